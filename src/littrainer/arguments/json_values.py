@@ -1,0 +1,62 @@
+"""Arguments that hold a dict may come as JSON: text on the command line, or a file."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def plain_values(values: dict[str, Any]) -> dict[str, Any]:
+    """A copy in which strings that spell a boolean or a plain non-negative number have become one, at every depth."""
+    return {key: _plain_value(value) for key, value in values.items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return plain_values(value)
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if value.isdecimal():
+        return int(value)
+    if value.replace(".", "", 1).isdecimal():
+        return float(value)
+    return value
+
+
+def parse_json_object(text: str, source: str) -> dict[str, Any]:
+    """The dict that a JSON text stands for; `source` names the text in errors.
+
+    Raises:
+        ValueError: the text is not JSON, or JSON of something other than an object.
+    """
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{source} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno} of {_short(text)!r}."
+        ) from None
+    if not isinstance(parsed, dict):
+        raise ValueError(f'{source} must be a JSON object such as {{"key": 1}}, got {_short(text)!r}.')
+    return parsed
+
+
+def read_json_object(path: str | os.PathLike[str], source: str) -> dict[str, Any]:
+    """The dict in a JSON file; `source` names the file in errors.
+
+    Raises:
+        ValueError: the file cannot be read or holds no JSON object.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ValueError(f"{source} cannot be read: {reason}. Give a dict, JSON text or the path of a file.") from None
+    return parse_json_object(text, source)
+
+
+def _short(text: str, limit: int = 80) -> str:
+    return text if len(text) <= limit else text[:limit] + "..."

@@ -1,0 +1,194 @@
+"""From what a script gave to what the rest reads: paths, dicts, enums, and values that follow from others."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any
+
+from littrainer.arguments.accelerator_config import AcceleratorConfig
+from littrainer.arguments.choices import (
+    DebugOption,
+    HubStrategy,
+    IntervalStrategy,
+    OptimizerNames,
+    SaveStrategy,
+    SchedulerType,
+)
+from littrainer.arguments.fields import ArgumentFields
+from littrainer.arguments.json_values import parse_json_object, plain_values
+
+DEFAULT_OUTPUT_DIR = "trainer_output"
+
+CHOICE_FIELDS: dict[str, type[Enum]] = {
+    "eval_strategy": IntervalStrategy,
+    "logging_strategy": IntervalStrategy,
+    "save_strategy": SaveStrategy,
+    "hub_strategy": HubStrategy,
+    "lr_scheduler_type": SchedulerType,
+    "optim": OptimizerNames,
+}
+
+# Dict fields for which text that is no JSON object cannot be the path of a file either.
+JSON_TEXT_ONLY_FIELDS = (
+    "activation_checkpointing_kwargs",
+    "gradient_checkpointing_kwargs",
+    "lr_scheduler_kwargs",
+    "lightning",
+)
+
+# Old name -> name that decides. Both hold the same value afterwards, since scripts read either.
+ALIASES = {
+    "gradient_checkpointing": "activation_checkpointing",
+    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
+}
+
+SCHEDULES_THAT_WATCH_A_METRIC = (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
+
+
+def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
+    """Bring every field of `args` into the one form that the rest of the package reads.
+
+    Parameters:
+        args: changed in place.
+        dict_fields: names of fields that hold a dict and may come as JSON text.
+
+    Raises:
+        ValueError: a choice, JSON text or configuration file is not valid.
+    """
+    _normalize_paths(args)
+    _parse_json_text(args, dict_fields)
+    _join_aliases(args)
+    _apply_warmup_ratio(args)
+    _convert_choices(args)
+    _normalize_debug(args)
+    _normalize_report_to(args)
+    _normalize_console(args)
+    _derive_evaluation(args)
+    _derive_best_model(args)
+    _derive_compilation(args)
+    _derive_loading(args)
+    args.accelerator_config = AcceleratorConfig.from_argument(args.accelerator_config)
+
+
+def _normalize_paths(args: ArgumentFields) -> None:
+    args.output_dir = os.path.expanduser(DEFAULT_OUTPUT_DIR if args.output_dir is None else args.output_dir)
+    if args.logging_dir is not None:
+        args.logging_dir = os.path.expanduser(args.logging_dir)
+
+
+def _parse_json_text(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
+    for name in dict_fields:
+        value = getattr(args, name)
+        if isinstance(value, str) and (value.lstrip().startswith("{") or name in JSON_TEXT_ONLY_FIELDS):
+            setattr(args, name, plain_values(parse_json_object(value, name)))
+
+
+def _join_aliases(args: ArgumentFields) -> None:
+    for alias, name in ALIASES.items():
+        if getattr(args, name) is None:
+            setattr(args, name, getattr(args, alias))
+        setattr(args, alias, getattr(args, name))
+    if args.activation_checkpointing is None:
+        args.activation_checkpointing = args.gradient_checkpointing = False
+
+
+def _apply_warmup_ratio(args: ArgumentFields) -> None:
+    if args.warmup_ratio is None:
+        return
+    # With the default filters Python shows a warning once for each place that raises it, and this is the only place.
+    warnings.warn(
+        "warmup_ratio is deprecated: warmup_steps takes a share as well, for example warmup_steps=0.1.",
+        FutureWarning,
+        stacklevel=1,
+    )
+    args.warmup_steps = args.warmup_ratio
+
+
+def _convert_choices(args: ArgumentFields) -> None:
+    for name, choices in CHOICE_FIELDS.items():
+        try:
+            setattr(args, name, choices(getattr(args, name)))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+
+
+def _normalize_debug(args: ArgumentFields) -> None:
+    if args.debug is None:
+        args.debug = []
+    elif isinstance(args.debug, str):
+        args.debug = [DebugOption(option) for option in args.debug.split()]
+
+
+def _normalize_report_to(args: ArgumentFields) -> None:
+    args.report_to = tracker_names(args.report_to)
+
+
+def tracker_names(report_to: Any) -> list[str]:
+    """The trackers that a value of `report_to` names, as a list; `none` and None name none."""
+    if report_to is None:
+        return []
+    names = [report_to] if isinstance(report_to, str) else list(report_to)
+    return [] if names == ["none"] else names
+
+
+def _normalize_console(args: ArgumentFields) -> None:
+    if args.disable_tqdm is None:
+        args.disable_tqdm = _someone_asked_for_quiet()
+    if isinstance(args.include_num_input_tokens_seen, bool):
+        args.include_num_input_tokens_seen = "all" if args.include_num_input_tokens_seen else "no"
+
+
+def _someone_asked_for_quiet() -> bool:
+    # Of our own logger only a level set on it counts: the root logger's level says how much of *other* output a script
+    # wants, and transformers, which sets a level of its own, shows its bars whatever the root logger's is.
+    ours = logging.getLogger("littrainer").level
+    theirs = logging.getLogger("transformers").getEffectiveLevel()
+    return max(ours, theirs) > logging.WARNING
+
+
+def _derive_evaluation(args: ArgumentFields) -> None:
+    if args.eval_strategy != IntervalStrategy.NO:
+        args.do_eval = True
+    if args.eval_strategy == IntervalStrategy.STEPS and not args.eval_steps:
+        if args.logging_steps <= 0:
+            raise ValueError(
+                'eval_strategy="steps" needs eval_steps or logging_steps above 0, '
+                f"got eval_steps={args.eval_steps} and logging_steps={args.logging_steps}."
+            )
+        args.eval_steps = args.logging_steps
+
+
+def _derive_best_model(args: ArgumentFields) -> None:
+    watches_a_metric = args.load_best_model_at_end or args.lr_scheduler_type in SCHEDULES_THAT_WATCH_A_METRIC
+    if watches_a_metric and args.metric_for_best_model is None:
+        args.metric_for_best_model = "loss"
+    if args.greater_is_better is None and args.metric_for_best_model is not None:
+        args.greater_is_better = not args.metric_for_best_model.endswith("loss")
+
+
+def _derive_compilation(args: ArgumentFields) -> None:
+    if args.torch_compile_mode is not None or args.torch_compile_backend is not None:
+        args.torch_compile = True
+    if args.torch_compile and args.torch_compile_backend is None:
+        args.torch_compile_backend = "inductor"
+
+
+def _derive_loading(args: ArgumentFields) -> None:
+    if args.use_cpu:
+        args.dataloader_pin_memory = False
+    if args.dataloader_multiprocessing_context is None and args.dataloader_num_workers > 1 and _has_apple_gpu():
+        # Metal does not survive the start of loader processes by any other method.
+        args.dataloader_multiprocessing_context = "fork"
+
+
+def _has_apple_gpu() -> bool:
+    if sys.platform != "darwin":
+        return False
+    import torch
+
+    return torch.backends.mps.is_available()

@@ -1,0 +1,172 @@
+"""What the arguments say about the process they are read in: device, rank, log level, who goes first."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from littrainer.arguments.choices import ParallelMode
+from littrainer.arguments.fields import ArgumentFields
+
+if TYPE_CHECKING:
+    import torch
+
+LOG_LEVEL_NUMBERS = {
+    "detail": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
+
+# Truths as launchers write them.
+TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
+
+
+def _integer_from_environment(name: str, default: int) -> int:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"environment variable {name}={text!r} must be a whole number; launchers set it.") from None
+
+
+class ProcessFacts(ArgumentFields):
+    """Properties of TrainingArguments that depend on the process, computed when they are asked for."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes that train together."""
+        return _integer_from_environment("WORLD_SIZE", 1)
+
+    @property
+    def process_index(self) -> int:
+        """Rank of this process among all processes."""
+        return _integer_from_environment("RANK", 0)
+
+    @property
+    def local_process_index(self) -> int:
+        """Rank of this process among those of its node."""
+        return _integer_from_environment("LOCAL_RANK", 0)
+
+    @property
+    def parallel_mode(self) -> ParallelMode:
+        """Whether this process trains alone or with others; several GPUs never share one process."""
+        return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL
+
+    @property
+    def device(self) -> torch.device:
+        """Device of this process, found when first asked for: the CPU if wanted, else CUDA, else Metal, else the CPU."""
+        if "_device" not in self.__dict__:
+            self._device = self._find_device()
+        return self._device
+
+    def _find_device(self) -> torch.device:
+        import torch
+
+        if self.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE_WORDS:
+            return torch.device("cpu")
+        if torch.cuda.is_available():
+            device = torch.device("cuda", self.local_process_index)
+            if self.local_process_index > 0:
+                # Scripts call `.cuda()` without an index and mean their own GPU.
+                torch.cuda.set_device(device)
+            return device
+        if torch.backends.mps.is_available():
+            return torch.device("mps")
+        return torch.device("cpu")
+
+    @property
+    def n_gpu(self) -> int:
+        """GPUs of this process: 1, or 0 on a CPU."""
+        return 0 if self.device.type == "cpu" else 1
+
+    @property
+    def train_batch_size(self) -> int:
+        """Samples in one training micro-batch of this process."""
+        return self.per_device_train_batch_size
+
+    @property
+    def eval_batch_size(self) -> int:
+        """Samples in one evaluation batch of this process."""
+        return self.per_device_eval_batch_size
+
+    @property
+    def place_model_on_device(self) -> bool | None:
+        """Whether the Trainer moves the model; None lets the Trainer decide, subclasses may say."""
+        return None
+
+    @property
+    def ddp_timeout_delta(self) -> timedelta:
+        """`ddp_timeout`, given in seconds, as the timedelta that torch.distributed takes."""
+        return timedelta(seconds=self.ddp_timeout)
+
+    @property
+    def should_log(self) -> bool:
+        """Whether this process is one that logs."""
+        return (self.local_process_index if self.log_on_each_node else self.process_index) == 0
+
+    @property
+    def should_save(self) -> bool:
+        """Whether this process is one that writes models and checkpoints."""
+        return (self.local_process_index if self.save_on_each_node else self.process_index) == 0
+
+    def get_process_log_level(self) -> int:
+        """The `logging` level this process should use.
+
+        Returns:
+            The number for `log_level` in a process that logs and for `log_level_replica` in others; for `passive`
+            the level transformers' logger has now, which is WARNING if nobody changed it.
+        """
+        name = self.log_level if self.should_log else self.log_level_replica
+        if name == "passive":
+            return logging.getLogger("transformers").getEffectiveLevel()
+        return LOG_LEVEL_NUMBERS[name]
+
+    @contextlib.contextmanager
+    def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
+        """Run a block in the main process first and in the others after it, so that they find its cache.
+
+        Parameters:
+            local: the first process of each node goes first; false: only that of the first node.
+            desc: what the block does, for the debug log.
+
+        Raises:
+            RuntimeError: there are several processes and no process group in which they could wait.
+        """
+        if self.world_size == 1:
+            yield
+            return
+        barrier = self._barrier()
+        goes_first = (self.local_process_index if local else self.process_index) == 0
+        logger = logging.getLogger(__name__)
+        if not goes_first:
+            logger.debug("Process %d waits for the main process: %s.", self.process_index, desc)
+            barrier()
+        try:
+            yield
+        finally:
+            if goes_first:
+                logger.debug("Process %d is done and lets the others go on: %s.", self.process_index, desc)
+                barrier()
+
+    def _barrier(self) -> Any:
+        import torch.distributed
+
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            raise RuntimeError(
+                f"main_process_first: {self.world_size} processes have no process group to wait in; "
+                "call torch.distributed.init_process_group() first, or start the script as one process."
+            )
+        return torch.distributed.barrier
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A device belongs to the process that found it.
+        return {name: value for name, value in self.__dict__.items() if name != "_device"}

@@ -1,0 +1,70 @@
+"""TrainingArguments: everything that can be said about a run before it starts."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from littrainer.arguments.normalization import normalize
+from littrainer.arguments.process import ProcessFacts
+from littrainer.arguments.serialization import Serialization
+from littrainer.arguments.support import refuse_unsupported
+from littrainer.arguments.unknown_names import RefusesUnknownNames
+from littrainer.arguments.validation import validate
+
+
+@dataclass
+class TrainingArguments(ProcessFacts, Serialization, RefusesUnknownNames):
+    """The arguments of a training run, with the names, order and defaults of transformers.
+
+    The fields stand by topic in the `fields_*` modules of this package; each says in its metadata what it is for. After
+    construction every field holds its one normalized form: choices are enum members, JSON text is a dict, `~` in
+    paths is expanded, and values that follow from others are filled in.
+
+    Raises:
+        TypeError: a name is unknown; the message names what it probably stands for.
+        ValueError: a value or a combination of values cannot be carried out.
+        NotImplementedError: a value is valid, and littrainer does not carry it out yet.
+    """
+
+    # Fields that hold a dict and may come as JSON text; subclasses extend the list by their own.
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [
+        "lr_scheduler_kwargs",
+        "activation_checkpointing_kwargs",
+        "gradient_checkpointing_kwargs",
+        "accelerator_config",
+        "fsdp_config",
+        "deepspeed",
+    ]
+
+    def __post_init__(self) -> None:
+        normalize(self, [*self._VALID_DICT_FIELDS, "lightning"])
+        validate(self)
+        self.mixed_precision: str = self._chosen_precision()
+        # What subclasses and libraries on top read to learn which engine plugin is in use: none.
+        self.fsdp_plugin_args: dict[str, Any] | None = None
+        self.deepspeed_plugin: Any | None = None
+        self.distributed_state: Any | None = None
+        refuse_unsupported(self)
+
+    def _chosen_precision(self) -> str:
+        if self.fp16:
+            return "fp16"
+        if self.bf16:
+            return "bf16"
+        return os.environ.get("ACCELERATE_MIXED_PRECISION") or "no"
+
+    def get_warmup_steps(self, num_training_steps: int) -> int:
+        """Optimizer steps of the linear warmup.
+
+        Parameters:
+            num_training_steps: optimizer steps of the whole run.
+
+        Returns:
+            `warmup_steps` from 1 up, else that share of the run, rounded up.
+        """
+        if self.warmup_steps >= 1:
+            return int(self.warmup_steps)
+        return math.ceil(num_training_steps * self.warmup_steps)

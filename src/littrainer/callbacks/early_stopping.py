@@ -1,0 +1,83 @@
+"""`EarlyStoppingCallback`: stop when the watched metric no longer improves."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from littrainer.arguments.choices import IntervalStrategy
+from littrainer.callbacks.base import TrainerCallback
+from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
+
+logger = logging.getLogger(__name__)
+
+
+class EarlyStoppingCallback(TrainerCallback, ExportableState):
+    """Ends training when `metric_for_best_model` has not improved for a number of evaluations.
+
+    Parameters:
+        early_stopping_patience: evaluations without improvement after which training stops.
+        early_stopping_threshold: by how much the metric has to beat the best one to count as improved.
+    """
+
+    def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0):
+        self.early_stopping_patience = early_stopping_patience
+        self.early_stopping_threshold = early_stopping_threshold
+        self.early_stopping_patience_counter = 0
+
+    def check_metric_value(self, args: Any, state: TrainerState, control: TrainerControl, metric_value: float) -> None:
+        """Count one more evaluation without improvement, or start counting anew."""
+        gain = None
+        if state.best_metric is not None:
+            gain = metric_value - state.best_metric if args.greater_is_better else state.best_metric - metric_value
+        if gain is None or (gain > 0 and gain > (self.early_stopping_threshold or 0.0)):
+            self.early_stopping_patience_counter = 0
+        else:
+            self.early_stopping_patience_counter += 1
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Check that there will be evaluations of a named metric.
+
+        Raises:
+            ValueError: no `metric_for_best_model`, or no evaluation strategy.
+        """
+        if args.metric_for_best_model is None:
+            raise ValueError("EarlyStoppingCallback needs to know what to watch: set metric_for_best_model.")
+        if args.eval_strategy == IntervalStrategy.NO:
+            raise ValueError("EarlyStoppingCallback needs evaluations: set eval_strategy to 'steps' or 'epoch'.")
+        if not args.load_best_model_at_end:
+            logger.warning(
+                "EarlyStoppingCallback without load_best_model_at_end=True: the model kept at the end is the last one, "
+                "not the best one."
+            )
+
+    def on_evaluate(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: dict[str, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Compare the evaluation's metric with the best one and stop when patience has run out."""
+        name = args.metric_for_best_model
+        name = name if name.startswith("eval_") else f"eval_{name}"
+        value = (metrics or {}).get(name)
+        if value is None:
+            logger.warning(
+                "Early stopping does nothing at this evaluation: it has no %s, only %s.", name, sorted(metrics or {})
+            )
+            return
+        self.check_metric_value(args, state, control, value)
+        if self.early_stopping_patience_counter >= self.early_stopping_patience:
+            control.should_training_stop = True
+
+    def state(self) -> dict[str, Any]:
+        """Patience, threshold and the evaluations counted so far."""
+        return {
+            "args": {
+                "early_stopping_patience": self.early_stopping_patience,
+                "early_stopping_threshold": self.early_stopping_threshold,
+            },
+            "attributes": {"early_stopping_patience_counter": self.early_stopping_patience_counter},
+        }

@@ -1,0 +1,130 @@
+"""`CallbackHandler`: calls each callback at each event, in order."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from littrainer.callbacks.base import EVENTS, TrainerCallback, listens_to
+from littrainer.callbacks.flow import DefaultFlowCallback
+from littrainer.callbacks.state import TrainerControl
+
+logger = logging.getLogger(__name__)
+
+# The switches that an event clears before the callbacks see it.
+CLEARED_BY = {
+    "on_train_begin": ("should_training_stop",),
+    "on_epoch_begin": ("should_epoch_stop",),
+    "on_step_begin": ("should_log", "should_evaluate", "should_save"),
+    "on_evaluate": ("should_evaluate",),
+    "on_save": ("should_save",),
+    "on_log": ("should_log",),
+}
+# The argument that an event adds, which callers may also give by position.
+PAYLOAD = {"on_evaluate": "metrics", "on_predict": "metrics", "on_log": "logs"}
+
+
+class CallbackHandler(TrainerCallback):
+    """The Trainer's list of callbacks; every `on_*` event goes through `call_event`.
+
+    Parameters:
+        callbacks: callbacks or callback classes, called in this order.
+        model, processing_class, optimizer, lr_scheduler: handed to each event by keyword; keep them current.
+    """
+
+    def __init__(self, callbacks: list[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any):
+        self.callbacks: list[Any] = []
+        for callback in callbacks:
+            self.add_callback(callback)
+        self.model = model
+        self.processing_class = processing_class
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.train_dataloader: Any = None
+        self.eval_dataloader: Any = None
+        if not any(isinstance(callback, DefaultFlowCallback) for callback in self.callbacks):
+            logger.warning(
+                "No DefaultFlowCallback among the callbacks (%s): nothing will be logged, evaluated or saved, and "
+                "training will not stop at max_steps. Add one with trainer.add_callback(DefaultFlowCallback).",
+                self.callback_list.replace("\n", ", "),
+            )
+
+    def add_callback(self, callback: Any) -> None:
+        """Append a callback, or an instance of a callback class."""
+        callback_class = callback if isinstance(callback, type) else type(callback)
+        if any(type(present) is callback_class for present in self.callbacks):
+            logger.warning("A second %s is added to the callbacks; both will be called.", callback_class.__name__)
+        self.callbacks.append(callback() if isinstance(callback, type) else callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove and return the first callback of a class, or this very one; None where there is no such callback."""
+        found = self._find(callback)
+        if found is not None:
+            self.callbacks.remove(found)
+        return found
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove the first callback of a class (if there is one), or this very one.
+
+        Raises:
+            ValueError: an instance that is not in the list.
+        """
+        if isinstance(callback, type):
+            self.pop_callback(callback)
+        else:
+            self.callbacks.remove(callback)
+
+    def _find(self, callback: Any) -> Any:
+        if isinstance(callback, type):
+            return next((present for present in self.callbacks if isinstance(present, callback)), None)
+        return next((present for present in self.callbacks if present == callback), None)
+
+    @property
+    def callback_list(self) -> str:
+        """The class names of the callbacks, one on each line."""
+        return "\n".join(type(callback).__name__ for callback in self.callbacks)
+
+    def call_event(self, event: str, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        """Call one event on each callback that overrides it, and return the control to go on with."""
+        # Iterating over a copy: a callback may add or remove callbacks.
+        for callback in tuple(self.callbacks):
+            if not listens_to(callback, event):
+                continue
+            answer = getattr(callback, event)(
+                args,
+                state,
+                control,
+                model=self.model,
+                processing_class=self.processing_class,
+                optimizer=self.optimizer,
+                lr_scheduler=self.lr_scheduler,
+                train_dataloader=self.train_dataloader,
+                eval_dataloader=self.eval_dataloader,
+                **kwargs,
+            )
+            if answer is not None:
+                control = answer
+        return control
+
+
+def _forwarded_event(name: str) -> Any:
+    cleared = CLEARED_BY.get(name, ())
+    payload = PAYLOAD.get(name)
+
+    def event(
+        self: CallbackHandler, args: Any, state: Any, control: TrainerControl, *extra: Any, **kwargs: Any
+    ) -> TrainerControl:
+        for switch in cleared:
+            setattr(control, switch, False)
+        if payload is not None and extra:
+            kwargs[payload] = extra[0]
+        return self.call_event(name, args, state, control, **kwargs)
+
+    event.__name__ = name
+    event.__qualname__ = f"CallbackHandler.{name}"
+    event.__doc__ = f"Call `{name}` on the callbacks."
+    return event
+
+
+for _name in EVENTS:
+    setattr(CallbackHandler, _name, _forwarded_event(_name))

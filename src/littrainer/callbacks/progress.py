@@ -1,0 +1,99 @@
+"""What a user sees while training runs: a progress bar, or the logs as lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from littrainer.callbacks.base import TrainerCallback
+from littrainer.callbacks.state import TrainerControl, TrainerState
+from littrainer.data.loaders import has_length
+
+
+def readable(logs: dict[str, Any], max_str_len: int | None = None) -> dict[str, Any]:
+    """Logs for a terminal: numbers in four digits, no `total_flos`, long strings replaced by their length."""
+    shown: dict[str, Any] = {}
+    for name, value in logs.items():
+        if name == "total_flos":
+            continue
+        if isinstance(value, float):
+            value = f"{value:.4g}"
+        elif isinstance(value, str) and max_str_len is not None and len(value) > max_str_len:
+            value = f"[a string of {len(value)} characters, more than max_str_len={max_str_len}]"
+        shown[name] = value
+    return shown
+
+
+class ProgressCallback(TrainerCallback):
+    """A tqdm bar over the optimizer steps, one over each evaluation, and the logs written above them.
+
+    Parameters:
+        max_str_len: characters up to which a logged string is shown.
+    """
+
+    def __init__(self, max_str_len: int = 100):
+        self.training_bar: Any = None
+        self.prediction_bar: Any = None
+        self.max_str_len = max_str_len
+        self.current_step = 0
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Open the training bar."""
+        self.current_step = 0
+        if state.is_world_process_zero:
+            self.training_bar = tqdm(total=state.max_steps, dynamic_ncols=True)
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Move the training bar; after a resume it jumps to the step that training is at."""
+        if self.training_bar is not None:
+            self.training_bar.update(state.global_step - self.current_step)
+            self.current_step = state.global_step
+
+    def on_prediction_step(
+        self, args: Any, state: TrainerState, control: TrainerControl, eval_dataloader: Any = None, **kwargs: Any
+    ) -> None:
+        """Move the evaluation bar; there is none over a dataset of unknown length."""
+        if not state.is_world_process_zero or not has_length(eval_dataloader):
+            return
+        if self.prediction_bar is None:
+            leave = self.training_bar is None
+            self.prediction_bar = tqdm(total=len(eval_dataloader), leave=leave, dynamic_ncols=True)
+        self.prediction_bar.update(1)
+
+    def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Close the evaluation bar."""
+        self._close_prediction_bar()
+
+    def on_predict(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Close the evaluation bar."""
+        self._close_prediction_bar()
+
+    def on_log(
+        self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Write the logs above the bar."""
+        if self.training_bar is not None and logs is not None:
+            self.training_bar.write(str(readable(logs, self.max_str_len)))
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Close the training bar."""
+        if self.training_bar is not None:
+            self.training_bar.close()
+            self.training_bar = None
+
+    def _close_prediction_bar(self) -> None:
+        if self.prediction_bar is not None:
+            self.prediction_bar.close()
+            self.prediction_bar = None
+
+
+class PrinterCallback(TrainerCallback):
+    """Prints the logs, one line each time, where progress bars are switched off."""
+
+    def on_log(
+        self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Print the logs on the first process of each node."""
+        if state.is_local_process_zero and logs is not None:
+            print(readable(logs))

@@ -1,0 +1,155 @@
+"""Where training stands (`TrainerState`), what a callback asks for (`TrainerControl`), and how callbacks are saved."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+
+
+class ExportableState:
+    """Something whose state is kept in trainer_state.json and given back when training resumes."""
+
+    def state(self) -> dict[str, Any]:
+        """What rebuilds this object: `{"args": constructor keywords, "attributes": values set afterwards}`."""
+        raise NotImplementedError(f"{type(self).__name__} has to define state() to be saved with the trainer's state.")
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Any:
+        """A new object from what `state()` returned."""
+        instance = cls(**state["args"])
+        vars(instance).update(state["attributes"])
+        return instance
+
+
+@dataclass
+class TrainerControl(ExportableState):
+    """The switches through which callbacks steer the training loop.
+
+    Parameters:
+        should_training_stop: end training after this step; stays set.
+        should_epoch_stop: end this epoch after this step; cleared when the next epoch begins.
+        should_save: save a checkpoint at this step; cleared when the next step begins.
+        should_evaluate: evaluate at this step; cleared when the next step begins.
+        should_log: log at this step; cleared when the next step begins.
+    """
+
+    should_training_stop: bool = False
+    should_epoch_stop: bool = False
+    should_save: bool = False
+    should_evaluate: bool = False
+    should_log: bool = False
+
+    def state(self) -> dict[str, Any]:
+        """The five switches; there is nothing else to restore."""
+        return {"args": dataclasses.asdict(self), "attributes": {}}
+
+
+@dataclass
+class TrainerState:
+    """The one record of where training stands; it is what trainer_state.json holds.
+
+    A step is an optimizer step: with gradient accumulation it takes several micro-batches.
+
+    Parameters:
+        epoch: epochs done, with the fraction of the current one.
+        global_step: optimizer steps done.
+        max_steps: optimizer steps this training will take.
+        logging_steps, eval_steps, save_steps: intervals in optimizer steps, resolved from fractions.
+        train_batch_size: samples per micro-batch and device.
+        num_train_epochs: epochs this training will take.
+        num_input_tokens_seen: tokens fed to the model so far, where they are counted.
+        total_flos: floating-point operations so far (a float, since an int would overflow elsewhere).
+        log_history: everything logged so far, each entry with its `step`.
+        best_metric, best_global_step, best_model_checkpoint: the best evaluation so far and where its model lies.
+        is_local_process_zero, is_world_process_zero: whether this process is the first of its node, of all nodes.
+        is_hyper_param_search, trial_name, trial_params: set while a hyperparameter search runs.
+        stateful_callbacks: the states of exportable callbacks by class name; a list of callbacks is turned into it.
+    """
+
+    epoch: float = 0
+    global_step: int = 0
+    max_steps: int = 0
+    logging_steps: int = 500
+    eval_steps: int = 500
+    save_steps: int = 500
+    train_batch_size: int | None = None
+    num_train_epochs: int = 0
+    num_input_tokens_seen: int = 0
+    total_flos: float = 0
+    log_history: list[dict[str, float]] = field(default_factory=list)
+    best_metric: float | None = None
+    best_global_step: int | None = None
+    best_model_checkpoint: str | None = None
+    is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
+    is_hyper_param_search: bool = False
+    trial_name: str | None = None
+    trial_params: dict[str, str | float | int | bool] | None = None
+    stateful_callbacks: Any = None
+
+    def __post_init__(self) -> None:
+        if self.log_history is None:
+            self.log_history = []
+        if not isinstance(self.stateful_callbacks, dict):
+            self.stateful_callbacks = exported_states(self.stateful_callbacks or [])
+
+    def save_to_json(self, json_path: str) -> None:
+        """Write the state to a JSON file."""
+        Path(json_path).write_text(json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n", "utf-8")
+
+    @classmethod
+    def load_from_json(cls, json_path: str) -> TrainerState:
+        """Read a state that `save_to_json`, or transformers, wrote.
+
+        Raises:
+            ValueError: the file is not JSON or holds fields this version does not know.
+        """
+        try:
+            return cls(**json.loads(Path(json_path).read_text("utf-8")))
+        except (json.JSONDecodeError, TypeError) as error:
+            raise ValueError(f"{json_path} is not a readable trainer state: {error}") from error
+
+    def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
+        """Resolve the logging, evaluation and saving intervals; one below 1 is a fraction of `max_steps`."""
+        for name in ("logging_steps", "eval_steps", "save_steps"):
+            interval = getattr(args, name)
+            if interval is not None:
+                setattr(self, name, math.ceil(max_steps * interval) if interval < 1 else interval)
+
+    def init_training_references(self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any) -> None:
+        """Note how long this training will be and which process this is."""
+        self.trial_params = None
+        self.max_steps = max_steps
+        self.num_train_epochs = num_train_epochs
+        self.is_local_process_zero = trainer.is_local_process_zero()
+        self.is_world_process_zero = trainer.is_world_process_zero()
+
+
+def exported_states(callbacks: list[Any]) -> dict[str, Any]:
+    """The states of callbacks by class name; several of one class become a list.
+
+    Raises:
+        TypeError: one of them is not an `ExportableState`.
+    """
+    states: dict[str, Any] = {}
+    for callback in callbacks:
+        if not isinstance(callback, ExportableState):
+            raise TypeError(
+                f"{type(callback).__name__} cannot be saved with the trainer's state: it does not derive from "
+                "ExportableState."
+            )
+        name = type(callback).__name__
+        if name not in states:
+            states[name] = callback.state()
+        elif isinstance(states[name], list):
+            states[name].append(callback.state())
+        else:
+            states[name] = [states[name], callback.state()]
+    return states

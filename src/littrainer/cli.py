@@ -1,0 +1,178 @@
+"""The `littrainer` command.
+
+`littrainer run` hands over to a fresh interpreter, started exactly as `python script.py` would be, with the redirection
+in its environment. So sys.argv, `__main__`, tracebacks, signals, exit status and the processes that the script spawns
+are those of python itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from typing import NoReturn
+
+from littrainer import __version__
+from littrainer.compat.redirect import extend_to_children
+
+BAD_INPUT = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaint is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"littrainer: {message}\n")
+
+
+class BadInput(Exception):
+    """What the user asked for cannot be run; the message is one line that says what to do."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: what follows the command's name; those of the process by default.
+
+    Returns:
+        The exit status. `run` does not return where the operating system can replace a process by another.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _build_parser()
+    if not given:
+        parser.error("nothing to do: try `littrainer run script.py`, or `littrainer --help`")
+    if _looks_like_a_script(given[0]):
+        parser.error(f"to run a script, put `run` before it: littrainer run {given[0]}")
+    own, program = _split_at_program(given)
+    parser.parse_args(own)
+    try:
+        return _run(program)
+    except BadInput as error:
+        print(f"littrainer: {error}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def _build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="littrainer", description="Run Transformers Trainer scripts on Lightning.")
+    parser.add_argument("--version", action="version", version=f"littrainer {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser, metavar="COMMAND")
+    run = commands.add_parser(
+        "run",
+        help="run a script or a module; its transformers.Trainer is littrainer's",
+        description="Run a script or a module as python would, with littrainer's Trainer for transformers'.",
+        usage="littrainer run [-h] SCRIPT [ARGS ...]\n       littrainer run [-h] -m MODULE [ARGS ...]",
+    )
+    program = run.add_mutually_exclusive_group(required=True)
+    program.add_argument(
+        "script", nargs="?", metavar="SCRIPT", help="path of a script, or of a folder with __main__.py"
+    )
+    program.add_argument("-m", dest="module", metavar="MODULE", help="name of a module to run, as in python -m")
+    run.epilog = "Everything after SCRIPT or MODULE belongs to the program that is run."
+    return parser
+
+
+def _split_at_program(given: list[str]) -> tuple[list[str], list[str]]:
+    """Divide the arguments into those that littrainer parses and the program's: ["-m", MODULE, ...] or [SCRIPT, ...].
+
+    The first list names the program too, for the parser to check. Both stand where python's own command line has them,
+    which argparse cannot express: it would take options of the program for its own.
+    """
+    for position, argument in enumerate(given[1:], start=1):
+        if given[0] != "run":
+            break
+        if argument == "-m":
+            return given[: position + 2], given[position:]
+        if argument.startswith("-m"):
+            return given[: position + 1], ["-m", argument[2:], *given[position + 1 :]]
+        if argument == "--":
+            return given[: position + 2], given[position + 1 :]
+        if not argument.startswith("-"):
+            return given[: position + 1], given[position:]
+    return given, []
+
+
+def _run(program: list[str]) -> int:
+    """Check that the program exists, then become it."""
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        raise BadInput("python runs with -E, -I or -S, which keep littrainer out of the script; start it without")
+    if not sys.executable:
+        raise BadInput("this process does not know its python interpreter (sys.executable is empty)")
+    if program[0] == "-m":
+        _check_module(program[1])
+    else:
+        _check_script(program[0])
+    environment = dict(os.environ)
+    extend_to_children(environment)
+    # How python itself repeats its options (-O, -W, -X, -u ...) for the interpreters that multiprocessing starts.
+    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *options, *program]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.name == "posix":
+        os.execve(sys.executable, command, environment)
+    return _wait_for(command, environment)
+
+
+def _wait_for(command: list[str], environment: dict[str, str]) -> int:
+    """Run the command as a child: Windows would give the terminal back to the user while an exec'd program runs."""
+    with subprocess.Popen(command, env=environment) as child:
+        while True:
+            try:
+                return child.wait()
+            except KeyboardInterrupt:
+                # The terminal interrupts the child too, and how it ends is for the child to say.
+                continue
+
+
+def _looks_like_a_script(argument: str) -> bool:
+    return argument.endswith(".py") or (argument != "run" and os.path.isfile(argument))
+
+
+def _check_script(script: str) -> None:
+    if os.path.isdir(script):
+        if not os.path.exists(os.path.join(script, "__main__.py")):
+            raise BadInput(f"{script!r} is a folder without a __main__.py; name the script in it")
+    elif not os.path.exists(script):
+        raise BadInput(f"no script {script!r}{_near_script(script)}")
+
+
+def _near_script(script: str) -> str:
+    folder, name = os.path.split(script)
+    if not os.path.isdir(folder or "."):
+        return f": there is no folder {folder!r}"
+    scripts = [entry for entry in os.listdir(folder or ".") if entry.endswith(".py")]
+    near = [os.path.join(folder, entry) for entry in _near(name, scripts)]
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else f" (looked in {os.path.abspath(folder)})"
+
+
+def _near(name: str, known: Sequence[str]) -> list[str]:
+    import difflib
+
+    return difflib.get_close_matches(name, known, n=2)
+
+
+def _check_module(name: str) -> None:
+    """Look a module up without importing the packages it lies in, which may take seconds and would happen twice."""
+    top, *rest = name.split(".")
+    # As for `python -m`, the working directory comes first.
+    spec = PathFinder.find_spec(top, [os.getcwd()]) or (importlib.util.find_spec(top) if top else None)
+    fullname = top
+    for part in [*rest, "__main__"]:
+        if spec is None:
+            break
+        folders = spec.submodule_search_locations
+        if folders is None:
+            if part == "__main__":
+                return
+            raise BadInput(f"no module {name!r}: {fullname!r} is not a package")
+        fullname = f"{fullname}.{part}"
+        spec = PathFinder.find_spec(fullname, list(folders))
+        if spec is None and part == "__main__":
+            raise BadInput(f"{name!r} is a package without a __main__ module; name a module in it")
+    if spec is None:
+        raise BadInput(f"no module {name!r}: {fullname!r} is not found; is its package installed, or the folder right?")

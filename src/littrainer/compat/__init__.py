@@ -1,0 +1,1 @@
+"""What lets code written against transformers run on littrainer unchanged."""

@@ -1,0 +1,79 @@
+"""Which names of which transformers modules are answered by littrainer, as plain data.
+
+A name that stands in neither table is transformers' own: `littrainer.compat.shim` fetches it from there.
+Names that a transformers module only imports from another one need no row: the row where they are defined counts.
+"""
+
+CHOICES = "littrainer.arguments.choices"
+LAYOUT = "littrainer.checkpoint.layout"
+RESULTS = "littrainer.evaluation.results"
+
+REPLACED: dict[str, dict[str, str]] = {
+    "transformers.trainer": {
+        "Trainer": "littrainer.trainer:Trainer",
+        "DEFAULT_CALLBACKS": "littrainer.trainer:DEFAULT_CALLBACKS",
+        "DEFAULT_PROGRESS_CALLBACK": "littrainer.trainer:DEFAULT_PROGRESS_CALLBACK",
+        "OPTIMIZER_NAME": f"{LAYOUT}:OPTIMIZER_NAME",
+        "SCALER_NAME": f"{LAYOUT}:SCALER_NAME",
+        "SCHEDULER_NAME": f"{LAYOUT}:SCHEDULER_NAME",
+        "TRAINER_STATE_NAME": f"{LAYOUT}:TRAINER_STATE_NAME",
+        "TRAINING_ARGS_NAME": f"{LAYOUT}:TRAINING_ARGS_NAME",
+    },
+    "transformers.trainer_callback": {
+        "CallbackHandler": "littrainer.callbacks.handler:CallbackHandler",
+        "DefaultFlowCallback": "littrainer.callbacks.flow:DefaultFlowCallback",
+        "EarlyStoppingCallback": "littrainer.callbacks.early_stopping:EarlyStoppingCallback",
+        "ExportableState": "littrainer.callbacks.state:ExportableState",
+        "PrinterCallback": "littrainer.callbacks.progress:PrinterCallback",
+        "ProgressCallback": "littrainer.callbacks.progress:ProgressCallback",
+        "TrainerCallback": "littrainer.callbacks.base:TrainerCallback",
+        "TrainerControl": "littrainer.callbacks.state:TrainerControl",
+        "TrainerState": "littrainer.callbacks.state:TrainerState",
+    },
+    "transformers.trainer_pt_utils": {},
+    "transformers.trainer_seq2seq": {},
+    "transformers.trainer_utils": {
+        "EvalLoopOutput": f"{RESULTS}:EvalLoopOutput",
+        "EvalPrediction": f"{RESULTS}:EvalPrediction",
+        "HPSearchBackend": f"{CHOICES}:HPSearchBackend",
+        "HubStrategy": f"{CHOICES}:HubStrategy",
+        "IntervalStrategy": f"{CHOICES}:IntervalStrategy",
+        "PREFIX_CHECKPOINT_DIR": f"{LAYOUT}:PREFIX_CHECKPOINT_DIR",
+        "PredictionOutput": f"{RESULTS}:PredictionOutput",
+        "RemoveColumnsCollator": "littrainer.data.collators:RemoveColumnsCollator",
+        "SaveStrategy": f"{CHOICES}:SaveStrategy",
+        "SchedulerType": f"{CHOICES}:SchedulerType",
+        "TrainOutput": f"{RESULTS}:TrainOutput",
+        "denumpify_detensorize": f"{RESULTS}:denumpify_detensorize",
+        "enable_full_determinism": "littrainer.seeds:enable_full_determinism",
+        "get_last_checkpoint": f"{LAYOUT}:get_last_checkpoint",
+        "has_length": "littrainer.data.loaders:has_length",
+        "rotate_checkpoints": f"{LAYOUT}:rotate_checkpoints",
+        "seed_worker": "littrainer.seeds:seed_worker",
+        "set_seed": "littrainer.seeds:set_seed",
+        "sort_checkpoints": f"{LAYOUT}:sort_checkpoints",
+        "speed_metrics": f"{RESULTS}:speed_metrics",
+    },
+    "transformers.training_args": {
+        "OptimizerNames": f"{CHOICES}:OptimizerNames",
+        "ParallelMode": f"{CHOICES}:ParallelMode",
+        "TrainingArguments": "littrainer.arguments.training_arguments:TrainingArguments",
+    },
+    "transformers.training_args_seq2seq": {},
+}
+"""transformers module -> name in it -> where littrainer has it, as "module:attribute"."""
+
+NOT_YET: dict[str, tuple[str, ...]] = {
+    "transformers.trainer_seq2seq": ("Seq2SeqTrainer",),
+    "transformers.training_args_seq2seq": ("Seq2SeqTrainingArguments",),
+}
+"""Names of the Trainer API that littrainer lacks. They are refused, because transformers' own class on top of
+littrainer's base class would be neither."""
+
+DERIVED: tuple[str, ...] = (
+    "transformers.integrations.integration_utils",
+    "transformers.trainer_jit_checkpoint",
+    "transformers.utils.notebook",
+)
+"""transformers modules whose classes derive from names in REPLACED. Where they were imported before the redirection,
+they are imported once more, on top of littrainer's classes."""

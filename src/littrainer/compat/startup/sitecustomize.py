@@ -1,0 +1,34 @@
+"""Brings the redirection into the Python processes that a redirected script starts.
+
+The interpreter imports this file by its name at start-up, because its folder stands first in PYTHONPATH.
+"""
+
+import os
+import sys
+
+
+def _run_shadowed() -> None:
+    """Run the sitecustomize that would have run if this one were not there."""
+    import importlib.util
+    from importlib.machinery import PathFinder
+
+    ours = os.path.join("littrainer", "compat", "startup")
+    others = [folder for folder in sys.path if not folder.endswith(ours)]
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+try:
+    from littrainer.compat.redirect import install
+
+    install()
+except (ImportError, SyntaxError):
+    # An interpreter of another environment, which has no littrainer or is too old for it.
+    pass
+except Exception as error:
+    sys.stderr.write(f"littrainer: transformers' Trainer is not redirected in this process: {error!r}\n")
+
+_run_shadowed()

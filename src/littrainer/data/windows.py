@@ -1,0 +1,176 @@
+"""The micro-batches of one optimizer step: drawn together, counted together, handed out one by one.
+
+The loss of a micro-batch is normalised by the whole window (its label tokens, or its number of micro-batches), so the
+window has to be drawn before its first forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from littrainer.data.loaders import has_length
+
+IGNORED_LABEL = -100
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """One micro-batch and its place in the window of its optimizer step.
+
+    Parameters:
+        inputs: what the collator made, still on the host.
+        opens_window: the first one of its optimizer step.
+        closes_window: the last one; the optimizer steps after its backward pass.
+        window_size: micro-batches in the window.
+        num_items_in_window: label tokens in the window, where the loss is divided by them.
+        epoch_fraction: share of the epoch done once this micro-batch is.
+    """
+
+    inputs: Any
+    opens_window: bool
+    closes_window: bool
+    window_size: int
+    num_items_in_window: torch.Tensor | int | None
+    epoch_fraction: float
+
+
+class WindowLoader:
+    """What Lightning iterates in fit: micro-batches, drawn from a DataLoader in windows.
+
+    Parameters:
+        loader: the training DataLoader.
+        accumulation: micro-batches in a full window.
+        micro_batches_per_epoch: length of an epoch; the last window of it may be shorter.
+        draw_window: takes an iterator and a number, returns the micro-batches drawn and their label tokens.
+        should_stop: asked after each micro-batch; the epoch ends early when it says so.
+        restore_random_states: called once in a resumed epoch, at the moment at which the interrupted training had the
+            states of its checkpoint.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        *,
+        accumulation: int,
+        micro_batches_per_epoch: int,
+        draw_window: Callable[[Iterator[Any], int], tuple[list[Any], Any]],
+        should_stop: Callable[[], bool],
+        restore_random_states: Callable[[], None] = lambda: None,
+    ):
+        self.loader = loader
+        self.accumulation = accumulation
+        self.micro_batches_per_epoch = micro_batches_per_epoch
+        self.draw_window = draw_window
+        self.should_stop = should_stop
+        self.restore_random_states = restore_random_states
+        self.epoch = 0
+        self.micro_batches_to_skip = 0
+        self.is_resuming = False
+        self.micro_batches_seen = 0
+
+    def __len__(self) -> int:
+        # Also for a stream of unknown length: without a length Lightning would look one batch ahead before training
+        # starts, and the order of random draws would change.
+        return self.micro_batches_per_epoch
+
+    def start_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose micro-batches the next iteration hands out."""
+        self.epoch = epoch
+        self.micro_batches_seen = 0
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        skipped, self.micro_batches_to_skip = self.micro_batches_to_skip, 0
+        resuming, self.is_resuming = self.is_resuming, False
+        if resuming and not skipped:
+            self.restore_random_states()
+            resuming = False
+        set_epoch = getattr(self.loader, "set_epoch", None)
+        if callable(set_epoch):
+            set_epoch(self.epoch)
+        batches = iter(self.loader)
+        for _ in range(skipped):
+            next(batches, None)
+        seen = skipped
+        self.micro_batches_seen = seen
+        while seen < self.micro_batches_per_epoch:
+            wanted = min(self.accumulation, self.micro_batches_per_epoch - seen)
+            window, num_items = self.draw_window(batches, wanted)
+            if resuming:
+                self.restore_random_states()
+                resuming = False
+            if not window:
+                return
+            for position, inputs in enumerate(window):
+                seen += 1
+                self.micro_batches_seen = seen
+                yield MicroBatch(
+                    inputs=inputs,
+                    opens_window=position == 0,
+                    closes_window=position + 1 == wanted,
+                    window_size=len(window),
+                    num_items_in_window=num_items,
+                    epoch_fraction=seen / self.micro_batches_per_epoch,
+                )
+                if self.should_stop():
+                    return
+
+
+def draw(batches: Iterator[Any], number: int) -> list[Any]:
+    """Up to `number` micro-batches; fewer where the data ends."""
+    drawn: list[Any] = []
+    for _ in range(number):
+        try:
+            drawn.append(next(batches))
+        except StopIteration:
+            break
+    return drawn
+
+
+def count_label_tokens(window: list[Any], labels_are_shifted: bool) -> torch.Tensor | int | None:
+    """Labels of a window that count in the loss (all but -100).
+
+    Parameters:
+        window: the micro-batches.
+        labels_are_shifted: the loss predicts each position from the one before, so the first label of a row is no
+            target.
+
+    Returns:
+        The number, or None where the micro-batches hold no countable labels.
+    """
+    try:
+        return sum(_targets(batch, labels_are_shifted).ne(IGNORED_LABEL).sum() for batch in window)
+    except (TypeError, AttributeError):
+        # Labels that are no tensors, as in object detection: such losses are averaged per micro-batch.
+        return None
+
+
+def _targets(batch: Any, labels_are_shifted: bool) -> torch.Tensor:
+    if "shift_labels" in batch:
+        return batch["shift_labels"]
+    return batch["labels"][..., 1:] if labels_are_shifted else batch["labels"]
+
+
+class BatchStream:
+    """What Lightning iterates in an evaluation: the loader's batches, untouched.
+
+    Parameters:
+        loader: any iterable of batches.
+
+    Where the length is unknown an unreachable one is given, for without one Lightning looks a batch ahead and the order
+    of random draws changes.
+    """
+
+    UNREACHABLE_LENGTH = 2**40
+
+    def __init__(self, loader: Any):
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader) if has_length(self.loader) else self.UNREACHABLE_LENGTH
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)

@@ -1,0 +1,1 @@
+"""Evaluation and prediction: the loop, what it gathers, and what it returns."""

@@ -1,0 +1,61 @@
+"""The forward pass of one evaluation batch: loss, predictions and labels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from littrainer.evaluation.gathering import detached
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+
+def predict_batch(
+    trainer: Trainer,
+    model: Any,
+    inputs: dict[str, Any],
+    prediction_loss_only: bool,
+    ignore_keys: list[str] | None,
+) -> tuple[Any, Any, Any]:
+    """Loss, predictions and labels of one batch; what a batch does not have is None.
+
+    Parameters:
+        prediction_loss_only: leave out predictions and labels.
+        ignore_keys: outputs to leave out; by default those the model's config names, else `past_key_values`.
+    """
+    label_names = trainer.label_names
+    has_labels = bool(label_names) and all(inputs.get(name) is not None for name in label_names)
+    return_loss = inputs.get("return_loss")
+    returns_loss_anyway = not label_names and (trainer.can_return_loss if return_loss is None else return_loss)
+    inputs = trainer._prepare_inputs(inputs)
+    if ignore_keys is None:
+        config = getattr(trainer.model, "config", None)
+        ignore_keys = [] if config is None else getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
+
+    labels = None
+    if has_labels or returns_loss_anyway:
+        # Taken before the forward pass: computing the loss may take the labels out of the inputs.
+        labels = detached(tuple(inputs.get(name) for name in label_names))
+        labels = labels[0] if len(labels) == 1 else labels
+
+    with torch.no_grad(), trainer.compute_loss_context_manager():
+        if has_labels or returns_loss_anyway:
+            num_items = trainer._get_num_items_in_batch([inputs], trainer.args.device)
+            loss, outputs = trainer.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
+            loss = loss.detach().mean()
+            logits = _without(outputs, [*ignore_keys, "loss"]) if isinstance(outputs, dict) else outputs[1:]
+        else:
+            loss = None
+            outputs = model(**inputs)
+            logits = _without(outputs, ignore_keys) if isinstance(outputs, dict) else outputs
+
+    if prediction_loss_only:
+        return loss, None, None
+    logits = detached(logits)
+    return loss, logits[0] if len(logits) == 1 else logits, labels
+
+
+def _without(outputs: dict[str, Any], names: list[str]) -> tuple[Any, ...]:
+    return tuple(value for name, value in outputs.items() if name not in names)

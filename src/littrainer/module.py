@@ -1,0 +1,133 @@
+"""The LightningModule that carries a Trainer's model through Lightning's loops.
+
+Automatic optimization is the engine: it is the mode that spans all strategies. A subclass that overrides
+`training_step` has a contract of its own (forward, backward, return the detached loss), which needs Lightning's manual
+optimization. Both modes share everything but who calls backward and who steps the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from littrainer.data.windows import MicroBatch
+
+if TYPE_CHECKING:
+    from littrainer.evaluation.loop import EvaluationPass
+    from littrainer.trainer import Trainer
+    from littrainer.training.run import TrainingRun
+
+# As `accumulate_grad_batches`: step after this micro-batch; or divides no batch count, so do not step.
+STEP_NOW = 1
+DO_NOT_STEP = 2**62
+
+
+class TrainerModule(pl.LightningModule):
+    """Carries a Trainer's model, and hands each step to the Trainer's overridable methods.
+
+    Parameters:
+        trainer: the Trainer.
+        run: the training that fit is to carry out; None for evaluation and prediction.
+    """
+
+    def __init__(self, trainer: Trainer, run: TrainingRun | None = None):
+        super().__init__()
+        self.model = trainer.model
+        self.owner = trainer
+        self.run = run
+        self.evaluation_pass: EvaluationPass | None = None
+        self.automatic_optimization = not trainer.overrides_training_step()
+
+    def configure_optimizers(self) -> Any:
+        """The Trainer's optimizer and schedule; the schedule steps with the optimizer."""
+        optimizer, schedule = self.owner._optimizer_and_schedule(self._active_run().plan.max_steps)
+        if isinstance(schedule, ReduceLROnPlateau):
+            # It steps with an evaluation's metric, in the Trainer.
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Leave the batch where it is: the Trainer's overridable `_prepare_inputs` moves it."""
+        return batch
+
+    def training_step(self, micro_batch: MicroBatch, batch_idx: int) -> torch.Tensor:
+        """Forward pass of a micro-batch; in manual optimization also backward and optimizer step."""
+        run = self._active_run()
+        number = micro_batch.num_items_in_window
+        if not self.automatic_optimization:
+            loss = self.owner.training_step(self.model, micro_batch.inputs, number)
+            run.add_loss(loss, micro_batch)
+            if micro_batch.closes_window:
+                self._step_optimizer_manually(run)
+            return loss
+        loss = self.owner._forward_for_training(self.model, micro_batch.inputs, number)
+        run.add_loss(loss.detach(), micro_batch)
+        # Lightning divides the loss by this number next. The Trainer has divided by the true window already, and
+        # multiplying back would not be exact, so there is nothing left to divide until the backward pass begins.
+        self.trainer.accumulate_grad_batches = 1
+        return loss
+
+    def on_before_backward(self, loss: torch.Tensor) -> None:
+        """The division of the loss is past: whether to step is asked for again after the backward pass."""
+        self.follow_window(self._micro_batch)
+
+    def follow_window(self, micro_batch: MicroBatch) -> None:
+        """Let Lightning step the optimizer after this micro-batch exactly if it closes its window."""
+        self._micro_batch = micro_batch
+        self.trainer.accumulate_grad_batches = STEP_NOW if micro_batch.closes_window else DO_NOT_STEP
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Any,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip as the Trainer does, which notes the norm and then fires `on_pre_optimizer_step`."""
+        self._active_run().before_optimizer_step()
+
+    def optimizer_step(
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Any,
+        optimizer_closure: Callable[[], Any] | None = None,
+    ) -> None:
+        """Forward, backward and step in one, as Lightning has it; then `on_optimizer_step`."""
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self._active_run().after_optimizer_step()
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        """Do nothing: gradients are cleared after the optimizer step, where callbacks can still see them."""
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        """Step the schedule with each optimizer step."""
+        scheduler.step()
+
+    def _step_optimizer_manually(self, run: TrainingRun) -> None:
+        optimizer: Any = self.optimizers()
+        run.before_optimizer_step()
+        optimizer.step()
+        run.after_optimizer_step()
+        for schedule in self.trainer.lr_scheduler_configs:
+            self.lr_scheduler_step(schedule.scheduler, None)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """One batch of an evaluation."""
+        self._active_pass().step(batch)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> tuple[()]:
+        """One batch of a prediction; the pass keeps what is predicted, and Lightning warns where nothing is returned."""
+        self._active_pass().step(batch)
+        return ()
+
+    def _active_run(self) -> TrainingRun:
+        assert self.run is not None
+        return self.run
+
+    def _active_pass(self) -> EvaluationPass:
+        assert self.evaluation_pass is not None
+        return self.evaluation_pass

@@ -1,0 +1,1 @@
+"""Optimizer names to classes, the weight-decay split, and learning-rate schedules."""

@@ -1,0 +1,44 @@
+"""Which parameters weight decay applies to: all but norms and biases."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import nn
+
+# Names are matched in lower case against the path from each ancestor down, so that a module called `norm` also shields
+# what lies inside it.
+EXEMPT_NAMES = tuple(
+    re.compile(pattern) for pattern in (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
+)
+EXEMPT_LAYERS = (nn.LayerNorm,)
+
+
+def decayed_parameter_names(model: nn.Module) -> list[str]:
+    """Names of the parameters that weight decay applies to.
+
+    Parameters inside a `torch.nn.LayerNorm`, and those whose name marks them as a bias or a norm, are left out.
+    """
+    names: list[str] = []
+    for child_name, child in model.named_children():
+        if isinstance(child, EXEMPT_LAYERS):
+            continue
+        below = (f"{child_name}.{name}" for name in decayed_parameter_names(child))
+        names.extend(name for name in below if not _is_exempt(name))
+    names.extend(name for name in model._parameters if not _is_exempt(name))
+    return names
+
+
+def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) -> list[dict[str, Any]]:
+    """Two optimizer groups, the decayed parameters first, each in the order of `model.named_parameters()`."""
+    with_decay = set(decayed)
+    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for name, p in trainable if name in with_decay], "weight_decay": weight_decay},
+        {"params": [p for name, p in trainable if name not in with_decay], "weight_decay": 0.0},
+    ]
+
+
+def _is_exempt(name: str) -> bool:
+    return any(pattern.search(name.lower()) for pattern in EXEMPT_NAMES)

@@ -1,0 +1,780 @@
+"""`Trainer`: the documented methods. Each is short, and hands its work to the room that does it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
+
+from littrainer import engine
+from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.callbacks.flow import DefaultFlowCallback
+from littrainer.callbacks.handler import CallbackHandler
+from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
+from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
+from littrainer.checkpoint import reader, writer
+from littrainer.checkpoint.layout import TRAINER_STATE_NAME, rotate_checkpoints
+from littrainer.compat.accelerator import AcceleratorFacade
+from littrainer.data.collators import RemoveColumnsCollator, default_collator_for
+from littrainer.data.columns import without_extra_columns
+from littrainer.data.loaders import LookaheadLoader, build_loader, count_examples, has_length
+from littrainer.data.windows import draw
+from littrainer.ecosystem import is_a
+from littrainer.evaluation.loop import EvaluationPass
+from littrainer.evaluation.prediction import predict_batch
+from littrainer.evaluation.results import (
+    EvalLoopOutput,
+    PredictionOutput,
+    TrainOutput,
+    speed_metrics,
+)
+from littrainer.model_facts import base_model, facts_about
+from littrainer.optim.decay import decayed_parameter_names, parameter_groups
+from littrainer.optim.optimizers import optimizer_class_and_keywords
+from littrainer.optim.schedules import build_schedule
+from littrainer.training import checks, decisions, loss, reports, run
+from littrainer.training.plan import plan_training
+from littrainer.training.tokens import InputTokenCounter
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_CALLBACKS: list[type] = [DefaultFlowCallback]
+DEFAULT_PROGRESS_CALLBACK: type = ProgressCallback
+
+
+class Trainer:
+    """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
+
+    Parameters:
+        model: the module to train; its forward returns the loss under `"loss"` or as first element of a tuple.
+        args: how to train; by default `TrainingArguments("tmp_trainer")`.
+        data_collator: turns a list of samples into a batch; by default pads with `processing_class`, else stacks.
+        train_dataset, eval_dataset: map-style or iterable datasets; `eval_dataset` may be a dict of them by name.
+        processing_class: tokenizer or processor, saved with the model.
+        model_init: makes the model anew at each `train()`; instead of `model`.
+        compute_loss_func: takes outputs, labels and `num_items_in_batch`, returns the loss.
+        compute_metrics: takes an `EvalPrediction`, returns a dict of metrics.
+        callbacks: Trainer callbacks, and Lightning callbacks, in one list.
+        optimizers: optimizer and schedule to use instead of those that the arguments name.
+        optimizer_cls_and_kwargs: optimizer class and keywords to use instead.
+        preprocess_logits_for_metrics: applied to the logits (and labels) of each batch before they are kept.
+        lightning: further keywords for `lightning.Trainer`, such as `profiler`.
+
+    Raises:
+        RuntimeError, ValueError, TypeError: arguments that contradict each other.
+        NotImplementedError: an argument that is not supported yet is set.
+    """
+
+    # Whether `compute_loss` already divides by the window; None: it does where `num_items_in_batch` reached the model.
+    loss_is_scaled_for_ga: bool | None = None
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Callable[..., nn.Module] | None = None,
+        compute_loss_func: Callable[..., torch.Tensor] | None = None,
+        compute_metrics: Callable[..., dict[str, Any]] | None = None,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+        lightning: dict[str, Any] | None = None,
+    ):
+        self.args = args = TrainingArguments(output_dir="tmp_trainer") if args is None else args
+        if lightning:
+            args.lightning = {**(args.lightning or {}), **lightning}
+        checks.check_arguments(args)
+        checks.check_model_source(model, model_init)
+        run.seed_everything(args)
+
+        self.model_init = model_init
+        self.model: Any = self.call_model_init() if model is None else model
+        self.model_wrapped: Any = self.model
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.processing_class = processing_class
+        self.data_collator = data_collator or default_collator_for(processing_class)
+        self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.optimizer, self.lr_scheduler = optimizers
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+        self._validate_args()
+
+        self.place_model_on_device = True if args.place_model_on_device is None else args.place_model_on_device
+        if self.place_model_on_device:
+            self._move_model_to_device(self.model, args.device)
+        self.accelerator = AcceleratorFacade(args)
+        self._read_model_facts()
+
+        trainer_callbacks, self.lightning_callbacks = engine.split_callbacks(callbacks or [])
+        self.callback_handler = CallbackHandler(
+            [*DEFAULT_CALLBACKS, *trainer_callbacks],
+            self.model,
+            self.processing_class,
+            self.optimizer,
+            self.lr_scheduler,
+        )
+        self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
+        if args.should_save:
+            os.makedirs(args.output_dir, exist_ok=True)
+
+        self.control = TrainerControl()
+        exportable = [*self.callback_handler.callbacks, self.control]
+        self.state = TrainerState(
+            is_local_process_zero=self.is_local_process_zero(),
+            is_world_process_zero=self.is_world_process_zero(),
+            stateful_callbacks=[callback for callback in exportable if isinstance(callback, ExportableState)],
+        )
+        self._reset_bookkeeping()
+        self.control = self.callback_handler.on_init_end(args, self.state, self.control)
+        if getattr(self.model, "config", None) is not None:
+            self.model.config.use_cache = args.use_cache
+
+    def _validate_args(self) -> None:
+        """Refuse what contradicts itself, before anything is computed."""
+        checks.check_construction(self)
+
+    def _read_model_facts(self) -> None:
+        facts = facts_about(self.model)
+        self.model_accepts_loss_kwargs = facts.accepts_loss_kwargs
+        self.label_names = facts.label_names if self.args.label_names is None else self.args.label_names
+        self.can_return_loss = facts.can_return_loss
+        self._loss_shifts_labels = facts.shifts_labels
+
+    def _reset_bookkeeping(self) -> None:
+        self.lightning_trainer: pl.Trainer | None = None
+        # The module fit is carrying out right now; None outside training.
+        self.lightning_module: Any = None
+        self.is_in_train = False
+        self.is_model_parallel = self.is_deepspeed_enabled = self.is_fsdp_enabled = False
+        self.deepspeed: Any = None
+        self.hp_name: Any = None
+        self.hp_search_backend: Any = None
+        self.label_smoother: Any = None
+        self.current_flos: float = 0
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
+        self.model_preparation_time: float | None = None
+        self._model_is_prepared = False
+        self._signature_columns: list[str] | None = None
+        self._train_batch_size = self.args.train_batch_size
+        self._created_lr_scheduler = False
+        self._eval_dataloaders: dict[str, Any] = {}
+        self._tokens = InputTokenCounter()
+        self._parameters_without_embeddings: int | None = None
+        self._tr_loss = torch.tensor(0.0)
+        self._total_loss_scalar = 0.0
+        self._globalstep_last_logged = self._initial_global_step = 0
+        self._initial_num_input_tokens_seen = 0
+
+    # ---- Data -------------------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> Any:
+        """The training DataLoader; override to bring your own.
+
+        Raises:
+            ValueError: there is no train_dataset.
+        """
+        if self.train_dataset is None:
+            raise ValueError("train() needs a train_dataset: pass one to the Trainer.")
+        return self._get_dataloader(
+            self.train_dataset, "Training", self._train_batch_size, self._get_train_sampler, is_training=True
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """The evaluation DataLoader; override to bring your own.
+
+        Parameters:
+            eval_dataset: a dataset, or the name of one in a dict of `eval_dataset`s; by default the Trainer's.
+
+        Raises:
+            ValueError: there is no eval_dataset.
+        """
+        if eval_dataset is None and self.eval_dataset is None:
+            raise ValueError("evaluate() needs an eval_dataset: pass one to the Trainer or to evaluate().")
+        key = eval_dataset if isinstance(eval_dataset, str) else "eval"
+        if self.args.dataloader_persistent_workers and key in self._eval_dataloaders:
+            return self._eval_dataloaders[key]
+        if isinstance(eval_dataset, str):
+            eval_dataset = self.eval_dataset[eval_dataset]
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        return self._get_dataloader(
+            dataset, "Evaluation", self.args.eval_batch_size, self._get_eval_sampler, dataloader_key=key
+        )
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """The DataLoader of `predict()`; override to bring your own."""
+        return self._get_dataloader(test_dataset, "test", self.args.eval_batch_size, self._get_eval_sampler)
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Samples in a loader, estimated from its length where its dataset has none."""
+        return count_examples(dataloader, self.args.per_device_train_batch_size)
+
+    def _get_dataloader(
+        self,
+        dataset: Any,
+        description: str,
+        batch_size: int,
+        sampler_fn: Callable[[Any], Any] | None = None,
+        is_training: bool = False,
+        dataloader_key: str | None = None,
+    ) -> LookaheadLoader:
+        collate = self.data_collator
+        if is_a(dataset, "datasets.Dataset"):
+            dataset = self._remove_unused_columns(dataset, description=description)
+        else:
+            collate = self._get_collator_with_removed_columns(collate, description=description)
+        takes_sampler = sampler_fn is not None and not isinstance(dataset, IterableDataset)
+        loader = build_loader(
+            self.args,
+            dataset,
+            collate=collate,
+            batch_size=batch_size,
+            sampler=sampler_fn(dataset) if takes_sampler and sampler_fn is not None else None,
+            is_training=is_training,
+        )
+        if dataloader_key is not None and self.args.dataloader_persistent_workers:
+            self._eval_dataloaders[dataloader_key] = loader
+        return loader
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        if dataset is None or not has_length(dataset):
+            return None
+        if self.args.train_sampling_strategy == "sequential":
+            return SequentialSampler(dataset)
+        return RandomSampler(dataset)
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
+        if eval_dataset is None or not has_length(eval_dataset):
+            return None
+        return SequentialSampler(eval_dataset)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        if self._signature_columns is None:
+            forward = inspect.signature(base_model(self.model).forward)
+            self._signature_columns = [*forward.parameters, *{"label", "label_ids", *self.label_names}]
+
+    def _accepted_columns(self) -> list[str]:
+        self._set_signature_columns_if_needed()
+        return self._signature_columns or []
+
+    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+        if not self.args.remove_unused_columns:
+            return dataset
+        return without_extra_columns(dataset, self._accepted_columns(), type(self.model).__name__, description)
+
+    def _get_collator_with_removed_columns(
+        self, data_collator: Callable[[list[Any]], Any], description: str | None = None
+    ) -> Callable[[list[Any]], Any]:
+        if not self.args.remove_unused_columns:
+            return data_collator
+        return RemoveColumnsCollator(
+            data_collator, self._accepted_columns(), logger, type(self.model).__name__, description
+        )
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], torch.Tensor | int | None]:
+        """Draw the micro-batches of one optimizer step.
+
+        Returns:
+            the micro-batches, fewer where the data ends, and their label tokens where the loss is divided by them.
+        """
+        window = draw(epoch_iterator, num_batches)
+        return window, self._get_num_items_in_batch(window, device)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
+        return loss.items_in_window(self, batch_samples, device)
+
+    # ---- Optimizer and schedule -------------------------------------------------------------------------------------
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Make the optimizer and the schedule; override this, or one of the two methods it calls.
+
+        Parameters:
+            num_training_steps: optimizer steps of the whole training.
+        """
+        self.create_optimizer()
+        self.create_scheduler(num_training_steps=num_training_steps)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Make the optimizer that the arguments name, unless there is one; norms and biases have no weight decay."""
+        if self.optimizer is None:
+            model = self.model if model is None else model
+            optimizer_class, keywords = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(
+                self.args, model
+            )
+            groups: Any = parameter_groups(model, self.get_decay_parameter_names(model), self.args.weight_decay)
+            keywords = dict(keywords)
+            # What an overriding get_optimizer_cls_and_kwargs puts in the place of the parameter groups.
+            for name in ("params", "model", "optimizer_dict"):
+                groups = keywords.pop(name, groups)
+            self.optimizer = optimizer_class(groups, **keywords)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
+        """Make the schedule that the arguments name, unless there is one.
+
+        Parameters:
+            num_training_steps: optimizer steps of the whole training.
+            optimizer: the optimizer it drives; by default the Trainer's.
+        """
+        if self.lr_scheduler is None:
+            self.lr_scheduler = build_schedule(
+                self.args.lr_scheduler_type,
+                self.optimizer if optimizer is None else optimizer,
+                warmup_steps=self.args.get_warmup_steps(num_training_steps),
+                total_steps=num_training_steps,
+                options=self.args.lr_scheduler_kwargs,
+            )
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> tuple[Any, Any]:
+        """The class and keywords of the optimizer that the arguments name."""
+        return optimizer_class_and_keywords(args)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Names of the parameters that weight decay applies to: all but norms and biases."""
+        return decayed_parameter_names(model)
+
+    def get_num_trainable_parameters(self) -> int:
+        """Numbers in the parameters that are trained."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    def get_learning_rates(self) -> list[float]:
+        """The learning rate of each parameter group.
+
+        Raises:
+            ValueError: there is no optimizer yet.
+        """
+        return [group["lr"] for group in self._existing_optimizer().param_groups]
+
+    def get_optimizer_group(self, param: str | nn.Parameter | None = None) -> Any:
+        """The optimizer's parameter groups, or the one that holds a parameter.
+
+        Raises:
+            ValueError: there is no optimizer yet.
+        """
+        groups = self._existing_optimizer().param_groups
+        if param is None:
+            return [group["params"] for group in groups]
+        return next((group for group in groups if any(member is param for member in group["params"])), None)
+
+    def _existing_optimizer(self) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            raise ValueError("There is no optimizer yet: it is made when train() begins, or by create_optimizer().")
+        return self.optimizer
+
+    def _optimizer_and_schedule(self, max_steps: int) -> tuple[Any, Any]:
+        # A schedule made by an earlier train() may have another length.
+        if self._created_lr_scheduler:
+            self.lr_scheduler, self._created_lr_scheduler = None, False
+        self.create_optimizer_and_scheduler(num_training_steps=max_steps)
+        return self.optimizer, self.lr_scheduler
+
+    def _get_learning_rate(self) -> float:
+        if isinstance(self.lr_scheduler, ReduceLROnPlateau):
+            rate = self._existing_optimizer().param_groups[0]["lr"]
+        else:
+            rate = self.lr_scheduler.get_last_lr()[0]
+        return rate.item() if isinstance(rate, torch.Tensor) else rate
+
+    # ---- Training ---------------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Train the model.
+
+        Parameters:
+            resume_from_checkpoint: a checkpoint's folder, or True for the newest one in `output_dir`.
+            trial: the trial of a hyperparameter search.
+            ignore_keys_for_eval: model outputs that evaluations during training leave out.
+
+        Returns:
+            optimizer steps done, the mean loss over them, and metrics of the whole training.
+
+        Raises:
+            ValueError: the data is missing, empty or of unknown length, or there is no such checkpoint.
+        """
+        return run.train(self, resume_from_checkpoint, trial, ignore_keys_for_eval)
+
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """Forward and backward pass of one micro-batch; override to change what a step does.
+
+        Parameters:
+            num_items_in_batch: label tokens in the whole window of the optimizer step.
+
+        Returns:
+            the detached loss, as it went into the backward pass.
+        """
+        scaled = self._forward_for_training(model, inputs, num_items_in_batch)
+        self.accelerator.backward(scaled)
+        return scaled.detach()
+
+    def overrides_training_step(self) -> bool:
+        """Whether a subclass, or this instance, has a `training_step` of its own, which calls backward itself."""
+        return "training_step" in vars(self) or type(self).training_step is not Trainer.training_step
+
+    def _forward_for_training(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
+    ) -> torch.Tensor:
+        model.train()
+        if callable(getattr(self.optimizer, "train", None)):
+            self.optimizer.train()
+        inputs = self._prepare_inputs(inputs)
+        with self.compute_loss_context_manager():
+            value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        return loss.normalised(self, value, num_items_in_batch)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor | tuple[torch.Tensor, Any]:
+        """The loss of a micro-batch; override for a loss of your own.
+
+        Parameters:
+            return_outputs: return the model's outputs too.
+            num_items_in_batch: label tokens in the whole window; a loss summed over the micro-batch is divided by it.
+        """
+        value, outputs = loss.loss_and_outputs(self, model, inputs, num_items_in_batch)
+        return (value, outputs) if return_outputs else value
+
+    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which losses are computed."""
+        return contextlib.ExitStack()
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        inputs = self._prepare_input(inputs)
+        if len(inputs) == 0:
+            raise ValueError(
+                f"A batch without any input: none of the data's columns is one that {type(self.model).__name__}"
+                f".forward takes ({', '.join(self._accepted_columns())}). Rename them, or set "
+                "remove_unused_columns=False."
+            )
+        return inputs
+
+    def _prepare_input(self, data: Any) -> Any:
+        if isinstance(data, torch.Tensor):
+            return data.to(self.args.device)
+        if isinstance(data, Mapping):
+            return type(data)({name: self._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
+        if isinstance(data, (tuple, list)):
+            return type(data)(self._prepare_input(value) for value in data)
+        return data
+
+    def set_initial_training_values(
+        self, args: TrainingArguments, dataloader: Any
+    ) -> tuple[int, int, int, float, int, int, int]:
+        """The length of a training over a loader, as a `TrainingPlan`."""
+        return plan_training(self, dataloader)
+
+    def get_total_train_batch_size(self, args: TrainingArguments) -> int:
+        """Samples per optimizer step, over all processes."""
+        return self._train_batch_size * args.gradient_accumulation_steps * args.world_size
+
+    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
+        return nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        if grad_norm is None:
+            # An infinite bound clips nothing and returns the norm.
+            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        return grad_norm
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        self.state.num_input_tokens_seen += self._tokens.count(self, inputs)
+
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: torch.Tensor,
+        grad_norm: Any,
+        model: nn.Module,
+        trial: Any,
+        epoch: float,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float,
+        learning_rate: float | None = None,
+    ) -> None:
+        decisions.log_and_maybe_evaluate_and_save(
+            self, tr_loss, grad_norm, model, trial, ignore_keys_for_eval, start_time, learning_rate
+        )
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        return decisions.remember_if_best(self, metrics)
+
+    # ---- Evaluation and prediction ----------------------------------------------------------------------------------
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Evaluate on a dataset and log the metrics.
+
+        Parameters:
+            eval_dataset: a dataset, the name of one of the Trainer's, or a dict of them, whose names go into the
+                metrics' names; by default the Trainer's.
+            ignore_keys: model outputs that are no predictions.
+            metric_key_prefix: prefix of the metrics' names.
+
+        Returns:
+            loss, metrics and speed, each name with the prefix, and the epoch during training.
+        """
+        chosen = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(chosen, dict):
+            metrics: dict[str, float] = {}
+            for name, dataset in chosen.items():
+                one = name if eval_dataset is None else dataset
+                metrics.update(self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{name}"))
+            return metrics
+        dataloader = self.get_eval_dataloader(eval_dataset)
+        start_time = time.time()
+        output = self.evaluation_loop(
+            dataloader,
+            description="Evaluation",
+            prediction_loss_only=True if self.compute_metrics is None else None,
+            ignore_keys=ignore_keys,
+            metric_key_prefix=metric_key_prefix,
+        )
+        found = self._with_speed(output, metric_key_prefix, start_time)
+        self.log(found)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
+        return found
+
+    def predict(
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:
+        """Predict a dataset; metrics are computed where it has labels.
+
+        Parameters:
+            test_dataset: the dataset.
+            ignore_keys: model outputs that are no predictions.
+            metric_key_prefix: prefix of the metrics' names.
+
+        Returns:
+            predictions and labels as NumPy arrays, padded with -100 where batches differ in length, and metrics.
+        """
+        dataloader = self.get_test_dataloader(test_dataset)
+        start_time = time.time()
+        output = self.evaluation_loop(
+            dataloader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
+        )
+        metrics = self._with_speed(output, metric_key_prefix, start_time)
+        self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
+        return PredictionOutput(output.predictions, output.label_ids, metrics)
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """One pass over a loader on Lightning's loop, shared by `evaluate()` and `predict()`."""
+        if prediction_loss_only is None:
+            prediction_loss_only = self.args.prediction_loss_only
+        evaluation_pass = EvaluationPass(
+            self, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+        )
+        evaluation_pass.begin()
+        engine.evaluate(self, evaluation_pass)
+        return evaluation_pass.finish()
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[Any, Any, Any]:
+        """Loss, predictions and labels of one batch; override to change what a prediction is."""
+        return predict_batch(self, model, inputs, prediction_loss_only, ignore_keys)
+
+    def _evaluate(
+        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]:
+        metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
+        if isinstance(self.lr_scheduler, ReduceLROnPlateau) and not skip_scheduler:
+            name = self.args.metric_for_best_model or "loss"
+            self.lr_scheduler.step(metrics[name if name.startswith("eval_") else f"eval_{name}"])
+        return metrics
+
+    def _with_speed(self, output: EvalLoopOutput, prefix: str, start_time: float) -> dict[str, float]:
+        metrics = output.metrics if output.metrics is not None else {}
+        num_samples = output.num_samples or 0
+        start_time += metrics.get(f"{prefix}_model_preparation_time", 0.0)
+        steps = math.ceil(num_samples / (self.args.eval_batch_size * self.args.world_size))
+        metrics.update(speed_metrics(prefix, start_time, num_samples=num_samples, num_steps=steps))
+        return metrics
+
+    # ---- Saving and loading -----------------------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save model, configuration, processing class and arguments so that `from_pretrained` loads them.
+
+        Parameters:
+            output_dir: the folder; by default `args.output_dir`.
+        """
+        if self.args.should_save:
+            self._save(self.args.output_dir if output_dir is None else output_dir)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        writer.write_model(self, self.args.output_dir if output_dir is None else output_dir, state_dict)
+
+    def save_state(self) -> None:
+        """Write the trainer's state to trainer_state.json in `output_dir`."""
+        if self.is_world_process_zero():
+            self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return self.args.output_dir
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        self.store_flos()
+        run_dir = self._get_output_dir(trial=trial)
+        writer.write_checkpoint(self, run_dir)
+        if self.args.should_save:
+            rotate_checkpoints(run_dir, self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        reader.load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+
+    def _load_best_model(self) -> None:
+        assert self.state.best_model_checkpoint is not None
+        logger.info("Loading the best model, %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)
+        reader.load_weights(self.model, Path(self.state.best_model_checkpoint))
+
+    # ---- Logging ----------------------------------------------------------------------------------------------------
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add values to the history and hand them to the callbacks.
+
+        Parameters:
+            logs: names and values; epoch and token counts are added to it.
+            start_time: `time.time()` at the start of training, for tokens per second.
+        """
+        if self.state.epoch is not None:
+            logs["epoch"] = self.state.epoch
+        if self.args.include_num_input_tokens_seen != "no":
+            logs["num_input_tokens_seen"] = self.state.num_input_tokens_seen
+            if start_time is not None:
+                tokens = self.state.num_input_tokens_seen - self._initial_num_input_tokens_seen
+                logs.update(speed_metrics("train", start_time, num_tokens=tokens))
+        self.state.log_history.append({**logs, "step": self.state.global_step})
+        self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
+
+    def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
+        """Print metrics as a table, on the first process only.
+
+        Parameters:
+            split: `train`, `eval` or `test`, for the heading.
+        """
+        if self.is_world_process_zero():
+            reports.print_metrics(split, metrics)
+
+    def metrics_format(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """The metrics as `log_metrics` prints them."""
+        return reports.metrics_format(metrics)
+
+    def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
+        """Write metrics to `<split>_results.json` in `output_dir`, on the first process only.
+
+        Parameters:
+            split: `train`, `eval`, `test` or `all`.
+            combined: add them to `all_results.json` too.
+        """
+        if self.is_world_process_zero():
+            reports.save_metrics(self.args.output_dir, split, metrics, combined)
+
+    def store_flos(self) -> None:
+        """Move the operations counted since the last call into the state."""
+        self.state.total_flos += self.current_flos
+        self.current_flos = 0
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Operations of forward and backward over a micro-batch: 6 for each token and parameter outside embeddings.
+
+        (Kaplan et al. 2020, "Scaling laws for neural language models".) 0 for models that do not count parameters.
+        """
+        main_input = getattr(self.model, "main_input_name", "input_ids")
+        if main_input not in inputs or not hasattr(self.model, "num_parameters"):
+            return 0
+        if self._parameters_without_embeddings is None or not self.is_in_train:
+            self._parameters_without_embeddings = self.model.num_parameters(exclude_embeddings=True)
+        return 6 * inputs[main_input].numel() * self._parameters_without_embeddings
+
+    # ---- Callbacks --------------------------------------------------------------------------------------------------
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback, or an instance of a callback class."""
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Remove and return a callback, or the first one of a class; None where there is none."""
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Remove a callback, or the first one of a class."""
+        self.callback_handler.remove_callback(callback)
+
+    # ---- Processes, devices and models ------------------------------------------------------------------------------
+
+    def is_local_process_zero(self) -> bool:
+        """Whether this is the first process of its node."""
+        return self.args.local_process_index == 0
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this is the first process of all."""
+        return self.args.process_index == 0
+
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        """Make a model with `model_init`, which takes the trial or nothing.
+
+        Raises:
+            RuntimeError: `model_init` takes several parameters, or returned None.
+        """
+        assert self.model_init is not None
+        parameters = len(inspect.signature(self.model_init).parameters)
+        if parameters > 1:
+            raise RuntimeError(f"model_init takes no parameter, or the trial; this one takes {parameters}.")
+        model = self.model_init(trial) if parameters == 1 else self.model_init()
+        if model is None:
+            raise RuntimeError("model_init returned None; it has to return the model.")
+        return model
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        model.to(device)

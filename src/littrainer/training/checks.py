@@ -1,0 +1,104 @@
+"""What a Trainer refuses when it is constructed, before anything is computed."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any
+
+from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
+from littrainer.arguments.support import refuse_unsupported
+from littrainer.data.loaders import has_length
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.trainer import Trainer
+
+
+def check_arguments(args: TrainingArguments) -> None:
+    """Refuse arguments that are not supported, and apply the log level.
+
+    Raises:
+        NotImplementedError: an argument, or several processes, that are not supported.
+    """
+    refuse_unsupported(args)
+    if args.world_size > 1:
+        raise NotImplementedError(
+            f"This script was started on {args.world_size} processes (WORLD_SIZE), and littrainer trains on one so "
+            "far. Start it without torchrun, or run it with plain `python`, which uses transformers' own Trainer."
+        )
+    if args.log_level != "passive":
+        for name in ("littrainer", "transformers"):
+            logging.getLogger(name).setLevel(args.get_process_log_level())
+
+
+def check_model_source(model: Any, model_init: Any) -> None:
+    """Refuse a Trainer that is given neither or both of a model and a way to make one.
+
+    Raises:
+        RuntimeError: neither is given.
+        ValueError: both are given.
+    """
+    if model is None and model_init is None:
+        raise RuntimeError("Trainer takes a `model` or a `model_init`, and was given neither.")
+    if model is not None and model_init is not None:
+        raise ValueError("Trainer takes a `model` or a `model_init`, and was given both.")
+
+
+def check_construction(trainer: Trainer) -> None:
+    """Refuse what contradicts itself.
+
+    Raises:
+        RuntimeError: optimizers that cannot fit the model.
+        ValueError: datasets or metrics that the arguments need and that are missing or empty.
+        TypeError: a collator that is not callable.
+    """
+    _check_optimizers(trainer)
+    _check_metrics(trainer)
+    if not callable(trainer.data_collator):
+        raise TypeError(f"data_collator has to be callable, and is a {type(trainer.data_collator).__name__}.")
+    if trainer.train_dataset is not None:
+        _check_train_dataset(trainer.train_dataset, trainer.args.max_steps)
+
+
+def _check_optimizers(trainer: Trainer) -> None:
+    if trainer.optimizer_cls_and_kwargs is not None and trainer.optimizer is not None:
+        raise RuntimeError("Pass either `optimizers` or `optimizer_cls_and_kwargs`, not both.")
+    if trainer.model_init is not None and (trainer.optimizer is not None or trainer.lr_scheduler is not None):
+        raise RuntimeError(
+            "`model_init` makes a new model at each train(), so `optimizers` made beforehand would hold other "
+            "parameters. Override create_optimizer, or pass `optimizer_cls_and_kwargs`."
+        )
+
+
+def _check_metrics(trainer: Trainer) -> None:
+    args = trainer.args
+    if args.eval_strategy not in (None, IntervalStrategy.NO) and trainer.eval_dataset is None:
+        raise ValueError(
+            f"eval_strategy={str(args.eval_strategy)!r} asks for evaluations, but there is no eval_dataset. Pass "
+            "one to the Trainer, or set eval_strategy='no'."
+        )
+    needs_metric = args.save_strategy == SaveStrategy.BEST or args.load_best_model_at_end
+    if needs_metric and args.metric_for_best_model is None:
+        raise ValueError("save_strategy='best' and load_best_model_at_end need metric_for_best_model to be set.")
+    compute_metrics = trainer.compute_metrics
+    if not args.batch_eval_metrics or compute_metrics is None:
+        return
+    if "compute_result" not in inspect.signature(compute_metrics).parameters:
+        raise ValueError(
+            "With batch_eval_metrics=True compute_metrics is called for each batch and needs a `compute_result` "
+            "parameter, which is True at the last one."
+        )
+
+
+def _check_train_dataset(dataset: Any, max_steps: int) -> None:
+    if not has_length(dataset):
+        if max_steps <= 0:
+            raise ValueError(
+                "The train_dataset has no length, so the number of optimizer steps is not known: set max_steps."
+            )
+    elif len(dataset) == 0:
+        raise ValueError(
+            "The train_dataset is empty (length 0): there is nothing to train on. Check how it was filtered or split, "
+            "or pass train_dataset=None where you only evaluate."
+        )

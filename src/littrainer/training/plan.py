@@ -1,0 +1,92 @@
+"""How long a training is: epochs, optimizer steps and samples, from the arguments and the loader's length."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from littrainer.data.loaders import has_length
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+
+class TrainingPlan(NamedTuple):
+    """The length of a training.
+
+    Parameters:
+        num_train_epochs: passes over the data, the last one possibly partial; huge for a stream.
+        optimizer_steps_per_epoch: a shorter last window counts as a step.
+        num_examples: samples in an epoch.
+        num_train_samples: samples in the whole training.
+        total_train_batch_size: samples per optimizer step, over all devices.
+        micro_batches_per_epoch: batches the loader gives in an epoch.
+        max_steps: optimizer steps in the whole training.
+    """
+
+    num_train_epochs: int
+    optimizer_steps_per_epoch: int
+    num_examples: int
+    num_train_samples: float
+    total_train_batch_size: int
+    micro_batches_per_epoch: int
+    max_steps: int
+
+
+def plan_training(trainer: Trainer, loader: Any) -> TrainingPlan:
+    """The plan for a loader under `max_steps`, or `num_train_epochs` where that is not set.
+
+    Raises:
+        ValueError: the loader is empty, or has no length and `max_steps` is not set.
+    """
+    args = trainer.args
+    accumulation = args.gradient_accumulation_steps
+    batch_size = trainer.get_total_train_batch_size(args)
+    if not has_length(loader):
+        if args.max_steps <= 0:
+            raise ValueError(
+                "The length of the training data is not known, so neither is the number of optimizer steps: "
+                "set max_steps."
+            )
+        samples = args.max_steps * batch_size
+        return TrainingPlan(
+            num_train_epochs=sys.maxsize,
+            optimizer_steps_per_epoch=args.max_steps,
+            num_examples=samples,
+            num_train_samples=samples,
+            total_train_batch_size=batch_size,
+            micro_batches_per_epoch=args.max_steps * accumulation,
+            max_steps=args.max_steps,
+        )
+    if len(loader) == 0:
+        raise ValueError(_why_empty(trainer, loader))
+    steps_per_epoch = math.ceil(len(loader) / accumulation)
+    num_examples = trainer.num_examples(loader)
+    if args.max_steps > 0:
+        max_steps, epochs = args.max_steps, math.ceil(args.max_steps / steps_per_epoch)
+        num_train_samples: float = max_steps * batch_size
+    else:
+        max_steps = math.ceil(args.num_train_epochs * steps_per_epoch)
+        epochs = math.ceil(args.num_train_epochs)
+        num_train_samples = num_examples * args.num_train_epochs
+    return TrainingPlan(
+        num_train_epochs=epochs,
+        optimizer_steps_per_epoch=steps_per_epoch,
+        num_examples=num_examples,
+        num_train_samples=num_train_samples,
+        total_train_batch_size=batch_size,
+        micro_batches_per_epoch=len(loader),
+        max_steps=max_steps,
+    )
+
+
+def _why_empty(trainer: Trainer, loader: Any) -> str:
+    samples = len(loader.dataset) if has_length(getattr(loader, "dataset", None)) else 0
+    if samples and trainer.args.dataloader_drop_last:
+        return (
+            f"The training data gives no batch: {samples} samples are fewer than one batch of "
+            f"{trainer.args.train_batch_size}, and dataloader_drop_last=True leaves incomplete ones out. Set it to "
+            "False or lower per_device_train_batch_size."
+        )
+    return "The train_dataset is empty (length 0): there is nothing to train on. Check how it was filtered or split."

@@ -1,0 +1,299 @@
+"""One call of `train()`: what happens when it begins, at each micro-batch and optimizer step, and when it ends.
+
+Lightning drives the loop; its hooks arrive here through the bridge (callbacks/bridge.py) and the module (module.py), in
+the order in which the methods of `TrainingRun` stand.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from littrainer.arguments.support import refuse_unsupported
+from littrainer.callbacks.state import ExportableState, TrainerState
+from littrainer.checkpoint.layout import delete_checkpoint, sort_checkpoints
+from littrainer.checkpoint.reader import (
+    checkpoint_to_resume,
+    load_optimizer_and_scheduler,
+    load_random_states,
+    read_state,
+)
+from littrainer.data.windows import MicroBatch, WindowLoader
+from littrainer.engine import fit
+from littrainer.evaluation.results import TrainOutput, speed_metrics
+from littrainer.seeds import enable_full_determinism, set_seed
+from littrainer.training.loss import add_to_running_loss
+from littrainer.training.plan import TrainingPlan
+from littrainer.training.special_tokens import align_special_tokens
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingRun:
+    """One training, from its plan to its result.
+
+    Parameters:
+        trainer: the Trainer whose model is trained.
+        loader: the training DataLoader.
+        plan: how long the training is.
+        checkpoint: the folder to resume from, or None.
+        trial: the hyperparameter search's trial, or None.
+        ignore_keys_for_eval: model outputs that evaluations leave out.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        loader: Any,
+        plan: TrainingPlan,
+        checkpoint: Path | None,
+        trial: Any,
+        ignore_keys_for_eval: list[str] | None,
+    ):
+        self.trainer = trainer
+        self.plan = plan
+        self.checkpoint = checkpoint
+        self.trial = trial
+        self.ignore_keys_for_eval = ignore_keys_for_eval
+        self.grad_norm: Any = None
+        self.learning_rate: float | None = None
+        self.start_time = time.time()
+        self.windows = WindowLoader(
+            loader,
+            accumulation=trainer.args.gradient_accumulation_steps,
+            micro_batches_per_epoch=plan.micro_batches_per_epoch,
+            draw_window=lambda batches, number: trainer.get_batch_samples(batches, number, trainer.args.device),
+            should_stop=lambda: trainer.control.should_epoch_stop or trainer.control.should_training_stop,
+            restore_random_states=self._restore_random_states,
+        )
+        self.first_epoch = 0
+        self.epoch = 0
+        self._reset_state()
+        trainer.callback_handler.train_dataloader = loader
+
+    def _reset_state(self) -> None:
+        trainer, plan = self.trainer, self.plan
+        callbacks = [*trainer.callback_handler.callbacks, trainer.control]
+        trainer.state = TrainerState(stateful_callbacks=[c for c in callbacks if isinstance(c, ExportableState)])
+        trainer.state.is_hyper_param_search = self.trial is not None
+        trainer.state.train_batch_size = trainer._train_batch_size
+        trainer.state.compute_steps(trainer.args, plan.max_steps)
+        if self.checkpoint is not None:
+            self._resume_state(self.checkpoint)
+        trainer.state.init_training_references(trainer, plan.max_steps, plan.num_train_epochs, self.trial)
+
+    def _resume_state(self, checkpoint: Path) -> None:
+        trainer, plan = self.trainer, self.plan
+        trainer.state = read_state(checkpoint)
+        self.first_epoch, steps_into_epoch = divmod(trainer.state.global_step, plan.optimizer_steps_per_epoch)
+        self.windows.is_resuming = True
+        if not trainer.args.ignore_data_skip:
+            self.windows.micro_batches_to_skip = steps_into_epoch * trainer.args.gradient_accumulation_steps
+
+    def _restore_random_states(self) -> None:
+        if self.checkpoint is not None:
+            load_random_states(self.checkpoint)
+
+    @property
+    def epochs_left(self) -> int:
+        """Epochs from the one that begins next to the planned end."""
+        return self.plan.num_train_epochs - self.first_epoch
+
+    def announce(self) -> None:
+        """Log the length of the training (at level info)."""
+        args, plan = self.trainer.args, self.plan
+        trainable = sum(p.numel() for p in self.trainer.model.parameters() if p.requires_grad)
+        for name, value in {
+            "examples": plan.num_examples,
+            "epochs": plan.num_train_epochs,
+            "micro-batch size per device": args.per_device_train_batch_size,
+            "samples per optimizer step": plan.total_train_batch_size,
+            "micro-batches per optimizer step": args.gradient_accumulation_steps,
+            "optimizer steps": plan.max_steps,
+            "trainable parameters": trainable,
+            "resumed at optimizer step": self.trainer.state.global_step,
+        }.items():
+            logger.info("training: %s = %s", name, f"{value:,}")
+
+    def begin(self) -> None:
+        """Model, optimizer and schedule stand; the first epoch comes next."""
+        trainer = self.trainer
+        handler = trainer.callback_handler
+        handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
+        if self.checkpoint is not None:
+            load_optimizer_and_scheduler(trainer, self.checkpoint)
+        self.start_time = time.time()
+        trainer._tr_loss = torch.tensor(0.0, device=trainer.args.device)
+        trainer._total_loss_scalar = 0.0
+        trainer._initial_global_step = trainer._globalstep_last_logged = trainer.state.global_step
+        trainer._initial_num_input_tokens_seen = trainer.state.num_input_tokens_seen
+        trainer.model.zero_grad()
+        trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
+        if trainer.args.eval_on_start:
+            trainer._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
+
+    def begin_epoch(self, epochs_done_here: int) -> None:
+        """An epoch comes next; `epochs_done_here` counts those of this call."""
+        trainer = self.trainer
+        self.epoch = self.first_epoch + epochs_done_here
+        self.grad_norm = self.learning_rate = None
+        self.windows.start_epoch(self.epoch)
+        trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
+
+    def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
+        """A micro-batch has been drawn, its forward pass comes next."""
+        trainer = self.trainer
+        trainer.current_gradient_accumulation_steps = micro_batch.window_size
+        if micro_batch.opens_window:
+            trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
+
+    def add_loss(self, loss: torch.Tensor, micro_batch: MicroBatch) -> None:
+        """Count a micro-batch's loss, floating-point operations and tokens."""
+        trainer = self.trainer
+        add_to_running_loss(
+            trainer._tr_loss,
+            loss,
+            steps_since_logging=trainer.state.global_step - trainer._globalstep_last_logged,
+            filter_non_finite=trainer.args.logging_nan_inf_filter,
+        )
+        trainer.current_flos += float(trainer.floating_point_ops(micro_batch.inputs))
+        trainer._track_num_input_tokens(micro_batch.inputs)
+
+    def before_optimizer_step(self) -> None:
+        """Gradients of the window are complete: clip them, note their norm."""
+        trainer = self.trainer
+        clipped = trainer._clip_grad_norm(trainer.model) if trainer.args.max_grad_norm > 0 else None
+        self.grad_norm = trainer._get_grad_norm(trainer.model, grad_norm=clipped)
+        trainer.control = trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
+
+    def after_optimizer_step(self) -> None:
+        """The optimizer has stepped; the schedule steps next."""
+        trainer = self.trainer
+        trainer.control = trainer.callback_handler.on_optimizer_step(trainer.args, trainer.state, trainer.control)
+        self.learning_rate = trainer._get_learning_rate()
+
+    def end_micro_batch(self, micro_batch: MicroBatch) -> None:
+        """A micro-batch is done, and with the last one of a window the optimizer step: log, evaluate and save."""
+        trainer = self.trainer
+        handler = trainer.callback_handler
+        if not micro_batch.closes_window:
+            trainer.control = handler.on_substep_end(trainer.args, trainer.state, trainer.control)
+            return
+        trainer.model.zero_grad()
+        trainer.state.global_step += 1
+        trainer.state.epoch = self.epoch + micro_batch.epoch_fraction
+        trainer.control = handler.on_step_end(trainer.args, trainer.state, trainer.control)
+        self._log_save_evaluate()
+
+    def end_epoch(self) -> None:
+        """The epoch's data has ended, or a callback ended it."""
+        trainer = self.trainer
+        if self.windows.micro_batches_seen == 0:
+            logger.warning(
+                "The training data gave no batch in this epoch; training stops at optimizer step %d of %d. A stream "
+                "may be shorter than max_steps asks for.",
+                trainer.state.global_step,
+                trainer.state.max_steps,
+            )
+            trainer.control.should_training_stop = True
+        trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
+        self._log_save_evaluate()
+
+    def _log_save_evaluate(self) -> None:
+        trainer = self.trainer
+        trainer._maybe_log_save_evaluate(
+            trainer._tr_loss,
+            self.grad_norm,
+            trainer.model,
+            self.trial,
+            self.epoch,
+            self.ignore_keys_for_eval,
+            self.start_time,
+            learning_rate=self.learning_rate,
+        )
+
+    def finish(self) -> TrainOutput:
+        """Training has ended: log its metrics, load the best model, tidy up checkpoints."""
+        trainer, state = self.trainer, self.trainer.state
+        trainer._total_loss_scalar += trainer._tr_loss.item()
+        steps_done = state.global_step - trainer._initial_global_step
+        train_loss = trainer._total_loss_scalar / max(steps_done, 0.001)
+        metrics = speed_metrics(
+            "train",
+            self.start_time,
+            num_samples=self.plan.num_train_samples * steps_done / max(state.max_steps, 1),
+            num_steps=steps_done,
+        )
+        trainer.store_flos()
+        metrics["total_flos"] = state.total_flos
+        metrics["train_loss"] = train_loss
+        trainer.log(metrics)
+        if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            trainer._load_best_model()
+        self._delete_all_but_best()
+        trainer.control = trainer.callback_handler.on_train_end(trainer.args, state, trainer.control)
+        return TrainOutput(state.global_step, train_loss, metrics)
+
+    def _delete_all_but_best(self) -> None:
+        trainer, best = self.trainer, self.trainer.state.best_model_checkpoint
+        if best is None or trainer.args.save_total_limit != 1 or not trainer.args.should_save:
+            return
+        for folder in sort_checkpoints(trainer._get_output_dir(self.trial), best_model_checkpoint=best):
+            if not Path(folder).samefile(best):
+                delete_checkpoint(folder)
+
+
+def train(
+    trainer: Trainer,
+    resume_from_checkpoint: str | bool | None,
+    trial: Any,
+    ignore_keys_for_eval: list[str] | None,
+) -> TrainOutput:
+    """Carry out one training, from the checks that can be made beforehand to its result.
+
+    Raises:
+        ValueError: the data is empty, the length is not known, or the checkpoint to resume from is not usable.
+        NotImplementedError: an argument that is not supported was set after the arguments were made.
+    """
+    args = trainer.args
+    refuse_unsupported(args)
+    checkpoint = checkpoint_to_resume(resume_from_checkpoint, args.output_dir)
+    trainer.is_in_train = True
+    try:
+        if trainer.model_init is not None:
+            _make_new_model(trainer, trial)
+        trainer._move_model_to_device(trainer.model, args.device)
+        trainer._model_is_prepared = True
+        align_special_tokens(trainer.model, trainer.processing_class)
+        if checkpoint is not None:
+            trainer._load_from_checkpoint(str(checkpoint))
+        loader = trainer.get_train_dataloader()
+        plan = TrainingPlan(*trainer.set_initial_training_values(args, loader))
+        run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
+        run.announce()
+        fit(trainer, run)
+        return run.finish()
+    finally:
+        trainer.is_in_train = False
+
+
+def _make_new_model(trainer: Trainer, trial: Any) -> None:
+    seed_everything(trainer.args)
+    trainer.model = trainer.model_wrapped = trainer.call_model_init(trial)
+    trainer.optimizer = trainer.lr_scheduler = None
+
+
+def seed_everything(args: TrainingArguments) -> None:
+    """Seed all generators with `args.seed`, deterministically where `full_determinism` asks for it."""
+    if args.full_determinism:
+        enable_full_determinism(args.seed)
+    else:
+        set_seed(args.seed)
