@@ -57,7 +57,8 @@ def lightning_keywords(args: TrainingArguments) -> dict[str, Any]:
     """The keywords for `lightning.Trainer` that training arguments stand for; `args.lightning` has the last word."""
     keywords = {name: value for name, (value, _) in FIXED_KEYWORDS.items()}
     keywords.update({name: derive(args) for name, derive in DERIVED_KEYWORDS.items()})
-    keywords.update(args.lightning or {})
+    further: Any = args.lightning
+    keywords.update(further or {})
     return keywords
 
 
@@ -71,12 +72,27 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
     keywords = lightning_keywords(trainer.args)
     keywords.setdefault("strategy", ResidentSingleDeviceStrategy(device=trainer.args.device))
     callbacks = [*trainer.lightning_callbacks, *_as_list(keywords.pop("callbacks", None))]
+    if trainer.overrides_training_step():
+        # Lightning accepts no other number in manual optimization, where it does not count micro-batches anyway.
+        keywords["accumulate_grad_batches"] = 1
     if run is not None:
         epochs = run.epochs_left
         keywords["max_epochs"] = epochs if epochs < sys.maxsize // 2 else NO_EPOCH_LIMIT
         callbacks.insert(0, TrainerEvents(run))
     with quiet_lightning():
         return pl.Trainer(callbacks=callbacks, **keywords)
+
+
+def import_lightning() -> None:
+    """Load all of Lightning that a training needs.
+
+    The Trainer calls this before it seeds: what these imports draw from Python's random generator must not change the
+    numbers of a training.
+    """
+    import littrainer.callbacks.bridge
+    import littrainer.lightning_internals
+    import littrainer.module
+    import littrainer.strategies  # noqa: F401
 
 
 def fit(trainer: Trainer, run: TrainingRun) -> None:
@@ -90,7 +106,8 @@ def fit(trainer: Trainer, run: TrainingRun) -> None:
     trainer.lightning_module = module
     trainer.accelerator.module = module
     module.train()
-    events = next(callback for callback in lightning_trainer.callbacks if isinstance(callback, TrainerEvents))
+    callbacks: list[Any] = lightning_trainer.callbacks  # type: ignore[attr-defined]
+    events = next(callback for callback in callbacks if isinstance(callback, TrainerEvents))
     try:
         with quiet_lightning(), _interrupts_stay_interrupts(events):
             lightning_trainer.fit(module, train_dataloaders=run.windows)

@@ -53,7 +53,7 @@ def facts_about(model: nn.Module) -> ModelFacts:
     )
 
 
-def base_model(model: nn.Module) -> Any:
+def base_model(model: Any) -> Any:
     """The model inside a PEFT adapter; any other model is returned as it is."""
     if not is_a(model, "peft model"):
         return model

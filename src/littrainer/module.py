@@ -120,7 +120,7 @@ class TrainerModule(pl.LightningModule):
         self._active_pass().step(batch)
 
     def predict_step(self, batch: Any, batch_idx: int) -> tuple[()]:
-        """One batch of a prediction; the pass keeps what is predicted, and Lightning warns where nothing is returned."""
+        """One batch of a prediction. The pass keeps what is predicted; Lightning would warn if nothing was returned."""
         self._active_pass().step(batch)
         return ()
 

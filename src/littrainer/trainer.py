@@ -101,9 +101,11 @@ class Trainer:
     ):
         self.args = args = TrainingArguments(output_dir="tmp_trainer") if args is None else args
         if lightning:
-            args.lightning = {**(args.lightning or {}), **lightning}
+            further: Any = args.lightning
+            args.lightning = {**(further or {}), **lightning}
         checks.check_arguments(args)
         checks.check_model_source(model, model_init)
+        engine.import_lightning()
         run.seed_everything(args)
 
         self.model_init = model_init
@@ -145,8 +147,9 @@ class Trainer:
         )
         self._reset_bookkeeping()
         self.control = self.callback_handler.on_init_end(args, self.state, self.control)
-        if getattr(self.model, "config", None) is not None:
-            self.model.config.use_cache = args.use_cache
+        config: Any = getattr(self.model, "config", None)
+        if config is not None:
+            config.use_cache = args.use_cache
 
     def _validate_args(self) -> None:
         """Refuse what contradicts itself, before anything is computed."""
@@ -338,12 +341,13 @@ class Trainer:
             optimizer: the optimizer it drives; by default the Trainer's.
         """
         if self.lr_scheduler is None:
+            options: Any = self.args.lr_scheduler_kwargs
             self.lr_scheduler = build_schedule(
                 self.args.lr_scheduler_type,
                 self.optimizer if optimizer is None else optimizer,
                 warmup_steps=self.args.get_warmup_steps(num_training_steps),
                 total_steps=num_training_steps,
-                options=self.args.lr_scheduler_kwargs,
+                options=options,
             )
             self._created_lr_scheduler = True
         return self.lr_scheduler

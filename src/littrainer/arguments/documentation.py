@@ -16,8 +16,8 @@ from littrainer.arguments.training_arguments import TrainingArguments
 INTRODUCTION = """\
 # Arguments
 
-`TrainingArguments` takes these arguments, in this positional order. Names, order and defaults are those of transformers;
-`warmup_ratio` and `logging_dir` come from earlier 5.x releases and `lightning` is littrainer's own.
+`TrainingArguments` takes these arguments, in this positional order. Names, order and defaults are those of
+transformers; `warmup_ratio` and `logging_dir` come from earlier 5.x releases and `lightning` is littrainer's own.
 
 An argument is honoured or refused, never ignored: one marked "not yet" raises `NotImplementedError` when it is set away
 from its default, and so does a value that is not listed where the table lists values. Unknown names raise `TypeError`

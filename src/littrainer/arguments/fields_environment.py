@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.about import about
+from littrainer.arguments.accelerator_config import AcceleratorConfig
 
 
 @dataclass

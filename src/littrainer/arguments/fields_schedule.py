@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from littrainer.arguments.about import about
 from littrainer.arguments.choices import SchedulerType
@@ -13,8 +13,9 @@ from littrainer.arguments.choices import SchedulerType
 class ScheduleFields:
     """Output folder, micro-batch size, duration, learning rate and its schedule."""
 
-    output_dir: str | None = field(
-        default=None,
+    # None becomes the default folder at construction: whoever reads the field finds a string.
+    output_dir: str = field(
+        default=cast("str", None),
         metadata=about("Folder for checkpoints and the final model; `trainer_output` where none is given."),
     )
     per_device_train_batch_size: int = field(

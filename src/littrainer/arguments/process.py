@@ -63,7 +63,7 @@ class ProcessFacts(ArgumentFields):
 
     @property
     def device(self) -> torch.device:
-        """Device of this process, found when first asked for: the CPU if wanted, else CUDA, else Metal, else the CPU."""
+        """Device of this process, found when first asked for: CUDA or Metal if there, and the CPU if wanted or else."""
         if "_device" not in self.__dict__:
             self._device = self._find_device()
         return self._device

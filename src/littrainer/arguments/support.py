@@ -132,7 +132,7 @@ def _refused_accelerator_entries(args: Any) -> list[str]:
     refused = []
     for field in dataclasses.fields(AcceleratorConfig):
         value = getattr(config, field.name)
-        if field.name in NOT_YET_SUPPORTED_ACCELERATOR_ENTRIES and value not in (field.default, field.default or {}):
+        if field.name in NOT_YET_SUPPORTED_ACCELERATOR_ENTRIES and value not in (field.default, {}):
             refused.append(f"accelerator_config[{field.name!r}]={_shown(value)} (leave it at {_shown(field.default)})")
     return refused
 

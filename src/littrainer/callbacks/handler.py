@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
-from littrainer.callbacks.base import EVENTS, TrainerCallback, listens_to
+from littrainer.callbacks.base import EVENTS, listens_to
 from littrainer.callbacks.flow import DefaultFlowCallback
 from littrainer.callbacks.state import TrainerControl
 
@@ -24,13 +25,34 @@ CLEARED_BY = {
 PAYLOAD = {"on_evaluate": "metrics", "on_predict": "metrics", "on_log": "logs"}
 
 
-class CallbackHandler(TrainerCallback):
+# An event of the handler: args, state, control and what the event adds; returns the control to go on with.
+Event = Callable[..., TrainerControl]
+
+
+class CallbackHandler:
     """The Trainer's list of callbacks; every `on_*` event goes through `call_event`.
 
     Parameters:
         callbacks: callbacks or callback classes, called in this order.
         model, processing_class, optimizer, lr_scheduler: handed to each event by keyword; keep them current.
     """
+
+    on_init_end: Event
+    on_train_begin: Event
+    on_train_end: Event
+    on_epoch_begin: Event
+    on_epoch_end: Event
+    on_step_begin: Event
+    on_pre_optimizer_step: Event
+    on_optimizer_step: Event
+    on_substep_end: Event
+    on_step_end: Event
+    on_evaluate: Event
+    on_predict: Event
+    on_save: Event
+    on_log: Event
+    on_prediction_step: Event
+    on_push_begin: Event
 
     def __init__(self, callbacks: list[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any):
         self.callbacks: list[Any] = []

@@ -95,5 +95,10 @@ class PrinterCallback(TrainerCallback):
         self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         """Print the logs on the first process of each node."""
-        if state.is_local_process_zero and logs is not None:
+        if logs is None:
+            return
+        # The dict is the one that train() returns as its metrics; transformers' printer takes the operations out of it,
+        # and scripts write what is left to their results files.
+        logs.pop("total_flos", None)
+        if state.is_local_process_zero:
             print(readable(logs))

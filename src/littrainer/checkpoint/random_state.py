@@ -29,7 +29,8 @@ def restore_random_states(path: Path) -> None:
         FileNotFoundError: no such file.
     """
     # The file holds NumPy's state tuple, which the weights-only loader accepts only with these names allowed.
-    allowed = [np.ndarray, np.dtype, np._core.multiarray._reconstruct, type(np.dtype(np.uint32))]
+    numpy: Any = np
+    allowed = [np.ndarray, np.dtype, numpy._core.multiarray._reconstruct, type(np.dtype(np.uint32))]
     with torch.serialization.safe_globals(allowed):
         states = torch.load(path, weights_only=True)
     random.setstate(states["python"])

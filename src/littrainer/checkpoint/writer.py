@@ -40,7 +40,7 @@ def write_model(trainer: Trainer, output_dir: str, state_dict: dict[str, Any] | 
     """
     os.makedirs(output_dir, exist_ok=True)
     if is_a(trainer.model, "pretrained model"):
-        trainer.model.save_pretrained(output_dir, state_dict=state_dict)  # type: ignore[operator]
+        trainer.model.save_pretrained(output_dir, state_dict=state_dict)
     else:
         write_weights(trainer.model.state_dict() if state_dict is None else state_dict, output_dir)
     processing_class = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)

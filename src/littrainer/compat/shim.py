@@ -118,13 +118,12 @@ class ShimLoader(Loader):
         if target is not None:
             return _ours(target)
         missing = AttributeError(f"module {self.fullname!r} has no attribute {name!r}")
-        binding = self.bindings.get(name)
-        if binding is None and self.bindings and "__getattr__" not in self.bindings:
+        if name.startswith("__") and name != "__version__":
+            # The import system and whoever scans sys.modules probe for such names; none is worth reading the source.
             raise missing
-        if name.startswith("__") and binding is None:
+        binding = self.bindings.get(name, Binding())
+        if self.bindings and name not in self.bindings and "__getattr__" not in self.bindings:
             raise missing
-        if binding is None:
-            binding = Binding()
         if binding.constant is not None:
             return binding.constant[0]
         if binding.module is not None:

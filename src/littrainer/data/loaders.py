@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
@@ -16,7 +17,13 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 
-def has_length(dataset: Any) -> bool:
+def _tell_epoch(epoch: int, *candidates: Any) -> None:
+    for candidate in candidates:
+        if callable(getattr(candidate, "set_epoch", None)):
+            candidate.set_epoch(epoch)
+
+
+def has_length(dataset: Any) -> TypeGuard[Sized]:
     """Whether `len()` of a dataset or loader is known."""
     try:
         return len(dataset) is not None
@@ -38,18 +45,16 @@ class LookaheadLoader(DataLoader):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order the next iteration has, and tell sampler and dataset."""
         self.epoch = epoch
-        # An iterable dataset has an endless placeholder for a sampler, which knows no epochs.
-        for candidate in (self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.dataset):
-            if callable(getattr(candidate, "set_epoch", None)):
-                candidate.set_epoch(epoch)
+        _tell_epoch(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.dataset)
 
-    @property
-    def samples_in_last_batch(self) -> int | None:
-        """Samples in the last batch; 0 where it is a full one, None where the length is not known."""
-        if not has_length(self.dataset) or self.drop_last:
-            return None
+    def samples_in_last_batch(self, last_batch: Any) -> int | None:
+        """Samples in the last batch where it is not a full one; they are counted in it where the data is a stream."""
+        if isinstance(self.dataset, IterableDataset):
+            return first_dimension(last_batch)
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
-        return None if batch_size is None else len(self.dataset) % batch_size
+        if batch_size is None or self.drop_last or not has_length(self.dataset):
+            return None
+        return len(self.dataset) % batch_size or None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.end_of_dataloader = False
@@ -96,7 +101,7 @@ def build_loader(
         "in_order": args.dataloader_in_order,
     }
     if not isinstance(dataset, IterableDataset):
-        if isinstance(sampler, RandomSampler) and args.accelerator_config.use_seedable_sampler:
+        if isinstance(sampler, RandomSampler) and getattr(args.accelerator_config, "use_seedable_sampler", True):
             sampler = EpochSeededSampler.replacing(sampler, args.data_seed)
         keywords["sampler"] = sampler
         keywords["drop_last"] = args.dataloader_drop_last
@@ -105,6 +110,69 @@ def build_loader(
                 seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
             )
     return LookaheadLoader(dataset, **keywords)
+
+
+# What a DataLoader was built with, besides dataset, collator and the order of samples.
+CARRIED_OVER = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "in_order",
+)
+
+
+def without_first_batches(loader: Any, number: int) -> Any:
+    """The same loader without its first batches.
+
+    Parameters:
+        number: batches to leave out.
+
+    Samples of a map-style dataset are left out by index, without being read: skipping many takes no longer than few.
+    Any other loader is read and its first batches dropped.
+    """
+    by_index = type(loader) in (DataLoader, LookaheadLoader) and not isinstance(loader.dataset, IterableDataset)
+    if not by_index or loader.batch_sampler is None:
+        return _Dropping(loader, number)
+    keywords = {name: getattr(loader, name) for name in CARRIED_OVER}
+    return type(loader)(loader.dataset, batch_sampler=_LaterBatches(loader.batch_sampler, number), **keywords)
+
+
+class _LaterBatches(Sampler[list[int]]):
+    """The batches of another batch sampler from a number on."""
+
+    def __init__(self, batch_sampler: Any, number: int):
+        self.batch_sampler = batch_sampler
+        self.number = number
+        self.batch_size = getattr(batch_sampler, "batch_size", None)
+
+    def set_epoch(self, epoch: int) -> None:
+        _tell_epoch(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(iter(self.batch_sampler), self.number, None)
+
+    def __len__(self) -> int:
+        return max(len(self.batch_sampler) - self.number, 0)
+
+
+class _Dropping:
+    """Another loader, read from its start, whose first batches are dropped."""
+
+    def __init__(self, loader: Any, number: int):
+        self.loader = loader
+        self.number = number
+
+    def set_epoch(self, epoch: int) -> None:
+        _tell_epoch(epoch, self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self.loader), self.number, None)
 
 
 def count_examples(loader: Any, batch_size: int) -> int:

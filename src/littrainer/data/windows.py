@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from littrainer.data.loaders import has_length
+from littrainer.data.loaders import has_length, without_first_batches
 
 IGNORED_LABEL = -100
 
@@ -88,12 +88,10 @@ class WindowLoader:
         if resuming and not skipped:
             self.restore_random_states()
             resuming = False
-        set_epoch = getattr(self.loader, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(self.epoch)
-        batches = iter(self.loader)
-        for _ in range(skipped):
-            next(batches, None)
+        loader = without_first_batches(self.loader, skipped) if skipped else self.loader
+        if callable(getattr(loader, "set_epoch", None)):
+            loader.set_epoch(self.epoch)
+        batches = iter(loader)
         seen = skipped
         self.micro_batches_seen = seen
         while seen < self.micro_batches_per_epoch:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from littrainer.data.loaders import count_examples, first_dimension, has_length
+from littrainer.data.loaders import LookaheadLoader, count_examples, first_dimension, has_length
 from littrainer.evaluation.gathering import BatchCollection, truncated
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction, denumpify_detensorize
 
@@ -75,8 +75,8 @@ class EvaluationPass:
         if "inputs" in args.include_for_metrics:
             main_inputs = trainer._prepare_input(inputs[getattr(trainer.model, "main_input_name", "input_ids")])
 
-        is_last = bool(getattr(self.dataloader, "end_of_dataloader", False))
-        rows = getattr(self.dataloader, "samples_in_last_batch", None) if is_last else None
+        is_last = isinstance(self.dataloader, LookaheadLoader) and self.dataloader.end_of_dataloader
+        rows = self.dataloader.samples_in_last_batch(inputs) if is_last else None
         if loss is not None:
             # A batch's mean loss stands once for each of its samples, so that the mean over all weighs batches by size.
             loss = loss.repeat(rows or args.eval_batch_size)
@@ -110,8 +110,8 @@ class EvaluationPass:
         losses, predictions = self.losses.arrays(), self.predictions.arrays()
         labels, inputs = self.labels.arrays(), self.inputs.arrays()
         metrics = self.metrics or {}
-        may_compute = trainer.compute_metrics is not None and not args.batch_eval_metrics
-        if may_compute and predictions is not None and labels is not None:
+        is_complete = predictions is not None and labels is not None
+        if trainer.compute_metrics is not None and is_complete and not args.batch_eval_metrics:
             metrics = trainer.compute_metrics(
                 EvalPrediction(
                     predictions=predictions,

@@ -27,7 +27,9 @@ def log_and_maybe_evaluate_and_save(
     steps_since_logging = state.global_step - trainer._globalstep_last_logged
     if trainer.control.should_log and steps_since_logging > 0:
         summed = running_loss.item()
-        running_loss.zero_()
+        # Not zero_(): once a loss that is not a number has been logged, the running loss stays that way, as it does in
+        # transformers.
+        running_loss -= running_loss.clone()
         logs: dict[str, float] = {"loss": summed / steps_since_logging}
         if grad_norm is not None:
             logs["grad_norm"] = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm

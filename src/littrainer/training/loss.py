@@ -40,6 +40,7 @@ def loss_and_outputs(
 
 
 def _loss_in(outputs: Any, model: Any, inputs: dict[str, Any], label_names: list[str]) -> torch.Tensor:
+    loss: Any
     if isinstance(outputs, dict):
         loss, returned = outputs.get("loss"), f"only {', '.join(outputs)}"
         found = isinstance(loss, torch.Tensor)

@@ -21,14 +21,15 @@ def _run_shadowed() -> None:
         spec.loader.exec_module(module)
 
 
-try:
-    from littrainer.compat.redirect import install
+if sys.version_info >= (3, 10):  # noqa: UP036 - the interpreters that a script starts may be older than its own
+    try:
+        from littrainer.compat.redirect import install
 
-    install()
-except (ImportError, SyntaxError):
-    # An interpreter of another environment, which has no littrainer or is too old for it.
-    pass
-except Exception as error:
-    sys.stderr.write(f"littrainer: transformers' Trainer is not redirected in this process: {error!r}\n")
+        install()
+    except ImportError:
+        # An interpreter of another environment, which has no littrainer.
+        pass
+    except Exception as error:
+        sys.stderr.write(f"littrainer: transformers' Trainer is not redirected in this process: {error!r}\n")
 
 _run_shadowed()

@@ -1,0 +1,66 @@
+# make demo    train the example classifier with `littrainer run` (creates .venv on the first call)
+# make test    run the tests
+# make lint    ruff (rules and format) and mypy
+# make format  let ruff rewrite what it can
+# make bench   microseconds per optimizer step over a raw PyTorch loop
+# make clean   remove .venv, caches and what runs left behind
+#
+# Another interpreter for the environment: make test PYTHON=python3.12
+# More arguments:                          make test PYTEST_ARGS="-k resume -x"
+#                                          make demo DEMO_ARGS="--epochs 2"
+
+PYTHON ?= python3
+PYTEST_WORKERS ?= 2
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+
+# Where this variable is set, each start would compile our own modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+
+install: $(INSTALLED)
+
+# torch comes first and by its exact version, so that a wheel of it on the local disk is taken where pip knows of one.
+# The build backend stands in the constraints too: without build isolation the whole installation is repeatable.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "The development environment needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@test -x $(BIN)/python || { echo "creating .venv"; $(PYTHON) -m venv .venv; }
+	@echo "installing torch and the build backend (1 of 2)"
+	@$(PIP) install -qq -c constraints.txt torch==2.13.0 hatchling editables
+	@echo "installing littrainer with its test and demo extras (2 of 2)"
+	@$(PIP) install -qq -c constraints.txt --no-build-isolation --editable '.[test,demo]'
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/littrainer run examples/text_classification.py $(DEMO_ARGS)
+
+test: $(INSTALLED)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
+		$(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/step_overhead.py
+
+clean:
+	rm -rf .venv runs lightning_logs .mypy_cache .pytest_cache .ruff_cache
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

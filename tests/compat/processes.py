@@ -1,0 +1,34 @@
+"""Fresh Python processes, since what is tested here changes how a whole process imports."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import littrainer
+
+SOURCE_ROOT = Path(littrainer.__file__).parents[1]
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """The environment of a process that finds littrainer and has not been redirected."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**kept, "PYTHONPATH": str(SOURCE_ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **changes}
+
+
+def run_python(*arguments: str, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run this interpreter with `arguments` in the folder `cwd`, with `changes` to its environment."""
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=environment(**changes), capture_output=True, text=True, timeout=300
+    )
+
+
+def facts_of(script: str, cwd: Path, **changes: str) -> Any:
+    """Run `script`, which prints one JSON value as its last line, and return that value."""
+    path = cwd / "collect_facts.py"
+    path.write_text(script)
+    done = run_python(str(path), cwd=cwd, **changes)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,45 @@
+import importlib
+import importlib.util
+from importlib.machinery import PathFinder
+
+import pytest
+
+from littrainer.compat.names import DERIVED, NOT_YET, REPLACED
+from littrainer.compat.shim import Binding, bindings_in
+
+TARGETS = sorted({target for names in REPLACED.values() for target in names.values()})
+
+
+def bindings_of(fullname: str) -> dict[str, Binding]:
+    """What the installed transformers binds in a module; nothing of it is imported."""
+    spec = importlib.util.find_spec("transformers")
+    for part in fullname.split(".")[1:]:
+        assert spec is not None
+        spec = PathFinder.find_spec(f"{spec.name}.{part}", list(spec.submodule_search_locations or ()))
+    assert spec is not None, f"transformers has no {fullname}"
+    assert spec.origin is not None
+    with open(spec.origin, encoding="utf-8") as file:
+        return bindings_in(file.read(), fullname)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_littrainer_has_what_the_table_promises(target: str) -> None:
+    module, attribute = target.split(":")
+    assert hasattr(importlib.import_module(module), attribute)
+
+
+@pytest.mark.parametrize("fullname", sorted(REPLACED))
+def test_each_replaced_or_refused_name_is_defined_in_that_transformers_module(fullname: str) -> None:
+    bindings = bindings_of(fullname)
+    names = {*REPLACED[fullname], *NOT_YET.get(fullname, ())}
+    assert {name for name in names if name not in bindings or bindings[name].module is not None} == set()
+
+
+def test_refused_names_lie_in_redirected_modules_and_are_not_replaced_too() -> None:
+    assert set(NOT_YET) <= set(REPLACED)
+    assert all(name not in REPLACED[fullname] for fullname, names in NOT_YET.items() for name in names)
+
+
+@pytest.mark.parametrize("fullname", DERIVED)
+def test_each_derived_module_imports_from_a_redirected_one(fullname: str) -> None:
+    assert any(binding.module in REPLACED for binding in bindings_of(fullname).values())

@@ -1,0 +1,1 @@
+"""Scenarios, by topic. Importing `tests.fidelity.scenarios` registers them all."""

@@ -1,0 +1,70 @@
+"""Resuming from a checkpoint: the second part of the run has to be what it would have been without the break."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.fidelity.cases.callbacks import raising
+from tests.fidelity.record import Record
+from tests.fidelity.registry import scenario
+from tests.fidelity.side import Side
+from tests.scenarios.collators import mask_at_random
+from tests.scenarios.data import AugmentedRows, Rows, Stream, token_rows, vector_rows
+from tests.scenarios.models import NoisyClassifier, VectorClassifier, tiny_bert_for_masked_tokens
+
+
+def broken_off_and_resumed(side: Side, dataset: Any, resume_from: Any, model: Any = None, **changes: Any) -> Record:
+    """Train up to a checkpoint, then resume with a fresh Trainer and a fresh model."""
+    build = model or NoisyClassifier
+    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "data_collator": None, **changes}
+    collator = settings.pop("data_collator")
+
+    def trainer(*callbacks: Any) -> Any:
+        return side.Trainer(
+            model=build(),
+            args=side.arguments(**settings),
+            data_collator=collator,
+            train_dataset=dataset,
+            callbacks=[*callbacks, side.watcher],
+        )
+
+    first = trainer(raising(side, "on_step_end", 3, "should_training_stop")).train()
+    second = trainer()
+    return side.record(second, first, second.train(resume_from_checkpoint=resume_from))
+
+
+@scenario(saves=True, resumes=True)
+def resumed_in_the_middle_of_an_epoch(side: Side) -> Record:
+    return broken_off_and_resumed(side, Rows(vector_rows(18)), "out/checkpoint-3")
+
+
+@scenario(saves=True, resumes=True)
+def resumed_from_the_last_checkpoint_found(side: Side) -> Record:
+    return broken_off_and_resumed(side, AugmentedRows(vector_rows(18)), True, learning_rate=0.05)
+
+
+@scenario(saves=True, resumes=True)
+def resumed_at_the_end_of_an_epoch(side: Side) -> Record:
+    return broken_off_and_resumed(side, Rows(vector_rows(12)), True, num_train_epochs=3)
+
+
+@scenario(saves=True, resumes=True)
+def resumed_while_accumulating(side: Side) -> Record:
+    return broken_off_and_resumed(side, Rows(vector_rows(30)), True, gradient_accumulation_steps=2, num_train_epochs=3)
+
+
+@scenario(saves=True, resumes=True)
+def resumed_with_a_random_collator(side: Side) -> Record:
+    return broken_off_and_resumed(
+        side, Rows(token_rows(18)), True, model=tiny_bert_for_masked_tokens, data_collator=mask_at_random
+    )
+
+
+@scenario(saves=True, resumes=True)
+def resumed_without_skipping_data(side: Side) -> Record:
+    return broken_off_and_resumed(side, Rows(vector_rows(18)), True, model=VectorClassifier, ignore_data_skip=True)
+
+
+@scenario(saves=True, resumes=True)
+def resumed_over_a_stream(side: Side) -> Record:
+    return broken_off_and_resumed(side, Stream(vector_rows(18)), True, model=VectorClassifier, max_steps=9)

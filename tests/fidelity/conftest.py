@@ -1,0 +1,84 @@
+"""Runs every selected scenario once per side and session, before the first comparison."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from tests.fidelity.side import MODES, ORACLE, OURS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+NO_CALL = SimpleNamespace(params={})
+
+LONGEST_RUN_SECONDS = 900
+
+RUNS: dict[str, tuple[str, str]] = {ORACLE: (ORACLE, "automatic"), **{mode: (OURS, mode) for mode in MODES}}
+"""Folder name -> side and mode of each process."""
+
+
+def folder_shared_by_workers(factory: pytest.TempPathFactory) -> Path:
+    """A folder that all pytest-xdist workers of one session see."""
+    base = factory.getbasetemp()
+    return base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+
+
+def environment_of_runs() -> dict[str, str]:
+    """One thread, no network, no accelerator, and the package that these tests see."""
+    package = importlib.util.find_spec(OURS)
+    assert package is not None and package.origin is not None
+    paths = [str(ROOT), str(Path(package.origin).parents[1]), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+def run_all(folder: Path, names: list[str]) -> None:
+    """Run the scenarios with every side at once, each side in a process of its own."""
+    processes = []
+    for run, (side, mode) in RUNS.items():
+        (folder / run).mkdir(parents=True)
+        with (folder / run / "log").open("w") as log:
+            command = [sys.executable, "-m", "tests.fidelity.runner", side, mode, str(folder / run), *names]
+            processes.append(
+                subprocess.Popen(command, cwd=ROOT, env=environment_of_runs(), stdout=log, stderr=subprocess.STDOUT)
+            )
+    for process in processes:
+        try:
+            process.wait(LONGEST_RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            # The scenarios that were done have their records; the others fail by name.
+            process.kill()
+            process.wait()
+
+
+def needs_a_run(item: Any) -> bool:
+    """Whether a collected test compares the records of a scenario."""
+    return "runs" in getattr(item, "fixturenames", ()) and "name" in getattr(item, "callspec", NO_CALL).params
+
+
+@pytest.fixture(scope="session")
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with one folder of records for each entry of `RUNS`."""
+    items: list[Any] = request.session.items
+    selected = {item.callspec.params["name"] for item in items if needs_a_run(item)}
+    folder = folder_shared_by_workers(tmp_path_factory) / "fidelity"
+    with FileLock(f"{folder}.lock"):
+        finished = folder / "finished"
+        if not finished.exists():
+            run_all(folder, sorted(selected))
+            finished.touch()
+    return folder

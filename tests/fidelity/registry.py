@@ -1,0 +1,83 @@
+"""The table of scenarios: name, function, and what its record holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.fidelity.record import Record
+    from tests.fidelity.side import Side
+
+    Script = Callable[[Side], Record]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One training script that both sides run.
+
+    Parameters:
+        name: The function's name; it is the test's id.
+        run: The script. It takes its names from the side that is handed to it.
+        saves: Whether it leaves checkpoints, so that their content is compared.
+        predicts: Whether it hands over predictions.
+        extra: Whether it hands over further values of its own.
+        resumes: Whether it resumes from a checkpoint.
+        tolerance: Largest absolute difference between two floats, 0 for equality bit for bit.
+        reason: Why the tolerance is not 0.
+    """
+
+    name: str
+    run: Script
+    saves: bool = False
+    predicts: bool = False
+    extra: bool = False
+    resumes: bool = False
+    tolerance: float = 0.0
+    reason: str = ""
+
+
+REGISTERED: dict[str, Scenario] = {}
+
+
+def add(scenario: Scenario) -> None:
+    """Enter a scenario in the table.
+
+    Raises:
+        ValueError: if its name is taken, or if it has a tolerance without a reason.
+    """
+    if scenario.name in REGISTERED:
+        raise ValueError(f"two scenarios are named {scenario.name!r}: rename one")
+    if scenario.tolerance and not scenario.reason:
+        raise ValueError(f"scenario {scenario.name!r} has a tolerance and no reason: state one")
+    REGISTERED[scenario.name] = scenario
+
+
+def scenario(
+    *,
+    saves: bool = False,
+    predicts: bool = False,
+    extra: bool = False,
+    resumes: bool = False,
+    tolerance: float = 0.0,
+    reason: str = "",
+) -> Callable[[Script], Script]:
+    """Register the decorated script under its own name; the keywords are `Scenario`'s."""
+
+    def register(script: Script) -> Script:
+        add(
+            Scenario(
+                name=script.__name__,
+                run=script,
+                saves=saves,
+                predicts=predicts,
+                extra=extra,
+                resumes=resumes,
+                tolerance=tolerance,
+                reason=reason,
+            )
+        )
+        return script
+
+    return register

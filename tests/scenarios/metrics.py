@@ -1,0 +1,49 @@
+"""Metric functions for the tiny tasks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def first_array(value: Any) -> Any:
+    """The logits, where a model's predictions are a tuple whose first entry holds them."""
+    return value[0] if isinstance(value, tuple) else value
+
+
+def accuracy(prediction: Any) -> dict[str, float]:
+    """Share of rows whose largest logit is their class; labels of -100 do not count."""
+    guesses = np.argmax(first_array(prediction.predictions), axis=-1)
+    counted = prediction.label_ids != -100
+    return {"accuracy": float((guesses == prediction.label_ids)[counted].mean())}
+
+
+def shapes_and_sums(prediction: Any) -> dict[str, float]:
+    """What a metric function was handed, as numbers: sums and sizes of every array that is there."""
+    numbers: dict[str, float] = {}
+    for name in ("predictions", "label_ids", "inputs", "losses"):
+        value = first_array(getattr(prediction, name, None))
+        if value is not None:
+            numbers[f"{name}_size"] = float(np.size(value))
+            numbers[f"{name}_sum"] = float(np.sum(np.asarray(value, dtype=np.float64)))
+    return numbers
+
+
+class StreamingAccuracy:
+    """Accuracy summed up batch by batch, for `batch_eval_metrics`."""
+
+    def __init__(self) -> None:
+        self.right = 0
+        self.seen = 0
+
+    def __call__(self, prediction: Any, compute_result: bool) -> dict[str, float]:
+        guesses = np.argmax(np.asarray(first_array(prediction.predictions)), axis=-1)
+        labels = np.asarray(prediction.label_ids)
+        self.right += int((guesses == labels).sum())
+        self.seen += int(labels.size)
+        if not compute_result:
+            return {}
+        result = {"accuracy": self.right / self.seen, "seen": float(self.seen)}
+        self.right = self.seen = 0
+        return result

@@ -1,0 +1,173 @@
+"""Tiny models: plain torch modules, and transformers models built from a config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+VOCABULARY_SIZE = 40
+FEATURES = 6
+CLASSES = 3
+
+
+class VectorClassifier(nn.Module):
+    """A two-layer classifier over float vectors that returns a dictionary and takes no further keywords."""
+
+    def __init__(self, hidden: int = 8) -> None:
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, hidden)
+        self.norm = nn.LayerNorm(hidden)
+        self.head = nn.Linear(hidden, CLASSES)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(torch.relu(self.inner(x))))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        logits = self.logits(x)
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class TupleClassifier(VectorClassifier):
+    """Returns `(loss, logits)`, or `(logits,)` where there are no labels."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        logits = self.logits(x)
+        if labels is None:
+            return (logits,)
+        return nn.functional.cross_entropy(logits, labels), logits
+
+
+class KeywordClassifier(VectorClassifier):
+    """Accepts any keyword, `num_items_in_batch` among them, and ignores it."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        return super().forward(x, labels)
+
+
+class CountingClassifier(VectorClassifier):
+    """Divides its summed loss by the number of items of the whole optimizer step where it is told that number."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        logits = self.logits(x)
+        if labels is None:
+            return {"logits": logits}
+        count = kwargs.get("num_items_in_batch")
+        if count is None:
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+        return {"loss": nn.functional.cross_entropy(logits, labels, reduction="sum") / count, "logits": logits}
+
+
+class NoisyClassifier(VectorClassifier):
+    """Batch normalisation and dropout: its numbers depend on the mode (train or eval) and on the random draws."""
+
+    def __init__(self, hidden: int = 8) -> None:
+        super().__init__(hidden)
+        self.batch_norm = nn.BatchNorm1d(hidden)
+        self.dropout = nn.Dropout(0.3)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.dropout(self.batch_norm(torch.relu(self.inner(x)))))
+
+
+class PartlyTrainedClassifier(VectorClassifier):
+    """One layer is frozen, and one takes no part in the forward pass, so that it never gets a gradient."""
+
+    def __init__(self, hidden: int = 8) -> None:
+        super().__init__(hidden)
+        self.unused = nn.Linear(hidden, hidden)
+        self.inner.requires_grad_(False)
+
+
+class BreakingClassifier(VectorClassifier):
+    """Its loss is not a number on the training micro-batches (counted from 0) named in `broken`."""
+
+    def __init__(self, broken: tuple[int, ...], value: float = float("nan")) -> None:
+        super().__init__()
+        self.broken = broken
+        self.value = value
+        self.micro_batches = 0
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        outputs = super().forward(x, labels)
+        if self.training:
+            if self.micro_batches in self.broken:
+                # The number is replaced and its gradient kept, so that the run goes on with finite weights.
+                loss = outputs["loss"]
+                outputs["loss"] = loss - loss.detach() + self.value
+            self.micro_batches += 1
+        return outputs
+
+
+class LosslessClassifier(VectorClassifier):
+    """Returns logits only, whatever it is given."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        return {"logits": self.logits(x)}
+
+
+class LogitsOnly(nn.Module):
+    """Takes no labels at all: the loss has to come from the Trainer's side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"logits": self.head(x)}
+
+
+def tiny_bert_config(**changes: Any) -> Any:
+    """A one-layer BERT with dropout switched on."""
+    from transformers import BertConfig
+
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY_SIZE,
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+        "max_position_embeddings": 32,
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        "num_labels": CLASSES,
+    }
+    return BertConfig(**{**settings, **changes})
+
+
+def tiny_bert_classifier(**changes: Any) -> Any:
+    from transformers import BertForSequenceClassification
+
+    return BertForSequenceClassification(tiny_bert_config(**changes))
+
+
+def tiny_bert_tagger(**changes: Any) -> Any:
+    from transformers import BertForTokenClassification
+
+    return BertForTokenClassification(tiny_bert_config(**changes))
+
+
+def tiny_bert_for_masked_tokens(**changes: Any) -> Any:
+    from transformers import BertForMaskedLM
+
+    return BertForMaskedLM(tiny_bert_config(**changes))
+
+
+def tiny_gpt2(**changes: Any) -> Any:
+    """A one-layer GPT-2 with dropout; its loss takes `num_items_in_batch`."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY_SIZE,
+        "n_embd": 16,
+        "n_layer": 1,
+        "n_head": 2,
+        "n_positions": 32,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    return GPT2LMHeadModel(GPT2Config(**{**settings, **changes}))

@@ -1,0 +1,195 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from littrainer import __version__
+from littrainer.cli import _wait_for, main
+
+from .compat.processes import environment, run_python
+
+REPORT = """
+import json, os, pickle, sys
+
+class Point:
+    def __init__(self, x):
+        self.x = x
+
+def double(point):
+    return Point(2 * point.x)
+
+if __name__ == "__main__":
+    import multiprocessing
+    main = sys.modules["__main__"]
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        (doubled,) = pool.map(double, [Point(21)])
+    print(json.dumps({
+        "argv": sys.argv,
+        "path[0]": sys.path[0],
+        "name": __name__,
+        "file": __file__,
+        "package": __package__,
+        "spec": __spec__ and __spec__.name,
+        "is __main__": main.Point is Point,
+        "pickled": pickle.loads(pickle.dumps(Point(3))).x,
+        "spawned": [type(doubled) is Point, doubled.x],
+        "redirected": type(sys.meta_path[0]).__name__ == "RedirectFinder",
+        "optimized": sys.flags.optimize,
+    }))
+"""
+
+
+def littrainer(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return run_python("-m", "littrainer", *arguments, cwd=cwd)
+
+
+def complaint_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that the command prints for `arguments` that it cannot run."""
+    try:
+        status = main(arguments)
+    except SystemExit as end:
+        assert isinstance(end.code, int)
+        status = end.code
+    printed = capsys.readouterr()
+    assert status == 2
+    assert printed.out == ""
+    assert printed.err.startswith("littrainer: ")
+    assert printed.err.count("\n") == 1
+    return printed.err
+
+
+@pytest.mark.parametrize("how", [["folder/report.py"], ["-m", "folder.report"]], ids=["script", "module"])
+def test_a_program_sees_what_it_sees_under_plain_python_and_is_redirected(tmp_path: Path, how: list[str]) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "report.py").write_text(REPORT)
+    arguments = [*how, "--lr", "1e-4", "-m", "--help", "--", "run"]
+    ours = json.loads(littrainer("run", *arguments, cwd=tmp_path).stdout)
+    plain = json.loads(run_python(*arguments, cwd=tmp_path).stdout)
+    assert ours.pop("redirected") is True
+    assert plain.pop("redirected") is False
+    assert ours == plain
+    assert ours["spawned"] == [True, 42]
+
+
+def test_options_of_the_interpreter_reach_the_script(tmp_path: Path) -> None:
+    (tmp_path / "report.py").write_text(REPORT)
+    done = run_python("-O", "-m", "littrainer", "run", "report.py", cwd=tmp_path)
+    assert json.loads(done.stdout)["optimized"] == 1
+
+
+def test_a_traceback_shows_the_script_alone(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("def f():\n    raise ValueError('as it was')\n\nf()\n")
+    ours = littrainer("run", "fails.py", cwd=tmp_path)
+    assert ours.returncode == 1
+    assert "ValueError: as it was" in ours.stderr
+    assert ours.stderr == run_python("fails.py", cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize(("ending", "status"), [("sys.exit(7)", 7), ("sys.exit('reason')", 1), ("os._exit(9)", 9)])
+def test_the_exit_status_of_the_script_is_passed_on(tmp_path: Path, ending: str, status: int) -> None:
+    (tmp_path / "ends.py").write_text(f"import os, sys\n{ending}\n")
+    assert littrainer("run", "ends.py", cwd=tmp_path).returncode == status
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+def test_an_interrupt_ends_the_script_as_it_ends_under_plain_python(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    command = [sys.executable, "-m", "littrainer", "run", "waits.py"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    assert "littrainer" not in errors.replace(str(tmp_path), "")
+
+
+def test_where_a_process_cannot_be_replaced_the_script_runs_as_a_child_with_its_status() -> None:
+    assert _wait_for([sys.executable, "-S", "-c", "raise SystemExit(7)"], dict(os.environ)) == 7
+
+
+def test_isolated_interpreters_are_refused_since_they_would_train_without_littrainer(tmp_path: Path) -> None:
+    (tmp_path / "script.py").touch()
+    start = "import sys; sys.path.append(sys.argv.pop(1)); from littrainer.cli import main; sys.exit(main())"
+    source_root = environment()["PYTHONPATH"]
+    done = run_python("-E", "-c", start, source_root, "run", "script.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("littrainer: python runs with -E")
+
+
+def test_a_missing_script_is_named_with_the_nearest_scripts_of_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "finetune.py").touch()
+    complaint = complaint_of(["run", str(tmp_path / "finetuen.py"), "--lr", "1"], capsys)
+    assert "finetuen.py'; did you mean" in complaint
+    assert str(tmp_path / "finetune.py") in complaint
+
+
+def test_a_missing_script_with_no_near_name_says_where_it_was_looked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"(looked in {tmp_path})" in complaint_of(["run", str(tmp_path / "nothing_like_it.py")], capsys)
+
+
+def test_a_script_in_a_missing_folder_names_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"there is no folder '{tmp_path / 'absent'}'" in complaint_of(
+        ["run", str(tmp_path / "absent" / "script.py")], capsys
+    )
+
+
+def test_a_folder_without_a_main_module_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "folder without a __main__.py" in complaint_of(["run", str(tmp_path)], capsys)
+
+
+def test_a_folder_with_a_main_module_runs(tmp_path: Path) -> None:
+    (tmp_path / "__main__.py").write_text("print('from the folder')")
+    assert littrainer("run", ".", cwd=tmp_path).stdout == "from the folder\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("no_such_module", "'no_such_module' is not found"),
+        ("json.no_such_module", "'json.no_such_module' is not found"),
+        ("json", "'json' is a package without a __main__ module"),
+        ("glob.part", "'glob' is not a package"),
+        ("", "no module ''"),
+    ],
+)
+def test_a_module_that_cannot_be_run_is_refused_with_the_reason(
+    capsys: pytest.CaptureFixture[str], module: str, words: str
+) -> None:
+    assert words in complaint_of(["run", "-m", module], capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "littrainer run script.py"),
+        (["run"], "required"),
+        (["run", "-m"], "expected one argument"),
+        (["run", "--no-such-option", "script.py"], "--no-such-option"),
+        (["train"], "'train'"),
+        (["script.py", "--lr", "1"], "littrainer run script.py"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert words in complaint_of(arguments, capsys)
+
+
+def test_version_and_help_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in ((["--version"], __version__), (["--help"], "run"), (["run", "--help"], "-m MODULE")):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert end.value.code == 0
+        assert words in capsys.readouterr().out
