@@ -1,18 +1,19 @@
 """What does a trainer cost per optimizer step, over a raw PyTorch loop that does the same arithmetic?
 
     python benchmarks/step_overhead.py                  microseconds per step, tiny models
-    python benchmarks/step_overhead.py --job mlp --rounds 9
+    python benchmarks/step_overhead.py --job mlp --rounds 9 --clock cpu
     python benchmarks/step_overhead.py --memory         peak memory of a whole process
 
 Every side draws shuffled batches of 8, runs forward and backward, clips to norm 1, takes an AdamW step and advances a
-linear schedule; none logs, saves or shows a bar. All sides take turns in one process on one thread, each round starting
-with another side, so a change of clock speed or load falls on all of them. Time counts from the end of the last
-warm-up step to the end of the last step, seen by a callback of the side's own kind: construction, imports and the end of
-training stay out. A table gives the median over the rounds, the smallest and largest round, and the median of the
-differences to the raw loop of the same round. Compare numbers of one run only.
+linear schedule; none logs, saves or shows a bar. All sides take turns in one process on one thread, each round
+starting with another side, so that a change of clock speed or load falls on all of them. Time counts from the end of
+the last warm-up step to the end of the last step, seen by a callback of the side's own kind: imports, construction and
+the end of training stay out. A table gives the median over the rounds, the fastest and the slowest round, and the
+median of the differences to the raw loop of the same round. Compare numbers of one run only; on a busy machine,
+--clock cpu leaves out the time in which other processes ran.
 
-With --memory each side trains the same job in a process of its own, checkpoint included, and the table gives the largest
-resident set that the process reached. Both need transformers and accelerate beside littrainer.
+With --memory each side trains the same job in a process of its own, checkpoint included, and the table gives the
+largest resident set that the process reached. Both need transformers and accelerate beside littrainer.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -128,15 +129,20 @@ MEMORY_JOBS = {
 
 @dataclass
 class StepClock:
-    """Seconds per optimizer step, from the end of the warm-up to the last step that ended."""
+    """Seconds per optimizer step, from the end of the warm-up to the last step that ended.
 
+    Parameters:
+        now: Gives the time in seconds.
+    """
+
+    now: Callable[[], float] = time.perf_counter
     steps: int = 0
     start: float = 0.0
-    end: float = field(default=0.0)
+    end: float = 0.0
 
     def step_ended(self) -> None:
         self.steps += 1
-        self.end = time.perf_counter()
+        self.end = self.now()
         if self.steps == WARMUP_STEPS:
             self.start = self.end
 
@@ -169,6 +175,8 @@ def run_raw(model: nn.Module, samples: Samples, job: Job, clock: StepClock) -> N
 
 def run_lightning(model: nn.Module, samples: Samples, job: Job, clock: StepClock) -> None:
     import lightning.pytorch as pl
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
     class Classifier(pl.LightningModule):
         def __init__(self) -> None:
@@ -244,10 +252,13 @@ BASELINE = "raw PyTorch"
 # ---------------------------------------------------------------- time
 
 
-def microseconds_per_step(side: str, job: Job) -> float:
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def microseconds_per_step(side: str, job: Job, clock_name: str) -> float:
     torch.manual_seed(0)
     model, samples = job.build_model(), job.build_samples(job.steps * BATCH_SIZE)
-    clock = StepClock()
+    clock = StepClock(CLOCKS[clock_name])
     gc.collect()
     SIDES[side](model, samples, job, clock)
     if clock.steps != job.steps:
@@ -255,22 +266,23 @@ def microseconds_per_step(side: str, job: Job) -> float:
     return clock.seconds_per_step * 1e6
 
 
-def measure_steps(job: Job, rounds: int) -> dict[str, list[float]]:
+def measure_steps(job: Job, rounds: int, clock_name: str) -> dict[str, list[float]]:
     """Microseconds per step for each side, one entry for each round."""
     sides = list(SIDES)
     for side in sides:
-        microseconds_per_step(side, job)  # first use of a side pays for its imports and caches
+        microseconds_per_step(side, job, clock_name)  # first use of a side pays for its imports and caches
     measured: dict[str, list[float]] = {side: [] for side in sides}
     for turn in range(rounds):
         first = turn % len(sides)
         for side in sides[first:] + sides[:first]:
-            measured[side].append(microseconds_per_step(side, job))
+            measured[side].append(microseconds_per_step(side, job, clock_name))
     return measured
 
 
-def print_steps(job: Job, measured: dict[str, list[float]]) -> None:
+def print_steps(job: Job, measured: dict[str, list[float]], clock_name: str) -> None:
     rounds = len(measured[BASELINE])
-    print(f"\n{job.title}, batch {BATCH_SIZE}: {job.steps - WARMUP_STEPS} steps a round, {rounds} rounds\n")
+    steps = job.steps - WARMUP_STEPS
+    print(f"\n{job.title}, batch {BATCH_SIZE}: {rounds} rounds of {steps} steps, {clock_name} time\n")
     print("| side | us per step | range | over the raw loop, us |")
     print("| --- | ---: | ---: | ---: |")
     for side, times in measured.items():
@@ -319,18 +331,13 @@ def print_memory(job_names: list[str], rounds: int) -> None:
 # ---------------------------------------------------------------- command line
 
 
-def quieten() -> None:
-    warnings.filterwarnings("ignore")
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "transformers"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-
-
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], epilog="The head of the file says how to read the tables."
     )
     parser.add_argument("--job", choices=["mlp", "bert"], help="one job only (default: both)")
     parser.add_argument("--rounds", type=int, help="times each side runs (default: 7, with --memory 3)")
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="what the time per step counts")
     parser.add_argument("--memory", action="store_true", help="compare peak memory instead of time per step")
     parser.add_argument("--peak-of", choices=["transformers", "littrainer"], help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -342,7 +349,7 @@ def parse_options() -> argparse.Namespace:
 def main() -> None:
     options = parse_options()
     torch.set_num_threads(1)
-    quieten()
+    warnings.filterwarnings("ignore")
     if options.peak_of:
         train_and_print_peak(options.peak_of, MEMORY_JOBS[options.job])
         return
@@ -353,7 +360,8 @@ def main() -> None:
         print_memory(job_names, options.rounds or 3)
         return
     for name in job_names:
-        print_steps(STEP_JOBS[name], measure_steps(STEP_JOBS[name], options.rounds or 7))
+        job = STEP_JOBS[name]
+        print_steps(job, measure_steps(job, options.rounds or 7, options.clock), options.clock)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from littrainer.data.windows import MicroBatch
@@ -41,6 +42,14 @@ class TrainerModule(pl.LightningModule):
         self.run = run
         self.evaluation_pass: EvaluationPass | None = None
         self.automatic_optimization = not trainer.overrides_training_step()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Lightning notes the running hook on the module, some fifty times a step, and torch.nn.Module looks for
+        # parameters at each assignment. What is a plain attribute already, and stays one, needs no such search.
+        if name in self.__dict__ and not isinstance(value, (torch.Tensor, nn.Module)):
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
 
     def configure_optimizers(self) -> Any:
         """The Trainer's optimizer and schedule; the schedule steps with the optimizer."""

@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -409,7 +409,7 @@ class Trainer:
         self,
         resume_from_checkpoint: str | bool | None = None,
         trial: Any = None,
-        ignore_keys_for_eval: list[str] | None = None,
+        ignore_keys_for_eval: Sequence[str] | None = None,
     ) -> TrainOutput:
         """Train the model.
 
@@ -527,7 +527,7 @@ class Trainer:
         model: nn.Module,
         trial: Any,
         epoch: float,
-        ignore_keys_for_eval: list[str] | None,
+        ignore_keys_for_eval: Sequence[str] | None,
         start_time: float,
         learning_rate: float | None = None,
     ) -> None:
@@ -543,7 +543,7 @@ class Trainer:
     def evaluate(
         self,
         eval_dataset: Any = None,
-        ignore_keys: list[str] | None = None,
+        ignore_keys: Sequence[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """Evaluate on a dataset and log the metrics.
@@ -579,7 +579,7 @@ class Trainer:
         return found
 
     def predict(
-        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+        self, test_dataset: Any, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
         """Predict a dataset; metrics are computed where it has labels.
 
@@ -605,7 +605,7 @@ class Trainer:
         dataloader: Any,
         description: str,
         prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
+        ignore_keys: Sequence[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         """One pass over a loader on Lightning's loop, shared by `evaluate()` and `predict()`."""
@@ -623,13 +623,13 @@ class Trainer:
         model: nn.Module,
         inputs: dict[str, Any],
         prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
+        ignore_keys: Sequence[str] | None = None,
     ) -> tuple[Any, Any, Any]:
         """Loss, predictions and labels of one batch; override to change what a prediction is."""
         return predict_batch(self, model, inputs, prediction_loss_only, ignore_keys)
 
     def _evaluate(
-        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+        self, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
         metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
         if isinstance(self.lr_scheduler, ReduceLROnPlateau) and not skip_scheduler:
@@ -691,15 +691,16 @@ class Trainer:
             logs: names and values; epoch and token counts are added to it.
             start_time: `time.time()` at the start of training, for tokens per second.
         """
-        if self.state.epoch is not None:
-            logs["epoch"] = self.state.epoch
+        state = self.state
+        if state.epoch is not None:
+            logs["epoch"] = state.epoch
         if self.args.include_num_input_tokens_seen != "no":
-            logs["num_input_tokens_seen"] = self.state.num_input_tokens_seen
+            logs["num_input_tokens_seen"] = state.num_input_tokens_seen
             if start_time is not None:
-                tokens = self.state.num_input_tokens_seen - self._initial_num_input_tokens_seen
-                logs.update(speed_metrics("train", start_time, num_tokens=tokens))
-        self.state.log_history.append({**logs, "step": self.state.global_step})
-        self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
+                tokens_in_this_call = state.num_input_tokens_seen - self._initial_num_input_tokens_seen
+                logs.update(speed_metrics("train", start_time, num_tokens=tokens_in_this_call))
+        state.log_history.append({**logs, "step": state.global_step})
+        self.control = self.callback_handler.on_log(self.args, state, self.control, logs)
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
         """Print metrics as a table, on the first process only.

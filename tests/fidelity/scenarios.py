@@ -19,7 +19,7 @@ SCENARIOS: dict[str, Scenario] = dict(REGISTERED)
 
 RESUME_SCENARIOS: tuple[str, ...] = tuple(name for name, scenario in SCENARIOS.items() if scenario.resumes)
 
-COMPARE_RESUME = False
+COMPARE_RESUME = True
 """Whether the resume scenarios are compared too."""
 
 REFUSED_TODAY: dict[str, str] = {

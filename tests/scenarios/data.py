@@ -39,10 +39,17 @@ def token_rows(count: int, seed: int = 0, shortest: int = 3, longest: int = 9) -
     return rows
 
 
-def language_rows(count: int, seed: int = 0, masked: int = 2) -> list[Row]:
-    """Token ids of varying length; the labels repeat them, with the first `masked` tokens left out of the loss."""
-    rows = token_rows(count, seed, shortest=masked + 2)
+def language_rows(count: int, seed: int = 0, most_masked: int = 3) -> list[Row]:
+    """Token ids of varying length; the labels repeat them, but for the first tokens of most rows.
+
+    Parameters:
+        most_masked: Largest number of leading tokens whose label is -100. Some rows mask none: their first label is
+            there, and is still no target of a model that predicts the next token.
+    """
+    source = random.Random(seed + 2)
+    rows = token_rows(count, seed, shortest=most_masked + 2)
     for row in rows:
+        masked = source.randint(0, most_masked)
         row["labels"] = [-100] * masked + row["input_ids"][masked:]
     return rows
 

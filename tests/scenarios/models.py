@@ -171,3 +171,22 @@ def tiny_gpt2(**changes: Any) -> Any:
         "pad_token_id": 0,
     }
     return GPT2LMHeadModel(GPT2Config(**{**settings, **changes}))
+
+
+def tiny_llama(**changes: Any) -> Any:
+    """A one-layer Llama; unlike GPT-2's, its class name says that its loss shifts the labels by one position."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY_SIZE,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 32,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    return LlamaForCausalLM(LlamaConfig(**{**settings, **changes}))

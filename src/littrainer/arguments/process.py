@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import torch
 
 LOG_LEVEL_NUMBERS = {
-    "detail": logging.DEBUG,
-    "debug": logging.DEBUG,
-    "info": logging.INFO,
-    "warning": logging.WARNING,
-    "error": logging.ERROR,
     "critical": logging.CRITICAL,
+    "error": logging.ERROR,
+    "warning": logging.WARNING,
+    "info": logging.INFO,
+    "debug": logging.DEBUG,
+    "detail": logging.DEBUG,
 }
 
 # Truths as launchers write them.

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
-from littrainer.arguments.fields import ArgumentFields
+from littrainer.arguments.process import ProcessFacts
 
 SECRET_ENDING = "_token"
 
@@ -18,7 +18,7 @@ def _masked(name: str) -> str:
     return f"<{name.upper()}>"
 
 
-class Serialization(ArgumentFields):
+class Serialization(ProcessFacts):
     """How TrainingArguments turn into plain values."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -49,8 +49,8 @@ class Serialization(ArgumentFields):
         Experiment trackers show these as hyperparameters.
         """
         values = self.to_dict()
-        values["train_batch_size"] = getattr(self, "train_batch_size", self.per_device_train_batch_size)
-        values["eval_batch_size"] = getattr(self, "eval_batch_size", self.per_device_eval_batch_size)
+        values["train_batch_size"] = self.train_batch_size
+        values["eval_batch_size"] = self.eval_batch_size
         kept = {bool, int, float, str}
         if "torch" in sys.modules:
             kept.add(sys.modules["torch"].Tensor)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from littrainer.arguments.normalization import normalize
-from littrainer.arguments.process import ProcessFacts
 from littrainer.arguments.serialization import Serialization
 from littrainer.arguments.support import refuse_unsupported
 from littrainer.arguments.unknown_names import RefusesUnknownNames
@@ -16,7 +15,7 @@ from littrainer.arguments.validation import validate
 
 
 @dataclass
-class TrainingArguments(ProcessFacts, Serialization, RefusesUnknownNames):
+class TrainingArguments(Serialization, RefusesUnknownNames):
     """The arguments of a training run, with the names, order and defaults of transformers.
 
     The fields stand by topic in the `fields_*` modules of this package; each says in its metadata what it is for. After

@@ -21,6 +21,8 @@ CLEARED_BY = {
     "on_save": ("should_save",),
     "on_log": ("should_log",),
 }
+# What each event is given by keyword, read from the handler.
+OFFERED = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 # The argument that an event adds, which callers may also give by position.
 PAYLOAD = {"on_evaluate": "metrics", "on_predict": "metrics", "on_log": "logs"}
 
@@ -116,12 +118,7 @@ class CallbackHandler:
                 args,
                 state,
                 control,
-                model=self.model,
-                processing_class=self.processing_class,
-                optimizer=self.optimizer,
-                lr_scheduler=self.lr_scheduler,
-                train_dataloader=self.train_dataloader,
-                eval_dataloader=self.eval_dataloader,
+                **{name: getattr(self, name) for name in OFFERED},
                 **kwargs,
             )
             if answer is not None:

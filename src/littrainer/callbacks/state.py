@@ -40,11 +40,11 @@ class TrainerControl(ExportableState):
         should_log: log at this step; cleared when the next step begins.
     """
 
-    should_training_stop: bool = False
-    should_epoch_stop: bool = False
-    should_save: bool = False
-    should_evaluate: bool = False
-    should_log: bool = False
+    should_training_stop: bool = field(default=False)
+    should_epoch_stop: bool = field(default=False)
+    should_save: bool = field(default=False)
+    should_evaluate: bool = field(default=False)
+    should_log: bool = field(default=False)
 
     def state(self) -> dict[str, Any]:
         """The five switches; there is nothing else to restore."""
@@ -76,22 +76,26 @@ class TrainerState:
     epoch: float = 0
     global_step: int = 0
     max_steps: int = 0
+    num_train_epochs: int = 0
+
     logging_steps: int = 500
     eval_steps: int = 500
     save_steps: int = 500
+
     train_batch_size: int | None = None
-    num_train_epochs: int = 0
-    num_input_tokens_seen: int = 0
     total_flos: float = 0
+    num_input_tokens_seen: int = 0
     log_history: list[dict[str, float]] = field(default_factory=list)
+
     best_metric: float | None = None
-    best_global_step: int | None = None
     best_model_checkpoint: str | None = None
-    is_local_process_zero: bool = True
+    best_global_step: int | None = None
+
     is_world_process_zero: bool = True
+    is_local_process_zero: bool = True
     is_hyper_param_search: bool = False
     trial_name: str | None = None
-    trial_params: dict[str, str | float | int | bool] | None = None
+    trial_params: dict[str, Any] | None = None
     stateful_callbacks: Any = None
 
     def __post_init__(self) -> None:

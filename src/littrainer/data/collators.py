@@ -13,6 +13,7 @@ import torch
 from littrainer.ecosystem import is_a
 
 LABEL_NAMES = ("label", "label_ids")
+PADDING_OPTIONS = ("padding", "max_length", "pad_to_multiple_of", "return_tensors")
 
 
 def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -> dict[str, Any]:
@@ -118,13 +119,7 @@ class DataCollatorWithPadding:
         before = warned.get("Asking-to-pad-a-fast-tokenizer", False)
         warned["Asking-to-pad-a-fast-tokenizer"] = True
         try:
-            return self.tokenizer.pad(
-                features,
-                padding=self.padding,
-                max_length=self.max_length,
-                pad_to_multiple_of=self.pad_to_multiple_of,
-                return_tensors=self.return_tensors,
-            )
+            return self.tokenizer.pad(features, **{name: getattr(self, name) for name in PADDING_OPTIONS})
         finally:
             warned["Asking-to-pad-a-fast-tokenizer"] = before
 
@@ -147,11 +142,8 @@ class RemoveColumnsCollator:
         model_name: str | None = None,
         description: str | None = None,
     ):
-        self.data_collator = data_collator
-        self.signature_columns = signature_columns
-        self.logger = logger
-        self.model_name = model_name
-        self.description = description
+        self.data_collator, self.signature_columns = data_collator, signature_columns
+        self.logger, self.model_name, self.description = logger, model_name, description
         self.message_logged = False
 
     def __call__(self, features: Sequence[Any]) -> Any:

@@ -6,6 +6,7 @@ Lightning drives the pass; each batch arrives at `EvaluationPass.step`.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +37,7 @@ class EvaluationPass:
         dataloader: Any,
         description: str,
         prediction_loss_only: bool,
-        ignore_keys: list[str] | None,
+        ignore_keys: Sequence[str] | None,
         metric_key_prefix: str,
     ):
         self.trainer = trainer

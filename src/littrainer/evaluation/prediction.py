@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ def predict_batch(
     model: Any,
     inputs: dict[str, Any],
     prediction_loss_only: bool,
-    ignore_keys: list[str] | None,
+    ignore_keys: Sequence[str] | None,
 ) -> tuple[Any, Any, Any]:
     """Loss, predictions and labels of one batch; what a batch does not have is None.
 
@@ -57,5 +58,5 @@ def predict_batch(
     return loss, logits[0] if len(logits) == 1 else logits, labels
 
 
-def _without(outputs: dict[str, Any], names: list[str]) -> tuple[Any, ...]:
+def _without(outputs: dict[str, Any], names: Sequence[str]) -> tuple[Any, ...]:
     return tuple(value for name, value in outputs.items() if name not in names)

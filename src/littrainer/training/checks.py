@@ -57,8 +57,11 @@ def check_construction(trainer: Trainer) -> None:
     _check_metrics(trainer)
     if not callable(trainer.data_collator):
         raise TypeError(f"data_collator has to be callable, and is a {type(trainer.data_collator).__name__}.")
-    if trainer.train_dataset is not None:
-        _check_train_dataset(trainer.train_dataset, trainer.args.max_steps)
+    dataset = trainer.train_dataset
+    if dataset is not None and not has_length(dataset) and trainer.args.max_steps <= 0:
+        raise ValueError(
+            "The train_dataset has no length, so the number of optimizer steps is not known: set max_steps."
+        )
 
 
 def _check_optimizers(trainer: Trainer) -> None:
@@ -91,14 +94,13 @@ def _check_metrics(trainer: Trainer) -> None:
         )
 
 
-def _check_train_dataset(dataset: Any, max_steps: int) -> None:
-    if not has_length(dataset):
-        if max_steps <= 0:
-            raise ValueError(
-                "The train_dataset has no length, so the number of optimizer steps is not known: set max_steps."
-            )
-    elif len(dataset) == 0:
+def check_train_dataset(trainer: Trainer) -> None:
+    """Refuse to train on nothing; a Trainer that only evaluates may have an empty train_dataset.
+
+    Raises:
+        ValueError: the train_dataset is empty.
+    """
+    if has_length(trainer.train_dataset) and len(trainer.train_dataset) == 0:
         raise ValueError(
-            "The train_dataset is empty (length 0): there is nothing to train on. Check how it was filtered or split, "
-            "or pass train_dataset=None where you only evaluate."
+            "The train_dataset is empty (length 0): there is nothing to train on. Check how it was filtered or split."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ def log_and_maybe_evaluate_and_save(
     grad_norm: Any,
     model: Any,
     trial: Any,
-    ignore_keys_for_eval: list[str] | None,
+    ignore_keys_for_eval: Sequence[str] | None,
     start_time: float,
     learning_rate: float | None,
 ) -> None:

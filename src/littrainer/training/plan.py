@@ -89,4 +89,4 @@ def _why_empty(trainer: Trainer, loader: Any) -> str:
             f"{trainer.args.train_batch_size}, and dataloader_drop_last=True leaves incomplete ones out. Set it to "
             "False or lower per_device_train_batch_size."
         )
-    return "The train_dataset is empty (length 0): there is nothing to train on. Check how it was filtered or split."
+    return "The training DataLoader is empty (length 0): there is nothing to train on."

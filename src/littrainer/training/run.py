@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.engine import fit
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.seeds import enable_full_determinism, set_seed
+from littrainer.training.checks import check_train_dataset
 from littrainer.training.loss import add_to_running_loss
 from littrainer.training.plan import TrainingPlan
 from littrainer.training.special_tokens import align_special_tokens
@@ -56,7 +58,7 @@ class TrainingRun:
         plan: TrainingPlan,
         checkpoint: Path | None,
         trial: Any,
-        ignore_keys_for_eval: list[str] | None,
+        ignore_keys_for_eval: Sequence[str] | None,
     ):
         self.trainer = trainer
         self.plan = plan
@@ -196,7 +198,15 @@ class TrainingRun:
     def end_epoch(self) -> None:
         """The epoch's data has ended, or a callback ended it."""
         trainer = self.trainer
-        if self.windows.micro_batches_seen == 0:
+        seen, wanted = self.windows.micro_batches_seen, trainer.args.gradient_accumulation_steps
+        asked_to_stop = trainer.control.should_epoch_stop or trainer.control.should_training_stop
+        if 0 < seen < min(wanted, self.plan.micro_batches_per_epoch) and not asked_to_stop:
+            raise ValueError(
+                f"The training data gives {seen} micro-batches, and gradient_accumulation_steps={wanted} asks for "
+                "more: no optimizer step would ever be complete. Lower gradient_accumulation_steps or "
+                "per_device_train_batch_size, or repeat the data."
+            )
+        if seen == 0:
             logger.warning(
                 "The training data gave no batch in this epoch; training stops at optimizer step %d of %d. A stream "
                 "may be shorter than max_steps asks for.",
@@ -255,7 +265,7 @@ def train(
     trainer: Trainer,
     resume_from_checkpoint: str | bool | None,
     trial: Any,
-    ignore_keys_for_eval: list[str] | None,
+    ignore_keys_for_eval: Sequence[str] | None,
 ) -> TrainOutput:
     """Carry out one training, from the checks that can be made beforehand to its result.
 
@@ -265,6 +275,7 @@ def train(
     """
     args = trainer.args
     refuse_unsupported(args)
+    check_train_dataset(trainer)
     checkpoint = checkpoint_to_resume(resume_from_checkpoint, args.output_dir)
     trainer.is_in_train = True
     try:

@@ -9,7 +9,7 @@ from tests.fidelity.registry import scenario
 from tests.fidelity.side import Side
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, vector_rows
-from tests.scenarios.models import CountingClassifier, KeywordClassifier, VectorClassifier, tiny_gpt2
+from tests.scenarios.models import CountingClassifier, KeywordClassifier, VectorClassifier, tiny_gpt2, tiny_llama
 
 
 def accumulate_vectors(side: Side, model: Any, rows: int, **changes: Any) -> Record:
@@ -23,10 +23,10 @@ def accumulate_vectors(side: Side, model: Any, rows: int, **changes: Any) -> Rec
     )
 
 
-def accumulate_language(side: Side, rows: int, **changes: Any) -> Record:
+def accumulate_language(side: Side, rows: int, model: Any = None, **changes: Any) -> Record:
     return side.train(
         side.Trainer(
-            model=tiny_gpt2(),
+            model=model or tiny_gpt2(),
             args=side.arguments(**changes),
             data_collator=pad_tokens,
             train_dataset=Rows(language_rows(rows)),
@@ -48,6 +48,11 @@ def plain_module_accumulating_4_of_7_batches(side: Side) -> Record:
 @scenario()
 def gpt2_accumulating_3_of_5_batches(side: Side) -> Record:
     return accumulate_language(side, 18, gradient_accumulation_steps=3)
+
+
+@scenario()
+def llama_accumulating_3_of_5_batches(side: Side) -> Record:
+    return accumulate_language(side, 18, tiny_llama(), gradient_accumulation_steps=3)
 
 
 @scenario()

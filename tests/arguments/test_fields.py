@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+import pytest
+import transformers
+from transformers import HfArgumentParser
+
+from littrainer.arguments import TrainingArguments
+
+ONLY_OURS = ["warmup_ratio", "logging_dir", "lightning"]
+
+
+def _name_and_default(field: dataclasses.Field) -> tuple[str, object]:
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return field.name, default
+
+
+def test_the_fields_are_those_of_transformers_in_its_order_with_its_defaults_and_then_ours() -> None:
+    theirs = [_name_and_default(field) for field in dataclasses.fields(transformers.TrainingArguments)]
+    ours = [_name_and_default(field) for field in dataclasses.fields(TrainingArguments)]
+    assert ours == theirs + [(name, None) for name in ONLY_OURS]
+
+
+def test_every_field_has_one_line_of_help_that_is_not_transformers_own() -> None:
+    theirs = {field.name: field.metadata["help"] for field in dataclasses.fields(transformers.TrainingArguments)}
+    for field in dataclasses.fields(TrainingArguments):
+        text = field.metadata["help"]
+        assert text and "\n" not in text and text.endswith("."), field.name
+        assert text != theirs.get(field.name), field.name
+
+
+def test_parser_options_in_the_metadata_are_those_of_transformers() -> None:
+    def options(cls: type) -> dict[str, dict]:
+        found: dict[str, dict] = {}
+        for field in dataclasses.fields(cls):
+            rest = {key: value for key, value in field.metadata.items() if key != "help"}
+            if "choices" in rest:
+                rest["choices"] = list(rest["choices"])
+            found[field.name] = rest
+        return {name: rest for name, rest in found.items() if name not in ONLY_OURS}
+
+    assert options(TrainingArguments) == options(transformers.TrainingArguments)
+
+
+COMMAND_LINES = [
+    [],
+    ["--output_dir", "there", "--num_train_epochs", "1.5", "--learning_rate", "3e-4", "--warmup_steps", "0.1"],
+    ["--lr_scheduler_type", "cosine", "--lr_scheduler_kwargs", '{"num_cycles": "0.5"}', "--optim", "sgd"],
+    ["--eval_strategy", "steps", "--eval-steps", "0.25", "--save_strategy", "steps", "--save_steps", "0.5"],
+    ["--do_train", "--no_dataloader_pin_memory", "--logging_first_step", "true", "--tf32", "no"],
+    ["--label_names", "a", "b", "--include_for_metrics", "inputs", "loss", "--report_to", "wandb"],
+    ["--gradient_checkpointing", "--fsdp", "--accelerator_config", "a.json", "--trackio_static_space_id", "x"],
+    ["--optim_target_modules", "attn", "--debug", "underflow_overflow", "--train_sampling_strategy", "sequential"],
+]
+
+
+@pytest.mark.parametrize("command_line", COMMAND_LINES, ids=" ".join)
+def test_transformers_command_line_parser_reads_the_same_values_into_our_fields(command_line: list[str]) -> None:
+    theirs = argparse.ArgumentParser.parse_args(HfArgumentParser(transformers.TrainingArguments), command_line)
+    ours = argparse.ArgumentParser.parse_args(HfArgumentParser(TrainingArguments), command_line)
+    assert {name: value for name, value in vars(ours).items() if name not in ONLY_OURS} == vars(theirs)
+
+
+def test_our_own_keywords_can_be_given_as_json_on_the_command_line() -> None:
+    (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
+        ["--lightning", '{"limit_val_batches": "4", "profiler": "simple"}']
+    )
+    assert args.lightning == {"limit_val_batches": 4, "profiler": "simple"}
+
+
+def test_the_help_page_of_a_script_can_be_printed() -> None:
+    assert "--eval_strategy" in HfArgumentParser(TrainingArguments).format_help()

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import dataclasses
+import logging
+import warnings
+from typing import Any
+
+import pytest
+import transformers
+
+from littrainer.arguments import TrainingArguments
+from littrainer.arguments.choices import DebugOption
+from littrainer.arguments.fields import ArgumentFields
+from littrainer.arguments.normalization import normalize
+from littrainer.arguments.validation import validate
+
+
+def normalized(**keywords: Any) -> ArgumentFields:
+    """Arguments as they stand before unsupported ones are refused."""
+    args = ArgumentFields(**keywords)
+    normalize(args, [*TrainingArguments._VALID_DICT_FIELDS, "lightning"])
+    validate(args)
+    return args
+
+
+def values(args: Any) -> dict[str, Any]:
+    """What a script reads from the fields that both sides have."""
+    read = {field.name: getattr(args, field.name) for field in dataclasses.fields(transformers.TrainingArguments)}
+    read["accelerator_config"] = read["accelerator_config"].to_dict()
+    # transformers takes this entry out of the config when it sets up the process.
+    read["accelerator_config"].pop("use_configured_state", None)
+    return read
+
+
+SAME_VALUES: list[dict[str, Any]] = [
+    {},
+    {"output_dir": "~/runs/one"},
+    {"output_dir": "plain"},
+    {"eval_strategy": "epoch"},
+    {"eval_strategy": "steps"},
+    {"eval_strategy": "steps", "eval_steps": 0, "logging_steps": 7},
+    {"eval_strategy": "steps", "logging_steps": 0.1},
+    {"eval_strategy": "steps", "eval_steps": 20.0},
+    {"eval_strategy": transformers.IntervalStrategy.STEPS, "eval_steps": 1},
+    {"logging_steps": 10.0, "save_steps": 30.0},
+    {"logging_strategy": "epoch", "logging_steps": 0},
+    {"logging_strategy": "no", "save_strategy": "no", "logging_steps": 2.5, "save_steps": 2.5},
+    {"save_strategy": "best"},
+    {"hub_strategy": "all_checkpoints", "hub_token": "secret"},
+    {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "epoch"},
+    {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 5, "save_steps": 15},
+    {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 0.1, "save_steps": 0.3},
+    {"load_best_model_at_end": True, "eval_strategy": "epoch", "save_strategy": "best"},
+    {"metric_for_best_model": "accuracy"},
+    {"metric_for_best_model": "eval_loss"},
+    {"metric_for_best_model": "accuracy", "greater_is_better": False},
+    {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"},
+    {"lr_scheduler_type": "greedy", "eval_strategy": "steps", "metric_for_best_model": "f1"},
+    {"lr_scheduler_kwargs": '{"num_cycles": "2", "power": "1.5", "on": "true", "deep": {"off": "False", "x": "a.b"}}'},
+    {"lr_scheduler_kwargs": '{"list": ["1"], "negative": "-1", "exponent": "1e-5", "none": null}'},
+    {"lr_scheduler_kwargs": {"num_cycles": "2"}},
+    {"deepspeed": None, "fsdp_config": '{"min_num_params": "2000"}'},
+    {"accelerator_config": {"even_batches": False, "gradient_accumulation_kwargs": {"sync_each_batch": True}}},
+    {"accelerator_config": '{"split_batches": "true"}'},
+    {"activation_checkpointing": True},
+    {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": '{"use_reentrant": "false"}'},
+    {"gradient_checkpointing": True, "activation_checkpointing": False},
+    {"gradient_checkpointing_kwargs": {"a": 1}, "activation_checkpointing_kwargs": {"b": 2}},
+    {"torch_compile": True},
+    {"torch_compile_mode": "reduce-overhead"},
+    {"torch_compile_backend": "eager"},
+    {"include_num_input_tokens_seen": True},
+    {"include_num_input_tokens_seen": False},
+    {"include_num_input_tokens_seen": "non_padding"},
+    {"report_to": "none"},
+    {"report_to": ["none"]},
+    {"report_to": []},
+    {"report_to": "tensorboard"},
+    {"report_to": ["tensorboard", "wandb"]},
+    {"debug": "underflow_overflow tpu_metrics_debug"},
+    {"debug": [DebugOption.UNDERFLOW_OVERFLOW]},
+    {"debug": None},
+    {"use_cpu": True},
+    {"use_cpu": True, "bf16": True},
+    {"disable_tqdm": True},
+    {"dataloader_num_workers": 2, "dataloader_prefetch_factor": 4},
+    {"do_eval": True, "eval_strategy": "no"},
+    {"warmup_steps": 0.1},
+    {"warmup_steps": 10, "optim": "lion_32bit", "lr_scheduler_type": "warmup_stable_decay"},
+    {"torch_empty_cache_steps": 3},
+]
+
+
+def _name(keywords: dict[str, Any]) -> str:
+    return ",".join(f"{key}={value}" for key, value in keywords.items()) or "nothing"
+
+
+@pytest.mark.parametrize("keywords", SAME_VALUES, ids=_name)
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")
+def test_every_field_gets_the_value_that_transformers_gives_it(keywords: dict[str, Any]) -> None:
+    assert values(normalized(**keywords)) == values(transformers.TrainingArguments(**keywords))
+
+
+BOTH_REFUSE: list[dict[str, Any]] = [
+    {"eval_strategy": "sometimes"},
+    {"save_strategy": None},
+    {"logging_strategy": "best"},
+    {"lr_scheduler_type": "Linear"},
+    {"optim": "adam"},
+    {"hub_strategy": "never"},
+    {"debug": "everything"},
+    {"lr_scheduler_kwargs": '{"num_cycles": }'},
+    {"logging_steps": 0},
+    {"logging_steps": 1.5},
+    {"eval_strategy": "steps", "eval_steps": 2.5},
+    {"eval_strategy": "steps", "logging_steps": 0, "logging_strategy": "no"},
+    {"save_steps": 10.5},
+    {"load_best_model_at_end": True},
+    {"load_best_model_at_end": True, "eval_strategy": "epoch"},
+    {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 4, "save_steps": 6},
+    {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 0.1, "save_steps": 100},
+    {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 0.2, "save_steps": 0.3},
+    {"fp16": True, "bf16": True, "use_cpu": True},
+    {"fp16_full_eval": True, "bf16_full_eval": True, "use_cpu": True},
+    {"lr_scheduler_type": "reduce_lr_on_plateau"},
+    {"lr_scheduler_type": "greedy"},
+    {"warmup_steps": -1},
+    {"dataloader_prefetch_factor": 2},
+    {"torch_empty_cache_steps": 0},
+    {"torch_empty_cache_steps": 1.5},
+]
+
+
+@pytest.mark.parametrize("keywords", BOTH_REFUSE, ids=_name)
+def test_what_transformers_refuses_is_refused_in_one_sentence_that_names_the_argument(keywords: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        transformers.TrainingArguments(**keywords)
+    with pytest.raises(ValueError) as caught:
+        TrainingArguments(**keywords)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert any(name in message for name in keywords) or "DebugOption" in message
+
+
+def test_a_warmup_ratio_of_any_value_replaces_the_warmup_steps_and_warns() -> None:
+    for ratio in (0.0, 0.1):
+        with pytest.warns(FutureWarning, match="warmup_steps"):
+            assert TrainingArguments(warmup_ratio=ratio, warmup_steps=100).warmup_steps == ratio
+
+
+def test_the_warning_about_a_warmup_ratio_is_shown_once() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            TrainingArguments(warmup_ratio=0.1)
+    assert len(caught) == 1
+
+
+def test_the_old_name_of_activation_checkpointing_is_as_good_as_the_new_one() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert normalized(gradient_checkpointing=True).activation_checkpointing is True
+
+
+@pytest.mark.parametrize("nothing", [None, (), "none", ["none"]])
+def test_report_to_may_name_no_tracker_in_several_ways(nothing: Any) -> None:
+    assert TrainingArguments(report_to=nothing).report_to == []
+
+
+def test_the_folder_for_logs_is_expanded_too() -> None:
+    assert "~" not in TrainingArguments(logging_dir="~/logs").logging_dir
+
+
+@pytest.mark.parametrize(("name", "shown"), [("littrainer", True), ("transformers", True), ("unrelated", False)])
+def test_progress_bars_are_off_when_a_logger_above_them_was_set_to_errors_only(name: str, shown: bool) -> None:
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        assert TrainingArguments().disable_tqdm is shown
+        assert TrainingArguments(disable_tqdm=False).disable_tqdm is False
+    finally:
+        logger.setLevel(before)
+
+
+def test_the_root_loggers_level_decides_about_progress_bars_as_little_as_in_transformers() -> None:
+    root = logging.getLogger()
+    before = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        assert TrainingArguments().disable_tqdm is transformers.TrainingArguments().disable_tqdm is False
+    finally:
+        root.setLevel(before)
+
+
+@pytest.mark.parametrize("name", ["lr_scheduler_kwargs", "gradient_checkpointing_kwargs", "lightning"])
+def test_text_that_is_no_json_is_refused_where_no_file_is_expected(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is not valid JSON.*num_cycles=2"):
+        TrainingArguments(**{name: "num_cycles=2"})

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import transformers
+
+from littrainer.arguments import TrainingArguments
+
+GIVEN: dict[str, Any] = {
+    "output_dir": "out",
+    "hub_token": "hf_secret",
+    "eval_strategy": "steps",
+    "lr_scheduler_kwargs": {"power": 2.0},
+    "label_names": ["a"],
+    "use_cpu": True,
+}
+
+
+@dataclasses.dataclass
+class WithModelKeywords(TrainingArguments):
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
+
+    model_init_kwargs: dict[str, Any] | str | None = None
+    service_token: str | None = None
+
+
+def _without_ours(values: dict[str, Any]) -> dict[str, Any]:
+    for name in ("warmup_ratio", "logging_dir", "lightning"):
+        del values[name]
+    return values
+
+
+@pytest.mark.parametrize("given", [{}, GIVEN], ids=["defaults", "given"])
+def test_the_dict_holds_what_that_of_transformers_holds(given: dict[str, Any]) -> None:
+    ours, theirs = TrainingArguments(**given).to_dict(), transformers.TrainingArguments(**given).to_dict()
+    # transformers takes this entry out of the config when it sets up the process.
+    assert ours["accelerator_config"].pop("use_configured_state") is False
+    assert _without_ours(ours) == theirs
+    assert list(ours) == list(theirs)
+    assert {type(value) for value in ours.values()} == {type(value) for value in theirs.values()}
+
+
+def test_the_sanitized_dict_holds_what_that_of_transformers_holds() -> None:
+    ours = TrainingArguments(**GIVEN).to_sanitized_dict()
+    theirs = transformers.TrainingArguments(**GIVEN).to_sanitized_dict()
+    del ours["accelerator_config"], theirs["accelerator_config"]
+    assert _without_ours(ours) == theirs
+
+
+def test_json_reads_back_as_the_dict() -> None:
+    args = TrainingArguments(**GIVEN)
+    assert json.loads(args.to_json_string()) == args.to_dict()
+
+
+def test_json_shows_objects_it_does_not_know_as_text() -> None:
+    args = TrainingArguments(lightning={"profiler": torch.device("cpu")})
+    assert json.loads(args.to_json_string())["lightning"] == {"profiler": "cpu"}
+
+
+def test_tokens_are_masked_wherever_arguments_are_shown_and_stay_readable_for_the_run() -> None:
+    plain = TrainingArguments(hub_token="hf_secret")
+    derived = WithModelKeywords(hub_token="hf_secret", service_token="hf_secret")
+    for args in (plain, derived):
+        for shown in (str(args), repr(args), args.to_json_string(), str(args.to_sanitized_dict())):
+            assert "hf_secret" not in shown
+            assert "<HUB_TOKEN>" in shown
+        assert args.hub_token == "hf_secret"
+    assert "<SERVICE_TOKEN>" in repr(derived)
+
+
+def test_a_subclass_keeps_a_representation_that_it_wrote_itself() -> None:
+    @dataclasses.dataclass
+    class Terse(TrainingArguments):
+        def __repr__(self) -> str:
+            return "terse"
+
+    assert repr(Terse()) == "terse"
+
+
+def test_the_text_form_lists_every_argument_in_alphabetical_order() -> None:
+    lines = str(TrainingArguments()).splitlines()
+    assert lines[0] == "TrainingArguments(" and lines[-1] == ")"
+    names = [line.split("=")[0] for line in lines[1:-1]]
+    assert names == sorted(field.name for field in dataclasses.fields(TrainingArguments))
+
+
+def test_dtypes_inside_a_dict_are_named_and_the_arguments_keep_theirs() -> None:
+    args = WithModelKeywords(model_init_kwargs={"dtype": torch.bfloat16, "deep": {"dtype": torch.float32}})
+    assert args.to_dict()["model_init_kwargs"] == {"dtype": "bfloat16", "deep": {"dtype": "float32"}}
+    assert isinstance(args.model_init_kwargs, dict)
+    assert args.model_init_kwargs["dtype"] is torch.bfloat16
+
+
+def test_a_configuration_object_inside_a_dict_becomes_a_dict() -> None:
+    class Quantization:
+        def to_dict(self) -> dict[str, int]:
+            return {"bits": 4}
+
+    args = WithModelKeywords(model_init_kwargs={"quantization_config": Quantization()})
+    assert args.to_dict()["model_init_kwargs"] == {"quantization_config": {"bits": 4}}
+
+
+def test_changing_the_dict_leaves_the_arguments_alone() -> None:
+    args = TrainingArguments(lr_scheduler_kwargs={"power": 2.0}, label_names=["a"])
+    values = args.to_dict()
+    values["lr_scheduler_kwargs"]["power"] = 9
+    values["label_names"].append("b")
+    assert (args.lr_scheduler_kwargs, args.label_names) == ({"power": 2.0}, ["a"])

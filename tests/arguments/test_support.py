@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from littrainer.arguments import TrainingArguments
+from littrainer.arguments.accelerator_config import AcceleratorConfig
+from littrainer.arguments.choices import OptimizerNames, SchedulerType
+from littrainer.arguments.support import (
+    HONOURED_ENVIRONMENT,
+    HONOURED_VALUES,
+    NOT_YET_SUPPORTED,
+    NOT_YET_SUPPORTED_ACCELERATOR_ENTRIES,
+    refuse_unsupported,
+)
+
+# A value away from the default for each field whose type does not tell one.
+WISHES: dict[str, Any] = {
+    "optim_args": "rank=4",
+    "optim_target_modules": ["attn"],
+    "label_smoothing_factor": 0.1,
+    "activation_checkpointing_kwargs": {"use_reentrant": False},
+    "gradient_checkpointing_kwargs": {"use_reentrant": False},
+    "torch_compile_backend": "eager",
+    "torch_compile_mode": "default",
+    "liger_kernel_config": {"rope": True},
+    "neftune_noise_alpha": 5.0,
+    "torch_empty_cache_steps": 4,
+    "skip_memory_metrics": False,
+    "parallelism_config": object(),
+    "fsdp_config": {"min_num_params": 1},
+    "deepspeed": {"zero_optimization": {}},
+    "debug": "underflow_overflow",
+}
+
+
+@pytest.mark.parametrize("name", NOT_YET_SUPPORTED)
+def test_an_argument_not_carried_out_yet_is_refused_with_its_value_and_what_to_do(name: str) -> None:
+    with pytest.raises(NotImplementedError) as caught:
+        TrainingArguments(**{name: WISHES.get(name, True)})
+    message = str(caught.value)
+    assert f"{name}=" in message
+    assert "leave it at" in message
+    assert "`python`" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", NOT_YET_SUPPORTED)
+def test_an_argument_at_its_default_is_never_refused(name: str) -> None:
+    default = {field.name: field for field in dataclasses.fields(TrainingArguments)}[name].default
+    TrainingArguments(**{name: default})
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"fsdp": ""},
+        {"fsdp": []},
+        {"debug": []},
+        {"gradient_checkpointing": False},
+        {"deepspeed": {}},
+        {"push_to_hub": None},
+        {"accelerator_config": {"gradient_accumulation_kwargs": {}}},
+    ],
+    ids=str,
+)
+def test_another_way_to_ask_for_nothing_is_not_refused(keywords: dict[str, Any]) -> None:
+    TrainingArguments(**keywords)
+
+
+@pytest.mark.parametrize("keywords", [{"tf32": False}, {"neftune_noise_alpha": 0.0}], ids=str)
+def test_zero_or_false_is_refused_where_it_differs_from_unset(keywords: dict[str, Any]) -> None:
+    with pytest.raises(NotImplementedError, match=next(iter(keywords))):
+        TrainingArguments(**keywords)
+
+
+@pytest.mark.parametrize(("name", "honoured"), HONOURED_VALUES.items())
+def test_listed_values_are_taken(name: str, honoured: tuple[str, ...]) -> None:
+    for value in honoured:
+        TrainingArguments(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("keywords", "shown"),
+    [
+        ({"lr_scheduler_type": SchedulerType.GREEDY, "eval_strategy": "epoch"}, "lr_scheduler_type='greedy'"),
+        ({"optim": OptimizerNames.ADAFACTOR}, "optim='adafactor'"),
+        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy='group_by_length'"),
+        ({"report_to": "all"}, "report_to=\\['all'\\]"),
+        ({"report_to": ["tensorboard"]}, "report_to=\\['tensorboard'\\]"),
+    ],
+)
+def test_other_values_are_refused_with_those_to_choose_from(keywords: dict[str, Any], shown: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"{shown} .choose from "):
+        TrainingArguments(**keywords)
+
+
+@pytest.mark.parametrize("entry", NOT_YET_SUPPORTED_ACCELERATOR_ENTRIES)
+def test_an_entry_of_the_accelerator_config_is_refused_away_from_its_default(entry: str) -> None:
+    default = getattr(AcceleratorConfig(), entry)
+    wish = {"num_steps": 2} if entry == "gradient_accumulation_kwargs" else not default
+    with pytest.raises(NotImplementedError, match=entry):
+        TrainingArguments(accelerator_config={entry: wish})
+
+
+@pytest.mark.parametrize("name", HONOURED_ENVIRONMENT)
+def test_a_wish_in_the_environment_is_refused_and_a_launchers_no_is_taken(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "no")
+    TrainingArguments()
+    monkeypatch.setenv(name, "fp16" if "PRECISION" in name else "true")
+    with pytest.raises(NotImplementedError, match=name):
+        TrainingArguments()
+
+
+def test_a_field_set_after_construction_is_refused_when_asked_again() -> None:
+    args = TrainingArguments()
+    refuse_unsupported(args)
+    args.fp16 = True
+    args.report_to = "wandb"
+    with pytest.raises(NotImplementedError, match=r"fp16=True.*report_to='wandb'"):
+        refuse_unsupported(args)
+
+
+def test_what_only_matters_with_refused_arguments_is_accepted() -> None:
+    TrainingArguments(
+        hub_model_id="me/model",
+        hub_token="secret",
+        ddp_backend="gloo",
+        ddp_find_unused_parameters=False,
+        resume_from_checkpoint="somewhere",
+        do_train=True,
+        local_rank=0,
+        run_name="one",
+        project="mine",
+        trackio_space_id="space",
+    )
+
+
+def test_a_subclass_cannot_make_an_unsupported_value_its_default() -> None:
+    @dataclasses.dataclass
+    class HalfPrecision(TrainingArguments):
+        bf16: bool = True
+
+    with pytest.raises(NotImplementedError, match=r"bf16=True .leave it at False"):
+        HalfPrecision()
+
+
+def test_the_tables_name_existing_arguments() -> None:
+    names = {field.name for field in dataclasses.fields(TrainingArguments)}
+    assert set(NOT_YET_SUPPORTED) | set(HONOURED_VALUES) <= names
+    entries = {field.name for field in dataclasses.fields(AcceleratorConfig)}
+    assert set(NOT_YET_SUPPORTED_ACCELERATOR_ENTRIES) <= entries

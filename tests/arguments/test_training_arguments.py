@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import transformers
+
+from littrainer.arguments import TrainingArguments
+from littrainer.arguments.choices import IntervalStrategy
+
+
+@dataclasses.dataclass
+class DerivedArguments(TrainingArguments):
+    """What libraries on top do: other defaults, further fields, further dict fields, work around the parent's."""
+
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
+
+    learning_rate: float = 1e-6
+    logging_steps: float = 10
+    bf16: bool | None = None
+    model_init_kwargs: dict[str, Any] | str | None = None
+    max_length: int = 512
+
+    def __post_init__(self) -> None:
+        self.bf16 = bool(self.bf16)
+        super().__post_init__()
+        self.effective_length = self.max_length - 2
+
+
+def test_a_subclass_adds_fields_and_changes_defaults() -> None:
+    args = DerivedArguments("out", 4, eval_strategy="steps", model_init_kwargs='{"depth": "3"}')
+    assert (args.output_dir, args.per_device_train_batch_size) == ("out", 4)
+    assert (args.learning_rate, args.eval_steps, args.bf16) == (1e-6, 10, False)
+    assert args.model_init_kwargs == {"depth": 3}
+    assert args.effective_length == 510
+    assert DerivedArguments("out", max_length=8).effective_length == 6
+
+
+def test_the_signature_shows_the_arguments() -> None:
+    assert list(inspect.signature(TrainingArguments).parameters)[:2] == ["output_dir", "per_device_train_batch_size"]
+    assert "max_length" in inspect.signature(DerivedArguments).parameters
+
+
+@pytest.mark.parametrize("cls", [TrainingArguments, DerivedArguments])
+def test_instances_survive_pickling_and_copying(cls: type[TrainingArguments], tmp_path: Path) -> None:
+    args = cls("out", eval_strategy="epoch", lr_scheduler_kwargs={"power": 2.0})
+    torch.save(args, tmp_path / "training_args.bin")
+    loaded = torch.load(tmp_path / "training_args.bin", weights_only=False)
+    for other in (loaded, copy.copy(args), copy.deepcopy(args), pickle.loads(pickle.dumps(args))):
+        assert type(other) is cls
+        assert other == args
+        assert vars(other) == vars(args)
+        assert other.eval_strategy is IntervalStrategy.EPOCH
+
+
+@pytest.mark.parametrize("cls", [transformers.TrainingArguments, TrainingArguments])
+def test_replacing_one_value_keeps_the_others(cls: Any) -> None:
+    args = cls("out", eval_strategy="steps", eval_steps=7, accelerator_config={"use_seedable_sampler": False})
+    replaced = dataclasses.replace(args, learning_rate=1.0)
+    assert (replaced.learning_rate, replaced.eval_steps, replaced.report_to) == (1.0, 7, [])
+    assert replaced.accelerator_config.use_seedable_sampler is False
+    assert args.learning_rate == 5e-5
+
+
+@pytest.mark.parametrize("cls", [transformers.TrainingArguments, TrainingArguments])
+def test_arguments_can_be_built_again_from_their_dict(cls: Any) -> None:
+    args = cls("out", eval_strategy="epoch", load_best_model_at_end=True, save_strategy="epoch", use_cpu=True)
+    again = cls(**args.to_dict())
+    assert again.to_dict() == args.to_dict()
+    assert again.eval_strategy == args.eval_strategy
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 0.01, 0.1, 0.999, 1, 1.0, 7, 7.9])
+@pytest.mark.parametrize("total_steps", [1, 33, 1000])
+def test_warmup_lasts_as_long_as_in_transformers(warmup_steps: float, total_steps: int) -> None:
+    ours = TrainingArguments(warmup_steps=warmup_steps)
+    theirs = transformers.TrainingArguments(warmup_steps=warmup_steps)
+    assert ours.get_warmup_steps(total_steps) == theirs.get_warmup_steps(total_steps)
+
+
+@pytest.mark.filterwarnings("ignore:warmup_ratio")
+def test_a_warmup_ratio_lasts_for_its_share_of_the_run() -> None:
+    assert TrainingArguments(warmup_ratio=0.25, warmup_steps=3).get_warmup_steps(10) == 3
+    assert TrainingArguments(warmup_ratio=0.25, warmup_steps=3).get_warmup_steps(100) == 25
+
+
+def test_fields_may_be_set_after_construction_and_are_read_when_needed() -> None:
+    args = TrainingArguments()
+    args.warmup_steps = 0.5
+    assert args.get_warmup_steps(10) == 5
+    args.per_device_train_batch_size = 3
+    assert args.train_batch_size == 3
+
+
+def test_no_engine_plugin_is_in_use_by_default() -> None:
+    args = TrainingArguments()
+    assert args.mixed_precision == "no"
+    assert args.fsdp_plugin_args is args.deepspeed_plugin is args.distributed_state is None
+
+
+def test_reading_arguments_imports_neither_torch_nor_lightning_nor_transformers() -> None:
+    program = (
+        "import sys; from littrainer.arguments.training_arguments import TrainingArguments; "
+        "args = TrainingArguments('out', eval_strategy='epoch', dataloader_num_workers=2); args.to_dict(), str(args); "
+        "print([name for name in ('torch', 'lightning', 'transformers') if name in sys.modules])"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
+
+
+def test_the_room_hands_out_the_class_itself() -> None:
+    from littrainer.arguments import training_arguments
+
+    assert training_arguments.TrainingArguments is TrainingArguments

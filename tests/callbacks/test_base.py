@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import transformers
+
+from littrainer.callbacks.base import EVENTS, TrainerCallback, listens_to
+
+
+def test_the_events_are_those_of_transformers() -> None:
+    theirs = {name for name in vars(transformers.TrainerCallback) if name.startswith("on_")}
+    assert set(EVENTS) == theirs
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_an_event_that_is_not_overridden_asks_for_nothing(event: str) -> None:
+    callback = TrainerCallback()
+    assert getattr(callback, event)(None, None, None, model=None, logs=None, metrics=None) is None
+    assert not listens_to(callback, event)
+
+
+def test_a_callback_listens_where_its_class_a_parent_or_the_object_itself_overrides() -> None:
+    class Parent(TrainerCallback):
+        def on_log(self, *_: Any, **__: Any) -> None: ...
+
+    class Child(Parent): ...
+
+    child: Any = Child()
+    child.on_save = print
+    assert [event for event in EVENTS if listens_to(child, event)] == ["on_save", "on_log"]
+
+
+def test_a_callback_that_is_no_trainer_callback_is_always_called() -> None:
+    assert all(listens_to(mock.Mock(), event) for event in EVENTS)

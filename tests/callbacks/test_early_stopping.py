@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import transformers
+
+from littrainer import EarlyStoppingCallback, EvalPrediction, TrainerControl, TrainerState
+from tests.scenarios.trainers import quiet_trainer
+
+FALLING = [1.0, 0.9, 0.95, 0.91, 0.85, 0.85, 0.845, float("nan"), 0.1]
+RISING = [0.1, 0.3, 0.31, 0.2, 0.305, 0.5]
+
+
+def stops(callback: Any, control: Any, state: Any, metrics: list[float], greater_is_better: bool) -> list[Any]:
+    """The counter and the wish to stop after each evaluation, with the best metric kept as a Trainer keeps it."""
+    args = SimpleNamespace(metric_for_best_model="quality", greater_is_better=greater_is_better)
+    history = []
+    for value in metrics:
+        callback.on_evaluate(args, state, control, metrics={"eval_quality": value})
+        history.append((callback.early_stopping_patience_counter, control.should_training_stop))
+        best = state.best_metric
+        if best is None or (value > best if greater_is_better else value < best):
+            state.best_metric = value
+    return history
+
+
+@pytest.mark.parametrize(("metrics", "greater"), [(FALLING, False), (RISING, True), (FALLING, True)])
+@pytest.mark.parametrize("patience", [1, 2, 3])
+@pytest.mark.parametrize("threshold", [0.0, 0.02, 0.15])
+def test_patience_runs_out_when_it_does_in_transformers(
+    metrics: list[float], greater: bool, patience: int, threshold: float
+) -> None:
+    ours = stops(EarlyStoppingCallback(patience, threshold), TrainerControl(), TrainerState(), metrics, greater)
+    theirs = stops(
+        transformers.EarlyStoppingCallback(patience, threshold),
+        transformers.TrainerControl(),
+        transformers.TrainerState(),
+        metrics,
+        greater,
+    )
+    assert ours == theirs
+
+
+def test_a_training_ends_after_the_evaluations_that_patience_allows(tmp_path: Path) -> None:
+    def never_better(prediction: EvalPrediction) -> dict[str, float]:
+        return {"quality": 1.0}
+
+    trainer = quiet_trainer(
+        tmp_path,
+        given={"callbacks": [EarlyStoppingCallback(2)], "compute_metrics": never_better},
+        max_steps=9,
+        eval_strategy="steps",
+        eval_steps=1,
+        metric_for_best_model="quality",
+        greater_is_better=True,
+    )
+    # The first evaluation is the best one, the next two are not better.
+    assert trainer.train().global_step == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [({"eval_strategy": "steps"}, "metric_for_best_model"), ({"metric_for_best_model": "loss"}, "eval_strategy")],
+)
+def test_early_stopping_without_something_to_watch_is_refused_before_the_first_step(
+    tmp_path: Path, changes: dict[str, Any], missing: str
+) -> None:
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [EarlyStoppingCallback()]}, max_steps=2, **changes)
+    with pytest.raises(ValueError, match=f"EarlyStoppingCallback.*{missing}"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_an_evaluation_without_the_metric_does_nothing_and_says_which_there_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    callback, control = EarlyStoppingCallback(), TrainerControl()
+    args = SimpleNamespace(metric_for_best_model="quality", greater_is_better=True)
+    callback.on_evaluate(args, TrainerState(best_metric=9.0), control, metrics={"eval_loss": 1.0})
+    assert not control.should_training_stop and callback.early_stopping_patience_counter == 0
+    assert "eval_quality" in caplog.text and "eval_loss" in caplog.text
+
+
+def test_a_model_that_is_not_the_best_one_at_the_end_is_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings: dict[str, Any] = {"max_steps": 1, "eval_strategy": "steps", "metric_for_best_model": "loss"}
+    callbacks = {"callbacks": [EarlyStoppingCallback()]}
+    quiet_trainer(tmp_path, given=callbacks, load_best_model_at_end=True, save_strategy="steps", **settings).train()
+    assert "load_best_model_at_end" not in caplog.text
+    quiet_trainer(tmp_path, given=callbacks, **settings).train()
+    assert "load_best_model_at_end=True" in caplog.text

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from tqdm.std import tqdm
+
+from littrainer.callbacks import progress
+from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, readable
+from littrainer.callbacks.state import TrainerState
+from tests.scenarios.data import Rows, Stream, vector_rows
+from tests.scenarios.trainers import quiet_trainer
+
+LOGS: dict[str, Any] = {
+    "loss": 0.123456,
+    "grad_norm": 12345678.9,
+    "learning_rate": 1e-5,
+    "step": 3,
+    "name": "text",
+    "total_flos": 1e12,
+    "none": None,
+}
+
+
+class Bars:
+    """Makes silent progress bars, and keeps them."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+        self.written: list[str] = []
+
+    def __call__(self, **keywords: Any) -> Any:
+        bar: Any = tqdm(file=io.StringIO(), mininterval=0, **keywords)
+        bar.write = self.written.append
+        self.made.append(bar)
+        return bar
+
+
+@pytest.fixture
+def bars(monkeypatch: pytest.MonkeyPatch) -> Bars:
+    bars = Bars()
+    monkeypatch.setattr(progress, "tqdm", bars)
+    return bars
+
+
+@pytest.mark.parametrize("logs", [LOGS, {}], ids=["full", "empty"])
+def test_logs_are_printed_as_transformers_prints_them(capsys: pytest.CaptureFixture[str], logs: dict[str, Any]) -> None:
+    state: Any = TrainerState()
+    printed = []
+    for kind in (PrinterCallback, transformers.PrinterCallback):
+        mine = dict(logs)
+        kind().on_log(None, state, None, logs=mine)
+        printed.append((capsys.readouterr().out, mine))
+    assert printed[0] == printed[1]
+    assert "total_flos" not in printed[0][1]
+
+
+def test_only_the_first_process_of_a_node_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    PrinterCallback().on_log(None, TrainerState(is_local_process_zero=False), None, logs=dict(LOGS))  # type: ignore[arg-type]
+    PrinterCallback().on_log(None, TrainerState(), None, logs=None)  # type: ignore[arg-type]
+    assert capsys.readouterr().out == ""
+
+
+def test_long_texts_are_shown_by_their_length() -> None:
+    shown = readable({"short": "a" * 5, "long": "a" * 6}, max_str_len=5)
+    assert shown["short"] == "aaaaa" and "6" in shown["long"] and "aaaaaa" not in shown["long"]
+    assert readable({"long": "a" * 600})["long"] == "a" * 600
+
+
+def test_showing_logs_leaves_them_as_they_are() -> None:
+    logs = dict(LOGS)
+    readable(logs, 2)
+    assert logs == LOGS
+
+
+def test_a_training_moves_one_bar_over_its_steps_and_one_over_each_evaluation(tmp_path: Path, bars: Bars) -> None:
+    trainer = quiet_trainer(
+        tmp_path, disable_tqdm=False, max_steps=4, eval_strategy="steps", eval_steps=2, logging_strategy="steps"
+    )
+    trainer.train()
+    # The first set of bars is the training's; an evaluation has 3 batches of 7 rows.
+    assert [(bar.total, bar.n, bar.leave) for bar in bars.made] == [(4, 4, True), (3, 3, False), (3, 3, False)]
+    assert all(bar.disable for bar in bars.made), "a bar that was closed is disabled"
+    assert sum("'eval_loss'" in line for line in bars.written) == 2
+    assert "'train_loss'" in bars.written[-1] and "total_flos" not in bars.written[-1]
+
+
+def test_bars_outside_training_stay_and_are_closed(tmp_path: Path, bars: Bars) -> None:
+    trainer = quiet_trainer(tmp_path, disable_tqdm=False)
+    trainer.evaluate()
+    trainer.predict(Rows(vector_rows(4)))
+    assert [(bar.total, bar.n, bar.leave) for bar in bars.made] == [(3, 3, True), (2, 2, True)]
+    assert all(bar.disable for bar in bars.made) and bars.written == []
+
+
+def test_there_is_no_bar_over_data_of_unknown_length(tmp_path: Path, bars: Bars) -> None:
+    quiet_trainer(tmp_path, disable_tqdm=False).evaluate(Stream(vector_rows(4)))
+    assert bars.made == []
+
+
+def test_a_resumed_training_shows_the_steps_done_before(bars: Bars) -> None:
+    callback: Any = ProgressCallback()
+    callback.on_train_begin(None, TrainerState(max_steps=10, global_step=6), None)
+    callback.on_step_end(None, TrainerState(global_step=7), None)
+    assert bars.made[0].n == 7
+
+
+def test_other_processes_show_no_bar(bars: Bars) -> None:
+    callback: Any = ProgressCallback()
+    state = TrainerState(max_steps=10, is_world_process_zero=False)
+    for event in ("on_train_begin", "on_step_end", "on_log", "on_evaluate", "on_predict", "on_train_end"):
+        getattr(callback, event)(None, state, None, logs={"loss": 1.0})
+    callback.on_prediction_step(None, state, None, eval_dataloader=[1])
+    assert bars.made == [] and bars.written == []

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import nn
+
+from littrainer.checkpoint.writer import without_secrets, write_weights
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import Rows, tiny_tokenizer, token_rows
+from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_gpt2
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+
+SECRET = "hf_not_to_be_written"
+COMPLETE = {
+    "model.safetensors",
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    "trainer_state.json",
+    "training_args.bin",
+}
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("write", ["save_model", "train"])
+def test_a_token_is_written_to_no_file(tmp_path: Path, write: str) -> None:
+    trainer = quiet_trainer(tmp_path, hub_token=SECRET, max_steps=1, save_strategy="steps")
+    getattr(trainer, write)()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files and all(SECRET.encode() not in path.read_bytes() for path in files)
+    assert trainer.args.hub_token == SECRET
+
+
+def test_only_what_ends_in_token_is_blanked(tmp_path: Path) -> None:
+    args = quiet_arguments(tmp_path, hub_token=SECRET, hub_model_id="someone/model", learning_rate=0.5)
+    args.other_token = SECRET
+    shared = without_secrets(args)
+    assert shared.hub_token is None and shared.other_token is None
+    assert (shared.hub_model_id, shared.learning_rate) == ("someone/model", 0.5)
+    assert args.hub_token == args.other_token == SECRET
+
+
+def test_saved_arguments_are_those_of_the_training(tmp_path: Path) -> None:
+    quiet_trainer(tmp_path, learning_rate=0.125, max_steps=3).save_model()
+    args = torch.load(tmp_path / "training_args.bin", weights_only=False)
+    assert (args.learning_rate, args.max_steps, args.output_dir) == (0.125, 3, str(tmp_path))
+
+
+def test_a_checkpoint_holds_all_that_a_resume_needs(tmp_path: Path) -> None:
+    quiet_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=2).train()
+    assert names_in(tmp_path / "checkpoint-2") == COMPLETE
+    state = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
+    assert (state["global_step"], state["max_steps"]) == (2, 2)
+
+
+def test_a_checkpoint_of_the_model_only_lacks_what_resumes(tmp_path: Path) -> None:
+    quiet_trainer(tmp_path, max_steps=1, save_strategy="steps", save_only_model=True).train()
+    assert names_in(tmp_path / "checkpoint-1") == COMPLETE - {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
+
+
+def test_a_pretrained_model_is_saved_so_that_from_pretrained_loads_it(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    trainer = quiet_trainer(tmp_path, tiny_bert_classifier(), given={"processing_class": tokenizer})
+    trainer.save_model(str(tmp_path / "model"))
+    loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "model")
+    state = trainer.model.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in loaded.state_dict().items())
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert again("loss step")["input_ids"] == tokenizer("loss step")["input_ids"]
+
+
+def test_the_tokenizer_of_the_collator_is_saved_where_the_trainer_was_given_none(tmp_path: Path) -> None:
+    collator = transformers.DataCollatorWithPadding(tiny_tokenizer())
+    quiet_trainer(tmp_path, tiny_bert_classifier(), given={"data_collator": collator}).save_model()
+    assert "tokenizer.json" in names_in(tmp_path)
+
+
+def test_weights_given_are_written_in_the_place_of_the_models(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in trainer.model.state_dict().items()}
+    trainer._save(str(tmp_path / "zeros"), state_dict=zeros)
+    assert all(not tensor.any() for tensor in load_file(tmp_path / "zeros" / "model.safetensors").values())
+
+
+def test_weights_that_lie_scattered_in_memory_are_written(tmp_path: Path) -> None:
+    scattered = torch.arange(6.0).reshape(2, 3).T
+    write_weights({"a": scattered}, str(tmp_path))
+    assert torch.equal(load_file(tmp_path / "model.safetensors")["a"], scattered)
+
+
+def test_shared_weights_of_a_plain_module_are_an_error_that_names_the_folder(tmp_path: Path) -> None:
+    class Tied(VectorClassifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.also_head = self.head
+
+    with pytest.raises(ValueError, match=rf"(?s){tmp_path}.*share memory"):
+        quiet_trainer(tmp_path, Tied()).save_model()
+
+
+def test_shared_weights_of_a_pretrained_model_are_saved(tmp_path: Path) -> None:
+    quiet_trainer(tmp_path, tiny_gpt2()).save_model()
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
+    assert loaded.lm_head.weight is loaded.transformer.wte.weight
+
+
+def test_a_trainer_that_is_not_to_save_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = quiet_trainer(tmp_path)
+    monkeypatch.setattr(type(trainer.args), "should_save", property(lambda _: False))
+    trainer.save_model(str(tmp_path / "model"))
+    assert not (tmp_path / "model").exists()
+
+
+def test_an_overridden_save_writes_each_checkpoints_model(tmp_path: Path) -> None:
+    from littrainer import Trainer
+
+    class OwnFormat(Trainer):
+        def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+            Path(output_dir or "").mkdir(parents=True, exist_ok=True)
+            (Path(output_dir or "") / "own").touch()
+
+    quiet_trainer(tmp_path, kind=OwnFormat, max_steps=1, save_strategy="steps").train()
+    assert "own" in names_in(tmp_path / "checkpoint-1") and "model.safetensors" not in names_in(
+        tmp_path / "checkpoint-1"
+    )
+
+
+def test_buffers_and_frozen_weights_are_saved_too(tmp_path: Path) -> None:
+    model = nn.BatchNorm1d(6).requires_grad_(False)
+    quiet_trainer(tmp_path, model).save_model()
+    assert set(load_file(tmp_path / "model.safetensors")) == set(model.state_dict())
+
+
+def test_a_saved_classifier_predicts_what_the_trained_one_does(tmp_path: Path) -> None:
+    trainer = quiet_trainer(
+        tmp_path,
+        tiny_bert_classifier(),
+        given={"data_collator": pad_tokens, "train_dataset": Rows(token_rows(8))},
+        max_steps=2,
+    )
+    trainer.train()
+    trainer.save_model()
+    loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path).eval()
+    inputs = pad_tokens(token_rows(3, seed=2))
+    with torch.no_grad():
+        assert torch.equal(loaded(**inputs).logits, trainer.model.eval()(**inputs).logits)

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
+from transformers.trainer_pt_utils import find_batch_size
+
+from littrainer.data.loaders import (
+    LookaheadLoader,
+    build_loader,
+    count_examples,
+    first_dimension,
+    has_length,
+    without_first_batches,
+)
+from littrainer.data.samplers import EpochSeededSampler
+from tests.scenarios.data import SizedStream, Stream
+from tests.scenarios.trainers import quiet_arguments
+
+
+class Numbers(Dataset[int]):
+    """The numbers up to `count`; notes which were read, and which epoch it was told."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.read: list[int] = []
+        self.epochs: list[int] = []
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        self.read.append(index)
+        return index
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+def numbered_stream(count: int) -> Stream:
+    return Stream([{"n": number} for number in range(count)])
+
+
+def numbers_in(samples: list[Any]) -> list[int]:
+    return [sample["n"] for sample in samples]
+
+
+def test_exactly_one_batch_is_collated_ahead_of_the_one_handed_out() -> None:
+    collated: list[list[int]] = []
+
+    def collate(samples: list[int]) -> list[int]:
+        collated.append(samples)
+        return samples
+
+    ahead = [len(collated) - number for number, _ in enumerate(LookaheadLoader(Numbers(8), 2, collate_fn=collate), 1)]
+    assert ahead == [1, 1, 1, 0]
+
+
+def test_a_loader_knows_when_it_hands_out_its_last_batch_and_forgets_it_at_the_next_pass() -> None:
+    loader = LookaheadLoader(Numbers(5), 2)
+    for _ in range(2):
+        assert [loader.end_of_dataloader for _ in loader] == [False, False, True]
+
+
+def test_a_loader_without_any_batch_hands_out_none() -> None:
+    loader = LookaheadLoader(Numbers(3), 4, drop_last=True)
+    assert list(loader) == []
+    assert not loader.end_of_dataloader
+
+
+def test_only_a_complete_pass_moves_on_to_the_next_epoch() -> None:
+    dataset = Numbers(4)
+    loader = LookaheadLoader(dataset, 2)
+    next(iter(loader))
+    list(loader)
+    list(loader)
+    assert dataset.epochs == [0, 0, 1]
+
+
+def test_the_epoch_reaches_dataset_sampler_and_batch_sampler() -> None:
+    dataset = Numbers(4)
+    sampler = EpochSeededSampler(dataset, data_seed=0)
+    LookaheadLoader(dataset, 2, sampler=sampler).set_epoch(7)
+    assert sampler.epoch == 7 and dataset.epochs == [7]
+
+    class Batches:
+        epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Any:
+            return iter([[0], [1]])
+
+    batches: Any = Batches()
+    LookaheadLoader(dataset, batch_sampler=batches).set_epoch(8)
+    assert batches.epoch == 8
+
+
+@pytest.mark.parametrize(
+    ("loader", "samples"),
+    [
+        (LookaheadLoader(Numbers(10), 4), 2),
+        (LookaheadLoader(Numbers(8), 4), None),
+        (LookaheadLoader(Numbers(3), 4), 3),
+        (LookaheadLoader(Numbers(10), 4, drop_last=True), None),
+        (LookaheadLoader(numbered_stream(10), 4, collate_fn=numbers_in), 2),
+        (LookaheadLoader(Numbers(10), batch_size=None), None),
+    ],
+)
+def test_a_last_batch_that_is_not_full_has_its_samples_counted(loader: LookaheadLoader, samples: int | None) -> None:
+    assert loader.samples_in_last_batch(torch.zeros(2)) == samples
+
+
+def loader_for(folder: Path, dataset: Any, sampler: Any = None, is_training: bool = True, **changes: Any) -> Any:
+    return build_loader(
+        quiet_arguments(folder, **changes),
+        dataset,
+        collate=list,
+        batch_size=3,
+        sampler=sampler,
+        is_training=is_training,
+    )
+
+
+def test_dataloader_arguments_reach_the_dataloader(tmp_path: Path) -> None:
+    loader = loader_for(
+        tmp_path,
+        Numbers(10),
+        dataloader_num_workers=2,
+        dataloader_prefetch_factor=5,
+        dataloader_persistent_workers=True,
+        dataloader_in_order=False,
+        dataloader_multiprocessing_context="spawn",
+        dataloader_drop_last=True,
+    )
+    assert (loader.batch_size, loader.num_workers, loader.prefetch_factor) == (3, 2, 5)
+    assert loader.persistent_workers and loader.drop_last and not loader.in_order and loader.collate_fn is list
+    assert loader.multiprocessing_context.get_start_method() == "spawn"
+
+
+def test_memory_is_not_pinned_where_there_is_no_accelerator_to_copy_to(tmp_path: Path) -> None:
+    assert not loader_for(tmp_path, Numbers(3), dataloader_pin_memory=True).pin_memory
+
+
+def test_only_training_loaders_seed_their_workers(tmp_path: Path) -> None:
+    assert loader_for(tmp_path, Numbers(3)).worker_init_fn is not None
+    assert loader_for(tmp_path, Numbers(3), is_training=False).worker_init_fn is None
+
+
+def test_a_stream_is_read_in_its_own_order_to_its_end(tmp_path: Path) -> None:
+    loader = loader_for(tmp_path, numbered_stream(7), sampler=SequentialSampler([1]), dataloader_drop_last=True)
+    assert [numbers_in(batch) for batch in loader] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_a_random_order_is_seeded_by_data_seed_and_epoch_unless_that_is_switched_off(tmp_path: Path) -> None:
+    dataset = Numbers(20)
+    seeded = loader_for(tmp_path, dataset, RandomSampler(dataset), data_seed=4)
+    assert list(seeded.sampler) == list(EpochSeededSampler(dataset, data_seed=4))
+    plain = RandomSampler(dataset)
+    off = loader_for(tmp_path, dataset, plain, accelerator_config={"use_seedable_sampler": False})
+    assert off.sampler is plain
+
+
+@pytest.mark.parametrize("kind", [DataLoader, LookaheadLoader])
+def test_batches_of_a_mapped_dataset_are_left_out_without_reading_a_sample(kind: Any) -> None:
+    dataset = Numbers(10)
+    loader = kind(dataset, 3, collate_fn=list, sampler=EpochSeededSampler(dataset, data_seed=1))
+    whole = list(loader)
+    dataset.read.clear()
+    shorter = without_first_batches(loader, 2)
+    loader.sampler.set_epoch(0)
+    assert type(shorter) is kind and len(shorter) == 2
+    assert list(shorter) == whole[2:]
+    assert dataset.read == [number for batch in whole[2:] for number in batch]
+
+
+def test_a_shortened_loader_keeps_how_its_batches_are_made_and_what_epoch_they_are_told() -> None:
+    dataset = Numbers(10)
+    loader = LookaheadLoader(
+        dataset, 3, collate_fn=tuple, num_workers=1, prefetch_factor=4, sampler=EpochSeededSampler(dataset, data_seed=1)
+    )
+    shorter = without_first_batches(loader, 1)
+    assert (shorter.collate_fn, shorter.num_workers, shorter.prefetch_factor) == (tuple, 1, 4)
+    assert shorter.samples_in_last_batch(None) == 1
+    shorter.set_epoch(6)
+    assert loader.sampler.epoch == 6
+
+
+def test_leaving_out_more_batches_than_there_are_leaves_none() -> None:
+    shorter = without_first_batches(LookaheadLoader(Numbers(4), 2), 5)
+    assert len(shorter) == 0 and list(shorter) == []
+
+
+def test_a_stream_is_read_from_its_start_and_its_first_batches_dropped() -> None:
+    loader = LookaheadLoader(numbered_stream(5), 2, collate_fn=numbers_in)
+    assert list(without_first_batches(loader, 1)) == [[2, 3], [4]]
+
+
+def test_a_loader_of_a_class_of_the_users_own_is_read_from_its_start() -> None:
+    class OwnLoader(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            return iter("abcd")
+
+    assert list(without_first_batches(OwnLoader(Numbers(4)), 3)) == ["d"]
+
+
+class RaisesLength:
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("dataset", "known"),
+    [
+        ([], True),
+        (Numbers(0), True),
+        (SizedStream([]), True),
+        (numbered_stream(2), False),
+        (None, False),
+        (RaisesLength(TypeError), False),
+        (RaisesLength(AttributeError), False),
+        (RaisesLength(NotImplementedError), False),
+    ],
+)
+def test_a_length_is_known_where_len_gives_a_number(dataset: Any, known: bool) -> None:
+    assert has_length(dataset) is known
+
+
+def test_examples_are_counted_in_the_dataset_or_estimated_from_the_batches() -> None:
+    assert count_examples(LookaheadLoader(Numbers(10), 4), batch_size=4) == 10
+    assert count_examples(["batch"] * 3, batch_size=4) == 12
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.zeros(3, 2),
+        torch.tensor(1.0),
+        np.zeros((4, 1)),
+        {"n": torch.tensor(1), "x": torch.zeros(5)},
+        ({"a": None}, [torch.zeros(2)]),
+        {"text": "abc"},
+        [],
+        None,
+    ],
+)
+def test_the_samples_of_a_batch_are_counted_where_transformers_counts_them(batch: Any) -> None:
+    assert first_dimension(batch) == find_batch_size(batch)

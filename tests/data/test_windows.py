@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from littrainer.data.loaders import LookaheadLoader
+from littrainer.data.samplers import EpochSeededSampler
+from littrainer.data.windows import BatchStream, MicroBatch, WindowLoader, count_label_tokens, draw
+from tests.data.test_loaders import Numbers
+
+
+class Recorder:
+    """What a WindowLoader asks for, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+
+    def draw_window(self, batches: Iterator[Any], number: int) -> tuple[list[Any], int]:
+        window = draw(batches, number)
+        self.events.append(("drawn", *window))
+        return window, 10 * len(window)
+
+    def restore(self) -> None:
+        self.events.append("restored")
+
+
+def windows_over(loader: Any, accumulation: int, length: int, **keywords: Any) -> WindowLoader:
+    settings = {"draw_window": Recorder().draw_window, "should_stop": lambda: False, **keywords}
+    return WindowLoader(loader, accumulation=accumulation, micro_batches_per_epoch=length, **settings)
+
+
+def places(micro_batches: list[MicroBatch]) -> str:
+    """One letter for each micro-batch: [ opens its window, ] closes it, | does both, . neither."""
+    letters = {(True, False): "[", (False, True): "]", (True, True): "|", (False, False): "."}
+    return "".join(letters[batch.opens_window, batch.closes_window] for batch in micro_batches)
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "length", "expected", "sizes"),
+    [
+        (1, 3, "|||", [1, 1, 1]),
+        (2, 4, "[][]", [2, 2, 2, 2]),
+        (3, 7, "[.][.]|", [3, 3, 3, 3, 3, 3, 1]),
+        (3, 5, "[.][]", [3, 3, 3, 2, 2]),
+        (4, 3, "[.]", [3, 3, 3]),
+    ],
+)
+def test_an_epoch_is_cut_into_windows_of_which_the_last_may_be_shorter(
+    accumulation: int, length: int, expected: str, sizes: list[int]
+) -> None:
+    micro_batches = list(windows_over(range(length), accumulation, length))
+    assert places(micro_batches) == expected
+    assert [batch.window_size for batch in micro_batches] == sizes
+    assert [batch.inputs for batch in micro_batches] == list(range(length))
+    assert [batch.epoch_fraction for batch in micro_batches] == [(n + 1) / length for n in range(length)]
+    assert [batch.num_items_in_window for batch in micro_batches] == [10 * size for size in sizes]
+
+
+def test_a_window_is_drawn_as_a_whole_before_its_first_micro_batch_is_handed_out() -> None:
+    recorder = Recorder()
+    handed_out = iter(windows_over(range(5), 2, 5, draw_window=recorder.draw_window))
+    next(handed_out)
+    assert recorder.events == [("drawn", 0, 1)]
+    next(handed_out)
+    assert recorder.events == [("drawn", 0, 1)]
+    next(handed_out)
+    assert recorder.events == [("drawn", 0, 1), ("drawn", 2, 3)]
+
+
+def test_a_stream_that_ends_within_a_window_never_closes_it() -> None:
+    micro_batches = list(windows_over(iter(range(5)), accumulation=3, length=9))
+    assert places(micro_batches) == "[.][."
+    assert [batch.window_size for batch in micro_batches] == [3, 3, 3, 2, 2]
+
+
+def test_a_stream_longer_than_an_epoch_is_read_no_further_than_that() -> None:
+    stream = iter(range(10))
+    assert len(list(windows_over(stream, accumulation=2, length=4))) == 4
+    assert next(stream) == 4
+
+
+def test_an_epoch_ends_in_the_middle_of_a_window_when_told_to_stop() -> None:
+    answers = iter([False, True])
+    loader = windows_over(range(6), 3, 6, should_stop=lambda: next(answers))
+    assert places(list(loader)) == "[."
+    assert loader.micro_batches_seen == 2
+
+
+def test_an_empty_stream_gives_an_epoch_in_which_nothing_is_seen() -> None:
+    loader = windows_over(iter([]), 2, 4)
+    assert list(loader) == []
+    assert loader.micro_batches_seen == 0
+
+
+def test_a_window_loader_has_the_length_of_an_epoch_also_over_a_stream() -> None:
+    assert len(windows_over(iter([]), 2, 7)) == 7
+
+
+def shuffled(dataset: Numbers) -> LookaheadLoader:
+    return LookaheadLoader(dataset, 2, collate_fn=list, sampler=EpochSeededSampler(dataset, data_seed=5))
+
+
+def test_skipped_micro_batches_are_not_read_and_the_rest_is_what_it_would_have_been() -> None:
+    dataset = Numbers(14)
+    whole = windows_over(shuffled(dataset), 2, 7)
+    whole.start_epoch(3)
+    expected = [batch.inputs for batch in whole][4:]
+    dataset.read.clear()
+
+    loader = windows_over(shuffled(dataset), 2, 7)
+    loader.start_epoch(3)
+    loader.micro_batches_to_skip = 4
+    rest = list(loader)
+    assert [batch.inputs for batch in rest] == expected
+    assert dataset.read == [number for batch in expected for number in batch]
+    assert places(rest) == "[]|"
+    assert [batch.epoch_fraction for batch in rest] == [5 / 7, 6 / 7, 1.0]
+
+
+def test_only_the_first_epoch_after_a_resume_is_shortened() -> None:
+    loader = windows_over(shuffled(Numbers(14)), 2, 7)
+    loader.micro_batches_to_skip = 4
+    assert [len(list(loader)) for _ in range(2)] == [3, 7]
+
+
+@pytest.mark.parametrize(
+    ("skipped", "events"),
+    [
+        (0, ["restored", ("drawn", 0, 1), ("drawn", 2, 3)]),
+        (2, [("drawn", 2, 3), "restored"]),
+    ],
+)
+def test_random_states_are_restored_where_the_interrupted_training_had_them(skipped: int, events: list[Any]) -> None:
+    recorder = Recorder()
+    loader = windows_over(range(4), 2, 4, draw_window=recorder.draw_window, restore_random_states=recorder.restore)
+    loader.is_resuming = True
+    loader.micro_batches_to_skip = skipped
+    list(loader)
+    assert recorder.events == events
+    list(loader)
+    assert recorder.events.count("restored") == 1
+
+
+def test_drawing_ends_where_the_data_ends() -> None:
+    batches = iter("abc")
+    assert [draw(batches, 2), draw(batches, 2), draw(batches, 2)] == [["a", "b"], ["c"], []]
+
+
+WINDOW = [
+    {"labels": torch.tensor([[1, 2, -100], [-100, 3, 4]])},
+    {"labels": torch.tensor([[5, -100, -100]])},
+]
+
+
+def test_all_labels_but_ignored_ones_are_counted_over_the_window() -> None:
+    assert int(count_label_tokens(WINDOW, labels_are_shifted=False)) == 5  # type: ignore[arg-type]
+
+
+def test_the_first_label_of_a_row_is_no_target_where_labels_are_shifted() -> None:
+    assert int(count_label_tokens(WINDOW, labels_are_shifted=True)) == 3  # type: ignore[arg-type]
+
+
+def test_labels_that_the_data_has_shifted_are_counted_as_they_are() -> None:
+    window = [{"labels": torch.tensor([[1, 2, 3]]), "shift_labels": torch.tensor([[2, -100, -100]])}]
+    assert int(count_label_tokens(window, labels_are_shifted=True)) == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("labels", [[{"boxes": [1]}], [1, 2], "text", None])
+def test_labels_that_are_no_tensors_are_not_counted(labels: Any) -> None:
+    assert count_label_tokens([{"labels": labels}], labels_are_shifted=False) is None
+
+
+def test_lightning_is_told_a_length_for_any_loader() -> None:
+    assert len(BatchStream([1, 2, 3])) == 3
+    endless = BatchStream(iter("ab"))
+    assert len(endless) > 10**9
+    assert [*iter(endless)] == ["a", "b"]

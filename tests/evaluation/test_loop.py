@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+
+from littrainer import EvalPrediction, TrainerCallback
+from tests.scenarios.data import Rows, Stream, vector_rows
+from tests.scenarios.metrics import accuracy
+from tests.scenarios.models import NoisyClassifier, VectorClassifier
+from tests.scenarios.trainers import quiet_trainer
+
+SPEEDS = {"runtime", "samples_per_second", "steps_per_second"}
+
+
+class LightningWatcher(pl.Callback):
+    """Counts the batches that Lightning's own loops finish."""
+
+    def __init__(self) -> None:
+        self.batches = {"train": 0, "validation": 0, "predict": 0}
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.batches["train"] += 1
+
+    def on_validation_batch_end(self, *_: Any) -> None:
+        self.batches["validation"] += 1
+
+    def on_predict_batch_end(self, *_: Any) -> None:
+        self.batches["predict"] += 1
+
+
+def test_training_evaluation_and_prediction_all_run_on_lightnings_loops(tmp_path: Path) -> None:
+    watcher = LightningWatcher()
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [watcher]}, max_steps=2)
+    trainer.train()
+    assert watcher.batches == {"train": 2, "validation": 0, "predict": 0}
+    trainer.evaluate()
+    assert watcher.batches == {"train": 2, "validation": 3, "predict": 0}
+    trainer.predict(Rows(vector_rows(5)))
+    assert watcher.batches == {"train": 2, "validation": 3, "predict": 2}
+
+
+def test_an_evaluation_during_training_runs_on_lightnings_loop_too(tmp_path: Path) -> None:
+    watcher = LightningWatcher()
+    quiet_trainer(
+        tmp_path, given={"callbacks": [watcher]}, max_steps=3, eval_strategy="steps", eval_steps=1, eval_on_start=True
+    ).train()
+    assert watcher.batches == {"train": 3, "validation": 4 * 3, "predict": 0}
+
+
+def test_a_prediction_made_by_a_callback_during_training_is_an_evaluation_to_lightning(tmp_path: Path) -> None:
+    watcher = LightningWatcher()
+    predicted: list[Any] = []
+    modes: list[bool] = []
+
+    class Predicting(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            modes.append(kwargs["model"].training)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            predicted.append(trainer.predict(Rows(vector_rows(5))))
+
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [watcher, Predicting()]}, max_steps=2)
+    trainer.train()
+    assert [output.predictions.shape for output in predicted] == [(5, 3), (5, 3)]
+    assert watcher.batches["train"] == 2
+    assert modes == [True, True]
+
+
+@pytest.mark.parametrize("prefix", ["eval", "held_out"])
+def test_every_metric_is_named_with_the_prefix(tmp_path: Path, prefix: str) -> None:
+    trainer = quiet_trainer(
+        tmp_path, given={"compute_metrics": lambda _: {"plain": 1, f"{prefix}_named": np.float64(2), "eval": 3}}
+    )
+    metrics = trainer.evaluate(metric_key_prefix=prefix)
+    expected = {"loss", "model_preparation_time", "plain", "named", "eval", *SPEEDS}
+    assert set(metrics) == {*(f"{prefix}_{name}" for name in expected), "epoch"}
+    assert metrics[f"{prefix}_named"] == 2 and type(metrics[f"{prefix}_named"]) is float
+
+
+def test_preparing_the_model_is_timed_in_the_first_evaluation_and_not_after_training(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, max_steps=1)
+    trainer.train()
+    assert "eval_model_preparation_time" not in trainer.evaluate()
+
+
+def test_predictions_are_named_test_unless_another_prefix_is_given(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path)
+    assert "test_loss" in trainer.predict(Rows(vector_rows(4))).metrics
+    assert "final_loss" in trainer.predict(Rows(vector_rows(4)), metric_key_prefix="final").metrics
+
+
+def test_several_datasets_are_named_in_their_metrics(tmp_path: Path) -> None:
+    datasets = {"near": Rows(vector_rows(4)), "far": Rows(vector_rows(5, seed=3))}
+    trainer = quiet_trainer(tmp_path, given={"eval_dataset": datasets})
+    metrics = trainer.evaluate()
+    assert {"eval_near_loss", "eval_far_loss"} <= set(metrics) and "eval_loss" not in metrics
+    named = trainer.evaluate("far", metric_key_prefix="only")
+    assert named["only_loss"] == metrics["eval_far_loss"]
+    given = trainer.evaluate({"again": datasets["near"]})
+    assert given["eval_again_loss"] == metrics["eval_near_loss"]
+
+
+def test_the_loss_weighs_a_shorter_last_batch_by_its_samples(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path)
+    rows = vector_rows(7, seed=1)
+    inputs = torch.stack([row["x"] for row in rows]), torch.tensor([row["labels"] for row in rows])
+    with torch.no_grad():
+        whole = trainer.model(*inputs)["loss"].item()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(whole, rel=1e-6)
+
+
+class LossesOf(VectorClassifier):
+    """Its loss at each batch is the next of a list."""
+
+    def __init__(self, losses: list[float]) -> None:
+        super().__init__()
+        self.losses = iter(losses)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        return {"loss": torch.tensor(next(self.losses)), "logits": self.logits(x)}
+
+
+@pytest.mark.parametrize(
+    ("filtered", "losses", "mean"),
+    [
+        (True, [1.0, float("nan"), 4.0], 1.75),
+        (True, [1.0, float("inf"), 4.0], 1.75),
+        (True, [float("nan")] * 3, float("nan")),
+        (False, [1.0, float("inf"), 4.0], float("inf")),
+    ],
+)
+def test_losses_that_are_no_numbers_are_left_out_of_the_mean_where_asked(
+    tmp_path: Path, filtered: bool, losses: list[float], mean: float
+) -> None:
+    trainer = quiet_trainer(tmp_path, LossesOf(losses), logging_nan_inf_filter=filtered)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(mean, nan_ok=True)
+
+
+def test_metrics_are_computed_from_rows_in_the_order_of_the_dataset(tmp_path: Path) -> None:
+    seen: list[EvalPrediction] = []
+
+    def remember(prediction: EvalPrediction) -> dict[str, float]:
+        seen.append(prediction)
+        return accuracy(prediction)
+
+    trainer = quiet_trainer(tmp_path, given={"compute_metrics": remember})
+    trainer.evaluate()
+    (prediction,) = seen
+    rows = vector_rows(7, seed=1)
+    assert prediction.label_ids.tolist() == [row["labels"] for row in rows]
+    with torch.no_grad():
+        logits = trainer.model.logits(torch.stack([row["x"] for row in rows]))
+    assert np.allclose(prediction.predictions, logits.numpy())
+    assert prediction.inputs is None and prediction.losses is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "inputs", "losses"),
+    [(["inputs"], True, False), (["loss"], False, True), (["inputs", "loss"], True, True)],
+)
+def test_metrics_are_given_inputs_and_losses_where_asked(
+    tmp_path: Path, wanted: list[str], inputs: bool, losses: bool
+) -> None:
+    seen: list[Any] = []
+
+    class Vectors(VectorClassifier):
+        main_input_name = "x"
+
+    trainer = quiet_trainer(
+        tmp_path,
+        Vectors(),
+        given={"compute_metrics": lambda prediction: seen.append(prediction) or {}},
+        include_for_metrics=wanted,
+    )
+    trainer.evaluate()
+    assert (seen[0].inputs is not None, seen[0].losses is not None) == (inputs, losses)
+    if inputs:
+        assert seen[0].inputs.shape == (7, 6)
+    if losses:
+        assert seen[0].losses.shape == (7,)
+
+
+def test_batch_metrics_are_told_which_batch_is_the_last(tmp_path: Path) -> None:
+    calls: list[tuple[int, bool]] = []
+
+    def streaming(prediction: EvalPrediction, compute_result: bool) -> dict[str, float]:
+        calls.append((len(prediction.label_ids), compute_result))
+        return {"batches": len(calls)} if compute_result else {}
+
+    trainer = quiet_trainer(tmp_path, given={"compute_metrics": streaming}, batch_eval_metrics=True)
+    assert trainer.evaluate()["eval_batches"] == 3
+    assert calls == [(3, False), (3, False), (1, True)]
+
+
+def test_a_prediction_keeps_its_outputs_also_with_batch_metrics(tmp_path: Path) -> None:
+    trainer = quiet_trainer(
+        tmp_path, given={"compute_metrics": lambda prediction, compute_result: {}}, batch_eval_metrics=True
+    )
+    assert trainer.predict(Rows(vector_rows(5))).predictions.shape == (5, 3)
+
+
+def test_predictions_without_labels_have_no_loss_and_no_labels(tmp_path: Path) -> None:
+    output = quiet_trainer(tmp_path).predict(Rows([{"x": row["x"]} for row in vector_rows(5)]))
+    assert output.predictions.shape == (5, 3) and output.label_ids is None
+    assert "test_loss" not in output.metrics
+
+
+def test_only_the_loss_is_kept_where_nothing_else_is_asked_for(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, prediction_loss_only=True)
+    output = trainer.predict(Rows(vector_rows(5)))
+    assert output.predictions is None and output.label_ids is None and "test_loss" in output.metrics
+
+
+def test_the_samples_of_a_stream_are_counted_as_they_come(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path)
+    loader = trainer.get_test_dataloader(Stream(vector_rows(7)))
+    output = trainer.evaluation_loop(loader, "Prediction")
+    assert output.num_samples == 7
+    assert output.predictions.shape == (7, 3)
+
+
+def test_the_loop_takes_any_iterable_of_batches(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path)
+    batch = {"x": torch.ones(2, 6), "labels": torch.tensor([0, 1])}
+    output = trainer.evaluation_loop([batch, batch], "Evaluation", metric_key_prefix="own")
+    assert output.predictions.shape == (4, 3)
+    assert set(output.metrics or {}) == {"own_loss", "own_model_preparation_time"}
+
+
+def test_an_evaluation_leaves_no_gradients_and_the_models_numbers_alone(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, NoisyClassifier())
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    first, second = trainer.evaluate(), trainer.evaluate()
+    assert first["eval_loss"] == second["eval_loss"]
+    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+    assert torch.is_grad_enabled()
+
+
+def test_an_evaluation_leaves_the_lightning_trainer_of_the_training_in_place(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, max_steps=1)
+    trainer.evaluate()
+    assert trainer.lightning_trainer is not None
+    trainer.train()
+    fitted = trainer.lightning_trainer
+    trainer.evaluate()
+    trainer.predict(Rows(vector_rows(3)))
+    assert trainer.lightning_trainer is fitted

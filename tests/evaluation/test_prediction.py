@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from littrainer.evaluation.prediction import predict_batch
+from tests.scenarios.models import FEATURES, VectorClassifier
+from tests.scenarios.trainers import quiet_trainer
+
+ROWS = 3
+
+
+class Talkative(nn.Module):
+    """Returns more than logits, as a dictionary or as a tuple, with a loss where there are labels."""
+
+    def __init__(self, as_tuple: bool = False) -> None:
+        super().__init__()
+        self.head = nn.Linear(FEATURES, 2)
+        self.as_tuple = as_tuple
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        logits = self.head(x)
+        outputs: dict[str, Any] = {} if labels is None else {"loss": logits.sum()}
+        outputs |= {"logits": logits, "hidden": logits * 2, "past_key_values": logits * 3}
+        return tuple(outputs.values()) if self.as_tuple else outputs
+
+
+def batch(**further: Any) -> dict[str, Any]:
+    return {"x": torch.ones(ROWS, FEATURES), "labels": torch.arange(ROWS), **further}
+
+
+def predicted(folder: Path, model: nn.Module, inputs: Any, ignore_keys: Any = None, only_loss: bool = False) -> Any:
+    trainer = quiet_trainer(folder, model)
+    return predict_batch(trainer, trainer.model, inputs, only_loss, ignore_keys)
+
+
+def test_without_a_config_all_outputs_but_the_loss_are_predictions(tmp_path: Path) -> None:
+    loss, logits, labels = predicted(tmp_path, Talkative(), batch())
+    assert loss.dim() == 0 and not loss.requires_grad
+    assert [torch.equal(value, logits[0] * factor) for factor, value in enumerate(logits, 1)] == [True] * 3
+    assert torch.equal(labels, torch.arange(ROWS))
+
+
+@pytest.mark.parametrize(
+    ("config", "ignored", "kept"),
+    [
+        ({}, None, 2),
+        ({"keys_to_ignore_at_inference": ["logits", "hidden"]}, None, 1),
+        ({"keys_to_ignore_at_inference": ["logits", "hidden"]}, [], 3),
+        ({}, ["hidden", "past_key_values"], 1),
+    ],
+)
+def test_ignored_outputs_are_those_given_else_those_of_the_config_else_the_cache_of_keys(
+    tmp_path: Path, config: dict[str, Any], ignored: list[str] | None, kept: int
+) -> None:
+    model: Any = Talkative()
+    model.config = SimpleNamespace(**config)
+    _, logits, _ = predicted(tmp_path, model, batch(), ignored)
+    assert (len(logits) if isinstance(logits, tuple) else 1) == kept
+
+
+def test_a_tuple_of_outputs_begins_with_the_loss_where_there_are_labels(tmp_path: Path) -> None:
+    _, with_labels, _ = predicted(tmp_path, Talkative(as_tuple=True), batch())
+    loss, without_labels, labels = predicted(tmp_path, Talkative(as_tuple=True), {"x": torch.ones(ROWS, FEATURES)})
+    assert len(with_labels) == len(without_labels) == 3
+    assert loss is None and labels is None
+
+
+def test_an_only_output_is_not_wrapped_in_a_tuple(tmp_path: Path) -> None:
+    _, logits, _ = predicted(tmp_path, VectorClassifier(), batch())
+    assert isinstance(logits, torch.Tensor) and logits.shape == (ROWS, 3)
+
+
+def test_labels_are_taken_before_the_loss_may_take_them_out_of_the_batch(tmp_path: Path) -> None:
+    def summed(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        return outputs["logits"].sum() * labels.sum()
+
+    trainer = quiet_trainer(tmp_path, Talkative(), given={"compute_loss_func": summed})
+    loss, _, labels = predict_batch(trainer, trainer.model, batch(), False, None)
+    assert torch.equal(labels, torch.arange(ROWS)) and loss is not None
+
+
+def test_several_labels_come_as_a_tuple_in_the_order_of_their_names(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, Talkative(), label_names=["labels", "x"])
+    _, _, labels = predict_batch(trainer, trainer.model, batch(), False, None)
+    assert [value.shape for value in labels] == [(ROWS,), (ROWS, FEATURES)]
+
+
+@pytest.mark.parametrize("asked", [None, False])
+def test_a_model_that_returns_a_loss_without_labels_is_asked_for_it_unless_the_batch_declines(
+    tmp_path: Path, asked: bool | None
+) -> None:
+    class Contrastive(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(FEATURES, 2)
+
+        def forward(self, x: torch.Tensor, return_loss: bool = True) -> Any:
+            logits = self.head(x)
+            return {"loss": logits.mean(), "logits": logits} if return_loss else {"logits": logits}
+
+    inputs: dict[str, Any] = {"x": torch.ones(ROWS, FEATURES)}
+    if asked is not None:
+        inputs["return_loss"] = asked
+    loss, logits, labels = predicted(tmp_path, Contrastive(), inputs)
+    assert (loss is None) is (asked is False)
+    assert logits.shape == (ROWS, 2)
+    assert labels == (() if asked is None else None)
+
+
+def test_only_the_loss_is_returned_where_only_that_is_asked_for(tmp_path: Path) -> None:
+    loss, logits, labels = predicted(tmp_path, Talkative(), batch(), only_loss=True)
+    assert loss is not None and logits is None and labels is None

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import trainer_utils as theirs
+
+from littrainer.evaluation import results as ours
+
+EXTRAS: list[dict[str, Any]] = [
+    {},
+    {"inputs": "inputs"},
+    {"losses": "losses"},
+    {"inputs": "inputs", "losses": "losses"},
+]
+
+
+@pytest.mark.parametrize("extras", EXTRAS, ids=lambda extras: "+".join(extras) or "none")
+def test_a_prediction_unpacks_and_indexes_as_in_transformers(extras: dict[str, Any]) -> None:
+    kinds = (ours.EvalPrediction, theirs.EvalPrediction)
+    unpacked, expected = (tuple(kind("predictions", "labels", **extras)) for kind in kinds)
+    assert unpacked == expected
+    prediction = ours.EvalPrediction("predictions", "labels", **extras)
+    assert [prediction[index] for index in range(len(expected))] == list(expected)
+
+
+@pytest.mark.parametrize("index", [2, -1])
+def test_an_element_that_a_prediction_lacks_is_an_index_error_that_counts_them(index: int) -> None:
+    with pytest.raises(IndexError, match=f"2 elements.*{index}"):
+        ours.EvalPrediction("predictions", "labels")[index]
+
+
+@pytest.mark.parametrize(
+    "amounts",
+    [{}, {"num_samples": 10}, {"num_samples": 10, "num_steps": 3, "num_tokens": 700}, {"num_steps": 0}],
+)
+@pytest.mark.parametrize("seconds", [0.0, 1.23456789, 4000.0])
+def test_speeds_have_the_names_and_digits_of_transformers(
+    monkeypatch: pytest.MonkeyPatch, amounts: dict[str, float], seconds: float
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0 + seconds)
+    expected = theirs.speed_metrics("eval", 1000.0, **amounts)
+    assert ours.speed_metrics("eval", 1000.0, **amounts) == expected
+
+
+def test_a_clock_that_was_set_back_gives_no_speeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 999.0)
+    assert ours.speed_metrics("eval", 1000.0, num_samples=10) == {"eval_runtime": -1.0}
+
+
+def test_metrics_become_numbers_that_json_knows() -> None:
+    metrics = {
+        "array number": np.float32(0.5),
+        "whole": np.int64(3),
+        "truth": np.bool_(True),
+        "tensor": torch.tensor([2.5]),
+        "nested": [OrderedDict(a=torch.tensor(1)), (np.float64(0.25),)],
+        "text": "kept",
+        "none": None,
+    }
+    plain = ours.denumpify_detensorize(metrics)
+    assert plain == theirs.denumpify_detensorize(metrics)
+    assert type(plain["nested"][0]) is OrderedDict and type(plain["nested"][1]) is tuple
+    assert json.loads(json.dumps(plain))["tensor"] == 2.5
+
+
+def test_a_tensor_of_several_numbers_stays_a_tensor() -> None:
+    tensor = torch.ones(2)
+    assert ours.denumpify_detensorize({"a": tensor})["a"] is tensor
+
+
+@pytest.mark.parametrize("name", ["TrainOutput", "EvalLoopOutput", "PredictionOutput"])
+def test_outputs_have_the_fields_of_transformers_in_its_order(name: str) -> None:
+    assert getattr(ours, name)._fields == getattr(theirs, name)._fields

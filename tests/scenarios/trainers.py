@@ -1,0 +1,58 @@
+"""Trainers for runs of a few milliseconds on the CPU, which write, log and show nothing unless a test asks for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from littrainer import Trainer, TrainingArguments
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.models import VectorClassifier
+
+QUIET_RUN: dict[str, Any] = {
+    "per_device_train_batch_size": 4,
+    "per_device_eval_batch_size": 3,
+    "learning_rate": 0.01,
+    "logging_strategy": "no",
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "use_cpu": True,
+}
+
+
+def quiet_arguments(folder: Path | str, kind: Any = TrainingArguments, **changes: Any) -> Any:
+    """Arguments of a short run.
+
+    Parameters:
+        kind: the class to make, ours or transformers'.
+        changes: arguments on top of `QUIET_RUN`.
+    """
+    return kind(output_dir=str(folder), **{**QUIET_RUN, **changes})
+
+
+def quiet_trainer(
+    folder: Path | str,
+    model: nn.Module | None = None,
+    *,
+    rows: int = 10,
+    kind: type[Trainer] = Trainer,
+    given: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Trainer:
+    """A Trainer over `rows` training vectors and seven evaluation vectors.
+
+    Parameters:
+        given: keywords of the Trainer, on top of these or in their place.
+        changes: arguments on top of `QUIET_RUN`.
+    """
+    keywords: dict[str, Any] = {
+        "train_dataset": Rows(vector_rows(rows)),
+        "eval_dataset": Rows(vector_rows(7, seed=1)),
+        **(given or {}),
+    }
+    return kind(
+        model=VectorClassifier() if model is None else model, args=quiet_arguments(folder, **changes), **keywords
+    )

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from littrainer.training.loss import add_to_running_loss, items_in_window, loss_and_outputs, normalised
+from tests.scenarios.models import (
+    CountingClassifier,
+    KeywordClassifier,
+    LogitsOnly,
+    LosslessClassifier,
+    TupleClassifier,
+    VectorClassifier,
+)
+from tests.scenarios.trainers import quiet_trainer
+
+BATCH = {"x": torch.ones(2, 6), "labels": torch.tensor([0, 2])}
+
+
+class HostReads(TorchDispatchMode):
+    """Counts how often a tensor's value is read on the host, which waits for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_host_read_is_noticed() -> None:
+    with HostReads() as reads:
+        bool(torch.ones(1)) and torch.ones(1).item()
+    assert reads.count == 2
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+@pytest.mark.parametrize("value", [1.5, float("nan"), float("inf")])
+def test_adding_to_the_running_loss_never_reads_it_on_the_host(filtered: bool, value: float) -> None:
+    running, loss = torch.tensor(6.0), torch.tensor(value)
+    with HostReads() as reads:
+        add_to_running_loss(running, loss, 2, filtered)
+    assert reads.count == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "filtered", "expected"),
+    [
+        (1.5, True, 7.5),
+        (1.5, False, 7.5),
+        (float("nan"), True, 8.0),
+        (float("-inf"), True, 8.0),
+        (float("inf"), False, float("inf")),
+        (float("nan"), False, float("nan")),
+    ],
+)
+def test_a_loss_that_is_no_number_counts_as_the_mean_so_far_where_filtered(
+    value: float, filtered: bool, expected: float
+) -> None:
+    running = torch.tensor(6.0)
+    same = running
+    add_to_running_loss(running, torch.tensor(value), 2, filtered)
+    assert same.item() == pytest.approx(expected, nan_ok=True)
+
+
+def facts(**changes: Any) -> Any:
+    defaults = {
+        "loss_is_scaled_for_ga": None,
+        "model_accepts_loss_kwargs": False,
+        "compute_loss_func": None,
+        "current_gradient_accumulation_steps": 4,
+        "_loss_shifts_labels": False,
+    }
+    return SimpleNamespace(**{**defaults, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "items", "divided"),
+    [
+        ({}, None, False),
+        ({}, 7, False),
+        ({"model_accepts_loss_kwargs": True}, 7, True),
+        ({"model_accepts_loss_kwargs": True}, None, False),
+        ({"compute_loss_func": print}, None, True),
+        ({"loss_is_scaled_for_ga": True}, None, True),
+        ({"loss_is_scaled_for_ga": False, "model_accepts_loss_kwargs": True, "compute_loss_func": print}, 7, False),
+    ],
+)
+def test_a_loss_is_divided_by_the_window_exactly_once(changes: Any, items: int | None, divided: bool) -> None:
+    loss = torch.tensor(8.0)
+    assert normalised(facts(**changes), loss, items).item() == (8.0 if divided else 2.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [({}, None), ({"model_accepts_loss_kwargs": True}, 4), ({"compute_loss_func": print}, 4)],
+)
+def test_label_tokens_are_counted_where_the_loss_is_divided_by_them(changes: Any, expected: int | None) -> None:
+    number = items_in_window(facts(**changes), [BATCH, BATCH], torch.device("cpu"))
+    assert number is None if expected is None else number == expected
+
+
+@pytest.mark.parametrize("window", [[], [{"x": torch.ones(1)}], [{"labels": ["a"]}]])
+def test_a_window_without_labels_that_can_be_counted_has_no_number(window: Any) -> None:
+    assert items_in_window(facts(model_accepts_loss_kwargs=True), window, torch.device("cpu")) is None
+
+
+def test_a_half_precision_loss_stays_one_when_divided_by_the_count() -> None:
+    number = items_in_window(facts(model_accepts_loss_kwargs=True), [BATCH], torch.device("cpu"))
+    assert (torch.ones((), dtype=torch.bfloat16) / number).dtype is torch.bfloat16
+
+
+def loss_of(folder: Path, model: nn.Module, inputs: Any = BATCH, items: Any = None, **given: Any) -> Any:
+    trainer = quiet_trainer(folder, model, given=given)
+    return loss_and_outputs(trainer, trainer.model, dict(inputs), items)
+
+
+@pytest.mark.parametrize("kind", [VectorClassifier, TupleClassifier, KeywordClassifier])
+def test_the_loss_is_taken_from_a_dictionary_or_the_front_of_a_tuple(tmp_path: Path, kind: Any) -> None:
+    model = kind()
+    loss, outputs = loss_of(tmp_path, model)
+    expected = nn.functional.cross_entropy(model.logits(BATCH["x"]), BATCH["labels"])
+    assert torch.equal(loss, expected)
+    assert len(outputs) == 2
+
+
+def test_a_model_that_divides_by_the_count_is_told_it(tmp_path: Path) -> None:
+    model = CountingClassifier()
+    loss, _ = loss_of(tmp_path, model, items=5)
+    summed = nn.functional.cross_entropy(model.logits(BATCH["x"]), BATCH["labels"], reduction="sum")
+    assert torch.equal(loss, summed / 5)
+
+
+def test_a_loss_function_is_given_outputs_labels_and_count_and_the_model_no_labels(tmp_path: Path) -> None:
+    given: list[Any] = []
+
+    def own(outputs: Any, labels: Any, num_items_in_batch: Any) -> torch.Tensor:
+        given.extend((outputs["logits"].shape, labels.tolist(), num_items_in_batch))
+        return outputs["logits"].sum()
+
+    loss_of(tmp_path, LogitsOnly(), items=9, compute_loss_func=own)
+    assert given == [(2, 3), [0, 2], 9]
+
+
+def test_a_loss_function_without_labels_to_give_it_is_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loss_of(tmp_path, LogitsOnly(), {"x": BATCH["x"]}, compute_loss_func=lambda o, labels, **_: o["logits"].sum())
+    assert "labels=None" in caplog.text
+
+
+class Returns(nn.Module):
+    """Returns what it is told to, whatever it is given."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.head = nn.Linear(1, 1)
+        self.value = value
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("value", "described"),
+    [
+        ((), "tuple"),
+        ((torch.ones(2, 3),), r"tuple.*Tensor of shape \(2, 3\)"),
+        (torch.ones(2, 3), "Tensor"),
+        ({"logits": torch.ones(1)}, "only logits"),
+        ({"loss": None, "logits": torch.ones(1)}, "only loss, logits"),
+    ],
+)
+def test_outputs_without_a_loss_are_described(tmp_path: Path, value: Any, described: str) -> None:
+    with pytest.raises(ValueError, match=rf"Returns\.forward returned no loss.*{described}.*compute_loss"):
+        loss_of(tmp_path, Returns(value))
+
+
+def test_missing_labels_are_told_from_a_model_that_ignores_them(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"batch has no labels \(it has x\)"):
+        loss_of(tmp_path, LosslessClassifier(), {"x": BATCH["x"]})
+    with pytest.raises(ValueError, match="under the key 'loss'"):
+        loss_of(tmp_path, LosslessClassifier())
