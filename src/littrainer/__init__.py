@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "littrainer.arguments.choices": ("IntervalStrategy", "OptimizerNames", "SaveStrategy", "SchedulerType"),
+    "littrainer.arguments.parser": ("HfArg", "HfArgumentParser"),
     "littrainer.arguments.training_arguments": ("TrainingArguments",),
     "littrainer.callbacks.base": ("TrainerCallback",),
     "littrainer.callbacks.early_stopping": ("EarlyStoppingCallback",),
@@ -22,20 +23,60 @@ _HOMES = {
     "littrainer.callbacks.progress": ("PrinterCallback", "ProgressCallback"),
     "littrainer.callbacks.state": ("ExportableState", "TrainerControl", "TrainerState"),
     "littrainer.checkpoint.layout": ("get_last_checkpoint",),
-    "littrainer.data.collators": ("DataCollatorWithPadding", "default_data_collator"),
+    "littrainer.data.collators": (
+        "DataCollatorForLanguageModeling",
+        "DataCollatorForMultipleChoice",
+        "DataCollatorForPermutationLanguageModeling",
+        "DataCollatorForSeq2Seq",
+        "DataCollatorForTokenClassification",
+        "DataCollatorForWholeWordMask",
+        "DataCollatorWithFlattening",
+        "DataCollatorWithPadding",
+        "DefaultDataCollator",
+        "default_data_collator",
+    ),
     "littrainer.evaluation.results": ("EvalLoopOutput", "EvalPrediction", "PredictionOutput", "TrainOutput"),
+    "littrainer.optim.adafactor": ("Adafactor",),
+    "littrainer.optim.greedy": ("GreedyLR",),
+    "littrainer.optim.schedules": (
+        "get_constant_schedule",
+        "get_constant_schedule_with_warmup",
+        "get_cosine_schedule_with_warmup",
+        "get_cosine_with_hard_restarts_schedule_with_warmup",
+        "get_cosine_with_min_lr_schedule_with_warmup",
+        "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
+        "get_greedy_schedule",
+        "get_inverse_sqrt_schedule",
+        "get_linear_schedule_with_warmup",
+        "get_polynomial_decay_schedule_with_warmup",
+        "get_reduce_on_plateau_schedule",
+        "get_scheduler",
+        "get_wsd_schedule",
+    ),
     "littrainer.seeds": ("set_seed",),
     "littrainer.trainer": ("Trainer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "Adafactor",
+    "DataCollatorForLanguageModeling",
+    "DataCollatorForMultipleChoice",
+    "DataCollatorForPermutationLanguageModeling",
+    "DataCollatorForSeq2Seq",
+    "DataCollatorForTokenClassification",
+    "DataCollatorForWholeWordMask",
+    "DataCollatorWithFlattening",
     "DataCollatorWithPadding",
+    "DefaultDataCollator",
     "DefaultFlowCallback",
     "EarlyStoppingCallback",
     "EvalLoopOutput",
     "EvalPrediction",
     "ExportableState",
+    "GreedyLR",
+    "HfArg",
+    "HfArgumentParser",
     "IntervalStrategy",
     "OptimizerNames",
     "PredictionOutput",
@@ -51,7 +92,20 @@ __all__ = [
     "TrainingArguments",
     "__version__",
     "default_data_collator",
+    "get_constant_schedule",
+    "get_constant_schedule_with_warmup",
+    "get_cosine_schedule_with_warmup",
+    "get_cosine_with_hard_restarts_schedule_with_warmup",
+    "get_cosine_with_min_lr_schedule_with_warmup",
+    "get_cosine_with_min_lr_schedule_with_warmup_lr_rate",
+    "get_greedy_schedule",
+    "get_inverse_sqrt_schedule",
     "get_last_checkpoint",
+    "get_linear_schedule_with_warmup",
+    "get_polynomial_decay_schedule_with_warmup",
+    "get_reduce_on_plateau_schedule",
+    "get_scheduler",
+    "get_wsd_schedule",
     "set_seed",
 ]
 
@@ -59,6 +113,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from littrainer.arguments.choices import IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
+    from littrainer.arguments.parser import HfArg, HfArgumentParser
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.base import TrainerCallback
     from littrainer.callbacks.early_stopping import EarlyStoppingCallback
@@ -66,8 +121,37 @@ if TYPE_CHECKING:
     from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
     from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
     from littrainer.checkpoint.layout import get_last_checkpoint
-    from littrainer.data.collators import DataCollatorWithPadding, default_data_collator
+    from littrainer.data.collators.default import DefaultDataCollator, default_data_collator
+    from littrainer.data.collators.flattening import DataCollatorWithFlattening
+    from littrainer.data.collators.language_modeling import (
+        DataCollatorForLanguageModeling,
+        DataCollatorForWholeWordMask,
+    )
+    from littrainer.data.collators.padded_labels import (
+        DataCollatorForMultipleChoice,
+        DataCollatorForSeq2Seq,
+        DataCollatorForTokenClassification,
+    )
+    from littrainer.data.collators.padding import DataCollatorWithPadding
+    from littrainer.data.collators.permutation import DataCollatorForPermutationLanguageModeling
     from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
+    from littrainer.optim.adafactor import Adafactor
+    from littrainer.optim.greedy import GreedyLR
+    from littrainer.optim.schedules import (
+        get_constant_schedule,
+        get_constant_schedule_with_warmup,
+        get_cosine_schedule_with_warmup,
+        get_cosine_with_hard_restarts_schedule_with_warmup,
+        get_cosine_with_min_lr_schedule_with_warmup,
+        get_cosine_with_min_lr_schedule_with_warmup_lr_rate,
+        get_greedy_schedule,
+        get_inverse_sqrt_schedule,
+        get_linear_schedule_with_warmup,
+        get_polynomial_decay_schedule_with_warmup,
+        get_reduce_on_plateau_schedule,
+        get_scheduler,
+        get_wsd_schedule,
+    )
     from littrainer.seeds import set_seed
     from littrainer.trainer import Trainer
 

@@ -48,6 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("nothing to do: try `littrainer run script.py`, or `littrainer --help`")
     if _looks_like_a_script(given[0]):
         parser.error(f"to run a script, put `run` before it: littrainer run {given[0]}")
+    if given[0] == "explain":
+        from littrainer.explain.command import main as explain
+
+        return explain(given[1:])
     own, program = _split_at_program(given)
     parser.parse_args(own)
     try:
@@ -67,6 +71,7 @@ def _build_parser() -> argparse.ArgumentParser:
         description="Run a script or a module as python would, with littrainer's Trainer for transformers'.",
         usage="littrainer run [-h] SCRIPT [ARGS ...]\n       littrainer run [-h] -m MODULE [ARGS ...]",
     )
+    commands.add_parser("explain", help="say what arguments, or a script's, turn into; --as-code prints a program")
     program = run.add_mutually_exclusive_group(required=True)
     program.add_argument(
         "script", nargs="?", metavar="SCRIPT", help="path of a script, or of a folder with __main__.py"
@@ -130,7 +135,7 @@ def _wait_for(command: list[str], environment: dict[str, str]) -> int:
 
 
 def _looks_like_a_script(argument: str) -> bool:
-    return argument.endswith(".py") or (argument != "run" and os.path.isfile(argument))
+    return argument.endswith(".py") or (argument not in ("run", "explain") and os.path.isfile(argument))
 
 
 def _check_script(script: str) -> None:

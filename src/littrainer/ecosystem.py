@@ -20,6 +20,7 @@ CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "tokenizer": (("transformers.tokenization_utils_base", "PreTrainedTokenizerBase"),),
     "processor": (("transformers.processing_utils", "ProcessorMixin"),),
+    "greedy schedule": (("transformers.optimization", "GreedyLR"),),
     "lightning callback": (
         ("lightning.pytorch.callbacks.callback", "Callback"),
         ("pytorch_lightning.callbacks.callback", "Callback"),
@@ -27,10 +28,12 @@ CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 
+def known_classes(kind: str) -> tuple[type, ...]:
+    """The classes of a kind that are loaded."""
+    found = (getattr(sys.modules.get(module), name, None) for module, name in CLASSES[kind])
+    return tuple(known for known in found if isinstance(known, type))
+
+
 def is_a(candidate: Any, kind: str) -> bool:
     """Whether an object is of one of the kinds that `CLASSES` lists."""
-    for module_name, class_name in CLASSES[kind]:
-        known_class = getattr(sys.modules.get(module_name), class_name, None)
-        if known_class is not None and isinstance(candidate, known_class):
-            return True
-    return False
+    return isinstance(candidate, known_classes(kind))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import signal
+import inspect
 import sys
-import threading
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from littrainer.arguments.destinations import derived_keywords
+from littrainer.arguments.nearest import suggestion
 from littrainer.data.windows import BatchStream
-from littrainer.ecosystem import is_a
+from littrainer.ecosystem import known_classes
+from littrainer.interruptions import PythonInterruptions
+from littrainer.quiet import quiet_lightning
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 # Keywords of lightning.Trainer that are the same for each training, with the reason.
 FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
     "devices": (1, "this process trains on one device"),
-    "precision": ("32-true", "the model trains in the precision it has"),
     "max_steps": (-1, "the Trainer's own flow callback stops at max_steps"),
     "logger": (False, "the Trainer's callbacks log"),
     "enable_checkpointing": (False, "the Trainer saves checkpoints, in the transformers format"),
@@ -37,39 +36,71 @@ FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
     "log_every_n_steps": (1, "what a Lightning callback logs is due at each step"),
 }
 # Keywords that follow from the training arguments.
-DERIVED_KEYWORDS: dict[str, Callable[[Any], Any]] = {
-    "accelerator": lambda args: "gpu" if args.device.type == "cuda" else args.device.type,
-    "accumulate_grad_batches": lambda args: args.gradient_accumulation_steps,
+DERIVED_KEYWORDS: dict[str, Callable[[Any], Any]] = derived_keywords()
+# Keywords of lightning.Trainer that a user cannot set beside the arguments, with what to set instead.
+DECIDED_BY_ARGUMENTS: dict[str, str] = {
+    "max_epochs": "set num_train_epochs",
+    "min_epochs": "set num_train_epochs",
+    "max_steps": "set max_steps",
+    "min_steps": "set max_steps",
+    "accumulate_grad_batches": "set gradient_accumulation_steps",
+    "gradient_clip_val": "set max_grad_norm",
+    "gradient_clip_algorithm": "set max_grad_norm",
+    "precision": "set bf16 or fp16",
+    "accelerator": "set use_cpu",
+    "devices": "one device is used so far",
+    "num_nodes": "one device is used so far",
+    "limit_train_batches": "set max_steps",
+    "overfit_batches": "pass a smaller train_dataset",
+    "fast_dev_run": "set max_steps",
+    "val_check_interval": "set eval_strategy and eval_steps",
+    "check_val_every_n_epoch": "set eval_strategy",
+    "num_sanity_val_steps": "set eval_on_start",
+    "use_distributed_sampler": "the Trainer shards its data itself",
+    "reload_dataloaders_every_n_epochs": "override get_train_dataloader",
+    "inference_mode": "evaluation runs under no_grad",
 }
-# Advice of Lightning's that does not apply to what is set up here.
-SILENCED_WARNINGS = (
-    r".*You defined a `validation_step` but have no `val_dataloader`.*",
-    r".*GPU available but not used.*",
-    r".*does not have many workers.*",
-    r".*isinstance\(treespec, LeafSpec\).*",
-)
-LIGHTNING_LOGGERS = ("lightning.pytorch", "lightning.fabric")
 # Lightning reads max_epochs into a loop counter; a stream's sys.maxsize of epochs means no limit.
 NO_EPOCH_LIMIT = -1
 
 
-def lightning_keywords(args: TrainingArguments) -> dict[str, Any]:
-    """The keywords for `lightning.Trainer` that training arguments stand for; `args.lightning` has the last word."""
+def lightning_keywords(args: TrainingArguments, further: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The keywords for `lightning.Trainer` that training arguments stand for.
+
+    Parameters:
+        further: keywords given to the Trainer, added to those of `args.lightning`.
+
+    Raises:
+        ValueError: a further keyword is one that training arguments decide.
+    """
     keywords = {name: value for name, (value, _) in FIXED_KEYWORDS.items()}
     keywords.update({name: derive(args) for name, derive in DERIVED_KEYWORDS.items()})
-    further: Any = args.lightning
-    keywords.update(further or {})
+    in_arguments: Any = args.lightning
+    given = {**(in_arguments or {}), **(further or {})}
+    for name in given:
+        if name in DECIDED_BY_ARGUMENTS:
+            raise ValueError(
+                f"lightning={{{name!r}: ...}} is decided by training arguments: {DECIDED_BY_ARGUMENTS[name]}."
+            )
+    keywords.update(given)
     return keywords
 
 
 def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Trainer:
-    """A new `lightning.Trainer` for a training, or for evaluation where `run` is None."""
+    """A new `lightning.Trainer` for a training, or for evaluation where `run` is None.
+
+    Raises:
+        TypeError: a further keyword is none of Lightning's.
+        ValueError: Lightning refuses the value of one.
+    """
     import lightning.pytorch as pl
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     from littrainer.callbacks.bridge import TrainerEvents
+    from littrainer.precision import mixed_precision_plugin
     from littrainer.strategies import ResidentSingleDeviceStrategy
 
-    keywords = lightning_keywords(trainer.args)
+    keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
     keywords.setdefault("strategy", ResidentSingleDeviceStrategy(device=trainer.args.device))
     callbacks = [*trainer.lightning_callbacks, *_as_list(keywords.pop("callbacks", None))]
     if trainer.overrides_training_step():
@@ -79,8 +110,22 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
         epochs = run.epochs_left
         keywords["max_epochs"] = epochs if epochs < sys.maxsize // 2 else NO_EPOCH_LIMIT
         callbacks.insert(0, TrainerEvents(run))
+    plugin = mixed_precision_plugin(keywords["precision"], trainer)
+    if plugin is not None:
+        # In the place of the plugin that Lightning would make for that precision.
+        del keywords["precision"]
+        keywords["plugins"] = [*_as_list(keywords.get("plugins")), plugin]
+    known = inspect.signature(pl.Trainer.__init__).parameters
+    for name in keywords:
+        if name not in known:
+            raise TypeError(
+                f"lightning={{{name!r}: ...}} is no keyword of lightning.Trainer ({suggestion(name, known)})."
+            )
     with quiet_lightning():
-        return pl.Trainer(callbacks=callbacks, **keywords)
+        try:
+            return pl.Trainer(callbacks=callbacks, **keywords)
+        except MisconfigurationException as error:
+            raise ValueError(f"lightning.Trainer refuses a keyword given as `lightning`: {error}") from error
 
 
 def import_lightning() -> None:
@@ -92,12 +137,12 @@ def import_lightning() -> None:
     import littrainer.callbacks.bridge
     import littrainer.lightning_internals
     import littrainer.module
+    import littrainer.precision
     import littrainer.strategies  # noqa: F401
 
 
 def fit(trainer: Trainer, run: TrainingRun) -> None:
     """Carry out a training with Lightning; the model is left on its device."""
-    from littrainer.callbacks.bridge import TrainerEvents
     from littrainer.module import TrainerModule
 
     # A lightning.Trainer that has been fitted does nothing when it is fitted again.
@@ -106,10 +151,8 @@ def fit(trainer: Trainer, run: TrainingRun) -> None:
     trainer.lightning_module = module
     trainer.accelerator.module = module
     module.train()
-    callbacks: list[Any] = lightning_trainer.callbacks  # type: ignore[attr-defined]
-    events = next(callback for callback in callbacks if isinstance(callback, TrainerEvents))
     try:
-        with quiet_lightning(), _interrupts_stay_interrupts(events):
+        with quiet_lightning(), PythonInterruptions():
             lightning_trainer.fit(module, train_dataloaders=run.windows)
     finally:
         trainer.accelerator.module = None
@@ -136,54 +179,20 @@ def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
     lightning_trainer = build_lightning_trainer(trainer, run=None)
     if trainer.lightning_trainer is None:
         trainer.lightning_trainer = lightning_trainer
-    with quiet_lightning():
+    with quiet_lightning(), PythonInterruptions():
         if evaluation_pass.is_prediction:
             lightning_trainer.predict(module, dataloaders=batches, return_predictions=False)
         else:
             lightning_trainer.validate(module, dataloaders=batches, verbose=False)
 
 
-def split_callbacks(callbacks: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Callbacks of the Trainer's kind, and those of Lightning's kind, which may stand in one list."""
-    for_lightning = [callback for callback in callbacks if is_a(callback, "lightning callback")]
-    return [callback for callback in callbacks if not is_a(callback, "lightning callback")], for_lightning
+def is_lightning_callback(callback: Any) -> bool:
+    """Whether a callback, or a class of callbacks, is of Lightning's kind."""
+    classes = known_classes("lightning callback")
+    return isinstance(callback, classes) or (isinstance(callback, type) and issubclass(callback, classes))
 
 
 def _as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-@contextmanager
-def quiet_lightning() -> Iterator[None]:
-    """Keep Lightning's start-up messages from the user; levels and filters are put back afterwards."""
-    loggers = [logging.getLogger(name) for name in LIGHTNING_LOGGERS]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        for message in SILENCED_WARNINGS:
-            warnings.filterwarnings("ignore", message=message)
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
-
-
-@contextmanager
-def _interrupts_stay_interrupts(events: Any) -> Iterator[None]:
-    # On Ctrl-C Lightning ignores further ones and exits with status 1; a Trainer's user gets KeyboardInterrupt, and the
-    # handler that was there before.
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGINT) if in_main_thread else None
-    try:
-        yield
-    except SystemExit:
-        if isinstance(events.interruption, KeyboardInterrupt):
-            raise events.interruption from None
-        raise
-    finally:
-        if in_main_thread and handler is not None:
-            signal.signal(signal.SIGINT, handler)

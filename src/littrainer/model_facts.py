@@ -54,7 +54,8 @@ def facts_about(model: nn.Module) -> ModelFacts:
 
 
 def base_model(model: Any) -> Any:
-    """The model inside a PEFT adapter; any other model is returned as it is."""
+    """The model inside a PEFT adapter or a compiled module; any other model is returned as it is."""
+    model = getattr(model, "_orig_mod", model)
     if not is_a(model, "peft model"):
         return model
     if hasattr(model, "get_base_model"):

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from littrainer.data.windows import MicroBatch
+from littrainer.interruptions import carries_stop_iteration
+from littrainer.optim.closures import closure_before_step, updates_during_backward
+from littrainer.optim.schedules import steps_with_metric
 
 if TYPE_CHECKING:
     from littrainer.evaluation.loop import EvaluationPass
@@ -41,6 +44,8 @@ class TrainerModule(pl.LightningModule):
         self.owner = trainer
         self.run = run
         self.evaluation_pass: EvaluationPass | None = None
+        self._own_schedule: Any = None
+        self._micro_batch: MicroBatch | None = None
         self.automatic_optimization = not trainer.overrides_training_step()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -51,11 +56,16 @@ class TrainerModule(pl.LightningModule):
         else:
             super().__setattr__(name, value)
 
+    @carries_stop_iteration
     def configure_optimizers(self) -> Any:
         """The Trainer's optimizer and schedule; the schedule steps with the optimizer."""
         optimizer, schedule = self.owner._optimizer_and_schedule(self._active_run().plan.max_steps)
-        if isinstance(schedule, ReduceLROnPlateau):
+        if steps_with_metric(schedule):
             # It steps with an evaluation's metric, in the Trainer.
+            return optimizer
+        if not isinstance(schedule, LRScheduler):
+            # Lightning takes torch's schedules only; any other object with the same methods is stepped here.
+            self._own_schedule = schedule
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -63,32 +73,48 @@ class TrainerModule(pl.LightningModule):
         """Leave the batch where it is: the Trainer's overridable `_prepare_inputs` moves it."""
         return batch
 
+    @carries_stop_iteration
     def training_step(self, micro_batch: MicroBatch, batch_idx: int) -> torch.Tensor:
         """Forward pass of a micro-batch; in manual optimization also backward and optimizer step."""
         run = self._active_run()
         number = micro_batch.num_items_in_window
         if not self.automatic_optimization:
-            loss = self.owner.training_step(self.model, micro_batch.inputs, number)
+            loss = self.owner.training_step(self.owner.model_wrapped, micro_batch.inputs, number)
             run.add_loss(loss, micro_batch)
             if micro_batch.closes_window:
                 self._step_optimizer_manually(run)
             return loss
-        loss = self.owner._forward_for_training(self.model, micro_batch.inputs, number)
+        loss = self.owner._forward_for_training(self.owner.model_wrapped, micro_batch.inputs, number)
         run.add_loss(loss.detach(), micro_batch)
         # Lightning divides the loss by this number next. The Trainer has divided by the true window already, and
         # multiplying back would not be exact, so there is nothing left to divide until the backward pass begins.
         self.trainer.accumulate_grad_batches = 1
         return loss
 
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """Backward pass; the optimizer's own where it has one that updates the weights as it goes, as LOMO has."""
+        optimizer: Any = self.owner.optimizer
+        if updates_during_backward(optimizer):
+            optimizer.fused_backward(loss, self.owner._get_learning_rate())
+        else:
+            super().backward(loss, *args, **kwargs)
+
+    @property
+    def closes_window(self) -> bool:
+        """Whether the micro-batch at hand is the last one of its optimizer step."""
+        return self._micro_batch is None or self._micro_batch.closes_window
+
     def on_before_backward(self, loss: torch.Tensor) -> None:
         """The division of the loss is past: whether to step is asked for again after the backward pass."""
-        self.follow_window(self._micro_batch)
+        if self._micro_batch is not None:
+            self.follow_window(self._micro_batch)
 
     def follow_window(self, micro_batch: MicroBatch) -> None:
         """Let Lightning step the optimizer after this micro-batch exactly if it closes its window."""
         self._micro_batch = micro_batch
         self.trainer.accumulate_grad_batches = STEP_NOW if micro_batch.closes_window else DO_NOT_STEP
 
+    @carries_stop_iteration
     def configure_gradient_clipping(
         self,
         optimizer: Any,
@@ -98,6 +124,7 @@ class TrainerModule(pl.LightningModule):
         """Clip as the Trainer does, which notes the norm and then fires `on_pre_optimizer_step`."""
         self._active_run().before_optimizer_step()
 
+    @carries_stop_iteration
     def optimizer_step(
         self,
         epoch: int,
@@ -106,28 +133,42 @@ class TrainerModule(pl.LightningModule):
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
         """Forward, backward and step in one, as Lightning has it; then `on_optimizer_step`."""
-        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        with closure_before_step(self.owner.optimizer):
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
         self._active_run().after_optimizer_step()
+        self._step_own_schedule()
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
         """Do nothing: gradients are cleared after the optimizer step, where callbacks can still see them."""
 
+    @carries_stop_iteration
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        """Step the schedule with each optimizer step."""
+        """Step the schedule with each optimizer step that was not skipped."""
+        if self.owner.accelerator.optimizer_step_was_skipped:
+            return
         scheduler.step()
 
     def _step_optimizer_manually(self, run: TrainingRun) -> None:
         optimizer: Any = self.optimizers()
+        self.owner.accelerator.unscale_gradients()
         run.before_optimizer_step()
-        optimizer.step()
+        with closure_before_step(self.owner.optimizer):
+            optimizer.step()
         run.after_optimizer_step()
         for schedule in self.trainer.lr_scheduler_configs:
             self.lr_scheduler_step(schedule.scheduler, None)
+        self._step_own_schedule()
 
+    def _step_own_schedule(self) -> None:
+        if self._own_schedule is not None and not self.owner.accelerator.optimizer_step_was_skipped:
+            self._own_schedule.step()
+
+    @carries_stop_iteration
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """One batch of an evaluation."""
         self._active_pass().step(batch)
 
+    @carries_stop_iteration
     def predict_step(self, batch: Any, batch_idx: int) -> tuple[()]:
         """One batch of a prediction. The pass keeps what is predicted; Lightning would warn if nothing was returned."""
         self._active_pass().step(batch)

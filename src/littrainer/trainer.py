@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import IterableDataset
 
 from littrainer import engine
 from littrainer.arguments.training_arguments import TrainingArguments
@@ -26,9 +25,12 @@ from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerS
 from littrainer.checkpoint import reader, writer
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, rotate_checkpoints
 from littrainer.compat.accelerator import AcceleratorFacade
+from littrainer.compat.members import missing_member_message, refuse_ignored_overrides
+from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
 from littrainer.data.collators import RemoveColumnsCollator, default_collator_for
 from littrainer.data.columns import without_extra_columns
 from littrainer.data.loaders import LookaheadLoader, build_loader, count_examples, has_length
+from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.data.windows import draw
 from littrainer.ecosystem import is_a
 from littrainer.evaluation.loop import EvaluationPass
@@ -41,9 +43,12 @@ from littrainer.evaluation.results import (
 )
 from littrainer.model_facts import base_model, facts_about
 from littrainer.optim.decay import decayed_parameter_names, parameter_groups
-from littrainer.optim.optimizers import optimizer_class_and_keywords
-from littrainer.optim.schedules import build_schedule
+from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
+from littrainer.optim.schedules import get_scheduler, step_with_metric, steps_with_metric
 from littrainer.training import checks, decisions, loss, reports, run
+from littrainer.training.device_memory import empty_device_cache_if_due
+from littrainer.training.label_smoothing import smoother_for
+from littrainer.training.memory_report import CONSTRUCTION, MemoryReport
 from littrainer.training.plan import plan_training
 from littrainer.training.tokens import InputTokenCounter
 
@@ -56,7 +61,7 @@ DEFAULT_CALLBACKS: list[type] = [DefaultFlowCallback]
 DEFAULT_PROGRESS_CALLBACK: type = ProgressCallback
 
 
-class Trainer:
+class Trainer(EarlierTrainerMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
@@ -82,6 +87,10 @@ class Trainer:
     # Whether `compute_loss` already divides by the window; None: it does where `num_items_in_batch` reached the model.
     loss_is_scaled_for_ga: bool | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(missing_member_message(name))
+
+    @accepts_earlier_keywords(tokenizer="processing_class")
     def __init__(
         self,
         model: nn.Module | None = None,
@@ -100,13 +109,14 @@ class Trainer:
         lightning: dict[str, Any] | None = None,
     ):
         self.args = args = TrainingArguments(output_dir="tmp_trainer") if args is None else args
-        if lightning:
-            further: Any = args.lightning
-            args.lightning = {**(further or {}), **lightning}
+        self.lightning_keywords = dict(lightning or {})
+        refuse_ignored_overrides(self, Trainer)
         checks.check_arguments(args)
         checks.check_model_source(model, model_init)
         engine.import_lightning()
         run.seed_everything(args)
+        self._memory = MemoryReport(not args.skip_memory_metrics)
+        self._memory.start(CONSTRUCTION)
 
         self.model_init = model_init
         self.model: Any = self.call_model_init() if model is None else model
@@ -120,21 +130,20 @@ class Trainer:
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
         self._validate_args()
 
-        self.place_model_on_device = True if args.place_model_on_device is None else args.place_model_on_device
+        # A model that evaluations cast as a whole moves when it is cast or trained.
+        moves_now = not (args.bf16_full_eval or args.fp16_full_eval)
+        self.place_model_on_device = moves_now if args.place_model_on_device is None else args.place_model_on_device
         if self.place_model_on_device:
             self._move_model_to_device(self.model, args.device)
         self.accelerator = AcceleratorFacade(args)
         self._read_model_facts()
 
-        trainer_callbacks, self.lightning_callbacks = engine.split_callbacks(callbacks or [])
+        self.lightning_callbacks: list[Any] = []
         self.callback_handler = CallbackHandler(
-            [*DEFAULT_CALLBACKS, *trainer_callbacks],
-            self.model,
-            self.processing_class,
-            self.optimizer,
-            self.lr_scheduler,
+            DEFAULT_CALLBACKS, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
-        self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
+        for callback in [*(callbacks or []), PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK]:
+            self.add_callback(callback)
         if args.should_save:
             os.makedirs(args.output_dir, exist_ok=True)
 
@@ -150,6 +159,7 @@ class Trainer:
         config: Any = getattr(self.model, "config", None)
         if config is not None:
             config.use_cache = args.use_cache
+        self._memory.stop(CONSTRUCTION)
 
     def _validate_args(self) -> None:
         """Refuse what contradicts itself, before anything is computed."""
@@ -161,6 +171,8 @@ class Trainer:
         self.label_names = facts.label_names if self.args.label_names is None else self.args.label_names
         self.can_return_loss = facts.can_return_loss
         self._loss_shifts_labels = facts.shifts_labels
+        self.label_smoother: Any = smoother_for(self)
+        self.neftune_noise_alpha = self.args.neftune_noise_alpha
 
     def _reset_bookkeeping(self) -> None:
         self.lightning_trainer: pl.Trainer | None = None
@@ -171,7 +183,6 @@ class Trainer:
         self.deepspeed: Any = None
         self.hp_name: Any = None
         self.hp_search_backend: Any = None
-        self.label_smoother: Any = None
         self.current_flos: float = 0
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.model_preparation_time: float | None = None
@@ -218,12 +229,14 @@ class Trainer:
         if isinstance(eval_dataset, str):
             eval_dataset = self.eval_dataset[eval_dataset]
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        checks.check_not_empty(dataset, "eval_dataset")
         return self._get_dataloader(
             dataset, "Evaluation", self.args.eval_batch_size, self._get_eval_sampler, dataloader_key=key
         )
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """The DataLoader of `predict()`; override to bring your own."""
+        checks.check_not_empty(test_dataset, "test_dataset")
         return self._get_dataloader(test_dataset, "test", self.args.eval_batch_size, self._get_eval_sampler)
 
     def num_examples(self, dataloader: Any) -> int:
@@ -261,14 +274,12 @@ class Trainer:
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if dataset is None or not has_length(dataset):
             return None
-        if self.args.train_sampling_strategy == "sequential":
-            return SequentialSampler(dataset)
-        return RandomSampler(dataset)
+        return train_sampler(self.args, dataset, self.processing_class)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
         if eval_dataset is None or not has_length(eval_dataset):
             return None
-        return SequentialSampler(eval_dataset)
+        return evaluation_sampler(self.args, eval_dataset, self.processing_class)
 
     def _set_signature_columns_if_needed(self) -> None:
         if self._signature_columns is None:
@@ -282,7 +293,9 @@ class Trainer:
     def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
         if not self.args.remove_unused_columns:
             return dataset
-        return without_extra_columns(dataset, self._accepted_columns(), type(self.model).__name__, description)
+        kept = without_extra_columns(dataset, self._accepted_columns(), type(self.model).__name__, description)
+        warn_that_lengths_are_dropped(self.args, dataset, kept)
+        return kept
 
     def _get_collator_with_removed_columns(
         self, data_collator: Callable[[list[Any]], Any], description: str | None = None
@@ -326,11 +339,7 @@ class Trainer:
                 self.args, model
             )
             groups: Any = parameter_groups(model, self.get_decay_parameter_names(model), self.args.weight_decay)
-            keywords = dict(keywords)
-            # What an overriding get_optimizer_cls_and_kwargs puts in the place of the parameter groups.
-            for name in ("params", "model", "optimizer_dict"):
-                groups = keywords.pop(name, groups)
-            self.optimizer = optimizer_class(groups, **keywords)
+            self.optimizer = build_optimizer(model, groups, optimizer_class, keywords)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> Any:
@@ -342,12 +351,12 @@ class Trainer:
         """
         if self.lr_scheduler is None:
             options: Any = self.args.lr_scheduler_kwargs
-            self.lr_scheduler = build_schedule(
+            self.lr_scheduler = get_scheduler(
                 self.args.lr_scheduler_type,
-                self.optimizer if optimizer is None else optimizer,
-                warmup_steps=self.args.get_warmup_steps(num_training_steps),
-                total_steps=num_training_steps,
-                options=options,
+                self._existing_optimizer() if optimizer is None else optimizer,
+                num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
+                num_training_steps=num_training_steps,
+                scheduler_specific_kwargs=options,
             )
             self._created_lr_scheduler = True
         return self.lr_scheduler
@@ -355,7 +364,7 @@ class Trainer:
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> tuple[Any, Any]:
         """The class and keywords of the optimizer that the arguments name."""
-        return optimizer_class_and_keywords(args)
+        return optimizer_class_and_keywords(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Names of the parameters that weight decay applies to: all but norms and biases."""
@@ -397,7 +406,7 @@ class Trainer:
         return self.optimizer, self.lr_scheduler
 
     def _get_learning_rate(self) -> float:
-        if isinstance(self.lr_scheduler, ReduceLROnPlateau):
+        if steps_with_metric(self.lr_scheduler):
             rate = self._existing_optimizer().param_groups[0]["lr"]
         else:
             rate = self.lr_scheduler.get_last_lr()[0]
@@ -405,6 +414,7 @@ class Trainer:
 
     # ---- Training ---------------------------------------------------------------------------------------------------
 
+    @accepts_earlier_keywords(model_path="resume_from_checkpoint")
     def train(
         self,
         resume_from_checkpoint: str | bool | None = None,
@@ -457,6 +467,7 @@ class Trainer:
         inputs = self._prepare_inputs(inputs)
         with self.compute_loss_context_manager():
             value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        empty_device_cache_if_due(self)
         return loss.normalised(self, value, num_items_in_batch)
 
     def compute_loss(
@@ -476,8 +487,16 @@ class Trainer:
         return (value, outputs) if return_outputs else value
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
-        """The context in which losses are computed."""
-        return contextlib.ExitStack()
+        """The context in which losses are computed, with that of `autocast_smart_context_manager` in it."""
+        stack = contextlib.ExitStack()
+        stack.enter_context(self.autocast_smart_context_manager())
+        return stack
+
+    def autocast_smart_context_manager(
+        self, cache_enabled: bool | None = True
+    ) -> contextlib.AbstractContextManager[Any]:
+        """A context for forward passes of your own precision; override it. Mixed precision needs none."""
+        return contextlib.nullcontext()
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         inputs = self._prepare_input(inputs)
@@ -491,7 +510,8 @@ class Trainer:
 
     def _prepare_input(self, data: Any) -> Any:
         if isinstance(data, torch.Tensor):
-            return data.to(self.args.device)
+            config: Any = self.args.accelerator_config
+            return data.to(self.args.device, non_blocking=getattr(config, "non_blocking", False))
         if isinstance(data, Mapping):
             return type(data)({name: self._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
         if isinstance(data, (tuple, list)):
@@ -564,18 +584,20 @@ class Trainer:
                 one = name if eval_dataset is None else dataset
                 metrics.update(self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{name}"))
             return metrics
-        dataloader = self.get_eval_dataloader(eval_dataset)
-        start_time = time.time()
-        output = self.evaluation_loop(
-            dataloader,
-            description="Evaluation",
-            prediction_loss_only=True if self.compute_metrics is None else None,
-            ignore_keys=ignore_keys,
-            metric_key_prefix=metric_key_prefix,
-        )
-        found = self._with_speed(output, metric_key_prefix, start_time)
-        self.log(found)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
+        with self._memory.measuring("eval"):
+            dataloader = self.get_eval_dataloader(eval_dataset)
+            start_time = time.time()
+            output = self.evaluation_loop(
+                dataloader,
+                description="Evaluation",
+                prediction_loss_only=True if self.compute_metrics is None else None,
+                ignore_keys=ignore_keys,
+                metric_key_prefix=metric_key_prefix,
+            )
+            found = self._with_speed(output, metric_key_prefix, start_time)
+            self.log(found)
+            self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
+            self._memory.stop("eval", found)
         return found
 
     def predict(
@@ -591,13 +613,15 @@ class Trainer:
         Returns:
             predictions and labels as NumPy arrays, padded with -100 where batches differ in length, and metrics.
         """
-        dataloader = self.get_test_dataloader(test_dataset)
-        start_time = time.time()
-        output = self.evaluation_loop(
-            dataloader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
-        )
-        metrics = self._with_speed(output, metric_key_prefix, start_time)
-        self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
+        with self._memory.measuring("test"):
+            dataloader = self.get_test_dataloader(test_dataset)
+            start_time = time.time()
+            output = self.evaluation_loop(
+                dataloader, description="Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
+            )
+            metrics = self._with_speed(output, metric_key_prefix, start_time)
+            self.control = self.callback_handler.on_predict(self.args, self.state, self.control, metrics)
+            self._memory.stop("test", metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 
     def evaluation_loop(
@@ -632,9 +656,8 @@ class Trainer:
         self, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
         metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
-        if isinstance(self.lr_scheduler, ReduceLROnPlateau) and not skip_scheduler:
-            name = self.args.metric_for_best_model or "loss"
-            self.lr_scheduler.step(metrics[name if name.startswith("eval_") else f"eval_{name}"])
+        if steps_with_metric(self.lr_scheduler) and not skip_scheduler:
+            step_with_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)
         return metrics
 
     def _with_speed(self, output: EvalLoopOutput, prefix: str, start_time: float) -> dict[str, float]:
@@ -745,8 +768,11 @@ class Trainer:
     # ---- Callbacks --------------------------------------------------------------------------------------------------
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback, or an instance of a callback class."""
-        self.callback_handler.add_callback(callback)
+        """Add a callback or an instance of a callback class; one of Lightning's kind joins with the next train()."""
+        if engine.is_lightning_callback(callback):
+            self.lightning_callbacks.append(callback() if isinstance(callback, type) else callback)
+        else:
+            self.callback_handler.add_callback(callback)
 
     def pop_callback(self, callback: Any) -> Any:
         """Remove and return a callback, or the first one of a class; None where there is none."""
@@ -757,6 +783,10 @@ class Trainer:
         self.callback_handler.remove_callback(callback)
 
     # ---- Processes, devices and models ------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Leave the process group, where there is one; the last call of a script."""
+        self.accelerator.end_training()
 
     def is_local_process_zero(self) -> bool:
         """Whether this is the first process of its node."""

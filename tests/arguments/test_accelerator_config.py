@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from accelerate.state import AcceleratorState, PartialState
 from transformers.trainer_pt_utils import AcceleratorConfig as TransformersConfig
 
 from littrainer.arguments import TrainingArguments
-from littrainer.arguments.accelerator_config import AcceleratorConfig
+from littrainer.arguments.accelerator_config import AcceleratorConfig, settle_accelerator_config
 
 
 def test_the_entries_and_their_defaults_are_those_of_transformers() -> None:
@@ -70,3 +73,80 @@ def test_changing_the_dict_of_a_config_leaves_the_config_alone() -> None:
     config = AcceleratorConfig(gradient_accumulation_kwargs={"num_steps": 2})
     config.to_dict()["gradient_accumulation_kwargs"]["num_steps"] = 9
     assert config.gradient_accumulation_kwargs == {"num_steps": 2}
+
+
+def test_the_accumulation_asked_of_the_accelerator_counts_where_the_argument_is_1() -> None:
+    args = TrainingArguments(accelerator_config={"gradient_accumulation_kwargs": {"num_steps": 4}})
+    for _ in range(2):
+        # Twice, since one script may make several Trainers of the same arguments.
+        settle_accelerator_config(args)
+        assert args.gradient_accumulation_steps == 4
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_two_different_accumulations_are_refused_with_both_names(num_steps: int) -> None:
+    args = TrainingArguments(
+        gradient_accumulation_steps=2, accelerator_config={"gradient_accumulation_kwargs": {"num_steps": num_steps}}
+    )
+    with pytest.raises(ValueError, match=rf"gradient_accumulation_steps=2.*'num_steps': {num_steps}"):
+        settle_accelerator_config(args)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"num_step": 2}, ValueError, "num_step.*num_steps"),
+        ({"num_steps": 0}, ValueError, "num_steps.*=0 .*from 1 up"),
+        ({"num_steps": 2.5}, ValueError, "num_steps.*=2.5"),
+        ({"num_steps": True}, ValueError, "num_steps.*=True"),
+        (4, TypeError, "gradient_accumulation_kwargs.*=4 .*dict"),
+    ],
+    ids=str,
+)
+def test_settings_of_the_accumulation_that_cannot_be_meant_are_refused(given: Any, error: type, words: str) -> None:
+    with pytest.raises(error, match=words):
+        TrainingArguments(accelerator_config={"gradient_accumulation_kwargs": given})
+
+
+def test_a_config_that_a_script_sets_later_is_read_when_a_trainer_is_made() -> None:
+    args = TrainingArguments()
+    args.accelerator_config = {"non_blocking": True}
+    settle_accelerator_config(args)
+    assert args.accelerator_config == AcceleratorConfig(non_blocking=True)
+
+
+@pytest.mark.parametrize(("pinned", "messages"), [(True, 0), (False, 1)])
+def test_copies_that_do_not_block_need_pinned_memory_and_that_is_told(
+    pinned: bool, messages: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    settle_accelerator_config(
+        TrainingArguments(accelerator_config={"non_blocking": True}, dataloader_pin_memory=pinned)
+    )
+    told = [record for record in caplog.records if "dataloader_pin_memory=True" in record.getMessage()]
+    assert len(told) == messages
+
+
+def test_a_state_that_the_script_configured_says_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    with pytest.raises(ValueError, match=r"use_configured_state=True.*before the arguments"):
+        TrainingArguments(accelerator_config={"use_configured_state": True})
+    PartialState(cpu=True)
+    monkeypatch.setitem(PartialState._shared_state, "device", torch.device("meta"))
+    try:
+        configured = TrainingArguments(accelerator_config={"use_configured_state": True}, use_cpu=True)
+        assert configured.device == torch.device("meta")
+        assert TrainingArguments(use_cpu=True).device == torch.device("cpu")
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+ENTRIES = [
+    field.name for field in dataclasses.fields(AcceleratorConfig) if field.name != "gradient_accumulation_kwargs"
+]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("value", ["maybe", 3, [], {}])
+def test_an_entry_that_is_no_truth_value_is_refused_by_name(entry: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=rf"accelerator_config\['{entry}'\]=.* is no truth value; give true or false"):
+        TrainingArguments(accelerator_config={entry: value})

@@ -15,6 +15,7 @@ ORACLE_MODULES = {
     "HubStrategy": transformers.trainer_utils,
     "SchedulerType": transformers.trainer_utils,
     "HPSearchBackend": transformers.trainer_utils,
+    "FSDPOption": transformers.trainer_utils,
     "OptimizerNames": transformers.training_args,
     "ParallelMode": transformers.training_args,
     "DebugOption": transformers.debug_utils,
@@ -45,3 +46,13 @@ def test_a_member_of_transformers_own_enum_converts_to_ours() -> None:
 def test_a_wrong_value_is_refused_with_the_enum_the_value_and_the_valid_values() -> None:
     with pytest.raises(ValueError, match=r"'never' is not a valid IntervalStrategy.*'no', 'steps', 'epoch'"):
         choices.IntervalStrategy("never")
+
+
+@pytest.mark.parametrize(("earlier", "today"), [("adamw_hf", "adamw_torch"), ("adamw_apex_fused", "adamw_torch_fused")])
+def test_an_optimizer_name_of_transformers_4_becomes_that_of_today_with_a_warning(earlier: str, today: str) -> None:
+    with pytest.warns(FutureWarning, match=f"write '{today}'"):
+        assert choices.OptimizerNames(earlier).value == today
+
+
+def test_the_evaluation_strategy_of_transformers_4_is_todays_interval_strategy() -> None:
+    assert choices.EvaluationStrategy is choices.IntervalStrategy

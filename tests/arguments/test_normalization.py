@@ -142,10 +142,23 @@ def test_what_transformers_refuses_is_refused_in_one_sentence_that_names_the_arg
     assert any(name in message for name in keywords) or "DebugOption" in message
 
 
-def test_a_warmup_ratio_of_any_value_replaces_the_warmup_steps_and_warns() -> None:
-    for ratio in (0.0, 0.1):
-        with pytest.warns(FutureWarning, match="warmup_steps"):
-            assert TrainingArguments(warmup_ratio=ratio, warmup_steps=100).warmup_steps == ratio
+def test_a_warmup_ratio_replaces_the_warmup_steps_and_says_so() -> None:
+    with pytest.warns(FutureWarning, match=r"write warmup_steps=0\.1, .*and warmup_steps=100 is set aside"):
+        assert TrainingArguments(warmup_ratio=0.1, warmup_steps=100).warmup_steps == 0.1
+
+
+def test_a_warmup_ratio_of_0_leaves_the_warmup_steps_alone() -> None:
+    for steps in (100, 0.25, 0):
+        with pytest.warns(FutureWarning, match=f"write warmup_steps={steps}, .*share of all steps\\.$"):
+            assert TrainingArguments(warmup_ratio=0.0, warmup_steps=steps).warmup_steps == steps
+
+
+def test_reporting_to_none_as_a_value_is_told_and_reports_to_no_tracker() -> None:
+    with pytest.warns(FutureWarning, match='report_to=None reports to no tracker.*Write "none" or "all"'):
+        assert TrainingArguments(report_to=None).report_to == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert TrainingArguments().report_to == TrainingArguments(report_to="none").report_to == []
 
 
 def test_the_warning_about_a_warmup_ratio_is_shown_once() -> None:
@@ -163,6 +176,7 @@ def test_the_old_name_of_activation_checkpointing_is_as_good_as_the_new_one() ->
 
 
 @pytest.mark.parametrize("nothing", [None, (), "none", ["none"]])
+@pytest.mark.filterwarnings("ignore:report_to=None")
 def test_report_to_may_name_no_tracker_in_several_ways(nothing: Any) -> None:
     assert TrainingArguments(report_to=nothing).report_to == []
 

@@ -51,10 +51,3 @@ def test_lightning_is_told_to_stop_once_the_control_says_so(hook: str) -> None:
     lightning: Any = SimpleNamespace(should_stop=False)
     getattr(events, hook)(lightning, None, *([None, None, 0] if hook == "on_train_batch_end" else []))
     assert lightning.should_stop
-
-
-def test_what_interrupted_fit_is_remembered() -> None:
-    events, _ = events_of()
-    interruption = KeyboardInterrupt()
-    events.on_exception(None, None, interruption)  # type: ignore[arg-type]
-    assert events.interruption is interruption

@@ -11,6 +11,7 @@ from littrainer import EarlyStoppingCallback, EvalPrediction, TrainerControl, Tr
 from tests.scenarios.trainers import quiet_trainer
 
 FALLING = [1.0, 0.9, 0.95, 0.91, 0.85, 0.85, 0.845, float("nan"), 0.1]
+HALVED = [1.0, 0.5, 0.25, 0.125]
 RISING = [0.1, 0.3, 0.31, 0.2, 0.305, 0.5]
 
 
@@ -27,9 +28,9 @@ def stops(callback: Any, control: Any, state: Any, metrics: list[float], greater
     return history
 
 
-@pytest.mark.parametrize(("metrics", "greater"), [(FALLING, False), (RISING, True), (FALLING, True)])
+@pytest.mark.parametrize(("metrics", "greater"), [(FALLING, False), (RISING, True), (FALLING, True), (HALVED, False)])
 @pytest.mark.parametrize("patience", [1, 2, 3])
-@pytest.mark.parametrize("threshold", [0.0, 0.02, 0.15])
+@pytest.mark.parametrize("threshold", [0.0, 0.02, 0.25])
 def test_patience_runs_out_when_it_does_in_transformers(
     metrics: list[float], greater: bool, patience: int, threshold: float
 ) -> None:

@@ -10,6 +10,7 @@ import transformers
 from safetensors.torch import load_file
 from torch import nn
 
+from littrainer import Trainer
 from littrainer.checkpoint.writer import without_secrets, write_weights
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, tiny_tokenizer, token_rows
@@ -121,8 +122,6 @@ def test_a_trainer_that_is_not_to_save_saves_nothing(tmp_path: Path, monkeypatch
 
 
 def test_an_overridden_save_writes_each_checkpoints_model(tmp_path: Path) -> None:
-    from littrainer import Trainer
-
     class OwnFormat(Trainer):
         def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
             Path(output_dir or "").mkdir(parents=True, exist_ok=True)

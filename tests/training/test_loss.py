@@ -112,11 +112,6 @@ def test_a_window_without_labels_that_can_be_counted_has_no_number(window: Any) 
     assert items_in_window(facts(model_accepts_loss_kwargs=True), window, torch.device("cpu")) is None
 
 
-def test_a_half_precision_loss_stays_one_when_divided_by_the_count() -> None:
-    number = items_in_window(facts(model_accepts_loss_kwargs=True), [BATCH], torch.device("cpu"))
-    assert (torch.ones((), dtype=torch.bfloat16) / number).dtype is torch.bfloat16
-
-
 def loss_of(folder: Path, model: nn.Module, inputs: Any = BATCH, items: Any = None, **given: Any) -> Any:
     trainer = quiet_trainer(folder, model, given=given)
     return loss_and_outputs(trainer, trainer.model, dict(inputs), items)
@@ -174,8 +169,8 @@ class Returns(nn.Module):
         ((), "tuple"),
         ((torch.ones(2, 3),), r"tuple.*Tensor of shape \(2, 3\)"),
         (torch.ones(2, 3), "Tensor"),
-        ({"logits": torch.ones(1)}, "only logits"),
-        ({"loss": None, "logits": torch.ones(1)}, "only loss, logits"),
+        ({"logits": torch.ones(1)}, "logits"),
+        ({"loss": None, "logits": torch.ones(1)}, "loss.*logits"),
     ],
 )
 def test_outputs_without_a_loss_are_described(tmp_path: Path, value: Any, described: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 import transformers
 from torch.utils.data import DataLoader
 
+from littrainer import Trainer
 from littrainer.training.plan import plan_training
 from tests.scenarios.data import Rows, SizedStream, Stream, vector_rows
 from tests.scenarios.models import VectorClassifier
@@ -86,8 +87,6 @@ def test_an_empty_loader_of_the_users_own_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_overridden_length_of_the_training_is_followed(tmp_path: Path) -> None:
-    from littrainer import Trainer
-
     class Shorter(Trainer):
         def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
             return (*super().set_initial_training_values(args, dataloader)[:-1], 2)

@@ -4,26 +4,45 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import os
+import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.json_values import read_json_object
 from littrainer.arguments.nearest import suggestion
 
+if TYPE_CHECKING:
+    import torch
+
+    from littrainer.arguments.fields import ArgumentFields
+
+logger = logging.getLogger(__name__)
+
+# What accelerate's gradient accumulation can be told.
+ACCUMULATION_KEYS = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch")
+
 
 @dataclass
 class AcceleratorConfig:
-    """Settings of batch dispatch between processes.
+    """Settings of batches and of their dispatch between processes.
+
+    With one process `split_batches`, `even_batches` and `sync_each_batch` change nothing, as under accelerate: there is
+    nobody to share a batch or to wait with.
 
     Parameters:
         split_batches: a loader's batch is split over the processes instead of each process drawing its own.
         dispatch_batches: the main process draws the batches and sends them out; None means only for iterable datasets.
+            With one process, False changes only the loss of an evaluation over a stream of unknown length: an
+            incomplete last batch then counts as much as a full one.
         even_batches: samples from the start are repeated until all processes have equally many.
         use_seedable_sampler: the training sampler is seeded anew for each epoch.
-        non_blocking: copies to the device do not wait for each other.
-        gradient_accumulation_kwargs: `num_steps` and `sync_each_batch` of accelerate's gradient accumulation.
-        use_configured_state: keep process facts that were set up before the arguments.
+        non_blocking: copies to the device are not waited for; needs pinned memory to gain anything.
+        gradient_accumulation_kwargs: `num_steps`, taken as `gradient_accumulation_steps` where that is 1;
+            `sync_each_batch` synchronises gradients after each micro-batch and not only at the end of a window;
+            `adjust_scheduler` and `sync_with_dataloader` are taken and without effect, for the Trainer decides both.
+        use_configured_state: take the device of the accelerate state that the script set up before the arguments.
     """
 
     split_batches: bool = False
@@ -33,6 +52,33 @@ class AcceleratorConfig:
     non_blocking: bool = False
     gradient_accumulation_kwargs: dict[str, Any] | None = None
     use_configured_state: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no truth value where one belongs, and unknown settings of the accumulation."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name != "gradient_accumulation_kwargs" and value not in (True, False, field.default):
+                raise TypeError(f"accelerator_config[{field.name!r}]={value!r} is no truth value; give true or false.")
+        given = self.gradient_accumulation_kwargs or {}
+        if not isinstance(given, dict):
+            raise TypeError(
+                f"accelerator_config['gradient_accumulation_kwargs']={given!r} is a {type(given).__name__}; give a "
+                'dict, such as {"num_steps": 2}.'
+            )
+        unknown = [
+            f"{key!r} ({suggestion(str(key), ACCUMULATION_KEYS)})" for key in given if key not in ACCUMULATION_KEYS
+        ]
+        if unknown:
+            raise ValueError(
+                f"accelerator_config['gradient_accumulation_kwargs'] has unknown keys: {', '.join(unknown)}. Correct "
+                "or remove them."
+            )
+        steps = given.get("num_steps", 1)
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ValueError(
+                f"accelerator_config['gradient_accumulation_kwargs']['num_steps']={steps!r} is no number of "
+                "micro-batches; give a whole number from 1 up."
+            )
 
     @classmethod
     def from_dict(cls, settings: dict[str, Any], source: str = "accelerator_config") -> AcceleratorConfig:
@@ -84,3 +130,41 @@ class AcceleratorConfig:
     def to_dict(self) -> dict[str, Any]:
         """The settings as a dict that shares nothing with this config."""
         return {field.name: copy.deepcopy(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+
+def configured_device() -> torch.device:
+    """The device of the state of accelerate that a script has set up.
+
+    Raises:
+        ValueError: it has set up none.
+    """
+    partial_state: Any = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    # All objects of that class share this dict, and making one where it is empty would choose a device by itself.
+    if not getattr(partial_state, "_shared_state", None):
+        raise ValueError(
+            "accelerator_config has use_configured_state=True, and accelerate has no state yet. Make an Accelerator or "
+            "a PartialState before the arguments, or leave use_configured_state at False."
+        )
+    return partial_state().device
+
+
+def settle_accelerator_config(args: ArgumentFields) -> None:
+    """Read the config, whatever a script has set, and let its `num_steps` be the accumulation where that is 1.
+
+    Raises:
+        TypeError, ValueError: the config is not usable, or contradicts `gradient_accumulation_steps`.
+    """
+    config = args.accelerator_config = AcceleratorConfig.from_argument(args.accelerator_config)
+    steps = (config.gradient_accumulation_kwargs or {}).get("num_steps", args.gradient_accumulation_steps)
+    if args.gradient_accumulation_steps == 1:
+        args.gradient_accumulation_steps = steps
+    elif steps != args.gradient_accumulation_steps:
+        raise ValueError(
+            f"gradient_accumulation_steps={args.gradient_accumulation_steps}, and accelerator_config asks for "
+            f"gradient_accumulation_kwargs={{'num_steps': {steps}}}; set only one of them."
+        )
+    if config.non_blocking and not args.dataloader_pin_memory:
+        logger.warning(
+            "accelerator_config has non_blocking=True, and copies from memory that is not pinned block all the same; "
+            "set dataloader_pin_memory=True."
+        )

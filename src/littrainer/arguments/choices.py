@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from enum import Enum
-from typing import NoReturn
+from typing import Any
 
 
 class ExplicitEnum(str, Enum):
     """Base of the choices that stand for a string: a member equals its string and serialises to JSON as that string."""
 
     @classmethod
-    def _missing_(cls, value: object) -> NoReturn:
+    def _missing_(cls, value: object) -> Any:
         valid = ", ".join(repr(member.value) for member in cls)
         raise ValueError(f"{value!r} is not a valid {cls.__name__}; choose one of {valid}.")
 
@@ -21,6 +22,10 @@ class IntervalStrategy(ExplicitEnum):
     NO = "no"
     STEPS = "steps"
     EPOCH = "epoch"
+
+
+# What transformers 4 called it.
+EvaluationStrategy = IntervalStrategy
 
 
 class SaveStrategy(ExplicitEnum):
@@ -111,6 +116,30 @@ class OptimizerNames(ExplicitEnum):
     SCHEDULE_FREE_RADAM = "schedule_free_radam"
     SCHEDULE_FREE_SGD = "schedule_free_sgd"
     STABLE_ADAMW = "stable_adamw"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        today = EARLIER_OPTIMIZERS.get(value) if isinstance(value, str) else None
+        if today is None:
+            return super()._missing_(value)
+        warnings.warn(f"optim={value!r} is an earlier spelling: write {today!r}.", FutureWarning, stacklevel=3)
+        return cls(today)
+
+
+# Name in transformers 4 -> the optimizer of today that follows the same formula.
+EARLIER_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
+
+
+class FSDPOption(ExplicitEnum):
+    """The words that `fsdp` took as text in transformers 4."""
+
+    AUTO_WRAP = "auto_wrap"
+    FULL_SHARD = "full_shard"
+    HYBRID_SHARD = "hybrid_shard"
+    HYBRID_SHARD_ZERO2 = "hybrid_shard_zero2"
+    NO_SHARD = "no_shard"
+    OFFLOAD = "offload"
+    SHARD_GRAD_OP = "shard_grad_op"
 
 
 class DebugOption(ExplicitEnum):

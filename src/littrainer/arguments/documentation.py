@@ -6,10 +6,11 @@ import dataclasses
 from typing import Any
 
 from littrainer.arguments import fields as all_topics
+from littrainer.arguments.destinations import DESTINATIONS
+from littrainer.arguments.earlier_names import EARLIER_NAMES, EarlierName
 from littrainer.arguments.support import (
     HONOURED_VALUES,
     NOT_YET_SUPPORTED,
-    NOT_YET_SUPPORTED_ACCELERATOR_ENTRIES,
 )
 from littrainer.arguments.training_arguments import TrainingArguments
 
@@ -23,24 +24,72 @@ An argument is honoured or refused, never ignored: one marked "not yet" raises `
 from its default, and so does a value that is not listed where the table lists values. Unknown names raise `TypeError`
 with the nearest known name.
 
-Written by `python -m littrainer.arguments.documentation`; edit the help beside the field instead of this page.
+Written by `python -m littrainer.arguments.documentation`; edit the help beside the field, or
+`arguments/destinations.py`, instead of this page. `littrainer explain` tells the same about the arguments of a run.
+"""
+
+EARLIER_SPELLINGS = """\
+## Earlier spellings
+
+Scripts written for transformers 4 run as they are. Each name below is understood by the constructor, on the command
+line, in dicts and files, and as an attribute; one `FutureWarning` tells what to write today. A value that asks for what
+is gone raises `ValueError`, and so does one that contradicts the argument of today where both are given.
+"""
+
+SETTLED_DIFFERENCES = """\
+Where releases read the same spelling differently, this holds here:
+
+- `report_to=None` reports to no tracker, as in transformers 5; in 4 it meant all that are installed. A warning says so.
+- `warmup_steps` below 1 is a share of all steps, from 1 up a number of steps: `1.0` is one step.
+- `warmup_ratio=0.0` leaves `warmup_steps` alone. A ratio above 0 decides over `warmup_steps`, as in 5.3, and a warning
+  says so where both are given.
+- `optim="adamw_hf"` is read as `adamw_torch` and `adamw_apex_fused` as `adamw_torch_fused`, with a warning.
+
+The Trainer takes `tokenizer=` for `processing_class=` and `train(model_path=...)` for `resume_from_checkpoint=`;
+`trainer.tokenizer`, `prediction_loop`, `num_tokens`, `is_world_master` and `is_local_master` answer. An overridden
+`compute_loss` or `training_step` without `num_items_in_batch` is called without it, and its loss counts as the mean of
+the micro-batch.
 """
 
 
 def arguments_page() -> str:
     """The page as Markdown, one table for each topic, ending with a newline."""
-    return "\n".join([INTRODUCTION, *_topic_tables()])
+    return "\n".join([INTRODUCTION, *_topic_tables(), EARLIER_SPELLINGS, _earlier_names_table(), SETTLED_DIFFERENCES])
+
+
+def _earlier_names_table() -> str:
+    lines = ["| earlier name | today | values refused |", "| --- | --- | --- |"]
+    for name, rule in EARLIER_NAMES.items():
+        cells = (f"`{name}`", rule.advice, _refused_values(rule))
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def _refused_values(rule: EarlierName) -> str:
+    if rule.meaning is not None or rule.harmless:
+        return "none"
+    return "all but " + ", ".join(f"`{value!r}`" for value in rule.idle)
 
 
 def _topic_tables() -> list[str]:
     help_and_default = {field.name: field for field in dataclasses.fields(TrainingArguments)}
     tables = []
     for topic in reversed(all_topics.ArgumentFields.__bases__):
-        lines = [f"## {(topic.__doc__ or '').rstrip('.')}", "", "| argument | default | status | what it does |"]
-        lines.append("| --- | --- | --- | --- |")
+        lines = [
+            f"## {(topic.__doc__ or '').rstrip('.')}",
+            "",
+            "| argument | default | status | what it does | where it goes |",
+        ]
+        lines.append("| --- | --- | --- | --- | --- |")
         for field in dataclasses.fields(topic):
             field = help_and_default[field.name]
-            cells = (f"`{field.name}`", f"`{_default(field)!r}`", _status(field.name), field.metadata["help"])
+            cells = (
+                f"`{field.name}`",
+                f"`{_default(field)!r}`",
+                _status(field.name),
+                field.metadata["help"],
+                _destination(field.name),
+            )
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         tables.append("\n".join([*lines, ""]))
     return tables
@@ -50,13 +99,18 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
+def _destination(name: str) -> str:
+    if name in NOT_YET_SUPPORTED:
+        return "refused"
+    place, sentence, _ = DESTINATIONS[name]
+    return f"{place.value}: {sentence}"
+
+
 def _status(name: str) -> str:
     if name in NOT_YET_SUPPORTED:
         return f"not yet ({NOT_YET_SUPPORTED[name]})"
     if name in HONOURED_VALUES:
         return "honoured for " + ", ".join(f"`{value}`" for value in HONOURED_VALUES[name])
-    if name == "accelerator_config" and NOT_YET_SUPPORTED_ACCELERATOR_ENTRIES:
-        return "honoured but for " + ", ".join(f"`{entry}`" for entry in NOT_YET_SUPPORTED_ACCELERATOR_ENTRIES)
     return "honoured"
 
 

@@ -15,7 +15,7 @@ class AdditionalFields:
     warmup_ratio: float | None = field(
         default=None,
         metadata=about(
-            "Share of all steps to warm up for; when given it replaces `warmup_steps`, which takes a share as well."
+            "Share of all steps to warm up for; above 0 it replaces `warmup_steps`, which takes a share as well."
         ),
     )
     logging_dir: str | None = field(default=None, metadata=about("Folder for TensorBoard files."))

@@ -52,5 +52,9 @@ class DataFields:
         metadata=about("Order of training samples for datasets that have a length.", choices=list(SAMPLING_STRATEGIES)),
     )
     length_column_name: str = field(
-        default="length", metadata=about("Column with sample lengths, where samples are grouped by length.")
+        default="length",
+        metadata=about(
+            "Column with sample lengths, where samples are ordered by length; `remove_unused_columns=False` keeps one "
+            "that the model does not take."
+        ),
     )

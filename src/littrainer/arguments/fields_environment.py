@@ -25,7 +25,11 @@ class EnvironmentFields:
     )
     use_cpu: bool = field(default=False, metadata=about("Run on the CPU even where there is a GPU."))
     accelerator_config: dict[str, Any] | str | AcceleratorConfig | None = field(
-        default=None, metadata=about("Settings of batch dispatch as a dict or the path of a JSON file.")
+        default=None,
+        metadata=about(
+            "Settings of batches as a dict or the path of a JSON file; `split_batches`, `even_batches` and "
+            "`sync_each_batch` are about several processes and change nothing in one."
+        ),
     )
     parallelism_config: Any | None = field(
         default=None, metadata=about("Layout of tensor, context and data parallelism.")

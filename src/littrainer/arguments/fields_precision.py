@@ -7,6 +7,8 @@ from typing import Any
 
 from littrainer.arguments.about import about
 
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
 
 @dataclass
 class PrecisionFields:

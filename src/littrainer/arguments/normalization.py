@@ -98,15 +98,20 @@ def _join_aliases(args: ArgumentFields) -> None:
 
 
 def _apply_warmup_ratio(args: ArgumentFields) -> None:
-    if args.warmup_ratio is None:
+    ratio, steps = args.warmup_ratio, args.warmup_steps
+    if ratio is None:
         return
+    # A ratio of 0 was the default once: scripts that give it beside their warmup_steps mean the steps.
+    decides = steps if ratio == 0 else ratio
+    set_aside = f", and warmup_steps={steps} is set aside" if decides != steps and steps != 0 else ""
     # With the default filters Python shows a warning once for each place that raises it, and this is the only place.
     warnings.warn(
-        "warmup_ratio is deprecated: warmup_steps takes a share as well, for example warmup_steps=0.1.",
+        f"warmup_ratio={ratio} is an earlier spelling: write warmup_steps={decides}, which below 1 is a share of all "
+        f"steps{set_aside}.",
         FutureWarning,
         stacklevel=1,
     )
-    args.warmup_steps = args.warmup_ratio
+    args.warmup_steps = decides
 
 
 def _convert_choices(args: ArgumentFields) -> None:
@@ -121,10 +126,26 @@ def _normalize_debug(args: ArgumentFields) -> None:
     if args.debug is None:
         args.debug = []
     elif isinstance(args.debug, str):
-        args.debug = [DebugOption(option) for option in args.debug.split()]
+        args.debug = _debug_options(args.debug.split())
+    else:
+        args.debug = _debug_options(args.debug)
+
+
+def _debug_options(names: Iterable[str]) -> list[DebugOption]:
+    try:
+        return [DebugOption(name) for name in names]
+    except ValueError as error:
+        raise ValueError(f"debug: {error}") from None
 
 
 def _normalize_report_to(args: ArgumentFields) -> None:
+    if args.report_to is None:
+        warnings.warn(
+            'report_to=None reports to no tracker; transformers 4 took it for all that are installed. Write "none" or '
+            '"all".',
+            FutureWarning,
+            stacklevel=1,
+        )
     args.report_to = tracker_names(args.report_to)
 
 

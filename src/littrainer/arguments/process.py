@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from littrainer.arguments.accelerator_config import configured_device
 from littrainer.arguments.choices import ParallelMode
 from littrainer.arguments.fields import ArgumentFields
 
@@ -71,6 +72,8 @@ class ProcessFacts(ArgumentFields):
     def _find_device(self) -> torch.device:
         import torch
 
+        if getattr(self.accelerator_config, "use_configured_state", False):
+            return configured_device()
         if self.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE_WORDS:
             return torch.device("cpu")
         if torch.cuda.is_available():

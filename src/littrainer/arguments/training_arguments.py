@@ -7,15 +7,18 @@ import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from littrainer.arguments.earlier_spelling import UnderstandsEarlierNames
+from littrainer.arguments.grouped_setters import GroupedSetters
+from littrainer.arguments.hardware import apply_hardware_choices
 from littrainer.arguments.normalization import normalize
 from littrainer.arguments.serialization import Serialization
 from littrainer.arguments.support import refuse_unsupported
-from littrainer.arguments.unknown_names import RefusesUnknownNames
 from littrainer.arguments.validation import validate
+from littrainer.arguments.value_checks import check_values
 
 
 @dataclass
-class TrainingArguments(Serialization, RefusesUnknownNames):
+class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
     """The arguments of a training run, with the names, order and defaults of transformers.
 
     The fields stand by topic in the `fields_*` modules of this package; each says in its metadata what it is for. After
@@ -39,6 +42,7 @@ class TrainingArguments(Serialization, RefusesUnknownNames):
     ]
 
     def __post_init__(self) -> None:
+        check_values(self)
         normalize(self, [*self._VALID_DICT_FIELDS, "lightning"])
         validate(self)
         self.mixed_precision: str = self._chosen_precision()
@@ -47,6 +51,7 @@ class TrainingArguments(Serialization, RefusesUnknownNames):
         self.deepspeed_plugin: Any | None = None
         self.distributed_state: Any | None = None
         refuse_unsupported(self)
+        apply_hardware_choices(self)
 
     def _chosen_precision(self) -> str:
         if self.fp16:

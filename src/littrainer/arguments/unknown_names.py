@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Iterable
 from typing import Any
 
+from littrainer.arguments.earlier_names import EARLIER_NAMES
 from littrainer.arguments.nearest import suggestion
-from littrainer.arguments.removed_names import REMOVED_NAMES
 
 
 class RefusesUnknownNames:
@@ -21,19 +21,14 @@ class RefusesUnknownNames:
         if kwargs:
             parameters = inspect.signature(cls.__init__).parameters
             takes_any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-            unknown = [name for name in kwargs if name not in parameters]
+            unknown = [name for name in kwargs if name not in parameters and name not in EARLIER_NAMES]
             if unknown and not takes_any_name:
                 raise TypeError(unknown_names_message(cls.__name__, unknown, list(parameters)[1:]))
         return super().__new__(cls)
 
 
 def unknown_names_message(class_name: str, unknown: Iterable[str], known: Iterable[str]) -> str:
-    """One sentence that lists each unknown name with the name it probably stands for, or what replaced it."""
+    """One sentence that lists each unknown name with the name it probably stands for."""
     known = list(known)
-    found = []
-    for name in unknown:
-        if name in REMOVED_NAMES:
-            found.append(f"{name!r} is no longer an argument: {REMOVED_NAMES[name].advice}")
-        else:
-            found.append(f"{name!r} is unknown, {suggestion(name, known)}")
+    found = [f"{name!r} is unknown, {suggestion(name, known)}" for name in unknown]
     return f"{class_name}: {'; '.join(found)}"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from littrainer.arguments.accelerator_config import configured_device
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy, SchedulerType
 from littrainer.arguments.fields import ArgumentFields
 from littrainer.arguments.fields_data import SAMPLING_STRATEGIES, WORKER_START_METHODS
 from littrainer.arguments.fields_logging import LOG_LEVELS
+from littrainer.arguments.fields_precision import COMPILE_MODES
 from littrainer.arguments.nearest import suggestion
 
 # Plain strings with a fixed set of values. A context object may stand in place of a start method's name.
@@ -17,6 +19,7 @@ STRING_CHOICES: dict[str, Sequence[str]] = {
     "log_level_replica": LOG_LEVELS,
     "train_sampling_strategy": SAMPLING_STRATEGIES,
     "dataloader_multiprocessing_context": WORKER_START_METHODS,
+    "torch_compile_mode": COMPILE_MODES,
 }
 
 # Interval in steps -> the strategy under which it is read.
@@ -109,17 +112,42 @@ def _check_schedule(args: ArgumentFields) -> None:
 
 
 def _check_memory(args: ArgumentFields) -> None:
+    checkpointing: Any = args.activation_checkpointing_kwargs
+    every = (checkpointing or {}).get("every_n_layers", 1)
+    if not isinstance(every, int) or every < 1:
+        raise ValueError(
+            f"activation_checkpointing_kwargs={{'every_n_layers': {every!r}}} must be a whole number above 0."
+        )
     steps = args.torch_empty_cache_steps
     if steps is not None and not (isinstance(steps, int) and steps > 0):
         raise ValueError(f"torch_empty_cache_steps={steps!r} must be a whole number above 0, or unset.")
 
 
 def _check_loading(args: ArgumentFields) -> None:
-    if args.dataloader_num_workers == 0 and args.dataloader_prefetch_factor is not None:
-        raise ValueError(
-            f"dataloader_prefetch_factor={args.dataloader_prefetch_factor} needs loader processes; "
-            "set dataloader_num_workers above 0 or leave the factor unset."
-        )
+    _check_loader_processes(args, "dataloader_prefetch_factor")
+    if getattr(args.accelerator_config, "use_configured_state", False):
+        configured_device()
+
+
+def check_loader_processes(args: ArgumentFields) -> None:
+    """Refuse what torch refuses where the training process loads the data itself.
+
+    transformers lets a script set the number of processes after it made the arguments, so this is for whoever is about
+    to make loaders.
+
+    Raises:
+        ValueError: names the argument and what to change.
+    """
+    _check_loader_processes(args, "dataloader_persistent_workers", "dataloader_multiprocessing_context")
+
+
+def _check_loader_processes(args: ArgumentFields, *names: str) -> None:
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value is not False and args.dataloader_num_workers == 0:
+            raise ValueError(
+                f"{name}={value!r} needs loader processes; set dataloader_num_workers above 0 or leave {name} unset."
+            )
 
 
 def _text(choice: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from littrainer.data.windows import MicroBatch
+from littrainer.interruptions import carries_stop_iteration
 from littrainer.training.run import TrainingRun
 
 
@@ -19,21 +20,24 @@ class TrainerEvents(pl.Callback):
 
     def __init__(self, run: TrainingRun):
         self.run = run
-        self.interruption: BaseException | None = None
 
+    @carries_stop_iteration
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Model and optimizer are set up."""
         self.run.begin()
 
+    @carries_stop_iteration
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """An epoch comes next."""
         self.run.begin_epoch(trainer.current_epoch)
 
+    @carries_stop_iteration
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: MicroBatch, batch_idx: int) -> None:
         """A micro-batch comes next."""
         pl_module.follow_window(batch)
         self.run.begin_micro_batch(batch)
 
+    @carries_stop_iteration
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: MicroBatch, batch_idx: int
     ) -> None:
@@ -41,14 +45,11 @@ class TrainerEvents(pl.Callback):
         self.run.end_micro_batch(batch)
         self._stop_if_asked(trainer)
 
+    @carries_stop_iteration
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """An epoch is done."""
         self.run.end_epoch()
         self._stop_if_asked(trainer)
-
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Remember what interrupted fit, for Lightning turns Ctrl-C into an exit."""
-        self.interruption = exception
 
     def _stop_if_asked(self, trainer: pl.Trainer) -> None:
         if self.run.trainer.control.should_training_stop:

@@ -110,8 +110,8 @@ class CallbackHandler:
 
     def call_event(self, event: str, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         """Call one event on each callback that overrides it, and return the control to go on with."""
-        # Iterating over a copy: a callback may add or remove callbacks.
-        for callback in tuple(self.callbacks):
+        # Not over a copy: a callback that another one adds is called for the same event.
+        for callback in self.callbacks:
             if not listens_to(callback, event):
                 continue
             answer = getattr(callback, event)(

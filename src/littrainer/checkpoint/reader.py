@@ -15,6 +15,7 @@ from littrainer.checkpoint.layout import (
     RANDOM_STATE_NAME,
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
+    SCALER_NAME,
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
     WEIGHTS_NAME,
@@ -114,6 +115,12 @@ def load_optimizer_and_scheduler(trainer: Trainer, folder: Path) -> None:
     """Load the states of optimizer and schedule."""
     trainer.optimizer.load_state_dict(torch.load(folder / OPTIMIZER_NAME, map_location="cpu", weights_only=True))
     trainer.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))
+
+
+def load_scaler(trainer: Trainer, folder: Path) -> None:
+    """Load the state of the loss scaling of fp16, where both the checkpoint and this training have one."""
+    if trainer.accelerator.scaler is not None and (folder / SCALER_NAME).is_file():
+        trainer.accelerator.scaler.load_state_dict(torch.load(folder / SCALER_NAME, weights_only=True))
 
 
 def load_random_states(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from littrainer.checkpoint.layout import (
     OPTIMIZER_NAME,
     RANDOM_STATE_NAME,
     SAFE_WEIGHTS_NAME,
+    SCALER_NAME,
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
     TRAINING_ARGS_NAME,
@@ -57,11 +59,18 @@ def write_weights(state_dict: dict[str, Any], output_dir: str) -> None:
     """
     import safetensors.torch
 
+    places: dict[tuple[Any, int], list[str]] = {}
+    for name, tensor in state_dict.items():
+        if tensor.numel():
+            places.setdefault((tensor.device, tensor.data_ptr()), []).append(name)
+    shared = [" and ".join(names) for names in places.values() if len(names) > 1]
+    if shared:
+        raise ValueError(
+            f"The model's weights cannot be written to {output_dir}: {'; '.join(shared)} share memory, which "
+            "model.safetensors does not store. Override _save in a subclass of Trainer to write them your own way."
+        )
     contiguous = {name: tensor.contiguous() for name, tensor in state_dict.items()}
-    try:
-        safetensors.torch.save_file(contiguous, os.path.join(output_dir, SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
-    except RuntimeError as error:
-        raise ValueError(f"The model's weights cannot be written to {output_dir}: {error}") from error
+    safetensors.torch.save_file(contiguous, os.path.join(output_dir, SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
 
 
 def without_secrets(args: TrainingArguments) -> TrainingArguments:
@@ -79,18 +88,31 @@ def write_checkpoint(trainer: Trainer, run_dir: str) -> str:
     Parameters:
         run_dir: the folder that holds this training's checkpoints.
     """
+    folder = Path(run_dir) / f"checkpoint-{trainer.state.global_step}"
+    is_new = not folder.exists()
+    try:
+        _fill_checkpoint(trainer, folder)
+    except BaseException:
+        # A torn checkpoint would be the newest one, and the one to resume from.
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return str(folder)
+
+
+def _fill_checkpoint(trainer: Trainer, folder: Path) -> None:
     args, state = trainer.args, trainer.state
-    folder = Path(run_dir) / f"checkpoint-{state.global_step}"
     trainer.save_model(str(folder), _internal_call=True)
     if state.best_global_step:
-        best = Path(run_dir) / f"checkpoint-{state.best_global_step}"
+        best = folder.parent / f"checkpoint-{state.best_global_step}"
         if best.is_dir():
             state.best_model_checkpoint = str(best)
     if not args.save_only_model:
         torch.save(trainer.optimizer.state_dict(), folder / OPTIMIZER_NAME)
         torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULER_NAME)
+        if trainer.accelerator.scaler is not None:
+            torch.save(trainer.accelerator.scaler.state_dict(), folder / SCALER_NAME)
         torch.save(capture_random_states(), folder / RANDOM_STATE_NAME)
     callbacks = [*trainer.callback_handler.callbacks, trainer.control]
     state.stateful_callbacks.update(exported_states([c for c in callbacks if isinstance(c, ExportableState)]))
     state.save_to_json(str(folder / TRAINER_STATE_NAME))
-    return str(folder)

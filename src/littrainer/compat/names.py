@@ -9,6 +9,14 @@ LAYOUT = "littrainer.checkpoint.layout"
 RESULTS = "littrainer.evaluation.results"
 
 REPLACED: dict[str, dict[str, str]] = {
+    "transformers.debug_utils": {
+        "DebugOption": f"{CHOICES}:DebugOption",
+        "DebugUnderflowOverflow": "littrainer.training.overflow_detection:DebugUnderflowOverflow",
+    },
+    "transformers.hf_argparser": {
+        "HfArg": "littrainer.arguments.parser:HfArg",
+        "HfArgumentParser": "littrainer.arguments.parser:HfArgumentParser",
+    },
     "transformers.trainer": {
         "Trainer": "littrainer.trainer:Trainer",
         "DEFAULT_CALLBACKS": "littrainer.trainer:DEFAULT_CALLBACKS",
@@ -30,11 +38,18 @@ REPLACED: dict[str, dict[str, str]] = {
         "TrainerControl": "littrainer.callbacks.state:TrainerControl",
         "TrainerState": "littrainer.callbacks.state:TrainerState",
     },
-    "transformers.trainer_pt_utils": {},
+    "transformers.trainer_pt_utils": {
+        "LabelSmoother": "littrainer.training.label_smoothing:LabelSmoother",
+        "BatchRebalanceSampler": "littrainer.data.batch_rebalance:BatchRebalanceSampler",
+        "LengthGroupedSampler": "littrainer.data.samplers:LengthGroupedSampler",
+        "get_length_grouped_indices": "littrainer.data.samplers:get_length_grouped_indices",
+    },
     "transformers.trainer_seq2seq": {},
     "transformers.trainer_utils": {
         "EvalLoopOutput": f"{RESULTS}:EvalLoopOutput",
         "EvalPrediction": f"{RESULTS}:EvalPrediction",
+        "EvaluationStrategy": f"{CHOICES}:EvaluationStrategy",
+        "FSDPOption": f"{CHOICES}:FSDPOption",
         "HPSearchBackend": f"{CHOICES}:HPSearchBackend",
         "HubStrategy": f"{CHOICES}:HubStrategy",
         "IntervalStrategy": f"{CHOICES}:IntervalStrategy",

@@ -78,14 +78,10 @@ class ShimLoader(Loader):
 
         Raises:
             AttributeError: transformers' module has no such name.
-            ImportError: the name belongs to the Trainer API and littrainer does not have it yet.
         """
         if name in NOT_YET.get(self.fullname, ()):
-            raise ImportError(
-                f"littrainer has no {name} yet. Run this script with plain `python` for now, "
-                "on transformers' own Trainer.",
-                name=self.fullname,
-            )
+            value = vars(self._shim)[name] = refusing_class(name, self.fullname)
+            return value
         if name == "__all__":
             return self.public_names()
         value = self._resolve(name)
@@ -233,3 +229,17 @@ def _imported(module: str, attribute: str | None) -> Any:
             return importlib.import_module(f"{module}.{attribute}")
         except ModuleNotFoundError:
             raise AttributeError(f"module {module!r} has no attribute {attribute!r}") from None
+
+
+def refusing_class(name: str, module: str) -> type:
+    """Return a class that a script may import and derive from, and that refuses to be instantiated.
+
+    Scripts import names that they never use, so the import itself has to succeed.
+    """
+
+    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(
+            f"littrainer has no {name} yet. Run this script with plain `python` for now, on transformers' own Trainer."
+        )
+
+    return type(name, (), {"__new__": refuse, "__module__": module, "__doc__": f"Not in littrainer yet: {name}."})

@@ -8,9 +8,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
 
+from littrainer.data.batch_rebalance import BatchRebalanceSampler
 from littrainer.data.samplers import EpochSeededSampler
+from littrainer.data.sampling import warn_that_a_stream_has_its_own_order
 from littrainer.seeds import seed_worker
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class LookaheadLoader(DataLoader):
     # Class attributes, so that DataLoader's own constructor, which watches assignments, need not know them.
     epoch = 0
     end_of_dataloader = False
+    # Streams are dispatched under accelerate unless its user says no, and only then it counts their last batch.
+    dispatches_streams = True
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order the next iteration has, and tell sampler and dataset."""
@@ -49,7 +53,7 @@ class LookaheadLoader(DataLoader):
 
     def samples_in_last_batch(self, last_batch: Any) -> int | None:
         """Samples in the last batch where it is not a full one; they are counted in it where the data is a stream."""
-        if isinstance(self.dataset, IterableDataset):
+        if isinstance(self.dataset, IterableDataset) and self.dispatches_streams:
             return first_dimension(last_batch)
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
         if batch_size is None or self.drop_last or not has_length(self.dataset):
@@ -78,7 +82,7 @@ def build_loader(
     *,
     collate: Callable[[list[Any]], Any],
     batch_size: int,
-    sampler: Sampler[int] | None,
+    sampler: Sampler[Any] | None,
     is_training: bool,
 ) -> LookaheadLoader:
     """The loader for a dataset, as the `dataloader_*` arguments describe it.
@@ -86,7 +90,7 @@ def build_loader(
     Parameters:
         collate: turns a list of samples into a batch.
         batch_size: samples of a micro-batch on one device.
-        sampler: the order of a map-style dataset; None for the dataset's own order.
+        sampler: the order of a map-style dataset, or its batches; None for the dataset's own order.
         is_training: training loaders seed their workers.
     """
     keywords: dict[str, Any] = {
@@ -100,16 +104,19 @@ def build_loader(
         "prefetch_factor": args.dataloader_prefetch_factor,
         "in_order": args.dataloader_in_order,
     }
+    if is_training and sampler is None:
+        warn_that_a_stream_has_its_own_order(args)
     if not isinstance(dataset, IterableDataset):
-        if isinstance(sampler, RandomSampler) and getattr(args.accelerator_config, "use_seedable_sampler", True):
-            sampler = EpochSeededSampler.replacing(sampler, args.data_seed)
-        keywords["sampler"] = sampler
-        keywords["drop_last"] = args.dataloader_drop_last
+        if isinstance(sampler, BatchRebalanceSampler):
+            del keywords["batch_size"]
+            keywords["batch_sampler"] = sampler
+        else:
+            keywords.update(sampler=_seeded_by_epoch(args, sampler), drop_last=args.dataloader_drop_last)
         if is_training:
             keywords["worker_init_fn"] = partial(
                 seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
             )
-    return LookaheadLoader(dataset, **keywords)
+    return _lookahead_loader(args, dataset, keywords)
 
 
 # What a DataLoader was built with, besides dataset, collator and the order of samples.
@@ -125,6 +132,37 @@ CARRIED_OVER = (
     "persistent_workers",
     "in_order",
 )
+
+
+def lookahead_version(args: TrainingArguments, loader: DataLoader) -> DataLoader:
+    """A LookaheadLoader over the same data, whose random order is seeded by epoch where the arguments have it so.
+
+    One that is already, or a loader of a class of its own, is returned as it is.
+    """
+    if type(loader) is not DataLoader:
+        return loader
+    keywords: dict[str, Any] = {name: getattr(loader, name) for name in CARRIED_OVER}
+    batches: Any = loader.batch_sampler
+    if isinstance(loader.dataset, IterableDataset) or batches is None:
+        keywords.update(batch_size=loader.batch_size, drop_last=loader.drop_last)
+    elif type(batches) is BatchSampler and isinstance(batches.sampler, RandomSampler):
+        sampler = _seeded_by_epoch(args, batches.sampler)
+        keywords.update(batch_size=batches.batch_size, drop_last=batches.drop_last, sampler=sampler)
+    else:
+        keywords["batch_sampler"] = batches
+    return _lookahead_loader(args, loader.dataset, keywords)
+
+
+def _lookahead_loader(args: TrainingArguments, dataset: Any, keywords: dict[str, Any]) -> LookaheadLoader:
+    loader = LookaheadLoader(dataset, **keywords)
+    loader.dispatches_streams = getattr(args.accelerator_config, "dispatch_batches", None) is not False
+    return loader
+
+
+def _seeded_by_epoch(args: TrainingArguments, sampler: Any) -> Any:
+    if isinstance(sampler, RandomSampler) and getattr(args.accelerator_config, "use_seedable_sampler", True):
+        return EpochSeededSampler.replacing(sampler, args.data_seed)
+    return sampler
 
 
 def without_first_batches(loader: Any, number: int) -> Any:

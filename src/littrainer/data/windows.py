@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from littrainer.data.loaders import has_length, without_first_batches
+from littrainer.data.loaders import without_first_batches
 
 IGNORED_LABEL = -100
 
@@ -158,8 +158,8 @@ class BatchStream:
     Parameters:
         loader: any iterable of batches.
 
-    Where the length is unknown an unreachable one is given, for without one Lightning looks a batch ahead and the order
-    of random draws changes.
+    The length given is one that is never reached: without any, Lightning looks a batch ahead and the order of random
+    draws changes; with the loader's own, it stops there even if the loader gives more.
     """
 
     UNREACHABLE_LENGTH = 2**40
@@ -168,7 +168,7 @@ class BatchStream:
         self.loader = loader
 
     def __len__(self) -> int:
-        return len(self.loader) if has_length(self.loader) else self.UNREACHABLE_LENGTH
+        return self.UNREACHABLE_LENGTH
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.loader)

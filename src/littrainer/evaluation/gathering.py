@@ -62,7 +62,8 @@ def concatenated(pieces: list[Any]) -> Any:
     if isinstance(first, Mapping):
         return type(first)({name: concatenated([piece[name] for piece in pieces]) for name in first})  # type: ignore[call-arg]
     if isinstance(first, (list, tuple)):
-        return type(first)(concatenated(list(column)) for column in zip(*pieces, strict=True))
+        columns = [concatenated(list(column)) for column in zip(*pieces, strict=True)]
+        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
     if isinstance(first, torch.Tensor):
         return torch.cat(_padded([torch.atleast_1d(piece) for piece in pieces], torch.Tensor.new_full), dim=0)
     if isinstance(first, np.ndarray):

@@ -10,13 +10,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from littrainer.data.loaders import LookaheadLoader, count_examples, first_dimension, has_length
 from littrainer.evaluation.gathering import BatchCollection, truncated
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction, denumpify_detensorize
+from littrainer.model_wrapping import wrapped_model
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
+
+# Argument -> what the whole model is cast to for an evaluation outside of training.
+FULL_EVALUATION_TYPES = {"fp16_full_eval": torch.float16, "bf16_full_eval": torch.bfloat16}
 
 
 class EvaluationPass:
@@ -51,15 +57,24 @@ class EvaluationPass:
         self.metrics: dict[str, Any] | None = None
         self.batches_done = 0
         self.examples_seen = 0
+        self.model: Any = trainer.model
 
     def begin(self) -> None:
-        """Put model and optimizer into evaluation mode."""
+        """Put the model on its device, and model and optimizer into evaluation mode.
+
+        Outside of training the model is cast as `bf16_full_eval` and `fp16_full_eval` ask, and stays that way.
+        """
         trainer = self.trainer
         if not trainer._model_is_prepared:
             started = time.time()
             trainer._move_model_to_device(trainer.model, trainer.args.device)
+            self.model = trainer.model_wrapped = wrapped_model(trainer)
             trainer.model_preparation_time = round(time.time() - started, 4)
             trainer._model_is_prepared = True
+        if not trainer.is_in_train:
+            for name, dtype in FULL_EVALUATION_TYPES.items():
+                if getattr(trainer.args, name):
+                    trainer.model.to(dtype=dtype, device=trainer.args.device)
         for candidate in (trainer.model, trainer.optimizer):
             if callable(getattr(candidate, "eval", None)):
                 candidate.eval()
@@ -70,11 +85,17 @@ class EvaluationPass:
         trainer, args = self.trainer, self.trainer.args
         self.examples_seen += first_dimension(inputs) or 0
         loss, logits, labels = trainer.prediction_step(
-            trainer.model, inputs, self.prediction_loss_only, ignore_keys=self.ignore_keys
+            self.model, inputs, self.prediction_loss_only, ignore_keys=self.ignore_keys
         )
         main_inputs = None
         if "inputs" in args.include_for_metrics:
-            main_inputs = trainer._prepare_input(inputs[getattr(trainer.model, "main_input_name", "input_ids")])
+            name = getattr(trainer.model, "main_input_name", "input_ids")
+            if name not in inputs:
+                raise ValueError(
+                    f"include_for_metrics has 'inputs', and the batch has no {name!r} but {', '.join(inputs)}; set "
+                    "main_input_name of the model to one of these."
+                )
+            main_inputs = trainer._prepare_input(inputs[name])
 
         is_last = isinstance(self.dataloader, LookaheadLoader) and self.dataloader.end_of_dataloader
         rows = self.dataloader.samples_in_last_batch(inputs) if is_last else None
@@ -113,12 +134,14 @@ class EvaluationPass:
         metrics = self.metrics or {}
         is_complete = predictions is not None and labels is not None
         if trainer.compute_metrics is not None and is_complete and not args.batch_eval_metrics:
-            metrics = trainer.compute_metrics(
-                EvalPrediction(
-                    predictions=predictions,
-                    label_ids=labels,
-                    losses=losses if "loss" in args.include_for_metrics else None,
-                    inputs=inputs if "inputs" in args.include_for_metrics else None,
+            metrics = self._checked(
+                trainer.compute_metrics(
+                    EvalPrediction(
+                        predictions=predictions,
+                        label_ids=labels,
+                        losses=losses if "loss" in args.include_for_metrics else None,
+                        inputs=inputs if "inputs" in args.include_for_metrics else None,
+                    )
                 )
             )
         metrics = denumpify_detensorize(dict(metrics))
@@ -148,6 +171,12 @@ class EvaluationPass:
         named = {name: value for name, value in metrics.items() if name.startswith(prefix)}
         named.update({prefix + name: value for name, value in metrics.items() if not name.startswith(prefix)})
         return named
+
+    @staticmethod
+    def _checked(metrics: Any) -> dict[str, Any]:
+        if not isinstance(metrics, dict):
+            raise TypeError(f"compute_metrics has to return a dict of names and numbers, not {metrics!r}.")
+        return metrics
 
     def _mean_loss(self, losses: Any) -> float | None:
         if losses is None:

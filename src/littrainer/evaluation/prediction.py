@@ -43,6 +43,9 @@ def predict_batch(
 
     with torch.no_grad(), trainer.compute_loss_context_manager():
         if has_labels or returns_loss_anyway:
+            if trainer.args.use_liger_kernel and prediction_loss_only:
+                # Liger's fused loss needs no logits, and they are large.
+                inputs = {**inputs, "skip_logits": True}
             num_items = trainer._get_num_items_in_batch([inputs], trainer.args.device)
             loss, outputs = trainer.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
             loss = loss.detach().mean()

@@ -6,8 +6,11 @@ import inspect
 import logging
 from typing import TYPE_CHECKING, Any
 
+from littrainer.arguments.accelerator_config import settle_accelerator_config
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.arguments.support import refuse_unsupported
+from littrainer.arguments.validation import check_loader_processes
+from littrainer.arguments.value_checks import check_values
 from littrainer.data.loaders import has_length
 
 if TYPE_CHECKING:
@@ -19,8 +22,13 @@ def check_arguments(args: TrainingArguments) -> None:
     """Refuse arguments that are not supported, and apply the log level.
 
     Raises:
+        TypeError, ValueError: a value was set after construction that cannot be right.
         NotImplementedError: an argument, or several processes, that are not supported.
     """
+    # Scripts set fields after construction too.
+    check_values(args)
+    settle_accelerator_config(args)
+    check_loader_processes(args)
     refuse_unsupported(args)
     if args.world_size > 1:
         raise NotImplementedError(
@@ -94,13 +102,28 @@ def _check_metrics(trainer: Trainer) -> None:
         )
 
 
-def check_train_dataset(trainer: Trainer) -> None:
+def check_datasets(trainer: Trainer) -> None:
     """Refuse to train on nothing; a Trainer that only evaluates may have an empty train_dataset.
 
     Raises:
-        ValueError: the train_dataset is empty.
+        ValueError: the train_dataset is empty, or an eval_dataset is that will be evaluated on.
     """
-    if has_length(trainer.train_dataset) and len(trainer.train_dataset) == 0:
+    if trainer.args.eval_strategy not in (None, IntervalStrategy.NO):
+        datasets = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
+        if not datasets:
+            raise ValueError("eval_dataset is a dict without any dataset: name one, or set eval_strategy='no'.")
+        for name, dataset in datasets.items():
+            check_not_empty(dataset, f"eval_dataset {name!r}" if name else "eval_dataset")
+    check_not_empty(trainer.train_dataset, "train_dataset")
+
+
+def check_not_empty(dataset: Any, name: str) -> None:
+    """Refuse a dataset of length 0.
+
+    Raises:
+        ValueError: it is empty.
+    """
+    if has_length(dataset) and len(dataset) == 0:
         raise ValueError(
-            "The train_dataset is empty (length 0): there is nothing to train on. Check how it was filtered or split."
+            f"The {name} is empty (length 0): there is nothing to work on. Check how it was filtered or split."
         )

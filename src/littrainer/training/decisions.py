@@ -66,12 +66,9 @@ def remember_if_best(trainer: Trainer, metrics: dict[str, float]) -> bool:
             f"it gives {', '.join(sorted(metrics))}. Name one of these, or return {name!r} from compute_metrics."
         )
     value = metrics[name]
-    best = state.best_metric
-    is_better = best is None or (value > best if args.greater_is_better else value < best)
-    # A first evaluation that is nan is not a best one.
-    if not is_better or value != value:
-        if best is None:
-            state.best_metric = float("-inf") if args.greater_is_better else float("inf")
+    if state.best_metric is None:
+        state.best_metric = float("-inf") if args.greater_is_better else float("inf")
+    if not (value > state.best_metric if args.greater_is_better else value < state.best_metric):
         return False
     state.best_metric = value
     if args.save_strategy != SaveStrategy.NO:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.data.windows import count_label_tokens
+from littrainer.training.label_smoothing import smoothed_loss
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 def loss_and_outputs(
     trainer: Trainer, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
 ) -> tuple[torch.Tensor, Any]:
-    """Run the model on a micro-batch and take the loss from its outputs, or from `compute_loss_func`.
+    """Run the model on a micro-batch; the loss is the model's, or that of `compute_loss_func` or of smoothed labels.
 
     Parameters:
         num_items_in_batch: label tokens in the window; models and loss functions that take it divide by it.
@@ -27,7 +28,7 @@ def loss_and_outputs(
         ValueError: the model returned no loss.
     """
     labels = None
-    if trainer.compute_loss_func is not None and "labels" in inputs:
+    if (trainer.compute_loss_func is not None or trainer.label_smoother is not None) and "labels" in inputs:
         labels = inputs.pop("labels")
     if trainer.model_accepts_loss_kwargs and num_items_in_batch is not None:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
@@ -36,20 +37,27 @@ def loss_and_outputs(
         if labels is None:
             logger.warning("compute_loss_func is called with labels=None: the batch has no 'labels'.")
         return trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch), outputs
+    if labels is not None:
+        return smoothed_loss(trainer, model, outputs, labels, num_items_in_batch), outputs
     return _loss_in(outputs, model, inputs, trainer.label_names), outputs
 
 
 def _loss_in(outputs: Any, model: Any, inputs: dict[str, Any], label_names: list[str]) -> torch.Tensor:
-    loss: Any
+    loss: Any = None
     if isinstance(outputs, dict):
-        loss, returned = outputs.get("loss"), f"only {', '.join(outputs)}"
-        found = isinstance(loss, torch.Tensor)
+        loss = outputs.get("loss")
+        returned = f"a dict with {', '.join(map(repr, outputs))}"
+        if "loss" in outputs:
+            returned += f" in which 'loss' is {_described(loss)}"
+        is_loss = isinstance(loss, torch.Tensor)
+    elif isinstance(outputs, (tuple, list)) or hasattr(outputs, "__getitem__"):
+        is_bare = isinstance(outputs, torch.Tensor) or not len(outputs)
+        loss = None if is_bare else outputs[0]
+        returned = _described(outputs) if is_bare else f"a {type(outputs).__name__} that begins with {_described(loss)}"
+        is_loss = isinstance(loss, torch.Tensor) and loss.numel() == 1
     else:
-        loss = outputs[0] if not isinstance(outputs, torch.Tensor) and len(outputs) else outputs
-        found = isinstance(loss, torch.Tensor) and loss is not outputs and loss.numel() == 1
-        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
-        returned = f"a {type(outputs).__name__} that begins with a {type(loss).__name__}{shape}"
-    if found:
+        returned, is_loss = _described(outputs), False
+    if is_loss:
         return loss
     missing = [name for name in label_names if name not in inputs]
     hint = (
@@ -58,9 +66,17 @@ def _loss_in(outputs: Any, model: Any, inputs: dict[str, Any], label_names: list
         else "Return the loss under the key 'loss' or as the first element of a tuple"
     )
     raise ValueError(
-        f"{type(model).__name__}.forward returned no loss, {returned}. {hint}, or override compute_loss, or pass "
+        f"{type(model).__name__}.forward returned no loss but {returned}. {hint}, or override compute_loss, or pass "
         "compute_loss_func."
     )
+
+
+def _described(value: Any) -> str:
+    if value is None:
+        return "None"
+    shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+    empty = "an empty" if isinstance(value, (tuple, list)) and not value else "a"
+    return f"{empty} {type(value).__name__}{shape}"
 
 
 def normalised(trainer: Trainer, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
@@ -82,7 +98,7 @@ def items_in_window(trainer: Trainer, window: list[Any], device: torch.device) -
     if not takes_number or not window or "labels" not in window[0]:
         return None
     number = count_label_tokens(window, trainer._loss_shifts_labels)
-    # Divided, as on several devices that share a batch, so that it is a float and losses keep their dtype.
+    # A float, as transformers has it: dividing a bfloat16 loss by it gives float32.
     return number.to(device) / 1 if isinstance(number, torch.Tensor) else number
 
 

@@ -67,7 +67,8 @@ def plan_training(trainer: Trainer, loader: Any) -> TrainingPlan:
         max_steps, epochs = args.max_steps, math.ceil(args.max_steps / steps_per_epoch)
         num_train_samples: float = max_steps * batch_size
     else:
-        max_steps = math.ceil(args.num_train_epochs * steps_per_epoch)
+        # A max_steps of 0 is a limit too: training stops after its first step.
+        max_steps = math.ceil(args.num_train_epochs * steps_per_epoch) if args.max_steps < 0 else 0
         epochs = math.ceil(args.num_train_epochs)
         num_train_samples = num_examples * args.num_train_epochs
     return TrainingPlan(

@@ -15,22 +15,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.arguments.support import refuse_unsupported
+from littrainer.callbacks.restoring import restore_callbacks
 from littrainer.callbacks.state import ExportableState, TrainerState
 from littrainer.checkpoint.layout import delete_checkpoint, sort_checkpoints
 from littrainer.checkpoint.reader import (
     checkpoint_to_resume,
     load_optimizer_and_scheduler,
     load_random_states,
+    load_scaler,
     read_state,
 )
 from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.engine import fit
 from littrainer.evaluation.results import TrainOutput, speed_metrics
+from littrainer.model_wrapping import wrapped_model
 from littrainer.seeds import enable_full_determinism, set_seed
-from littrainer.training.checks import check_train_dataset
+from littrainer.training.batch_size_search import with_fitting_batch_size
+from littrainer.training.checks import check_datasets
 from littrainer.training.loss import add_to_running_loss
+from littrainer.training.model_preparation import model_prepared_for_training
 from littrainer.training.plan import TrainingPlan
-from littrainer.training.special_tokens import align_special_tokens
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -95,6 +99,8 @@ class TrainingRun:
     def _resume_state(self, checkpoint: Path) -> None:
         trainer, plan = self.trainer, self.plan
         trainer.state = read_state(checkpoint)
+        if trainer.args.restore_callback_states_from_checkpoint:
+            restore_callbacks(trainer)
         self.first_epoch, steps_into_epoch = divmod(trainer.state.global_step, plan.optimizer_steps_per_epoch)
         self.windows.is_resuming = True
         if not trainer.args.ignore_data_skip:
@@ -132,6 +138,7 @@ class TrainingRun:
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
         if self.checkpoint is not None:
             load_optimizer_and_scheduler(trainer, self.checkpoint)
+            load_scaler(trainer, self.checkpoint)
         self.start_time = time.time()
         trainer._tr_loss = torch.tensor(0.0, device=trainer.args.device)
         trainer._total_loss_scalar = 0.0
@@ -141,6 +148,11 @@ class TrainingRun:
         trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         if trainer.args.eval_on_start:
             trainer._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
+
+    def begin_without_steps(self) -> None:
+        """Training is over before it begins, as where one that had ended is resumed: make optimizer and schedule."""
+        self.trainer._optimizer_and_schedule(self.plan.max_steps)
+        self.begin()
 
     def begin_epoch(self, epochs_done_here: int) -> None:
         """An epoch comes next; `epochs_done_here` counts those of this call."""
@@ -245,6 +257,7 @@ class TrainingRun:
         trainer.store_flos()
         metrics["total_flos"] = state.total_flos
         metrics["train_loss"] = train_loss
+        trainer._memory.stop("train", metrics)
         trainer.log(metrics)
         if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
             trainer._load_best_model()
@@ -275,25 +288,44 @@ def train(
     """
     args = trainer.args
     refuse_unsupported(args)
-    check_train_dataset(trainer)
+    check_datasets(trainer)
     checkpoint = checkpoint_to_resume(resume_from_checkpoint, args.output_dir)
     trainer.is_in_train = True
     try:
         if trainer.model_init is not None:
             _make_new_model(trainer, trial)
-        trainer._move_model_to_device(trainer.model, args.device)
-        trainer._model_is_prepared = True
-        align_special_tokens(trainer.model, trainer.processing_class)
-        if checkpoint is not None:
-            trainer._load_from_checkpoint(str(checkpoint))
-        loader = trainer.get_train_dataloader()
-        plan = TrainingPlan(*trainer.set_initial_training_values(args, loader))
-        run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
-        run.announce()
-        fit(trainer, run)
-        return run.finish()
+        with trainer._memory.measuring("train"), model_prepared_for_training(trainer):
+            if checkpoint is not None:
+                trainer._load_from_checkpoint(str(checkpoint))
+                _resume_batch_size(trainer, checkpoint)
+            return with_fitting_batch_size(
+                trainer, lambda: _train_with_batch_size(trainer, checkpoint, trial, ignore_keys_for_eval)
+            )
     finally:
         trainer.is_in_train = False
+
+
+def _train_with_batch_size(
+    trainer: Trainer, checkpoint: Path | None, trial: Any, ignore_keys_for_eval: Sequence[str] | None
+) -> TrainOutput:
+    loader = trainer.get_train_dataloader()
+    plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader))
+    run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
+    trainer.model_wrapped = wrapped_model(trainer)
+    trainer._model_is_prepared = True
+    run.announce()
+    if run.epochs_left > 0:
+        fit(trainer, run)
+    else:
+        run.begin_without_steps()
+    return run.finish()
+
+
+def _resume_batch_size(trainer: Trainer, checkpoint: Path) -> None:
+    # What fitted before fits again; without a search the arguments decide.
+    found = read_state(checkpoint).train_batch_size
+    if trainer.args.auto_find_batch_size and found is not None:
+        trainer._train_batch_size = found
 
 
 def _make_new_model(trainer: Trainer, trial: Any) -> None:

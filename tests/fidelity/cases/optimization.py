@@ -55,6 +55,41 @@ SCHEDULES: dict[str, dict[str, Any]] = {
         "eval_steps": 2,
         "metric_for_best_model": "loss",
     },
+    "reduce_lr_on_plateau_at_each_epoch": {
+        "lr_scheduler_type": "reduce_lr_on_plateau",
+        "lr_scheduler_kwargs": {"patience": 0, "mode": "max", "factor": 0.3, "threshold": 0.5},
+        "eval_strategy": "epoch",
+        "num_train_epochs": 4,
+    },
+    "greedy": {
+        "lr_scheduler_type": "greedy",
+        "lr_scheduler_kwargs": {"patience": 1, "factor": 0.7, "min_lr": 1e-4, "smooth": True, "window_size": 2},
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+    },
+    "greedy_on_a_metric_that_does_not_improve": {
+        "lr_scheduler_type": "greedy",
+        "lr_scheduler_kwargs": {"patience": 0, "factor": 0.2, "mode": "max", "min_lr": 1e-3, "reset_start": 2},
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "eval_on_start": True,
+    },
+    "cosine_warmup_from_a_share": {
+        "lr_scheduler_type": "cosine_warmup_with_min_lr",
+        "warmup_steps": 3,
+        "lr_scheduler_kwargs": {"min_lr": 0.002, "warmup_lr_rate": 0.2},
+    },
+    "warmup_stable_decay_of_other_shapes": {
+        "lr_scheduler_type": "warmup_stable_decay",
+        "warmup_steps": 3,
+        "lr_scheduler_kwargs": {
+            "num_decay_steps": 4,
+            "num_stable_steps": 0,
+            "warmup_type": "1-sqrt",
+            "decay_type": "linear",
+            "min_lr_ratio": 0.1,
+        },
+    },
 }
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -64,6 +99,10 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adagrad": {"optim": "adagrad"},
     "rmsprop": {"optim": "rmsprop"},
     "adafactor": {"optim": "adafactor"},
+    "adafactor_with_weight_decay": {"optim": "adafactor", "weight_decay": 0.1, "gradient_accumulation_steps": 2},
+    "sgd_with_optim_args": {"optim": "sgd", "optim_args": "momentum=0.9, nesterov=True, weight_decay=0.01"},
+    "adagrad_with_optim_args": {"optim": "adagrad", "optim_args": "lr_decay=0.1,eps=1e-6", "weight_decay": 0.2},
+    "rmsprop_with_optim_args": {"optim": "rmsprop", "optim_args": "momentum=0.5,alpha=0.8,centered=yes"},
     "no_clipping": {"max_grad_norm": 0, "learning_rate": 0.1},
     "tight_clipping": {"max_grad_norm": 0.05},
 }
@@ -77,7 +116,7 @@ def script_for(changes: dict[str, Any]) -> Callable[[Side], Record]:
 
 
 for _name, _changes in SCHEDULES.items():
-    add(Scenario(name=f"schedule_{_name}", run=script_for(_changes)))
+    add(Scenario(name=f"schedule_{_name}", run=script_for({"save_strategy": "epoch", **_changes}), saves=True))
 for _name, _changes in OPTIMIZERS.items():
     add(Scenario(name=f"optimizer_{_name}", run=script_for({"save_strategy": "epoch", **_changes}), saves=True))
 
@@ -166,6 +205,57 @@ def create_optimizer_and_create_scheduler_of_the_scripts_own(side: Side) -> Reco
             model=VectorClassifier(),
             args=side.arguments(learning_rate=0.1),
             train_dataset=Rows(vector_rows(16)),
+            callbacks=[side.watcher],
+        )
+    )
+
+
+@scenario(saves=True)
+def adafactor_of_a_bert(side: Side) -> Record:
+    return side.train(
+        side.Trainer(
+            model=tiny_bert_classifier(),
+            args=side.arguments(optim="adafactor", weight_decay=0.05, save_strategy="epoch", num_train_epochs=1),
+            data_collator=pad_tokens,
+            train_dataset=Rows(token_rows(10)),
+            callbacks=[side.watcher],
+        )
+    )
+
+
+@scenario(saves=True)
+def optimizer_made_by_a_factory(side: Side) -> Record:
+    class Split:
+        def __call__(self, model: Any, lr: float) -> torch.optim.Optimizer:
+            return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.5)
+
+    return side.train(
+        side.Trainer(
+            model=VectorClassifier(),
+            args=side.arguments(save_strategy="epoch"),
+            train_dataset=Rows(vector_rows(16)),
+            optimizer_cls_and_kwargs=(Split, {"lr": 0.02}),
+            callbacks=[side.watcher],
+        )
+    )
+
+
+@scenario(saves=True)
+def adafactor_and_greedy_schedule_of_transformers_passed_in(side: Side) -> Record:
+    from transformers.optimization import Adafactor, GreedyLR
+
+    model = VectorClassifier()
+    optimizer = Adafactor(model.parameters(), lr=0.02, relative_step=False, scale_parameter=False)
+    schedule = GreedyLR(optimizer, patience=0, factor=0.5)
+    return side.train(
+        side.Trainer(
+            model=model,
+            args=side.arguments(
+                save_strategy="epoch", eval_strategy="steps", eval_steps=2, metric_for_best_model="eval_loss"
+            ),
+            train_dataset=Rows(vector_rows(16)),
+            eval_dataset=Rows(vector_rows(5, seed=1)),
+            optimizers=(optimizer, schedule),
             callbacks=[side.watcher],
         )
     )

@@ -25,6 +25,7 @@ def broken_off_and_resumed(side: Side, dataset: Any, resume_from: Any, model: An
             args=side.arguments(**settings),
             data_collator=collator,
             train_dataset=dataset,
+            eval_dataset=Rows(vector_rows(5, seed=1)),
             callbacks=[*callbacks, side.watcher],
         )
 
@@ -51,6 +52,36 @@ def resumed_at_the_end_of_an_epoch(side: Side) -> Record:
 @scenario(saves=True, resumes=True)
 def resumed_while_accumulating(side: Side) -> Record:
     return broken_off_and_resumed(side, Rows(vector_rows(30)), True, gradient_accumulation_steps=2, num_train_epochs=3)
+
+
+@scenario(saves=True, resumes=True)
+def resumed_with_adafactor(side: Side) -> Record:
+    return broken_off_and_resumed(side, Rows(vector_rows(18)), True, optim="adafactor", weight_decay=0.1)
+
+
+@scenario(saves=True, resumes=True)
+def resumed_with_a_schedule_that_follows_a_metric(side: Side) -> Record:
+    return broken_off_and_resumed(
+        side,
+        Rows(vector_rows(18)),
+        True,
+        lr_scheduler_type="greedy",
+        lr_scheduler_kwargs={"patience": 0, "factor": 0.5, "min_lr": 1e-3, "smooth": True, "window_size": 2},
+        eval_strategy="steps",
+        eval_steps=1,
+    )
+
+
+@scenario(saves=True, resumes=True)
+def resumed_in_the_decay_of_a_warmup_stable_decay(side: Side) -> Record:
+    return broken_off_and_resumed(
+        side,
+        Rows(vector_rows(18)),
+        True,
+        lr_scheduler_type="warmup_stable_decay",
+        lr_scheduler_kwargs={"num_decay_steps": 7},
+        warmup_steps=1,
+    )
 
 
 @scenario(saves=True, resumes=True)

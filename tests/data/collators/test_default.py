@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,13 +8,8 @@ import pytest
 import torch
 import transformers
 
-from littrainer.data.collators import (
-    DataCollatorWithPadding,
-    RemoveColumnsCollator,
-    default_collator_for,
-    default_data_collator,
-)
-from tests.scenarios.data import tiny_tokenizer
+from littrainer.data.collators import DefaultDataCollator, default_data_collator
+from tests.data.collators.batches import described
 
 Samples = list[dict[str, Any]]
 
@@ -53,11 +47,6 @@ CASES = [
 ]
 
 
-def described(batch: dict[str, Any]) -> dict[str, tuple[str, str, list[Any]]]:
-    """Each entry as type, dtype and values, which can be compared whatever the library."""
-    return {name: (type(value).__name__, str(value.dtype), value.tolist()) for name, value in batch.items()}
-
-
 @pytest.mark.parametrize(("samples", "kind"), [case[1:] for case in CASES], ids=[f"{c[0]}-{c[2]}" for c in CASES])
 def test_samples_of_equal_length_make_the_batch_that_transformers_makes(samples: Samples, kind: str) -> None:
     theirs = described(transformers.default_data_collator(samples, return_tensors=kind))
@@ -86,70 +75,10 @@ def test_another_kind_of_tensor_is_refused_with_the_kinds_there_are() -> None:
         default_data_collator([{"x": 1}], return_tensors="tf")
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"padding": "max_length", "max_length": 9},
-        {"pad_to_multiple_of": 4},
-        {"return_tensors": "np"},
-    ],
-)
-@pytest.mark.parametrize("label", ["label", "label_ids", "labels"])
-def test_tokenized_samples_are_padded_as_transformers_pads_them(options: dict[str, Any], label: str) -> None:
-    tokenizer = tiny_tokenizer()
-    samples = [{**tokenizer(text), label: number} for number, text in enumerate(["loss", "step batch model"])]
-    theirs = transformers.DataCollatorWithPadding(tokenizer, **options)(samples)
-    ours = DataCollatorWithPadding(tokenizer, **options)(samples)
+@pytest.mark.parametrize("remembered", ["pt", "np"])
+@pytest.mark.parametrize("asked_for", [None, "pt", "np"])
+def test_the_default_collator_as_an_object_remembers_the_kind_of_tensor(remembered: str, asked_for: str | None) -> None:
+    samples = [{"x": [1, 2], "label": 0}, {"x": [3, 4], "label": 1}]
+    theirs = transformers.DefaultDataCollator(return_tensors=remembered)(samples, return_tensors=asked_for)
+    ours = DefaultDataCollator(return_tensors=remembered)(samples, return_tensors=asked_for)
     assert described(ours) == described(theirs)
-    assert "labels" in ours and len(ours["input_ids"][0]) > 1
-
-
-class AdvisingTokenizer:
-    """Fails to pad, and notes whether its advice against `pad` was switched off at that time."""
-
-    def __init__(self) -> None:
-        self.deprecation_warnings = {"Asking-to-pad-a-fast-tokenizer": False}
-        self.was_silenced: bool | None = None
-
-    def pad(self, samples: Any, **options: Any) -> Any:
-        self.was_silenced = self.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"]
-        raise OverflowError
-
-
-def test_a_tokenizers_advice_against_pad_is_off_while_padding_only() -> None:
-    tokenizer = AdvisingTokenizer()
-    with pytest.raises(OverflowError):
-        DataCollatorWithPadding(tokenizer)([{"input_ids": [1]}])
-    assert tokenizer.was_silenced
-    assert tokenizer.deprecation_warnings == {"Asking-to-pad-a-fast-tokenizer": False}
-
-
-def test_columns_the_model_does_not_take_never_reach_the_collator() -> None:
-    collator = RemoveColumnsCollator(lambda samples: samples, ["x", "labels"])
-    assert collator([{"x": 1, "text": "a"}, {"labels": 2, "id": 3, "x": 4}]) == [{"x": 1}, {"labels": 2, "x": 4}]
-
-
-def test_samples_that_are_no_dicts_reach_the_collator_as_they_are() -> None:
-    assert RemoveColumnsCollator(tuple, ["x"])([1, "text", (2, 3)]) == (1, "text", (2, 3))
-
-
-def test_dropped_columns_are_named_once_with_model_and_set(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    collator = RemoveColumnsCollator(list, ["x"], logging.getLogger("columns"), "BertModel", "training")
-    for _ in range(2):
-        collator([{"x": 1, "text": "a", "id": 2}])
-    (record,) = caplog.records
-    for word in ("training", "BertModel", "id, text", "remove_unused_columns=False"):
-        assert word in record.getMessage()
-
-
-def test_a_trainer_pads_where_its_processing_class_can() -> None:
-    tokenizer = tiny_tokenizer()
-    collator = default_collator_for(tokenizer)
-    assert isinstance(collator, DataCollatorWithPadding) and collator.tokenizer is tokenizer
-
-
-@pytest.mark.parametrize("processing_class", [None, SimpleNamespace(pad_token_id=0)])
-def test_a_trainer_stacks_where_nothing_can_pad(processing_class: Any) -> None:
-    assert default_collator_for(processing_class) is default_data_collator

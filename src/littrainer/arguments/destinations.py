@@ -1,0 +1,240 @@
+"""Where each argument goes: the one table that the engine, `littrainer explain` and docs/arguments.md read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+
+class Place(str, Enum):
+    """The part of a run that reads an argument."""
+
+    KEYWORD = "Lightning keyword"
+    STEP = "optimizer step"
+    OPTIMIZER = "optimizer"
+    SCHEDULE = "schedule"
+    PLAN = "length of the run"
+    LOADER = "data loader"
+    COLUMNS = "data columns"
+    SAMPLER = "sampler"
+    MODEL = "model"
+    PRECISION = "precision"
+    DEVICE = "device"
+    SEED = "seeds"
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"
+    HUB = "Hub"
+    FLOW = "flow callback"
+    LOGS = "logs"
+    CONSOLE = "console callback"
+    TRACKER = "trackers"
+    PROCESSES = "processes"
+    SCRIPT = "the script"
+
+
+NO_KEYWORDS: Mapping[str, Callable[[Any], Any]] = MappingProxyType({})
+
+
+class Destination(NamedTuple):
+    """Where one argument goes.
+
+    Parameters:
+        place: the part of a run that reads it.
+        sentence: what happens with it there.
+        keywords: keyword of `lightning.Trainer` -> how its value follows from the arguments.
+    """
+
+    place: Place
+    sentence: str
+    keywords: Mapping[str, Callable[[Any], Any]] = NO_KEYWORDS
+
+
+def _accelerator(args: Any) -> str:
+    return "gpu" if args.device.type == "cuda" else args.device.type
+
+
+# Value of `mixed_precision` -> Lightning's name for it.
+LIGHTNING_PRECISIONS = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
+FULL_PRECISION = "32-true"
+
+
+def lightning_precision(args: Any) -> str:
+    """The `precision` of `lightning.Trainer` that bf16 and fp16 stand for.
+
+    float16 needs its losses scaled, for which torch has nothing on a CPU, so there fp16 trains in full precision.
+    """
+    if args.mixed_precision == "fp16" and args.device.type == "cpu":
+        return FULL_PRECISION
+    return LIGHTNING_PRECISIONS.get(args.mixed_precision, FULL_PRECISION)
+
+
+DESTINATIONS: dict[str, Destination] = {
+    # Schedule and length of the run
+    "output_dir": Destination(Place.CHECKPOINT, "Checkpoints, the final model and metrics files are written below it."),
+    "per_device_train_batch_size": Destination(Place.LOADER, "`batch_size` of the training DataLoader."),
+    "num_train_epochs": Destination(Place.PLAN, "Times the optimizer steps of an epoch; rounded up, `max_epochs`."),
+    "max_steps": Destination(Place.FLOW, "Training is told to stop after this optimizer step."),
+    "learning_rate": Destination(Place.OPTIMIZER, "`lr` of each parameter group."),
+    "lr_scheduler_type": Destination(Place.SCHEDULE, "Chooses the schedule, which Lightning steps with the optimizer."),
+    "lr_scheduler_kwargs": Destination(Place.SCHEDULE, "Further settings of the schedule's formula."),
+    "warmup_steps": Destination(Place.SCHEDULE, "Optimizer steps of the rise from 0, or their share of all steps."),
+    # Optimizer and optimizer step
+    "optim": Destination(Place.OPTIMIZER, "Chooses the optimizer class."),
+    "optim_args": Destination(Place.OPTIMIZER, "Further settings of the optimizer class, where it takes some."),
+    "weight_decay": Destination(Place.OPTIMIZER, "`weight_decay` of the group without biases and norms."),
+    "adam_beta1": Destination(Place.OPTIMIZER, "First of `betas`, for optimizers of the Adam family."),
+    "adam_beta2": Destination(Place.OPTIMIZER, "Second of `betas`, for optimizers of the Adam family."),
+    "adam_epsilon": Destination(Place.OPTIMIZER, "`eps`, for optimizers of the Adam family."),
+    "optim_target_modules": Destination(
+        Place.OPTIMIZER, "Chooses the modules whose weights a low-rank optimizer projects."
+    ),
+    "gradient_accumulation_steps": Destination(
+        Place.KEYWORD,
+        "`accumulate_grad_batches`; set anew for each micro-batch, since the last window of an epoch may be shorter.",
+        {"accumulate_grad_batches": lambda args: args.gradient_accumulation_steps},
+    ),
+    "average_tokens_across_devices": Destination(
+        Place.STEP, "The label tokens that the loss is divided by are summed over the processes."
+    ),
+    "max_grad_norm": Destination(
+        Place.STEP, "Clips in `configure_gradient_clipping`; Lightning's own `gradient_clip_val` stays unset."
+    ),
+    "label_smoothing_factor": Destination(Place.STEP, "The loss is computed from the logits with smoothed labels."),
+    # Number formats, memory and compilation
+    "bf16": Destination(
+        Place.KEYWORD,
+        "`precision`; the model's forward runs under autocast to bfloat16 and returns float32.",
+        {"precision": lightning_precision},
+    ),
+    "fp16": Destination(
+        Place.KEYWORD,
+        "`precision`; the model's forward runs under autocast to float16 and returns float32, with loss scaling.",
+        {"precision": lightning_precision},
+    ),
+    "bf16_full_eval": Destination(Place.EVALUATION, "The model is cast to bfloat16 for evaluation outside training."),
+    "fp16_full_eval": Destination(Place.EVALUATION, "The model is cast to float16 for evaluation outside training."),
+    "tf32": Destination(Place.PRECISION, "Sets torch's switches for TF32 matrix products and convolutions."),
+    "activation_checkpointing": Destination(Place.MODEL, "Calls the model's `activation_checkpointing_enable`."),
+    "activation_checkpointing_kwargs": Destination(
+        Place.MODEL, "Handed to the model's `activation_checkpointing_enable`."
+    ),
+    "gradient_checkpointing": Destination(Place.MODEL, "As `activation_checkpointing`, which decides."),
+    "gradient_checkpointing_kwargs": Destination(Place.MODEL, "As `activation_checkpointing_kwargs`, which decides."),
+    "torch_compile": Destination(Place.MODEL, "The model's forward is compiled with `torch.compile`."),
+    "torch_compile_backend": Destination(Place.MODEL, "`backend` of `torch.compile`."),
+    "torch_compile_mode": Destination(Place.MODEL, "`mode` of `torch.compile`."),
+    "use_liger_kernel": Destination(Place.MODEL, "Liger's kernels are put into the model before training."),
+    "liger_kernel_config": Destination(Place.MODEL, "Which of Liger's kernels are put into the model."),
+    "use_cache": Destination(Place.MODEL, "Written to `model.config.use_cache`."),
+    "neftune_noise_alpha": Destination(Place.MODEL, "A forward hook adds noise to the embeddings while training."),
+    "torch_empty_cache_steps": Destination(
+        Place.STEP, "The accelerator's cache is emptied every so many optimizer steps, before the backward pass."
+    ),
+    "auto_find_batch_size": Destination(Place.LOADER, "Training restarts with a smaller batch when memory runs out."),
+    # Logs, console and trackers
+    "logging_strategy": Destination(Place.FLOW, "Says when `on_log` is due."),
+    "logging_steps": Destination(Place.FLOW, "Optimizer steps between two logs."),
+    "logging_first_step": Destination(Place.FLOW, "A log is due after the first optimizer step."),
+    "log_on_each_node": Destination(Place.PROCESSES, "Decides `should_log` of each process."),
+    "logging_nan_inf_filter": Destination(
+        Place.LOGS, "A loss that is not finite is replaced by the running mean in the logged sum."
+    ),
+    "include_num_input_tokens_seen": Destination(Place.LOGS, "Tokens are counted per micro-batch and logged."),
+    "log_level": Destination(Place.LOGS, "Level of the littrainer and transformers loggers in the main process."),
+    "log_level_replica": Destination(Place.LOGS, "Level of the same loggers in the other processes."),
+    "disable_tqdm": Destination(Place.CONSOLE, "Chooses PrinterCallback instead of ProgressCallback."),
+    "report_to": Destination(
+        Place.TRACKER, "Names the trackers, of which only `none` is taken; Lightning's `logger` stays False."
+    ),
+    "run_name": Destination(Place.TRACKER, "Read by tracker callbacks."),
+    "project": Destination(Place.TRACKER, "Read by tracker callbacks."),
+    "trackio_space_id": Destination(Place.TRACKER, "Read by the Trackio callback."),
+    "trackio_bucket_id": Destination(Place.TRACKER, "Read by the Trackio callback."),
+    "trackio_static_space_id": Destination(Place.TRACKER, "Read by the Trackio callback."),
+    # Evaluation
+    "eval_strategy": Destination(Place.FLOW, "Says when an evaluation is due; it runs inside fit."),
+    "eval_steps": Destination(Place.FLOW, "Optimizer steps between two evaluations."),
+    "eval_delay": Destination(Place.FLOW, "No evaluation is due before this step or epoch."),
+    "per_device_eval_batch_size": Destination(Place.LOADER, "`batch_size` of the evaluation DataLoader."),
+    "prediction_loss_only": Destination(Place.EVALUATION, "Logits and labels are not kept."),
+    "eval_on_start": Destination(Place.EVALUATION, "One evaluation runs before the first optimizer step."),
+    "eval_do_concat_batches": Destination(Place.EVALUATION, "Whether kept batches are joined to one array."),
+    "eval_use_gather_object": Destination(Place.PROCESSES, "Outputs are gathered between processes as objects."),
+    "eval_accumulation_steps": Destination(Place.EVALUATION, "Kept batches move to host memory after so many."),
+    "include_for_metrics": Destination(Place.EVALUATION, "Adds inputs or losses to what `compute_metrics` gets."),
+    "batch_eval_metrics": Destination(Place.EVALUATION, "`compute_metrics` is called for each batch."),
+    # Checkpoints and the Hub
+    "save_only_model": Destination(Place.CHECKPOINT, "Optimizer, schedule and random states are left out."),
+    "save_strategy": Destination(Place.FLOW, "Says when a checkpoint is due."),
+    "save_steps": Destination(Place.FLOW, "Optimizer steps between two checkpoints."),
+    "save_on_each_node": Destination(Place.PROCESSES, "Decides `should_save` of each process."),
+    "save_total_limit": Destination(Place.CHECKPOINT, "Older checkpoint folders are deleted after each save."),
+    "enable_jit_checkpoint": Destination(Place.CHECKPOINT, "A handler of SIGTERM asks for a checkpoint."),
+    "push_to_hub": Destination(Place.HUB, "Saved models are uploaded."),
+    "hub_token": Destination(Place.HUB, "Read when `push_to_hub` is on."),
+    "hub_private_repo": Destination(Place.HUB, "Read when `push_to_hub` is on."),
+    "hub_model_id": Destination(Place.HUB, "Read when `push_to_hub` is on."),
+    "hub_strategy": Destination(Place.HUB, "Read when `push_to_hub` is on."),
+    "hub_always_push": Destination(Place.HUB, "Read when `push_to_hub` is on."),
+    "hub_revision": Destination(Place.HUB, "Read when `push_to_hub` is on."),
+    "load_best_model_at_end": Destination(Place.CHECKPOINT, "The best checkpoint's weights are loaded after training."),
+    "metric_for_best_model": Destination(Place.CHECKPOINT, "The evaluation metric that ranks checkpoints."),
+    "greater_is_better": Destination(Place.CHECKPOINT, "Which of two metrics is the better one."),
+    "ignore_data_skip": Destination(Place.LOADER, "A resumed epoch starts with its first batch."),
+    "restore_callback_states_from_checkpoint": Destination(
+        Place.CHECKPOINT, "Callbacks get their state from trainer_state.json on resume."
+    ),
+    # Seeds and device
+    "full_determinism": Destination(Place.SEED, "Switches torch to deterministic algorithms before seeding."),
+    "seed": Destination(Place.SEED, "Seeds Python, NumPy and torch when the Trainer is made and at `model_init`."),
+    "data_seed": Destination(Place.SAMPLER, "Seed of the random training sampler."),
+    "use_cpu": Destination(
+        Place.KEYWORD, "`accelerator` is the CPU, even where there is a GPU.", {"accelerator": _accelerator}
+    ),
+    "accelerator_config": Destination(Place.LOADER, "How batches are drawn and dispatched."),
+    "parallelism_config": Destination(Place.PROCESSES, "The layout of the processes."),
+    # Data
+    "dataloader_drop_last": Destination(Place.LOADER, "`drop_last` of the DataLoader."),
+    "dataloader_num_workers": Destination(Place.LOADER, "`num_workers` of the DataLoader."),
+    "dataloader_pin_memory": Destination(Place.LOADER, "`pin_memory` of the DataLoader, where the device is no CPU."),
+    "dataloader_persistent_workers": Destination(Place.LOADER, "`persistent_workers` of the DataLoader."),
+    "dataloader_prefetch_factor": Destination(Place.LOADER, "`prefetch_factor` of the DataLoader."),
+    "dataloader_multiprocessing_context": Destination(Place.LOADER, "`multiprocessing_context` of the DataLoader."),
+    "dataloader_in_order": Destination(Place.LOADER, "`in_order` of the DataLoader."),
+    "remove_unused_columns": Destination(Place.COLUMNS, "Columns that forward does not take are dropped."),
+    "label_names": Destination(Place.COLUMNS, "These inputs are kept as labels in evaluation."),
+    "train_sampling_strategy": Destination(Place.SAMPLER, "Chooses the training sampler."),
+    "length_column_name": Destination(Place.SAMPLER, "Where grouping by length reads lengths."),
+    # Several processes
+    "ddp_find_unused_parameters": Destination(Place.PROCESSES, "`find_unused_parameters` of DDP."),
+    "ddp_bucket_cap_mb": Destination(Place.PROCESSES, "`bucket_cap_mb` of DDP."),
+    "ddp_broadcast_buffers": Destination(Place.PROCESSES, "`broadcast_buffers` of DDP."),
+    "ddp_static_graph": Destination(Place.PROCESSES, "`static_graph` of DDP."),
+    "ddp_backend": Destination(Place.PROCESSES, "Backend of the process group."),
+    "ddp_timeout": Destination(Place.PROCESSES, "Timeout of the process group."),
+    "fsdp": Destination(Place.PROCESSES, "Chooses a sharding strategy."),
+    "fsdp_config": Destination(Place.PROCESSES, "Settings of the sharding strategy."),
+    "deepspeed": Destination(Place.PROCESSES, "Chooses the DeepSpeed strategy and configures it."),
+    # Debugging and scripts
+    "debug": Destination(Place.MODEL, "Hooks watch the model's outputs for overflow."),
+    "skip_memory_metrics": Destination(Place.LOGS, "Memory use is measured and added to the metrics."),
+    "do_train": Destination(Place.SCRIPT, "The Trainer does not read it."),
+    "do_eval": Destination(Place.SCRIPT, "The Trainer does not read it."),
+    "do_predict": Destination(Place.SCRIPT, "The Trainer does not read it."),
+    "resume_from_checkpoint": Destination(Place.SCRIPT, "The Trainer does not read it; `train()` has it as parameter."),
+    "local_rank": Destination(Place.SCRIPT, "The Trainer does not read it; ranks come from the environment."),
+    # Additional
+    "warmup_ratio": Destination(Place.SCHEDULE, "Becomes `warmup_steps`."),
+    "logging_dir": Destination(Place.TRACKER, "Read by the TensorBoard callback."),
+    "lightning": Destination(
+        Place.KEYWORD,
+        "Its entries are further keywords of `lightning.Trainer`; those that arguments decide are refused.",
+    ),
+}
+
+
+def derived_keywords() -> dict[str, Callable[[Any], Any]]:
+    """Keywords of `lightning.Trainer` that follow from arguments, each with how its value is found."""
+    return {name: find for destination in DESTINATIONS.values() for name, find in destination.keywords.items()}

@@ -1,0 +1,307 @@
+"""`HfArgumentParser`: dataclasses filled from a command line, a dict, a JSON file or a YAML file."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from littrainer.arguments.earlier_names import EARLIER_NAMES
+from littrainer.arguments.earlier_spelling import UnderstandsEarlierNames, earlier_names_of
+from littrainer.arguments.nearest import suggestion
+from littrainer.arguments.parser_help import OneLineHelpFormatter, sections_of
+from littrainer.arguments.parser_values import argparse_keywords, kind_of, truth
+
+
+def HfArg(
+    *,
+    aliases: str | list[str] | None = None,
+    help: str | None = None,
+    default: Any = dataclasses.MISSING,
+    default_factory: Any = dataclasses.MISSING,
+    metadata: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """A dataclass field with what a command-line parser needs.
+
+    Parameters:
+        aliases: further option strings, such as `-e`.
+        help: what the argument does.
+        default, default_factory: as in `dataclasses.field`; without either the option is required.
+        metadata: further metadata.
+        kwargs: further keywords of `dataclasses.field`.
+    """
+    described = dict(metadata or {})
+    described.update({key: value for key, value in (("aliases", aliases), ("help", help)) if value is not None})
+    return dataclasses.field(default=default, default_factory=default_factory, metadata=described, **kwargs)
+
+
+class HfArgumentParser(argparse.ArgumentParser):
+    """Makes options of the fields of dataclasses, and dataclass instances of what is given.
+
+    A field `save_steps` becomes `--save_steps` and `--save-steps`; a truth value takes `--flag` alone or with a word,
+    and one that is true by default also `--no_flag`. What is wrong on a command line ends the program with exit status
+    2 and one line.
+
+    Parameters:
+        dataclass_types: a dataclass or several.
+        kwargs: keywords of `argparse.ArgumentParser`.
+    """
+
+    def __init__(self, dataclass_types: Any = None, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", OneLineHelpFormatter)
+        super().__init__(**kwargs)
+        if dataclass_types is None:
+            dataclass_types = []
+        elif isinstance(dataclass_types, type) or not isinstance(dataclass_types, Iterable):
+            dataclass_types = [dataclass_types]
+        self.dataclass_types: list[type] = list(dataclass_types)
+        # Those that became options; None until the first command line is parsed.
+        self._earlier_options: list[str] | None = None
+        for dataclass_type in self.dataclass_types:
+            self._add_dataclass_arguments(dataclass_type)
+
+    # ---- Options ----------------------------------------------------------------------------------------------------
+
+    def _add_dataclass_arguments(self, dataclass_type: type) -> None:
+        try:
+            hints = typing.get_type_hints(dataclass_type)
+        except NameError as error:
+            raise RuntimeError(
+                f"{dataclass_type.__name__}: its annotations cannot be resolved ({error}); define the types it names "
+                "at the top level of a module, or drop `from __future__ import annotations` there."
+            ) from error
+        for title, description, fields in sections_of(dataclass_type):
+            group = self.add_argument_group(title, description)
+            for field in fields:
+                self._add_field(group, field, hints[field.name])
+
+    @staticmethod
+    def _add_field(group: Any, field: dataclasses.Field[Any], hint: Any) -> None:
+        aliases = field.metadata.get("aliases", [])
+        aliases = [aliases] if isinstance(aliases, str) else aliases
+        keywords = argparse_keywords(field, hint)
+        group.add_argument(*_spellings(field.name), *aliases, **keywords)
+        if field.default is True and kind_of(hint, field.name).is_truth:
+            group.add_argument(
+                *_spellings(f"no_{field.name}"),
+                action="store_false",
+                dest=field.name,
+                default=argparse.SUPPRESS,
+                help=f"The opposite of --{field.name}.",
+            )
+
+    def _add_earlier_names(self) -> None:
+        # Only now, so that a script's own options of the same name come first; and only once.
+        if self._earlier_options is not None:
+            return
+        self._earlier_options = []
+        if not any(issubclass(cls, UnderstandsEarlierNames) for cls in self.dataclass_types):
+            return
+        for name, rule in EARLIER_NAMES.items():
+            spellings = [text for text in _spellings(name) if text not in self._option_string_actions]
+            if spellings and f"--{name}" in spellings:
+                keywords: dict[str, Any] = {"type": rule.kind}
+                if rule.kind is bool:
+                    keywords = {"type": truth, "nargs": "?", "const": True}
+                self._earlier_options.append(name)
+                self.add_argument(*spellings, dest=name, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **keywords)
+
+    def _get_option_tuples(self, option_string: str) -> Any:
+        # The two spellings of one option do not make an abbreviation ambiguous, and neither do earlier names.
+        found = {id(match[0]): match for match in reversed(super()._get_option_tuples(option_string))}
+        matches = list(reversed(found.values()))
+        return [match for match in matches if match[0].help is not argparse.SUPPRESS] or matches
+
+    # ---- Command line -----------------------------------------------------------------------------------------------
+
+    def parse_args_into_dataclasses(
+        self,
+        args: Sequence[str] | None = None,
+        return_remaining_strings: bool = False,
+        look_for_args_file: bool = True,
+        args_filename: str | os.PathLike[str] | None = None,
+        args_file_flag: str | None = None,
+    ) -> tuple[Any, ...]:
+        """Fill the dataclasses from a command line.
+
+        Parameters:
+            args: the texts to parse; by default the command line of the program.
+            return_remaining_strings: return what no option took instead of refusing it.
+            look_for_args_file: read options from a file beside the program that has its name and the ending `.args`.
+            args_filename: read options from this file instead.
+            args_file_flag: option that names a file to read options from; it may be given several times.
+
+        Options of the command line decide over those of files, and later files over earlier ones.
+
+        Returns:
+            the instances in the order of the dataclasses; a namespace of further options, if the parser has any; the
+            list of remaining texts, if asked for.
+
+        Raises:
+            SystemExit: an option is unknown, or a value cannot be right.
+            FileNotFoundError: there is no file `args_filename`.
+        """
+        texts = self._with_files(args, look_for_args_file, args_filename, args_file_flag)
+        namespace, remaining = self.parse_known_args(texts)
+        given = vars(namespace)
+        filled = [self._fill(cls, given) for cls in self.dataclass_types]
+        if given:
+            filled.append(namespace)
+        if return_remaining_strings:
+            return (*filled, remaining)
+        if remaining:
+            self._refuse(remaining)
+        return tuple(filled)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As in argparse, with the names of earlier transformers releases understood."""
+        self._add_earlier_names()
+        return super().parse_known_args(args, namespace)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As in argparse; an unknown option is refused with the nearest known one."""
+        found, remaining = self.parse_known_args(args, namespace)
+        if remaining:
+            self._refuse(remaining)
+        return found
+
+    def error(self, message: str) -> typing.NoReturn:
+        """End the program with exit status 2 and one line."""
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
+
+    def _fill(self, cls: type, given: dict[str, Any]) -> Any:
+        names = [field.name for field in dataclasses.fields(cls) if field.init]
+        is_ours = issubclass(cls, UnderstandsEarlierNames)
+        if is_ours:
+            names += earlier_names_of(cls, self._earlier_options or [])
+        values = {name: given.pop(name) for name in names if name in given}
+        if not is_ours:
+            return cls(**values)
+        try:
+            return cls(**values)
+        except (ValueError, NotImplementedError) as error:
+            self.error(str(error))
+
+    def _refuse(self, remaining: Sequence[str]) -> typing.NoReturn:
+        known = [text for text in self._option_string_actions if text.startswith("--")]
+        names = [text.partition("=")[0] for text in remaining if text.startswith("--")]
+        hints = [f"{name}: {suggestion(name, known)}" for name in names]
+        self.error("; ".join([f"unrecognized arguments: {' '.join(remaining)}", *hints]))
+
+    def _with_files(
+        self,
+        args: Sequence[str] | None,
+        look_beside_program: bool,
+        filename: str | os.PathLike[str] | None,
+        flag: str | None,
+    ) -> list[str]:
+        texts = list(sys.argv[1:] if args is None else args)
+        files: list[Path] = []
+        if filename is not None:
+            files.append(Path(filename))
+        elif look_beside_program and sys.argv and (beside := Path(sys.argv[0])).name:
+            beside = beside.with_suffix(".args")
+            files += [beside] if beside.is_file() else []
+        if flag is not None:
+            finder = argparse.ArgumentParser(prog=self.prog, add_help=False, allow_abbrev=False)
+            finder.add_argument(flag, action="append", dest="files", default=[])
+            found, texts = finder.parse_known_args(texts)
+            for name in found.files:
+                if not Path(name).is_file():
+                    self.error(f"{flag} {name}: there is no such file")
+            files += [Path(name) for name in found.files]
+        return [text for file in files for text in file.read_text(encoding="utf-8").split()] + texts
+
+    # ---- Dicts and files --------------------------------------------------------------------------------------------
+
+    def parse_dict(self, args: Mapping[str, Any], allow_extra_keys: bool = False) -> tuple[Any, ...]:
+        """Fill the dataclasses from a dict.
+
+        Parameters:
+            args: field names and values.
+            allow_extra_keys: leave out keys that no dataclass takes instead of refusing them.
+
+        Returns:
+            the instances in the order of the dataclasses.
+
+        Raises:
+            ValueError: a key belongs to no dataclass, or a value cannot be right.
+        """
+        return self._from_mapping(args, allow_extra_keys, "the dict")
+
+    def parse_json_file(self, json_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
+        """Fill the dataclasses from a JSON file; parameters and errors besides the file as in `parse_dict`.
+
+        Raises:
+            ValueError: the file holds no JSON object.
+            OSError: the file cannot be read.
+        """
+        try:
+            values = json.loads(Path(json_file).read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{json_file} is not JSON: {error}.") from error
+        return self._from_mapping(values, allow_extra_keys, os.fspath(json_file))
+
+    def parse_yaml_file(self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
+        """Fill the dataclasses from a YAML file; parameters and errors besides the file as in `parse_dict`.
+
+        A number such as 5e-5, which YAML 1.1 takes for text, is read as a number where the field holds one.
+
+        Raises:
+            ValueError: the file is not YAML, or holds no mapping.
+            OSError: the file cannot be read.
+            ImportError: PyYAML is not installed.
+        """
+        try:
+            import yaml
+        except ImportError as error:
+            raise ImportError("parse_yaml_file needs PyYAML: pip install pyyaml.") from error
+        try:
+            values = yaml.safe_load(Path(yaml_file).read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise ValueError(f"{yaml_file} is not YAML: {' '.join(str(error).split())}.") from error
+        if isinstance(values, dict):
+            values = {key: self._number_if_field_holds_one(key, value) for key, value in values.items()}
+        return self._from_mapping(values, allow_extra_keys, os.fspath(yaml_file))
+
+    def _number_if_field_holds_one(self, name: str, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        for cls in self.dataclass_types:
+            if name in (field.name for field in dataclasses.fields(cls)):
+                hint = typing.get_type_hints(cls)[name]
+                members = typing.get_args(hint) or (hint,)
+                if float in members and str not in members:
+                    try:
+                        return float(value)
+                    except ValueError:
+                        return value
+        return value
+
+    def _from_mapping(self, values: Any, allow_extra_keys: bool, source: str) -> tuple[Any, ...]:
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{source} has to map argument names to values; it holds a {type(values).__name__}.")
+        known: list[str] = []
+        filled = []
+        for cls in self.dataclass_types:
+            names = [field.name for field in dataclasses.fields(cls) if field.init]
+            if issubclass(cls, UnderstandsEarlierNames):
+                names += earlier_names_of(cls, values)
+            known += names
+            filled.append((cls, {name: values[name] for name in names if name in values}))
+        extra = [] if allow_extra_keys else [key for key in values if key not in known]
+        if extra:
+            hints = "; ".join(f"{key!r}: {suggestion(str(key), known)}" for key in extra)
+            raise ValueError(f"{source} has keys that no argument takes: {hints}")
+        return tuple(cls(**own) for cls, own in filled)
+
+
+def _spellings(name: str) -> list[str]:
+    return list(dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")))

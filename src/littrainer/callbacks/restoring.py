@@ -1,0 +1,39 @@
+"""Giving callbacks the states that a checkpoint keeps for them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from littrainer.callbacks.state import ExportableState, TrainerControl
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def restore_callbacks(trainer: Trainer) -> None:
+    """Put callbacks made from the saved states in the place of those of the same class that the Trainer has.
+
+    Several callbacks of a class get the states in the order in which they were saved. States of classes that the
+    Trainer has no callback of are named in a warning.
+    """
+    handler = trainer.callback_handler
+    without_callback = []
+    for class_name, saved in trainer.state.stateful_callbacks.items():
+        states = saved if isinstance(saved, list) else [saved]
+        if class_name == type(trainer.control).__name__:
+            trainer.control = TrainerControl.from_state(states[0])
+            continue
+        present = [callback for callback in handler.callbacks if type(callback).__name__ == class_name]
+        if not present:
+            without_callback.append(class_name)
+        for callback, state in zip(present, states, strict=False):
+            if isinstance(callback, ExportableState):
+                place = handler.callbacks.index(callback)
+                handler.callbacks[place] = type(callback).from_state(state)
+    if without_callback:
+        logger.warning(
+            "The checkpoint has states of callbacks that this Trainer does not have: %s.", ", ".join(without_callback)
+        )

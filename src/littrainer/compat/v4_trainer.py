@@ -1,0 +1,158 @@
+"""Members and signatures that the Trainer had in transformers 4, answered by those of today."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, rotate_checkpoints, sort_checkpoints
+
+if TYPE_CHECKING:
+    from littrainer.evaluation.results import EvalLoopOutput
+    from littrainer.trainer import Trainer
+
+    Method = TypeVar("Method", bound=Callable[..., Any])
+
+logger = logging.getLogger(__name__)
+
+# Overridable method -> what it takes today and did not take at first.
+ADDED_PARAMETERS = {"compute_loss": "num_items_in_batch", "training_step": "num_items_in_batch"}
+
+
+def accepts_earlier_keywords(**today: str) -> Callable[[Method], Method]:
+    """Decorate a method so that it takes keywords under earlier names, with a FutureWarning.
+
+    Parameters:
+        today: earlier name -> today's.
+    """
+
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def with_earlier_keywords(*args: Any, **kwargs: Any) -> Any:
+            for earlier in [name for name in today if name in kwargs]:
+                name = today[earlier]
+                if name in kwargs:
+                    raise TypeError(f"{method.__name__}() got both {earlier} and {name}; give {name} alone.")
+                _tell(f"{method.__qualname__}({earlier}=...)", f"{name}=...", stacklevel=3)
+                kwargs[name] = kwargs.pop(earlier)
+            return method(*args, **kwargs)
+
+        return cast("Method", with_earlier_keywords)
+
+    return decorate
+
+
+def _tell(earlier: str, today: str, stacklevel: int) -> None:
+    warnings.warn(f"{earlier} is an earlier spelling: write {today}.", FutureWarning, stacklevel=stacklevel)
+
+
+class EarlierTrainerMembers:
+    """What scripts and subclasses written for transformers 4 call on a Trainer, or override with fewer parameters."""
+
+    processing_class: Any
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name, parameter in ADDED_PARAMETERS.items():
+            method = getattr(cls, name, None)
+            if not inspect.isfunction(method) or _takes(method, parameter):
+                continue
+            setattr(cls, name, _without(method, parameter))
+            # Such a method returns the mean of its micro-batch, whatever the model could have done with the number.
+            cls.loss_is_scaled_for_ga = False  # type: ignore[attr-defined]
+            _tell(f"{cls.__name__}.{name} without {parameter}", f"{name}(..., {parameter}=None)", stacklevel=3)
+
+    @property
+    def tokenizer(self) -> Any:
+        """Earlier name of `processing_class`."""
+        if "tokenizer" in vars(self):
+            return vars(self)["tokenizer"]
+        found = self.processing_class
+        _tell("trainer.tokenizer", "trainer.processing_class", stacklevel=3)
+        return found
+
+    @tokenizer.setter
+    def tokenizer(self, value: Any) -> None:
+        # A subclass that stores a tokenizer of its own before the Trainer is set up means an attribute of its own.
+        if "processing_class" not in vars(self):
+            vars(self)["tokenizer"] = value
+            return
+        _tell("trainer.tokenizer", "trainer.processing_class", stacklevel=3)
+        self.processing_class = value
+
+    def prediction_loop(
+        self: Any,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: Sequence[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Earlier name of `evaluation_loop`."""
+        _tell("trainer.prediction_loop", "trainer.evaluation_loop", stacklevel=3)
+        return self.evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+
+    def is_world_master(self: Any) -> bool:
+        """Earlier name of `is_world_process_zero`."""
+        _tell("trainer.is_world_master", "trainer.is_world_process_zero", stacklevel=3)
+        return self.is_world_process_zero()
+
+    def is_local_master(self: Any) -> bool:
+        """Earlier name of `is_local_process_zero`."""
+        _tell("trainer.is_local_master", "trainer.is_local_process_zero", stacklevel=3)
+        return self.is_local_process_zero()
+
+    @staticmethod
+    def num_tokens(train_dl: Any, max_steps: int | None = None) -> int:
+        """Input tokens in a loader's batches, which are drawn for it.
+
+        Parameters:
+            max_steps: take the first batch times this number instead.
+        """
+        total = 0
+        for batch in train_dl:
+            if "input_ids" not in batch:
+                logger.warning("num_tokens counts input_ids, and a batch has none.")
+                break
+            tokens = batch["input_ids"].numel()
+            if max_steps is not None:
+                return tokens * max_steps
+            total += tokens
+        return total
+
+    def _nested_gather(self: Any, tensors: Any, name: str | None = None) -> Any:
+        return None if tensors is None else self.accelerator.gather(tensors)
+
+    def _sorted_checkpoints(
+        self: Trainer | Any,
+        output_dir: str | None = None,
+        checkpoint_prefix: str = PREFIX_CHECKPOINT_DIR,
+        use_mtime: bool = False,
+    ) -> list[str]:
+        folder = self.args.output_dir if output_dir is None else output_dir
+        return sort_checkpoints(folder, checkpoint_prefix, use_mtime, self.state.best_model_checkpoint)
+
+    def _rotate_checkpoints(self: Trainer | Any, use_mtime: bool = False, output_dir: str | None = None) -> None:
+        folder = self.args.output_dir if output_dir is None else output_dir
+        rotate_checkpoints(folder, self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime)
+
+
+def _takes(method: Callable[..., Any], parameter: str) -> bool:
+    parameters = inspect.signature(method).parameters
+    takes_any = any(found.kind in (found.VAR_KEYWORD, found.VAR_POSITIONAL) for found in parameters.values())
+    return takes_any or parameter in parameters
+
+
+def _without(method: Callable[..., Any], parameter: str) -> Callable[..., Any]:
+    most = len(inspect.signature(method).parameters)
+
+    @functools.wraps(method)
+    def with_fewer_parameters(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop(parameter, None)
+        return method(*args[:most], **kwargs)
+
+    return with_fewer_parameters

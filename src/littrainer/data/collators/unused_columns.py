@@ -1,0 +1,53 @@
+"""Dropping what the model does not take before samples reach another collator."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class RemoveColumnsCollator:
+    """A collator around another one, which drops what the model's forward does not take.
+
+    Parameters:
+        data_collator: the collator that is called with the remaining columns.
+        signature_columns: the names to keep.
+        logger: told once which columns were dropped.
+        model_name, description: named in that message.
+    """
+
+    def __init__(
+        self,
+        data_collator: Callable[[list[Any]], Any],
+        signature_columns: Sequence[str],
+        logger: logging.Logger | None = None,
+        model_name: str | None = None,
+        description: str | None = None,
+    ):
+        self.data_collator, self.signature_columns = data_collator, signature_columns
+        self.logger, self.model_name, self.description = logger, model_name, description
+        self.message_logged = False
+
+    def __call__(self, features: Sequence[Any]) -> Any:
+        """Drop the columns and collate."""
+        return self.data_collator([self._without_extra_columns(feature) for feature in features])
+
+    def _without_extra_columns(self, feature: Any) -> Any:
+        if not isinstance(feature, dict):
+            return feature
+        kept = {name: value for name, value in feature.items() if name in self.signature_columns}
+        if not self.message_logged and self.logger is not None and len(kept) < len(feature):
+            self.message_logged = True
+            dropped = sorted(set(feature) - set(kept))
+            self.logger.info(dropped_columns_message(dropped, self.description, self.model_name))
+        return kept
+
+
+def dropped_columns_message(dropped: Sequence[str], description: str | None, model_name: str | None) -> str:
+    """One sentence on which columns are not passed to the model, and how to keep them."""
+    where = f" of the {description} set" if description else ""
+    return (
+        f"Columns{where} that {model_name}.forward does not take are left out: {', '.join(dropped)}. "
+        "Set remove_unused_columns=False to pass them to the collator."
+    )

@@ -1,0 +1,1 @@
+"""`littrainer explain`: what arguments turn into, in words and as a plain Lightning program."""

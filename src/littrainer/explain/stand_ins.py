@@ -1,0 +1,31 @@
+"""A Trainer made only to be explained: a model of one weight, one sample, and no trace on the disk."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from typing import Any
+
+from littrainer.arguments.training_arguments import TrainingArguments
+
+
+def trainer_for(args: TrainingArguments) -> Any:
+    """A Trainer with these arguments, whose model and data stand for any."""
+    from torch import nn
+
+    from littrainer.trainer import Trainer
+
+    with tempfile.TemporaryDirectory() as folder:
+        return Trainer(
+            model=nn.Linear(1, 1),
+            args=with_folder(args, folder),
+            train_dataset=[{"input": 0.0}],
+            eval_dataset=[{"input": 0.0}],
+        )
+
+
+def with_folder(args: TrainingArguments, folder: str) -> TrainingArguments:
+    """The same arguments with another output folder, since a Trainer makes its folder."""
+    copied = copy.copy(args)
+    copied.output_dir = folder
+    return copied

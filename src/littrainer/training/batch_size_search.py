@@ -1,0 +1,89 @@
+"""Training again with smaller micro-batches when memory runs out."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from littrainer.training.device_memory import empty_device_cache
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+# Share of the samples that the next try keeps.
+KEPT_SHARE = 0.9
+# Parts of the messages with which torch and its backends say that memory ran out.
+OUT_OF_MEMORY_MESSAGES = (
+    "DefaultCPUAllocator: can't allocate memory",
+    " out of memory.",
+    "FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed",
+    "MPS backend out of memory",
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED.",
+)
+
+
+def ran_out_of_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out."""
+    if not isinstance(error, RuntimeError) or len(error.args) != 1:
+        return False
+    return any(message in str(error.args[0]) for message in OUT_OF_MEMORY_MESSAGES)
+
+
+def with_fitting_batch_size(trainer: Trainer, train: Callable[[], Result]) -> Result:
+    """Call `train` with smaller and smaller micro-batches until it does not run out of memory.
+
+    Each try sees the model and the optimizer as the one before left them. Without `auto_find_batch_size` there is one
+    try.
+
+    Parameters:
+        train: trains with micro-batches of `trainer._train_batch_size` samples per device.
+
+    Raises:
+        RuntimeError: not even one sample at a time fits.
+    """
+    if not trainer.args.auto_find_batch_size:
+        return train()
+    first_size = trainer._train_batch_size
+    _free_memory(trainer)
+    while trainer._train_batch_size > 0:
+        size = trainer._train_batch_size
+        try:
+            result = train()
+        except Exception as error:
+            if not ran_out_of_memory(error):
+                raise
+        else:
+            if size != first_size:
+                logger.warning(
+                    "auto_find_batch_size found that micro-batches of %d samples fit; pass "
+                    "per_device_train_batch_size=%d to start with them.",
+                    size,
+                    size,
+                )
+            return result
+        # Outside of the except block, since the error's traceback holds the tensors that filled the memory.
+        trainer._train_batch_size = int(size * KEPT_SHARE)
+        if trainer._train_batch_size:
+            logger.warning(
+                "Memory ran out with micro-batches of %d samples; training starts over with %d.",
+                size,
+                trainer._train_batch_size,
+            )
+        trainer.model_wrapped = trainer.model
+        _free_memory(trainer)
+    raise RuntimeError(
+        "auto_find_batch_size: memory runs out even with micro-batches of one sample. Use a smaller model or shorter "
+        "samples, activation_checkpointing=True or bf16=True."
+    )
+
+
+def _free_memory(trainer: Trainer) -> None:
+    trainer.lightning_trainer = None
+    gc.collect()
+    empty_device_cache()

@@ -1,0 +1,107 @@
+"""Cross entropy against labels whose probability is spread a little over all classes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from littrainer.data.windows import IGNORED_LABEL
+from littrainer.ecosystem import is_a
+from littrainer.model_facts import base_model
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+
+class LabelSmoother:
+    """Computes the smoothed loss from a model's logits.
+
+    Parameters:
+        epsilon: probability taken from the true label and spread evenly over all labels.
+        ignore_index: labels of this value do not count.
+    """
+
+    def __init__(self, epsilon: float = 0.1, ignore_index: int = IGNORED_LABEL):
+        self.epsilon = epsilon
+        self.ignore_index = ignore_index
+
+    def __call__(
+        self,
+        model_output: Any,
+        labels: torch.Tensor,
+        shift_labels: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """The loss, divided by `num_items_in_batch`, or by the labels of this micro-batch that count.
+
+        Parameters:
+            model_output: holds the logits under `"logits"` or as its first element.
+            shift_labels: each position predicts the label of the next one.
+        """
+        logits = model_output["logits"] if isinstance(model_output, dict) else model_output[0]
+        if shift_labels:
+            logits, labels = logits[..., :-1, :].contiguous(), labels[..., 1:].contiguous()
+        surprise = -nn.functional.log_softmax(logits, dim=-1)
+        if labels.dim() < surprise.dim():
+            labels = labels.unsqueeze(-1)
+        ignored = labels.eq(self.ignore_index)
+        # An ignored label is no index, and what is picked for it is masked.
+        of_label = surprise.gather(dim=-1, index=labels.clamp(min=0)).masked_fill(ignored, 0.0)
+        # Summed in float32, since half precision overflows over a large vocabulary.
+        of_all = surprise.sum(dim=-1, keepdim=True, dtype=torch.float32).masked_fill(ignored, 0.0)
+        count: Any = num_items_in_batch
+        if count is None:
+            count = ignored.numel() - ignored.long().sum()
+        elif isinstance(count, torch.Tensor):
+            count = count.to(of_label.device)
+        exact = of_label.sum() / count
+        spread = of_all.sum() / (count * surprise.shape[-1])
+        return (1 - self.epsilon) * exact + self.epsilon * spread
+
+
+def smoother_for(trainer: Trainer) -> LabelSmoother | None:
+    """What computes the smoothed loss of a Trainer's model; None where labels are not smoothed.
+
+    Several labels that are true at once have no probability to spread: a model for them trains unsmoothed, with a
+    warning.
+    """
+    factor = trainer.args.label_smoothing_factor
+    if factor == 0:
+        return None
+    if getattr(getattr(trainer.model, "config", None), "problem_type", None) == "multi_label_classification":
+        warnings.warn(
+            f"label_smoothing_factor={factor} is left aside: labels of a multi-label classification "
+            "(config.problem_type) are not smoothed.",
+            UserWarning,
+            stacklevel=2,
+        )
+        return None
+    return LabelSmoother(epsilon=factor)
+
+
+def smoothed_loss(
+    trainer: Trainer,
+    model: Any,
+    outputs: Any,
+    labels: torch.Tensor,
+    num_items_in_batch: torch.Tensor | int | None,
+) -> torch.Tensor:
+    """The Trainer's smoothed loss of a micro-batch; a causal language model's labels are shifted by one position."""
+    shifted = predicts_next_token(trainer.accelerator.unwrap_model(model))
+    return trainer.label_smoother(outputs, labels, shift_labels=shifted, num_items_in_batch=num_items_in_batch)
+
+
+def predicts_next_token(model: Any) -> bool:
+    """Whether the model's class is one that transformers lists as a causal language model."""
+    # A script's own model may bear the name of one of them, and then counts as one, so the table is read whenever
+    # transformers is loaded.
+    if "transformers" not in sys.modules:
+        return False
+    model = base_model(model) if is_a(model, "peft model") else model
+    names = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return type(model).__name__ in names.values()

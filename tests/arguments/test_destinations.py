@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import dataclasses
+
+from littrainer import TrainingArguments
+from littrainer.arguments.destinations import DESTINATIONS, derived_keywords
+from littrainer.arguments.documentation import arguments_page
+from littrainer.arguments.support import NOT_YET_SUPPORTED
+from littrainer.engine import DERIVED_KEYWORDS
+
+
+def test_every_argument_has_its_destination_in_a_sentence() -> None:
+    assert list(DESTINATIONS) and set(DESTINATIONS) == {field.name for field in dataclasses.fields(TrainingArguments)}
+    for destination in DESTINATIONS.values():
+        assert destination.sentence.endswith(".") and "\n" not in destination.sentence
+
+
+def test_the_engine_takes_its_derived_keywords_from_the_table_of_destinations() -> None:
+    assert DERIVED_KEYWORDS.keys() == derived_keywords().keys() >= {"accelerator", "accumulate_grad_batches"}
+
+
+def test_the_page_of_arguments_tells_each_destination_but_those_of_refused_arguments() -> None:
+    rows = {line.split("`")[1]: line for line in arguments_page().splitlines() if line.startswith("| `")}
+    for name, (place, sentence, _) in DESTINATIONS.items():
+        told = "refused" if name in NOT_YET_SUPPORTED else f"{place.value}: {sentence}"
+        assert rows[name].endswith(f"| {told} |".replace("||", "|"))

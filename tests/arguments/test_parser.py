@@ -1,0 +1,387 @@
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Optional, Union
+
+import pytest
+import transformers
+
+from littrainer.arguments import TrainingArguments
+from littrainer.arguments.parser import HfArg, HfArgumentParser
+
+
+class Color(Enum):
+    RED = "red"
+    BLUE = "blue"
+    SEVEN = 7
+
+
+@dataclasses.dataclass
+class Everything:
+    """One field of each kind that both parsers read."""
+
+    name: str = dataclasses.field(metadata={"help": "A name.", "aliases": ["-n"]})
+    count: int = 3
+    rate: float = 0.5
+    loud: bool = False
+    keep: bool = True
+    maybe: bool | None = None
+    surely: bool | None = True
+    level: Optional[int] = None  # noqa: UP045
+    ratio: Union[float, None] = None  # noqa: UP007
+    text: str | None = None
+    size: Literal["small", "large", 12] = "small"
+    color: Color = Color.RED
+    shade: Color | None = None
+    words: list[str] = dataclasses.field(default_factory=list)
+    numbers: list[int] | None = None
+    anything: int | str = 1
+    path: Path | None = None
+    log_level: str = dataclasses.field(default="info", metadata={"choices": ["info", "debug"]})
+    made: int = dataclasses.field(default=9, init=False)
+
+
+@dataclasses.dataclass
+class Second:
+    second_value: int = HfArg(default=4, aliases="-s", help="Another one.")
+
+
+BOTH_READ = [
+    "--name x",
+    "-n x --count 4 --rate 1e-3",
+    "--name=x --count=-4 --level 2 --ratio 0.25",
+    "--name x --loud --no_keep",
+    "--name x --loud true --keep false --maybe yes --surely no",
+    "--name x --loud=1 --keep=N --no-surely",
+    "--name x --maybe 0",
+    "--name x --size large",
+    "--name x --size 12 --color blue --shade 7",
+    "--name x --words a b c --numbers 1 2 3",
+    "--name x --words a --words b",
+    "--name x --anything 5 --text 5 --path a/b",
+    "--name x --log_level debug --log-level info",
+    "--name x --second-value 3",
+    "--name x --second_value 3 -s 5",
+    "--nam x --cou 4",
+]
+BOTH_REFUSE = [
+    "",
+    "--name",
+    "--name x --count 1.5",
+    "--name x --rate fast",
+    "--name x --loud perhaps",
+    "--name x --size medium",
+    "--name x --color green",
+    "--name x --numbers 1 b",
+    "--name x --words",
+    "--name x --log_level loud",
+    "--name x --no_loud",
+    "--name x --l 3",
+    "--name x --made 3",
+]
+
+
+def parse(parser_class: Any, line: str, **options: Any) -> Any:
+    return parser_class((Everything, Second), prog="x").parse_args_into_dataclasses(line.split(), **options)
+
+
+@pytest.mark.parametrize("line", BOTH_READ)
+def test_command_lines_are_read_as_transformers_reads_them(line: str) -> None:
+    assert parse(HfArgumentParser, line) == parse(transformers.HfArgumentParser, line)
+
+
+@pytest.mark.parametrize("line", BOTH_REFUSE)
+def test_what_transformers_refuses_ends_with_status_2_and_one_line(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises((SystemExit, ValueError)):
+        parse(transformers.HfArgumentParser, line)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        parse(HfArgumentParser, line)
+    assert ended.value.code == 2
+    (message,) = capsys.readouterr().err.splitlines()
+    assert message.startswith("x: error: ")
+
+
+ARGUMENT_LINES = [
+    [],
+    ["--output_dir", "there", "--num_train_epochs", "1.5", "--learning_rate", "3e-4", "--warmup_steps", "0.1"],
+    ["--lr_scheduler_type", "cosine", "--lr_scheduler_kwargs", '{"num_cycles": "0.5"}', "--optim", "sgd"],
+    ["--eval_strategy", "steps", "--eval-steps", "0.25", "--save_strategy", "steps", "--save_steps", "0.5"],
+    ["--do_train", "--no_dataloader_pin_memory", "--logging_first_step", "true", "--tf32", "no"],
+    ["--label_names", "a", "b", "--include_for_metrics", "inputs", "loss", "--report_to", "wandb"],
+    ["--gradient_checkpointing", "--fsdp", "--accelerator_config", "a.json", "--trackio_static_space_id", "x"],
+    ["--optim_target_modules", "attn", "--debug", "underflow_overflow", "--train_sampling_strategy", "sequential"],
+    ["--include_num_input_tokens_seen", "yes", "--hub_strategy", "end", "--ddp_backend", "gloo"],
+]
+
+
+@pytest.mark.parametrize("texts", ARGUMENT_LINES, ids=" ".join)
+def test_training_arguments_are_read_as_transformers_reads_its_own(texts: list[str]) -> None:
+    theirs = vars(transformers.HfArgumentParser(transformers.TrainingArguments).parse_known_args(texts)[0])
+    ours = vars(HfArgumentParser(TrainingArguments).parse_known_args(texts)[0])
+    # Where the first of two types is a list, transformers' parser forgets a default that is a text.
+    theirs["debug"] = theirs["debug"] or ""
+    assert {name: ours[name] for name in theirs} == theirs
+
+
+def test_several_values_are_a_list_where_one_is_a_text() -> None:
+    parser = HfArgumentParser(TrainingArguments)
+    assert parser.parse_args(["--report_to", "wandb", "tensorboard"]).report_to == ["wandb", "tensorboard"]
+    assert parser.parse_args(["--optim_target_modules", "attn"]).optim_target_modules == "attn"
+
+
+def test_a_field_of_true_or_text_takes_both() -> None:
+    parser = HfArgumentParser(TrainingArguments)
+    for text, value in (("non_padding", "non_padding"), ("all", "all"), ("true", True), ("no", False)):
+        found = parser.parse_args(["--include_num_input_tokens_seen", text])
+        assert found.include_num_input_tokens_seen == value
+
+
+@dataclasses.dataclass
+class BeyondTransformers:
+    options: dict = dataclasses.field(default_factory=dict)
+    more: dict[str, int] | None = None
+    number: int | float | None = None
+    colors: list[Color] = dataclasses.field(default_factory=list)
+    sizes: list[Literal["s", "l"]] | None = None
+
+
+def test_dicts_come_as_json_and_lists_of_choices_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = HfArgumentParser(BeyondTransformers, prog="x")
+    (found,) = parser.parse_args_into_dataclasses(
+        ["--options", '{"a": [1]}', "--more", '{"b": 2}', "--number", "1.5", "--colors", "red", "7", "--sizes", "s"]
+    )
+    assert found == BeyondTransformers({"a": [1]}, {"b": 2}, 1.5, ["red", 7], ["s"])  # type: ignore[list-item]
+    for wrong in (["--options", "{a}"], ["--options", "[1]"], ["--colors", "green"], ["--number", "x"]):
+        with pytest.raises(SystemExit):
+            parser.parse_args_into_dataclasses(wrong)
+        (message,) = capsys.readouterr().err.splitlines()
+        assert wrong[0] in message and wrong[1] in message
+
+
+def test_a_field_that_no_text_can_be_is_refused_by_name() -> None:
+    @dataclasses.dataclass
+    class Strange:
+        odd: Literal["a"] | tuple[()] = "a"
+
+    Strange.__annotations__["odd"] = 3
+    with pytest.raises(TypeError):
+        HfArgumentParser(Strange)
+
+
+def test_annotations_that_cannot_be_resolved_are_refused_by_the_name_of_the_class() -> None:
+    @dataclasses.dataclass
+    class Dangling:
+        thing: Missing = None  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(RuntimeError, match=r"Dangling: .*Missing"):
+        HfArgumentParser(Dangling)
+
+
+def test_remaining_texts_are_returned_where_they_are_asked_for() -> None:
+    found = parse(HfArgumentParser, "--name x rest --other 3", return_remaining_strings=True)
+    assert found == parse(transformers.HfArgumentParser, "--name x rest --other 3", return_remaining_strings=True)
+    assert found[-1] == ["rest", "--other", "3"]
+
+
+def test_an_unknown_option_suggests_the_nearest_known_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        HfArgumentParser(TrainingArguments, prog="x").parse_args_into_dataclasses(["--learning_rte=1", "--zzqq"])
+    (message,) = capsys.readouterr().err.splitlines()
+    assert "--learning_rte: did you mean '--learning_rate'?" in message
+    assert "--zzqq: no known name is similar" in message
+
+
+def test_further_options_come_back_in_a_namespace() -> None:
+    for parser_class in (HfArgumentParser, transformers.HfArgumentParser):
+        parser = parser_class(Second)
+        parser.add_argument("--dry", action="store_true")
+        second, rest = parser.parse_args_into_dataclasses(["--dry", "--second_value", "8"])
+        assert (second, rest) == (Second(8), argparse.Namespace(dry=True))
+
+
+@pytest.mark.parametrize("parser_class", [HfArgumentParser, transformers.HfArgumentParser])
+def test_options_come_from_files_too_and_the_command_line_decides(
+    parser_class: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.args").write_text("--count 10 --rate\n0.1", encoding="utf-8")
+    (tmp_path / "more.txt").write_text("--count 20 --loud", encoding="utf-8")
+    (tmp_path / "last.txt").write_text("--count 30", encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "train.py"), "--name", "x"])
+    parser = parser_class(Everything)
+
+    def read(**options: Any) -> tuple[int, float, bool]:
+        (found,) = parser.parse_args_into_dataclasses(**options)
+        return found.count, found.rate, found.loud
+
+    assert read() == (10, 0.1, False)
+    assert read(look_for_args_file=False) == (3, 0.5, False)
+    assert read(args=["--name", "x", "--count", "1"]) == (1, 0.1, False)
+    assert read(args_filename=tmp_path / "more.txt") == (20, 0.5, True)
+    files = ["--file", str(tmp_path / "more.txt"), "--file", str(tmp_path / "last.txt")]
+    assert read(args=["--name", "x", *files], args_file_flag="--file") == (30, 0.1, True)
+
+
+def test_a_file_of_options_that_is_named_and_not_there_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = HfArgumentParser(Everything, prog="x")
+    with pytest.raises(FileNotFoundError):
+        parser.parse_args_into_dataclasses(["--name", "x"], args_filename=tmp_path / "none.args")
+    with pytest.raises(SystemExit):
+        parser.parse_args_into_dataclasses(["--name", "x", "--file", "none.args"], args_file_flag="--file")
+    assert capsys.readouterr().err == "x: error: --file none.args: there is no such file\n"
+
+
+def test_arguments_that_contradict_each_other_end_the_program_with_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        HfArgumentParser(TrainingArguments, prog="x").parse_args_into_dataclasses(["--fp16", "--bf16"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "x: error: fp16 and bf16 are both set; choose one of them.\n"
+
+
+def test_what_a_dataclass_of_the_script_raises_is_not_touched() -> None:
+    @dataclasses.dataclass
+    class Strict:
+        size: int = 1
+
+        def __post_init__(self) -> None:
+            raise ValueError("the script's own check")
+
+    with pytest.raises(ValueError, match="the script's own check"):
+        HfArgumentParser(Strict).parse_args_into_dataclasses([])
+
+
+# ---- Earlier names --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("--evaluation_strategy epoch", "eval_strategy", "epoch"),
+        ("--evaluation-strategy epoch", "eval_strategy", "epoch"),
+        ("--no_cuda", "use_cpu", True),
+        ("--no_cuda false", "use_cpu", False),
+        ("--per_gpu_train_batch_size 3", "per_device_train_batch_size", 3),
+        ("--overwrite_output_dir", "output_dir", "trainer_output"),
+        ("--overwrite_output_dir", "overwrite_output_dir", True),
+        ("--include_inputs_for_metrics --include_for_metrics loss", "include_for_metrics", ["loss", "inputs"]),
+        ("--optim adamw_hf", "optim", "adamw_torch"),
+    ],
+)
+def test_earlier_spellings_are_options_too(line: str, name: str, value: Any) -> None:
+    _, args = HfArgumentParser((Second, TrainingArguments)).parse_args_into_dataclasses(line.split())
+    assert getattr(args, name) == value
+
+
+def test_an_earlier_spelling_on_the_command_line_warns() -> None:
+    with pytest.warns(FutureWarning, match="write eval_strategy='epoch'"):
+        HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(["--evaluation_strategy", "epoch"])
+
+
+def test_an_earlier_spelling_that_asks_for_what_is_gone_ends_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        HfArgumentParser(TrainingArguments, prog="x").parse_args_into_dataclasses(["--save_safetensors", "false"])
+    (message,) = capsys.readouterr().err.splitlines()
+    assert "save_safetensors=False is no longer possible" in message
+
+
+def test_earlier_names_leave_room_for_a_scripts_own_options_and_fields() -> None:
+    @dataclasses.dataclass
+    class Own:
+        overwrite_output_dir: bool = False
+        past_index: int = 5
+
+    parser = HfArgumentParser((Own, TrainingArguments))
+    parser.add_argument("--no_cuda", action="store_true")
+    own, args, rest = parser.parse_args_into_dataclasses(["--overwrite_output_dir", "--past_index", "3", "--no_cuda"])
+    assert own == Own(True, 3)
+    assert (args.use_cpu, rest) == (False, argparse.Namespace(no_cuda=True))
+
+
+def test_earlier_names_are_not_on_the_help_page_and_do_not_spoil_abbreviations() -> None:
+    parser = HfArgumentParser(TrainingArguments)
+    assert parser.parse_args(["--hub_t", "x"]).hub_token == "x"
+    assert parser.parse_args(["--learning", "0.5"]).learning_rate == 0.5
+    assert parser.parse_args(["--fp16_", "true"]).fp16_full_eval is True
+    assert "evaluation_strategy" not in parser.format_help()
+
+
+def test_a_parser_without_training_arguments_knows_no_earlier_names(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        HfArgumentParser(Second).parse_args_into_dataclasses(["--evaluation_strategy", "no"])
+    assert "unrecognized arguments: --evaluation_strategy" in capsys.readouterr().err
+
+
+# ---- Dicts and files ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("parser_class", [HfArgumentParser, transformers.HfArgumentParser])
+def test_a_dict_a_json_file_and_a_yaml_file_fill_the_dataclasses(parser_class: Any, tmp_path: Path) -> None:
+    values = {"name": "x", "count": 5, "words": ["a", "b"], "second_value": 6}
+    (tmp_path / "a.json").write_text(json.dumps(values), encoding="utf-8")
+    (tmp_path / "a.yaml").write_text("name: x\ncount: 5\nwords: [a, b]\nsecond_value: 6\n", encoding="utf-8")
+    parser = parser_class((Everything, Second))
+    wanted = (Everything("x", count=5, words=["a", "b"]), Second(6))
+    assert parser.parse_dict(values) == wanted
+    assert parser.parse_json_file(tmp_path / "a.json") == wanted
+    assert parser.parse_yaml_file(str(tmp_path / "a.yaml")) == wanted
+    assert parser.parse_dict({**values, "other": 1}, allow_extra_keys=True) == wanted
+    with pytest.raises(ValueError, match="other"):
+        parser.parse_dict({**values, "other": 1})
+
+
+def test_a_key_that_no_argument_takes_suggests_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"learning_rte": 1}', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"a\.json has keys .*'learning_rte': did you mean 'learning_rate'"):
+        HfArgumentParser(TrainingArguments).parse_json_file(tmp_path / "a.json")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_dicts_and_files_take_earlier_names(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("evaluation_strategy: epoch\nno_cuda: true\n", encoding="utf-8")
+    (args,) = HfArgumentParser(TrainingArguments).parse_yaml_file(tmp_path / "a.yaml")
+    assert (args.eval_strategy, args.use_cpu) == ("epoch", True)
+    _, args = HfArgumentParser((Second, TrainingArguments)).parse_dict({"evaluation_strategy": "epoch"})
+    assert args.eval_strategy == "epoch"
+
+
+def test_a_number_that_yaml_takes_for_text_is_one_where_the_field_holds_a_number(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("learning_rate: 5e-4\nrun_name: 5e-4\neval_steps: 1e2\n", encoding="utf-8")
+    (args,) = HfArgumentParser(TrainingArguments).parse_yaml_file(tmp_path / "a.yaml")
+    assert (args.learning_rate, args.run_name, args.eval_steps) == (5e-4, "5e-4", 100)
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.json", "[1]"), ("a.json", "{"), ("a.yaml", "- 1"), ("a.yaml", "{")])
+def test_a_file_that_maps_nothing_is_refused_by_name(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    parser = HfArgumentParser(Second)
+    read = parser.parse_json_file if name.endswith("json") else parser.parse_yaml_file
+    with pytest.raises(ValueError, match=name):
+        read(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / f"missing_{name}")
+
+
+def test_the_parser_takes_no_one_or_several_dataclasses() -> None:
+    assert HfArgumentParser().parse_args_into_dataclasses([]) == ()
+    assert HfArgumentParser(Second).parse_args_into_dataclasses([]) == (Second(),)
+    assert HfArgumentParser([Second]).parse_args_into_dataclasses([]) == (Second(),)
+
+
+def test_a_field_helper_needs_no_metadata_dict() -> None:
+    (found,) = HfArgumentParser(Second).parse_args_into_dataclasses(["-s", "9"])
+    assert found.second_value == 9
+    metadata = {"mine": 1}
+    assert HfArg(default=1, metadata=metadata, help="Text.").metadata == {"mine": 1, "help": "Text."}
+    assert metadata == {"mine": 1}

@@ -1,0 +1,257 @@
+"""Any value of any argument is taken, or refused in one sentence that names the argument."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+import warnings
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from littrainer.arguments import TrainingArguments
+from littrainer.arguments.fields import ArgumentFields
+from littrainer.arguments.value_checks import ALSO_TAKEN, RANGES, TEXT_CHOICES
+
+REFUSALS = (TypeError, ValueError, NotImplementedError, ImportError)
+HINTS = typing.get_type_hints(ArgumentFields)
+FIELDS = list(HINTS)
+
+PLAIN = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.binary(max_size=4),
+    st.builds(object),
+    st.sampled_from([np.int64(3), np.float32(0.5), np.bool_(True), 10**400, -(10**400), complex(1, 1)]),
+)
+ANYTHING = st.one_of(
+    PLAIN,
+    st.lists(PLAIN, max_size=3),
+    st.dictionaries(st.one_of(st.text(max_size=4), st.integers()), PLAIN, max_size=3),
+    st.sampled_from([int, dict, Path("somewhere"), ("a",), {"a"}, "{", '{"a": 1}', "[1]", "~", "\0", "5e-5"]),
+)
+A_FEW = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+
+
+def members(hint: Any) -> list[Any]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [member for part in typing.get_args(hint) for member in members(part)]
+    return [hint]
+
+
+def given_to(name: str, value: Any) -> TrainingArguments:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return TrainingArguments(**{name: value})
+
+
+def refusal_of(name: str, value: Any) -> str | None:
+    """What a value is refused with, None where it is taken; any other exception ends the test."""
+    try:
+        given_to(name, value)
+    except REFUSALS as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@given(value=ANYTHING)
+@A_FEW
+def test_any_value_is_taken_or_refused_in_one_line_that_names_the_argument(name: str, value: Any) -> None:
+    message = refusal_of(name, value)
+    if message is not None:
+        assert name in message
+        assert message.strip() and "\n" not in message
+
+
+NUMBERS = [name for name in FIELDS if {int, float} & set(members(HINTS[name]))]
+WHOLE_NUMBERS = [name for name in NUMBERS if float not in members(HINTS[name])]
+SWITCHES = [name for name in FIELDS if bool in members(HINTS[name]) and str not in members(HINTS[name])]
+TEXTS = [
+    name
+    for name in FIELDS
+    if str in members(HINTS[name])
+    and not any(isinstance(member, type) and issubclass(member, Enum) for member in members(HINTS[name]))
+    and name != "accelerator_config"
+]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@given(value=st.one_of(st.text(max_size=6), st.booleans(), st.lists(st.integers(), max_size=2), st.binary(max_size=3)))
+@A_FEW
+def test_what_is_no_number_is_refused_where_a_number_belongs(name: str, value: Any) -> None:
+    message = refusal_of(name, value)
+    assert message is not None and f"{name}=" in message and "number" in message
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_nan_is_refused_where_a_number_belongs(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}=nan "):
+        given_to(name, math.nan)
+
+
+@pytest.mark.parametrize("name", [name for name in NUMBERS if name != "max_grad_norm"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_infinity_is_refused_where_a_finite_number_belongs(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"^{name}=-?inf "):
+        given_to(name, value)
+
+
+@pytest.mark.parametrize("name", WHOLE_NUMBERS)
+@given(value=st.floats(0.01, 0.99).map(lambda part: 3 + part))
+@A_FEW
+def test_a_fraction_is_refused_where_a_whole_number_belongs(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"^{name}=.*whole number"):
+        given_to(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"), [(name, allowed) for name, allowed in RANGES.items() if name != "max_grad_norm"]
+)
+@given(data=st.data())
+@A_FEW
+def test_a_number_out_of_its_range_is_refused_with_the_range(name: str, allowed: Any, data: st.DataObject) -> None:
+    below = st.integers(max_value=math.ceil(allowed.low) - 1)
+    upper = min(allowed.high, allowed.below)
+    above = st.integers(min_value=math.floor(upper) + 1) if upper < math.inf else below
+    value = data.draw(st.one_of(below, above))
+    with pytest.raises(
+        ValueError, match=f"^{name}=.*out of range; give a .*number from {allowed.low:g} ".replace("+", r"\+")
+    ):
+        given_to(name, value)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+@given(
+    value=st.one_of(st.text(max_size=5), st.integers(min_value=2), st.floats(2, 9), st.lists(st.booleans(), max_size=2))
+)
+@A_FEW
+def test_a_switch_takes_true_and_false_and_no_word_for_them(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"^{name}=.*true or false"):
+        given_to(name, value)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@given(value=st.one_of(st.integers(min_value=2), st.floats(2, 9), st.binary(max_size=3), st.builds(object)))
+@A_FEW
+def test_a_number_or_an_object_is_refused_where_text_belongs(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"^{name}"):
+        given_to(name, value)
+
+
+@pytest.mark.parametrize("name", ["eval_strategy", "logging_strategy", "save_strategy", "hub_strategy", "optim"])
+@given(value=ANYTHING.filter(lambda value: not isinstance(value, str)))
+@A_FEW
+def test_what_is_no_choice_is_refused_with_the_choices(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: .*choose one of"):
+        given_to(name, value)
+
+
+@pytest.mark.parametrize(("name", "choices"), TEXT_CHOICES.items())
+def test_a_misspelt_text_is_refused_with_the_nearest_choice(name: str, choices: tuple[str, ...]) -> None:
+    for choice in choices:
+        assert name not in (refusal_of(name, choice) or "")
+        with pytest.raises(ValueError, match=f"^{name}='{choice}x' is not valid .*did you mean"):
+            given_to(name, f"{choice}x")
+
+
+def test_a_list_with_one_wrong_text_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"include_for_metrics='losses' is not valid .did you mean 'loss'"):
+        TrainingArguments(include_for_metrics=["inputs", "losses"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "read"),
+    [
+        ("learning_rate", 1, 1),
+        ("learning_rate", np.float32(0.5), 0.5),
+        ("num_train_epochs", np.int64(2), 2),
+        ("per_device_train_batch_size", np.int32(4), 4),
+        ("per_device_train_batch_size", 16.0, 16),
+        ("max_steps", 1e3, 1000),
+        ("use_cpu", np.bool_(True), True),
+        ("use_cpu", 1, True),
+        ("load_best_model_at_end", None, None),
+    ],
+)
+def test_numbers_of_other_libraries_become_pythons_own(name: str, value: Any, read: Any) -> None:
+    held = getattr(TrainingArguments(**{name: value}), name)
+    assert held == read and type(held) is type(read)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("save_steps", -1),
+        ("save_total_limit", -1),
+        ("save_total_limit", 0),
+        ("max_grad_norm", 0),
+        ("max_grad_norm", -1.0),
+        ("max_grad_norm", math.inf),
+        ("max_steps", 0),
+        ("num_train_epochs", 0),
+        ("eval_steps", 0),
+        ("logging_dir", Path("logs")),
+        ("output_dir", Path("runs")),
+        ("resume_from_checkpoint", True),
+        ("include_for_metrics", "inputs"),
+        ("label_names", ("labels",)),
+    ],
+)
+def test_values_at_the_edge_that_scripts_use_are_taken(name: str, value: Any) -> None:
+    given_to(name, value)
+
+
+def test_a_number_written_as_text_is_refused_with_what_yaml_makes_of_it() -> None:
+    with pytest.raises(TypeError, match=r"learning_rate='5e-5' is text; give a number from 0 up\..* 5\.0e-5"):
+        TrainingArguments(learning_rate="5e-5")  # type: ignore[arg-type]
+
+
+def test_a_token_is_never_shown_in_a_refusal() -> None:
+    secret: Any = ["hf_secret"]
+    with pytest.raises(TypeError, match=r"^hub_token is a list") as caught:
+        TrainingArguments(hub_token=secret)
+    assert "hf_secret" not in str(caught.value)
+
+
+def test_a_value_set_after_construction_is_checked_where_a_trainer_is_made(tmp_path: Path) -> None:
+    from littrainer.training.checks import check_arguments
+
+    args = TrainingArguments(str(tmp_path))
+    args.per_device_train_batch_size = 0
+    with pytest.raises(ValueError, match="per_device_train_batch_size=0 is out of range"):
+        check_arguments(args)
+
+
+def test_a_subclass_may_give_a_field_a_default_of_another_type() -> None:
+    @dataclasses.dataclass
+    class OwnArguments(TrainingArguments):
+        bf16: bool | str = "auto"  # type: ignore[assignment]
+
+        def __post_init__(self) -> None:
+            self.bf16 = False if self.bf16 == "auto" else self.bf16
+            super().__post_init__()
+
+    @dataclasses.dataclass
+    class LaterArguments(TrainingArguments):
+        max_steps: int | None = None  # type: ignore[assignment]
+
+    assert OwnArguments().bf16 is False
+    assert LaterArguments().max_steps is None
+    with pytest.raises(TypeError, match="max_steps"):
+        LaterArguments(max_steps="many")  # type: ignore[arg-type]
+
+
+def test_the_tables_name_fields_that_there_are() -> None:
+    assert {*RANGES, *ALSO_TAKEN, *TEXT_CHOICES} <= set(FIELDS)
+    assert set(RANGES) >= set(NUMBERS) - {"hub_private_repo"}

@@ -1,0 +1,240 @@
+"""Each `dataloader_*` argument and each entry of the accelerator_config that loaders read: what it changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.state import AcceleratorState
+from torch.utils.data import DataLoader, RandomSampler
+from transformers.trainer_utils import seed_worker as their_seed_worker
+
+from littrainer import TrainingArguments
+from littrainer.data.batch_rebalance import BatchRebalanceSampler
+from littrainer.data.loaders import build_loader
+from tests.scenarios.data import Rows, SizedStream, Stream, vector_rows
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+
+Loader = Any
+
+
+class Observed:
+    """Samples that tell which process read them and what it drew; sample 0 takes a while where that is asked for."""
+
+    def __init__(self, count: int = 10, seconds_for_the_first: float = 0.0) -> None:
+        self.count = count
+        self.seconds_for_the_first = seconds_for_the_first
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[int, int, tuple[float, ...]]:
+        if index == 0:
+            time.sleep(self.seconds_for_the_first)
+        return index, os.getpid(), (torch.rand(()).item(), random.random(), float(np.random.random()))
+
+
+def loader_for(
+    folder: Path, dataset: Any = None, is_training: bool = True, sampler: Any = None, **changes: Any
+) -> Loader:
+    return build_loader(
+        quiet_arguments(folder, **changes),
+        Observed() if dataset is None else dataset,
+        collate=list,
+        batch_size=3,
+        sampler=sampler,
+        is_training=is_training,
+    )
+
+
+def processes(loader: Loader) -> frozenset[int]:
+    return frozenset(pid for batch in loader for _, pid, _ in batch)
+
+
+def batch_sizes(loader: Loader) -> list[int]:
+    return [len(batch) for batch in loader]
+
+
+def keeps_its_workers(loader: Loader) -> bool:
+    return processes(loader) == processes(loader)
+
+
+def begins_with_the_slow_sample(loader: Loader) -> bool:
+    return next(iter(loader))[0][0] == 0
+
+
+TWO_WORKERS = {"dataloader_num_workers": 2}
+SLOW = Observed(seconds_for_the_first=0.4)
+
+EFFECTS: dict[str, tuple[Any, dict[str, Any], Callable[[Loader], Any], Any, Any]] = {
+    "dataloader_drop_last": (True, {}, batch_sizes, [3, 3, 3, 1], [3, 3, 3]),
+    "dataloader_num_workers": (2, {}, lambda loader: len(processes(loader) - {os.getpid()}), 0, 2),
+    "dataloader_persistent_workers": (True, TWO_WORKERS, keeps_its_workers, False, True),
+    "dataloader_in_order": (False, {**TWO_WORKERS, "dataset": SLOW}, begins_with_the_slow_sample, True, False),
+    "dataloader_prefetch_factor": (5, TWO_WORKERS, lambda loader: loader.prefetch_factor, 2, 5),
+    "dataloader_multiprocessing_context": (
+        "spawn",
+        TWO_WORKERS,
+        lambda loader: getattr(loader.multiprocessing_context, "get_start_method", lambda: None)(),
+        None,
+        "spawn",
+    ),
+}
+"""Argument -> a value, what it needs beside it, what is observed, and that without and with the value."""
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_a_dataloader_argument_changes_what_the_loader_does(tmp_path: Path, name: str) -> None:
+    value, beside, observe, without, with_value = EFFECTS[name]
+    assert observe(loader_for(tmp_path, **beside)) == without
+    assert observe(loader_for(tmp_path, **beside, **{name: value})) == with_value
+
+
+def test_every_dataloader_argument_has_its_effect_tested() -> None:
+    fields = {field.name for field in dataclasses.fields(TrainingArguments) if field.name.startswith("dataloader_")}
+    assert {*EFFECTS, "dataloader_pin_memory"} == fields
+
+
+class ArgumentsOnAGpu(TrainingArguments):
+    """Say that there is a GPU, which is all that a loader asks before it is iterated."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+
+class ArgumentsOnACpu(TrainingArguments):
+    """Say that there is no accelerator."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+@pytest.mark.parametrize("asked_for", [True, False])
+@pytest.mark.parametrize(("kind", "has_gpu"), [(ArgumentsOnAGpu, True), (ArgumentsOnACpu, False)])
+def test_memory_is_pinned_for_an_accelerator_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, has_gpu: bool, asked_for: bool
+) -> None:
+    # Without an accelerator in the machine torch takes the wish back.
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    args: Any = quiet_arguments(tmp_path, kind=kind, dataloader_pin_memory=asked_for, use_cpu=False)
+    loader = build_loader(args, Observed(), collate=list, batch_size=3, sampler=None, is_training=True)
+    assert loader.pin_memory is (asked_for and has_gpu)
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_workers_draw_the_numbers_that_they_draw_under_transformers(tmp_path: Path, is_training: bool) -> None:
+    def draws(loader: Loader) -> list[Any]:
+        torch.manual_seed(5)
+        return [
+            (index, drawn if is_training else drawn[0])
+            for _ in range(2)
+            for batch in loader
+            for index, _, drawn in batch
+        ]
+
+    keywords: dict[str, Any] = {"num_workers": 2, "batch_size": 3, "collate_fn": list}
+    if is_training:
+        keywords["worker_init_fn"] = partial(their_seed_worker, num_workers=2, rank=0)
+    theirs = draws(DataLoader(Observed(), **keywords))  # type: ignore[arg-type]
+    ours = draws(loader_for(tmp_path, is_training=is_training, dataloader_num_workers=2))
+    assert ours == theirs
+    assert len({drawn for _, drawn in ours}) == len(ours), "no two samples draw the same number"
+
+
+def test_each_rank_has_workers_that_draw_their_own_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        torch.manual_seed(5)
+        loader = loader_for(tmp_path, dataloader_num_workers=1)
+        drawn.append([numbers for batch in loader for _, _, numbers in batch])
+    assert drawn[0] != drawn[1]
+
+
+def test_batches_of_a_batch_sampler_are_drawn_as_they_are_and_reshuffled_each_epoch(tmp_path: Path) -> None:
+    sampler = BatchRebalanceSampler(
+        list(range(1, 11)), effective_batch_size=6, dp_size=1, grad_accum=2, drop_last=False
+    )
+    loader = loader_for(tmp_path, sampler=sampler, dataloader_num_workers=0)
+    first, second = ([[index for index, _, _ in batch] for batch in loader] for _ in range(2))
+    sampler.set_epoch(0)
+    assert first == list(sampler)
+    sampler.set_epoch(1)
+    assert second == list(sampler) != first
+
+
+def test_a_seedable_order_can_be_switched_off(tmp_path: Path) -> None:
+    def indices(**changes: Any) -> list[int]:
+        torch.manual_seed(8)
+        torch.rand(1)
+        loader = loader_for(tmp_path, sampler=RandomSampler(Observed()), data_seed=3, **changes)  # type: ignore[arg-type]
+        return [index for batch in loader for index, _, _ in batch]
+
+    def under_accelerate(seedable: bool) -> list[int]:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        config = DataLoaderConfiguration(use_seedable_sampler=seedable, data_seed=3)
+        torch.manual_seed(8)
+        torch.rand(1)
+        loader: Any = DataLoader(Observed(), 3, shuffle=True, collate_fn=list)  # type: ignore[arg-type]
+        prepared = Accelerator(cpu=True, dataloader_config=config).prepare(loader)
+        return [index for batch in prepared for index, _, _ in batch]
+
+    assert indices() == under_accelerate(True)
+    assert indices(accelerator_config={"use_seedable_sampler": False}) == under_accelerate(False)
+    assert under_accelerate(True) != under_accelerate(False)
+
+
+@pytest.mark.parametrize(
+    ("stream", "dispatch", "samples"),
+    [
+        (Stream, None, 1),
+        (Stream, True, 1),
+        (Stream, False, None),
+        (SizedStream, None, 1),
+        (SizedStream, False, 1),
+    ],
+)
+def test_the_last_batch_of_a_stream_is_counted_unless_the_stream_is_not_dispatched_and_has_no_length(
+    tmp_path: Path, stream: Any, dispatch: bool | None, samples: int | None
+) -> None:
+    loader = loader_for(tmp_path, stream(vector_rows(7)), accelerator_config={"dispatch_batches": dispatch})
+    assert loader.samples_in_last_batch(torch.zeros(1)) == samples
+
+
+class NotedTensor(torch.Tensor):
+    """Notes how it is moved."""
+
+    moves: ClassVar[list[dict[str, Any]]] = []
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        self.moves.append(kwargs)
+        return self
+
+
+@pytest.mark.parametrize("wished", [True, False])
+def test_batches_are_copied_without_waiting_where_that_is_asked_for(tmp_path: Path, wished: bool) -> None:
+    trainer = quiet_trainer(tmp_path, accelerator_config={"non_blocking": wished})
+    NotedTensor.moves.clear()
+    trainer._prepare_inputs({"x": torch.zeros(2).as_subclass(NotedTensor)})
+    assert NotedTensor.moves == [{"non_blocking": wished}]
+
+
+def test_accumulation_asked_of_the_accelerator_is_what_is_trained_with(tmp_path: Path) -> None:
+    config = {"gradient_accumulation_kwargs": {"num_steps": 3}}
+    trainer = quiet_trainer(
+        tmp_path, given={"train_dataset": Rows(vector_rows(24))}, num_train_epochs=1, accelerator_config=config
+    )
+    assert trainer.train().global_step == 2
+    assert trainer.args.gradient_accumulation_steps == 3

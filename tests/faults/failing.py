@@ -1,0 +1,100 @@
+"""Places at which a user's own code can fail, each a way to make a Trainer that fails there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from littrainer import Trainer, TrainerCallback
+from littrainer.data.collators import default_data_collator
+from tests.scenarios.models import VectorClassifier
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+
+EVERY_STEP: dict[str, Any] = {"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1, "logging_strategy": "steps"}
+
+
+class Fuse:
+    """Raises once, at the given call; `calls` counts on afterwards.
+
+    Parameters:
+        error: what is raised; None never raises.
+        at_call: the number of that call, counted from 1.
+    """
+
+    def __init__(self, error: BaseException | None, at_call: int = 2) -> None:
+        self.error = error
+        self.at_call = at_call
+        self.calls = 0
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        self.calls += 1
+        if self.error is not None and self.calls == self.at_call:
+            raise self.error
+
+
+def in_event(event: str) -> Callable[..., Trainer]:
+    def build(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
+        callback: Any = TrainerCallback()
+        setattr(callback, event, fuse)
+        return quiet_trainer(folder, given={"callbacks": [callback]}, **{**EVERY_STEP, **changes})
+
+    return build
+
+
+def in_collator(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
+    def collate(samples: Any) -> Any:
+        fuse()
+        return default_data_collator(samples)
+
+    return quiet_trainer(folder, given={"data_collator": collate}, **{**EVERY_STEP, **changes})
+
+
+def in_metrics(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
+    def compute_metrics(_: Any) -> dict[str, float]:
+        fuse()
+        return {}
+
+    return quiet_trainer(folder, given={"compute_metrics": compute_metrics}, **{**EVERY_STEP, **changes})
+
+
+class FusedClassifier(VectorClassifier):
+    def __init__(self, fuse: Fuse) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+        self.fuse = fuse
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        self.fuse()
+        return super().forward(x, labels)
+
+
+def in_forward(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
+    return quiet_trainer(folder, FusedClassifier(fuse), **{**EVERY_STEP, "eval_strategy": "no", **changes})
+
+
+def in_forward_of_an_evaluation(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
+    # The first call is a training step, the others are the batches of the evaluation after it.
+    return quiet_trainer(folder, FusedClassifier(fuse), **{**EVERY_STEP, **changes})
+
+
+def in_manual_training_step(folder: Path, fuse: Fuse, **changes: Any) -> Trainer:
+    return quiet_trainer(folder, FusedClassifier(fuse), kind=StepwiseTrainer, **{**EVERY_STEP, **changes})
+
+
+PLACES: dict[str, Callable[..., Trainer]] = {
+    "on_step_begin": in_event("on_step_begin"),
+    "on_pre_optimizer_step": in_event("on_pre_optimizer_step"),
+    "on_optimizer_step": in_event("on_optimizer_step"),
+    "on_step_end": in_event("on_step_end"),
+    "on_log": in_event("on_log"),
+    "on_evaluate": in_event("on_evaluate"),
+    "on_prediction_step": in_event("on_prediction_step"),
+    "collator": in_collator,
+    "compute_metrics": in_metrics,
+    "forward": in_forward,
+    "forward of an evaluation": in_forward_of_an_evaluation,
+    "training_step in manual optimization": in_manual_training_step,
+}

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from littrainer import Trainer, TrainerCallback
+from littrainer.optim.layerwise import LayerwiseOptimizer
+from tests.optim import libraries
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.models import NoisyClassifier
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+
+LAYERWISE: dict[str, Any] = {
+    "optim": "galore_adamw_layerwise",
+    "optim_target_modules": "all-linear",
+    "optim_args": "rank=2",
+    "max_grad_norm": 0.0,
+    "max_steps": 6,
+    "learning_rate": 0.05,
+    "warmup_steps": 2,
+    "logging_strategy": "steps",
+    "logging_steps": 1,
+}
+
+
+class AdamWithProjection(torch.optim.AdamW):
+    """Takes the settings of a projection and projects nothing."""
+
+
+def seeded_model() -> NoisyClassifier:
+    torch.manual_seed(0)
+    return NoisyClassifier()
+
+
+@pytest.fixture
+def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
+    made = quiet_trainer(tmp_path, seeded_model(), rows=24, **LAYERWISE)
+    install(monkeypatch)
+    return made
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries.install(monkeypatch, "galore_torch")
+    monkeypatch.setattr("galore_torch.GaLoreAdamW", AdamWithProjection)
+
+
+def weights(trainer: Any) -> list[Any]:
+    return [parameter.tolist() for parameter in trainer.model.parameters()]
+
+
+def history(trainer: Any) -> list[Any]:
+    kept = ("loss", "grad_norm", "learning_rate", "step")
+    return [{name: entry.get(name) for name in kept} for entry in trainer.state.log_history]
+
+
+def test_weights_losses_and_rates_are_those_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: Trainer
+) -> None:
+    # The one schedule that does what it says there: transformers steps the stand-in's learning rate only.
+    trainer.args.lr_scheduler_type = "constant"
+    start = weights(trainer)
+    trainer.train()
+    args = quiet_arguments(tmp_path, transformers.TrainingArguments, **{**LAYERWISE, "lr_scheduler_type": "constant"})
+    theirs = transformers.Trainer(seeded_model(), args, train_dataset=Rows(vector_rows(24)))
+    install(monkeypatch)
+    theirs.train()
+    assert weights(trainer) == weights(theirs) != start
+    assert history(trainer) == history(theirs)
+
+
+def test_each_parameter_has_an_optimizer_which_leaves_no_gradient(trainer: Trainer) -> None:
+    trainer.train()
+    assert isinstance(trainer.optimizer, LayerwiseOptimizer)
+    names = {id(parameter) for parameter in trainer.model.parameters()}
+    assert {id(parameter) for parameter in trainer.optimizer.optimizer_dict} == names
+    assert len(names) == len(trainer.optimizer.optimizer_dict)
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+def test_the_schedule_drives_the_optimizer_of_each_parameter(trainer: Trainer) -> None:
+    start = weights(trainer)
+    seen = []
+
+    class Watcher(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+            rates = {own.param_groups[0]["lr"] for own in parts["optimizer"].optimizer_dict.values()}
+            seen.append((sorted(rates), weights(trainer) == start))
+
+    trainer.add_callback(Watcher)
+    trainer.train()
+    # The first step has the rate 0; what is seen is the rate of the next.
+    assert [rates for rates, _ in seen] == [[pytest.approx(rate)] for rate in (0.025, 0.05, 0.0375, 0.025, 0.0125, 0)]
+    assert [unmoved for _, unmoved in seen] == [True] + [False] * 5
+    assert [entry["learning_rate"] for entry in history(trainer)][:3] == [0, 0.025, 0.05]
+
+
+def test_a_training_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainer: Trainer
+) -> None:
+    trainer.args.set_save(strategy="steps", steps=3)
+    trainer.train()
+    resumed = quiet_trainer(tmp_path, seeded_model(), rows=24, **LAYERWISE)
+    install(monkeypatch)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert weights(resumed) == weights(trainer)
+    assert history(resumed)[:6] == history(trainer)[:6]
+
+
+def test_a_checkpoint_without_the_optimizers_states_is_told(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:
+    trainer.create_optimizer_and_scheduler(6)
+    states = [dict(part.state_dict()) for part in (trainer.optimizer, trainer.lr_scheduler)]
+    with caplog.at_level(logging.WARNING, "littrainer"):
+        for part, state in zip((trainer.optimizer, trainer.lr_scheduler), states, strict=True):
+            del state["layerwise"]
+            part.load_state_dict(state)
+    assert "layer-wise optimizers" in caplog.text and "layer-wise schedules" in caplog.text
+
+
+def test_a_bound_on_the_gradient_norm_is_told_to_have_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bounded = quiet_trainer(tmp_path, **{**LAYERWISE, "max_grad_norm": 1.0})
+    install(monkeypatch)
+    with caplog.at_level(logging.WARNING, "littrainer"):
+        bounded.create_optimizer()
+    assert "max_grad_norm has no effect" in caplog.text

@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import inspect
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from datasets import Dataset
+from torch import nn
+from torch.utils.data import RandomSampler, SequentialSampler
+
+from littrainer import Trainer, TrainerCallback, TrainingArguments
+from littrainer.data.collators import RemoveColumnsCollator
+from littrainer.data.samplers import EpochSeededSampler
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import Rows, Stream, tiny_tokenizer, token_rows, vector_rows
+from tests.scenarios.models import LogitsOnly, VectorClassifier, tiny_bert_classifier
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+
+
+def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+# ---- Construction -------------------------------------------------------------------------------------------------
+
+
+def test_the_constructor_takes_the_parameters_of_transformers_trainer_in_its_order() -> None:
+    theirs = list(inspect.signature(transformers.Trainer.__init__).parameters)
+    ours = list(inspect.signature(Trainer.__init__).parameters)
+    assert ours == [*theirs, "lightning"]
+
+
+def test_a_trainer_without_arguments_trains_into_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer = Trainer(VectorClassifier())
+    assert isinstance(trainer.args, TrainingArguments) and trainer.args.output_dir == "tmp_trainer"
+    assert (tmp_path / "tmp_trainer").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"data_collator": "no function"}, TypeError, "data_collator.*callable.*str"),
+        (
+            {
+                "optimizers": (torch.optim.SGD([torch.zeros(1)]), None),
+                "optimizer_cls_and_kwargs": (torch.optim.SGD, {}),
+            },
+            RuntimeError,
+            "optimizers.*optimizer_cls_and_kwargs",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused(tmp_path: Path, given: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        quiet_trainer(tmp_path, given=given)
+
+
+def test_optimizers_for_a_model_that_is_yet_to_be_made_are_refused(tmp_path: Path) -> None:
+    optimizers = (torch.optim.SGD([torch.zeros(1)]), None)
+    with pytest.raises(RuntimeError, match=r"model_init.*optimizers"):
+        Trainer(model_init=lambda: VectorClassifier(), args=quiet_arguments(tmp_path), optimizers=optimizers)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [(lambda one, two: VectorClassifier(), "takes 2"), (lambda: None, "returned None")],
+    ids=["two parameters", "no model"],
+)
+def test_a_model_init_that_cannot_make_a_model_is_refused(tmp_path: Path, build: Any, words: str) -> None:
+    with pytest.raises(RuntimeError, match=f"model_init.*{words}"):
+        Trainer(model_init=build, args=quiet_arguments(tmp_path))
+
+
+def test_metrics_batch_by_batch_need_a_function_that_is_told_the_last_batch(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"batch_eval_metrics.*compute_result"):
+        quiet_trainer(tmp_path, given={"compute_metrics": lambda prediction: {}}, batch_eval_metrics=True)
+
+
+def test_several_processes_are_refused_with_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrainingArguments, "world_size", property(lambda _: 4))
+    with pytest.raises(NotImplementedError, match="4 processes"):
+        quiet_trainer(tmp_path)
+
+
+def test_the_log_level_reaches_our_logger_and_transformers(tmp_path: Path) -> None:
+    loggers = [logging.getLogger(name) for name in ("littrainer", "transformers")]
+    levels = [logger.level for logger in loggers]
+    try:
+        quiet_trainer(tmp_path, log_level="error")
+        assert [logger.level for logger in loggers] == [logging.ERROR] * 2
+        quiet_trainer(tmp_path, log_level="passive")
+        assert [logger.level for logger in loggers] == [logging.ERROR] * 2
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def test_a_model_trains_without_a_cache_of_keys_unless_told_otherwise(tmp_path: Path) -> None:
+    model = tiny_bert_classifier()
+    quiet_trainer(tmp_path, model)
+    assert model.config.use_cache is False
+    quiet_trainer(tmp_path, model, use_cache=True)
+    assert model.config.use_cache is True
+
+
+def test_constructing_a_trainer_seeds_the_generators(tmp_path: Path) -> None:
+    numbers = []
+    for seed in (7, 7, 8):
+        quiet_trainer(tmp_path, seed=seed)
+        numbers.append(torch.rand(1).item())
+    assert numbers[0] == numbers[1] != numbers[2]
+
+
+def test_callbacks_hear_that_the_trainer_is_there(tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    class Listener(TrainerCallback):
+        def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            heard.append((args, model))
+
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [Listener]})
+    assert heard == [(trainer.args, trainer.model)]
+
+
+# ---- Data ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("strategy", "kind"), [("random", EpochSeededSampler), ("sequential", SequentialSampler)])
+def test_training_data_is_drawn_as_the_strategy_says(tmp_path: Path, strategy: str, kind: type) -> None:
+    loader = quiet_trainer(tmp_path, train_sampling_strategy=strategy).get_train_dataloader()
+    assert type(loader.sampler) is kind and loader.batch_size == 4
+
+
+def test_evaluation_and_test_data_are_read_in_order_with_their_own_batch_size(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, per_device_eval_batch_size=5)
+    for loader in (trainer.get_eval_dataloader(), trainer.get_test_dataloader(Rows(vector_rows(9)))):
+        assert type(loader.sampler) is SequentialSampler and loader.batch_size == 5
+
+
+def test_an_overridden_sampler_is_used(tmp_path: Path) -> None:
+    class Reversed(Trainer):
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return range(9, -1, -1)
+
+    loader = quiet_trainer(tmp_path, kind=Reversed).get_train_dataloader()
+    assert list(loader.sampler) == [*range(9, -1, -1)]
+
+
+def test_a_stream_has_no_sampler(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, given={"train_dataset": Stream(vector_rows(5))}, max_steps=1)
+    assert [len(batch["labels"]) for batch in trainer.get_train_dataloader()] == [4, 1]
+    assert trainer._get_train_sampler() is None
+
+
+def test_columns_the_model_does_not_take_are_removed_from_a_table(tmp_path: Path) -> None:
+    table = Dataset.from_list([{**row, "text": "a"} for row in token_rows(4)])
+    trainer = quiet_trainer(
+        tmp_path, tiny_bert_classifier(), given={"train_dataset": table, "data_collator": pad_tokens}
+    )
+    loader = trainer.get_train_dataloader()
+    assert loader.dataset.column_names == ["input_ids", "labels"] and loader.collate_fn is pad_tokens
+    trainer.args.remove_unused_columns = False
+    assert "text" in trainer.get_train_dataloader().dataset.column_names
+
+
+def test_columns_of_any_other_dataset_are_removed_from_its_samples(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path)
+    loader = trainer.get_train_dataloader()
+    assert isinstance(loader.collate_fn, RemoveColumnsCollator)
+    assert {"x", "labels", "label", "label_ids"} == set(loader.collate_fn.signature_columns)
+    trainer.args.remove_unused_columns = False
+    assert trainer.get_train_dataloader().collate_fn is trainer.data_collator
+
+
+def test_a_batch_without_any_input_says_which_columns_the_model_takes(tmp_path: Path) -> None:
+    class NoLabels(VectorClassifier):
+        def forward(self, x: Any = None) -> Any: ...
+
+    rows = Rows([{"text": "a"}, {"text": "b"}])
+    trainer = quiet_trainer(tmp_path, NoLabels(), given={"train_dataset": rows}, max_steps=1)
+    with pytest.raises(ValueError, match=r"NoLabels\.forward takes \(x.*remove_unused_columns=False"):
+        trainer.train()
+
+
+def test_lasting_workers_keep_the_evaluation_loader(tmp_path: Path) -> None:
+    lasting = quiet_trainer(tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)
+    assert lasting.get_eval_dataloader() is lasting.get_eval_dataloader()
+    passing = quiet_trainer(tmp_path)
+    assert passing.get_eval_dataloader() is not passing.get_eval_dataloader()
+
+
+def test_nested_inputs_keep_their_structure_when_they_are_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = quiet_trainer(tmp_path)
+    monkeypatch.setattr(TrainingArguments, "device", property(lambda _: torch.device("meta")))
+    inputs = {"a": torch.ones(1), "b": (torch.ones(1), ["text", {"c": torch.ones(1)}]), "d": 3}
+    moved = trainer._prepare_input(inputs)
+    assert moved["a"].is_meta and moved["b"][0].is_meta and moved["b"][1][1]["c"].is_meta
+    assert moved["b"][1][0] == "text" and moved["d"] == 3 and type(moved["b"]) is tuple
+    encoding = transformers.BatchEncoding({"input_ids": torch.ones(1)})
+    assert type(trainer._prepare_input(encoding)) is transformers.BatchEncoding
+
+
+# ---- Optimizer and schedule ---------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_class_and_its_keywords_take_the_place_of_the_arguments(tmp_path: Path) -> None:
+    given = {"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": 0.5, "momentum": 0.9})}
+    optimizer = quiet_trainer(tmp_path, given=given, weight_decay=0.1).create_optimizer()
+    assert type(optimizer) is torch.optim.SGD
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+    assert {(group["lr"], group["momentum"]) for group in optimizer.param_groups} == {(0.5, 0.9)}
+
+
+@pytest.mark.parametrize("name", ["params", "optimizer_dict"])
+def test_an_override_may_bring_parameter_groups_of_its_own(tmp_path: Path, name: str) -> None:
+    class HeadOnly(Trainer):
+        @staticmethod
+        def get_optimizer_cls_and_kwargs(args: Any, model: Any = None) -> Any:
+            return torch.optim.SGD, {name: [{"params": list(model.head.parameters())}], "lr": 0.1}
+
+    trainer = quiet_trainer(tmp_path, kind=HeadOnly, max_steps=1)
+    before = weights_of(trainer)
+    trainer.train()
+    after = weights_of(trainer)
+    assert {key for key in before if not torch.equal(before[key], after[key])} == {"head.weight", "head.bias"}
+
+
+def test_an_optimizer_that_is_there_is_not_made_anew(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, max_steps=2)
+    optimizer = trainer.create_optimizer()
+    assert trainer.create_optimizer() is optimizer
+    trainer.train()
+    assert trainer.optimizer is optimizer
+
+
+def test_a_schedule_that_was_passed_in_goes_on_and_one_that_was_made_starts_anew(tmp_path: Path) -> None:
+    made = quiet_trainer(tmp_path, max_steps=2)
+    made.train()
+    first = made.lr_scheduler
+    made.train()
+    assert made.lr_scheduler is not first
+
+    model = VectorClassifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    passed = quiet_trainer(tmp_path, model, given={"optimizers": (optimizer, schedule)}, max_steps=2)
+    passed.train()
+    passed.train()
+    assert passed.lr_scheduler is schedule and schedule.last_epoch == 4
+
+
+def test_learning_rates_and_groups_are_those_of_the_optimizer(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, weight_decay=0.1)
+    for ask in (trainer.get_learning_rates, trainer.get_optimizer_group):
+        with pytest.raises(ValueError, match=r"no optimizer yet.*create_optimizer"):
+            ask()
+    trainer.create_optimizer()
+    assert trainer.get_learning_rates() == [0.01, 0.01]
+    assert trainer.get_optimizer_group(trainer.model.head.weight)["weight_decay"] == 0.1
+    assert [len(group) for group in trainer.get_optimizer_group()] == [2, 4]
+    assert trainer.get_optimizer_group(nn.Parameter(torch.zeros(1))) is None
+
+
+def test_trainable_parameters_are_counted(tmp_path: Path) -> None:
+    model = VectorClassifier()
+    model.inner.requires_grad_(False)
+    expected = sum(p.numel() for p in [*model.norm.parameters(), *model.head.parameters()])
+    assert quiet_trainer(tmp_path, model).get_num_trainable_parameters() == expected
+
+
+# ---- Training, logging, operations --------------------------------------------------------------------------------
+
+
+def test_an_overridden_compute_loss_is_what_is_trained_on(tmp_path: Path) -> None:
+    class Own(Trainer):
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            outputs = model(x=inputs["x"])
+            loss = outputs["logits"].pow(2).mean()
+            return (loss, outputs) if return_outputs else loss
+
+    trainer = quiet_trainer(tmp_path, LogitsOnly(), kind=Own, max_steps=30, learning_rate=0.1, label_names=["labels"])
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < before / 4
+
+
+def test_a_log_is_kept_with_its_step_and_handed_to_callbacks_with_the_epoch(tmp_path: Path) -> None:
+    heard: list[dict[str, Any]] = []
+
+    class Listener(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+            heard.append(dict(logs))
+
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [Listener]})
+    trainer.state.global_step, trainer.state.epoch = 3, 1.5
+    trainer.log({"own": 2.0})
+    assert heard == [{"own": 2.0, "epoch": 1.5}]
+    assert trainer.state.log_history == [{"own": 2.0, "epoch": 1.5, "step": 3}]
+
+
+def test_operations_are_those_that_transformers_counts(tmp_path: Path) -> None:
+    model = tiny_bert_classifier()
+    inputs = pad_tokens(token_rows(3))
+    ours = quiet_trainer(tmp_path, model)
+    theirs = transformers.Trainer(model=model, args=quiet_arguments(tmp_path, transformers.TrainingArguments))
+    assert ours.floating_point_ops(dict(inputs)) == theirs.floating_point_ops(dict(inputs)) > 0
+    assert ours.floating_point_ops({"labels": inputs["labels"]}) == 0
+    assert quiet_trainer(tmp_path).floating_point_ops({"x": torch.ones(1)}) == 0
+
+
+def test_counted_operations_are_moved_into_the_state_once(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path)
+    trainer.current_flos = 5.0
+    trainer.store_flos()
+    trainer.store_flos()
+    assert trainer.state.total_flos == 5.0
+
+
+def test_models_are_left_in_the_mode_and_without_gradients_as_transformers_leaves_them(tmp_path: Path) -> None:
+    left = []
+    for library, kind in ((Trainer, TrainingArguments), (transformers.Trainer, transformers.TrainingArguments)):
+        trainer: Any = library(
+            model=VectorClassifier().eval(),
+            args=quiet_arguments(tmp_path, kind, max_steps=2),
+            train_dataset=Rows(vector_rows(8)),
+            eval_dataset=Rows(vector_rows(8)),
+        )
+        modes = []
+        for step in ("train", "evaluate", "train"):
+            getattr(trainer, step)()
+            modes.append((trainer.model.training, all(p.grad is None for p in trainer.model.parameters())))
+        left.append(modes)
+    assert left[0] == left[1]
+
+
+@pytest.mark.parametrize("method", ["train", "evaluate", "predict"])
+def test_names_of_our_methods_take_what_transformers_methods_take(method: str) -> None:
+    theirs = inspect.signature(getattr(transformers.Trainer, method)).parameters
+    ours = inspect.signature(getattr(Trainer, method)).parameters
+    assert list(ours) == list(theirs)
+    assert [p.default for p in ours.values()] == [p.default for p in theirs.values()]
+
+
+def test_the_tokenizer_is_the_processing_class_of_every_event(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    seen: list[Any] = []
+
+    class Listener(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, processing_class: Any = None, **_: Any) -> None:
+            seen.append(processing_class)
+
+    quiet_trainer(
+        tmp_path,
+        tiny_bert_classifier(),
+        given={"processing_class": tokenizer, "callbacks": [Listener], "train_dataset": Rows(token_rows(4))},
+        max_steps=1,
+    ).train()
+    assert seen == [tokenizer]
+
+
+def test_a_random_sampler_of_the_users_own_is_seeded_by_epoch_too(tmp_path: Path) -> None:
+    class WithReplacement(Trainer):
+        def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+            return RandomSampler(self.train_dataset, replacement=True, num_samples=6)
+
+    sampler = quiet_trainer(tmp_path, kind=WithReplacement).get_train_dataloader().sampler
+    assert type(sampler) is EpochSeededSampler and sampler.replacement and len(sampler) == 6

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from littrainer.training.batch_size_search import ran_out_of_memory
+from tests.scenarios.models import VectorClassifier
+from tests.scenarios.trainers import quiet_trainer
+
+OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError(OUT_OF_MEMORY), True),
+        (torch.cuda.OutOfMemoryError("HIP out of memory. Tried"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (RuntimeError(OUT_OF_MEMORY, 3), False),
+        (ValueError(OUT_OF_MEMORY), False),
+        (RuntimeError(), False),
+    ],
+    ids=str,
+)
+def test_errors_that_say_memory_ran_out_are_known(error: Exception, expected: bool) -> None:
+    assert ran_out_of_memory(error) is expected
+
+
+class SmallMemory(VectorClassifier):
+    """Holds `room` samples; in evaluation mode too where `also_in_evaluation`."""
+
+    def __init__(self, room: int, also_in_evaluation: bool = False) -> None:
+        super().__init__()
+        self.room = room
+        self.also_in_evaluation = also_in_evaluation
+        self.sizes: list[int] = []
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        if self.training or self.also_in_evaluation:
+            self.sizes.append(len(x))
+            if len(x) > self.room:
+                raise RuntimeError(OUT_OF_MEMORY)
+        return super().forward(x, labels)
+
+
+def test_the_size_shrinks_by_a_tenth_until_it_fits_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = SmallMemory(5)
+    trainer = quiet_trainer(
+        tmp_path, model, rows=20, auto_find_batch_size=True, per_device_train_batch_size=10, num_train_epochs=1
+    )
+    with caplog.at_level(logging.WARNING):
+        assert trainer.train().global_step == 4
+    assert model.sizes == [10, 9, 8, 7, 6, 5, 5, 5, 5]
+    assert "10 samples; training starts over with 9" in caplog.text
+    assert "found that micro-batches of 5 samples fit" in caplog.text
+    assert trainer.state.train_batch_size == 5
+    assert trainer.args.per_device_train_batch_size == 10
+
+
+def test_a_size_that_fits_at_once_is_not_worth_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = quiet_trainer(tmp_path, SmallMemory(5), auto_find_batch_size=True)
+    with caplog.at_level(logging.WARNING):
+        trainer.train()
+    assert "auto_find_batch_size" not in caplog.text
+
+
+def test_without_the_argument_the_error_reaches_the_user(tmp_path: Path) -> None:
+    model = SmallMemory(3)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        quiet_trainer(tmp_path, model).train()
+    assert model.sizes == [4]
+
+
+def test_another_error_is_not_retried(tmp_path: Path) -> None:
+    class Broken(SmallMemory):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            self.sizes.append(len(x))
+            raise RuntimeError("something else")
+
+    model = Broken(0)
+    with pytest.raises(RuntimeError, match="something else"):
+        quiet_trainer(tmp_path, model, auto_find_batch_size=True).train()
+    assert model.sizes == [4]
+
+
+def test_when_not_even_one_sample_fits_the_error_says_what_to_do(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, SmallMemory(0), auto_find_batch_size=True)
+    with pytest.raises(RuntimeError, match=r"auto_find_batch_size: .*one sample.*activation_checkpointing"):
+        trainer.train()
+
+
+def test_evaluation_outside_of_training_is_not_retried(tmp_path: Path) -> None:
+    model = SmallMemory(2, also_in_evaluation=True)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        quiet_trainer(tmp_path, model, auto_find_batch_size=True).evaluate()
+    assert model.sizes == [3]
