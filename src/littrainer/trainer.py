@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
 
 from littrainer import engine
 from littrainer.arguments.training_arguments import TrainingArguments
@@ -22,17 +19,13 @@ from littrainer.callbacks.flow import DefaultFlowCallback
 from littrainer.callbacks.handler import CallbackHandler
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
 from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
-from littrainer.checkpoint import reader, writer
-from littrainer.checkpoint.layout import TRAINER_STATE_NAME, rotate_checkpoints
+from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.compat.members import missing_member_message, refuse_ignored_overrides
 from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
-from littrainer.data.collators import RemoveColumnsCollator, default_collator_for
-from littrainer.data.columns import without_extra_columns
-from littrainer.data.loaders import LookaheadLoader, build_loader, count_examples, has_length
-from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
+from littrainer.data.collators import default_collator_for
+from littrainer.data.loaders import count_examples
 from littrainer.data.windows import draw
-from littrainer.ecosystem import is_a
 from littrainer.evaluation.loop import EvaluationPass
 from littrainer.evaluation.prediction import predict_batch
 from littrainer.evaluation.results import (
@@ -41,12 +34,12 @@ from littrainer.evaluation.results import (
     TrainOutput,
     speed_metrics,
 )
-from littrainer.model_facts import base_model, facts_about
+from littrainer.model_facts import facts_about
 from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
-from littrainer.optim.schedules import get_scheduler, step_with_metric, steps_with_metric
-from littrainer.training import checks, decisions, loss, reports, run
-from littrainer.training.device_memory import empty_device_cache_if_due
+from littrainer.optim.schedules import get_scheduler
+from littrainer.override_points import OverridePoints
+from littrainer.training import checks, loss, reports, run
 from littrainer.training.label_smoothing import smoother_for
 from littrainer.training.memory_report import CONSTRUCTION, MemoryReport
 from littrainer.training.plan import plan_training
@@ -61,7 +54,7 @@ DEFAULT_CALLBACKS: list[type] = [DefaultFlowCallback]
 DEFAULT_PROGRESS_CALLBACK: type = ProgressCallback
 
 
-class Trainer(EarlierTrainerMembers):
+class Trainer(OverridePoints, EarlierTrainerMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
@@ -243,69 +236,6 @@ class Trainer(EarlierTrainerMembers):
         """Samples in a loader, estimated from its length where its dataset has none."""
         return count_examples(dataloader, self.args.per_device_train_batch_size)
 
-    def _get_dataloader(
-        self,
-        dataset: Any,
-        description: str,
-        batch_size: int,
-        sampler_fn: Callable[[Any], Any] | None = None,
-        is_training: bool = False,
-        dataloader_key: str | None = None,
-    ) -> LookaheadLoader:
-        collate = self.data_collator
-        if is_a(dataset, "datasets.Dataset"):
-            dataset = self._remove_unused_columns(dataset, description=description)
-        else:
-            collate = self._get_collator_with_removed_columns(collate, description=description)
-        takes_sampler = sampler_fn is not None and not isinstance(dataset, IterableDataset)
-        loader = build_loader(
-            self.args,
-            dataset,
-            collate=collate,
-            batch_size=batch_size,
-            sampler=sampler_fn(dataset) if takes_sampler and sampler_fn is not None else None,
-            is_training=is_training,
-        )
-        if dataloader_key is not None and self.args.dataloader_persistent_workers:
-            self._eval_dataloaders[dataloader_key] = loader
-        return loader
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        if dataset is None or not has_length(dataset):
-            return None
-        return train_sampler(self.args, dataset, self.processing_class)
-
-    def _get_eval_sampler(self, eval_dataset: Any) -> Any:
-        if eval_dataset is None or not has_length(eval_dataset):
-            return None
-        return evaluation_sampler(self.args, eval_dataset, self.processing_class)
-
-    def _set_signature_columns_if_needed(self) -> None:
-        if self._signature_columns is None:
-            forward = inspect.signature(base_model(self.model).forward)
-            self._signature_columns = [*forward.parameters, *{"label", "label_ids", *self.label_names}]
-
-    def _accepted_columns(self) -> list[str]:
-        self._set_signature_columns_if_needed()
-        return self._signature_columns or []
-
-    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
-        if not self.args.remove_unused_columns:
-            return dataset
-        kept = without_extra_columns(dataset, self._accepted_columns(), type(self.model).__name__, description)
-        warn_that_lengths_are_dropped(self.args, dataset, kept)
-        return kept
-
-    def _get_collator_with_removed_columns(
-        self, data_collator: Callable[[list[Any]], Any], description: str | None = None
-    ) -> Callable[[list[Any]], Any]:
-        if not self.args.remove_unused_columns:
-            return data_collator
-        return RemoveColumnsCollator(
-            data_collator, self._accepted_columns(), logger, type(self.model).__name__, description
-        )
-
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | int | None]:
@@ -316,9 +246,6 @@ class Trainer(EarlierTrainerMembers):
         """
         window = draw(epoch_iterator, num_batches)
         return window, self._get_num_items_in_batch(window, device)
-
-    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
-        return loss.items_in_window(self, batch_samples, device)
 
     # ---- Optimizer and schedule -------------------------------------------------------------------------------------
 
@@ -393,25 +320,6 @@ class Trainer(EarlierTrainerMembers):
             return [group["params"] for group in groups]
         return next((group for group in groups if any(member is param for member in group["params"])), None)
 
-    def _existing_optimizer(self) -> torch.optim.Optimizer:
-        if self.optimizer is None:
-            raise ValueError("There is no optimizer yet: it is made when train() begins, or by create_optimizer().")
-        return self.optimizer
-
-    def _optimizer_and_schedule(self, max_steps: int) -> tuple[Any, Any]:
-        # A schedule made by an earlier train() may have another length.
-        if self._created_lr_scheduler:
-            self.lr_scheduler, self._created_lr_scheduler = None, False
-        self.create_optimizer_and_scheduler(num_training_steps=max_steps)
-        return self.optimizer, self.lr_scheduler
-
-    def _get_learning_rate(self) -> float:
-        if steps_with_metric(self.lr_scheduler):
-            rate = self._existing_optimizer().param_groups[0]["lr"]
-        else:
-            rate = self.lr_scheduler.get_last_lr()[0]
-        return rate.item() if isinstance(rate, torch.Tensor) else rate
-
     # ---- Training ---------------------------------------------------------------------------------------------------
 
     @accepts_earlier_keywords(model_path="resume_from_checkpoint")
@@ -458,18 +366,6 @@ class Trainer(EarlierTrainerMembers):
         """Whether a subclass, or this instance, has a `training_step` of its own, which calls backward itself."""
         return "training_step" in vars(self) or type(self).training_step is not Trainer.training_step
 
-    def _forward_for_training(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
-    ) -> torch.Tensor:
-        model.train()
-        if callable(getattr(self.optimizer, "train", None)):
-            self.optimizer.train()
-        inputs = self._prepare_inputs(inputs)
-        with self.compute_loss_context_manager():
-            value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
-        empty_device_cache_if_due(self)
-        return loss.normalised(self, value, num_items_in_batch)
-
     def compute_loss(
         self,
         model: nn.Module,
@@ -498,26 +394,6 @@ class Trainer(EarlierTrainerMembers):
         """A context for forward passes of your own precision; override it. Mixed precision needs none."""
         return contextlib.nullcontext()
 
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        inputs = self._prepare_input(inputs)
-        if len(inputs) == 0:
-            raise ValueError(
-                f"A batch without any input: none of the data's columns is one that {type(self.model).__name__}"
-                f".forward takes ({', '.join(self._accepted_columns())}). Rename them, or set "
-                "remove_unused_columns=False."
-            )
-        return inputs
-
-    def _prepare_input(self, data: Any) -> Any:
-        if isinstance(data, torch.Tensor):
-            config: Any = self.args.accelerator_config
-            return data.to(self.args.device, non_blocking=getattr(config, "non_blocking", False))
-        if isinstance(data, Mapping):
-            return type(data)({name: self._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
-        if isinstance(data, (tuple, list)):
-            return type(data)(self._prepare_input(value) for value in data)
-        return data
-
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: Any
     ) -> tuple[int, int, int, float, int, int, int]:
@@ -527,36 +403,6 @@ class Trainer(EarlierTrainerMembers):
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Samples per optimizer step, over all processes."""
         return self._train_batch_size * args.gradient_accumulation_steps * args.world_size
-
-    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
-        return nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
-
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        if grad_norm is None:
-            # An infinite bound clips nothing and returns the norm.
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
-        return grad_norm
-
-    def _track_num_input_tokens(self, inputs: Any) -> None:
-        self.state.num_input_tokens_seen += self._tokens.count(self, inputs)
-
-    def _maybe_log_save_evaluate(
-        self,
-        tr_loss: torch.Tensor,
-        grad_norm: Any,
-        model: nn.Module,
-        trial: Any,
-        epoch: float,
-        ignore_keys_for_eval: Sequence[str] | None,
-        start_time: float,
-        learning_rate: float | None = None,
-    ) -> None:
-        decisions.log_and_maybe_evaluate_and_save(
-            self, tr_loss, grad_norm, model, trial, ignore_keys_for_eval, start_time, learning_rate
-        )
-
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        return decisions.remember_if_best(self, metrics)
 
     # ---- Evaluation and prediction ----------------------------------------------------------------------------------
 
@@ -652,22 +498,6 @@ class Trainer(EarlierTrainerMembers):
         """Loss, predictions and labels of one batch; override to change what a prediction is."""
         return predict_batch(self, model, inputs, prediction_loss_only, ignore_keys)
 
-    def _evaluate(
-        self, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
-    ) -> dict[str, float]:
-        metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
-        if steps_with_metric(self.lr_scheduler) and not skip_scheduler:
-            step_with_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)
-        return metrics
-
-    def _with_speed(self, output: EvalLoopOutput, prefix: str, start_time: float) -> dict[str, float]:
-        metrics = output.metrics if output.metrics is not None else {}
-        num_samples = output.num_samples or 0
-        start_time += metrics.get(f"{prefix}_model_preparation_time", 0.0)
-        steps = math.ceil(num_samples / (self.args.eval_batch_size * self.args.world_size))
-        metrics.update(speed_metrics(prefix, start_time, num_samples=num_samples, num_steps=steps))
-        return metrics
-
     # ---- Saving and loading -----------------------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
@@ -679,31 +509,10 @@ class Trainer(EarlierTrainerMembers):
         if self.args.should_save:
             self._save(self.args.output_dir if output_dir is None else output_dir)
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        writer.write_model(self, self.args.output_dir if output_dir is None else output_dir, state_dict)
-
     def save_state(self) -> None:
         """Write the trainer's state to trainer_state.json in `output_dir`."""
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
-
-    def _get_output_dir(self, trial: Any) -> str:
-        return self.args.output_dir
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        self.store_flos()
-        run_dir = self._get_output_dir(trial=trial)
-        writer.write_checkpoint(self, run_dir)
-        if self.args.should_save:
-            rotate_checkpoints(run_dir, self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True)
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        reader.load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
-
-    def _load_best_model(self) -> None:
-        assert self.state.best_model_checkpoint is not None
-        logger.info("Loading the best model, %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)
-        reader.load_weights(self.model, Path(self.state.best_model_checkpoint))
 
     # ---- Logging ----------------------------------------------------------------------------------------------------
 
@@ -810,6 +619,3 @@ class Trainer(EarlierTrainerMembers):
         if model is None:
             raise RuntimeError("model_init returned None; it has to return the model.")
         return model
-
-    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        model.to(device)

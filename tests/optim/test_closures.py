@@ -54,11 +54,28 @@ def test_a_step_that_a_schedule_has_replaced_is_put_back() -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, Adafactor])
-def test_an_optimizer_of_torch_or_our_own_is_left_as_it_is(kind: Any) -> None:
-    optimizer = kind(PARAMETERS)
-    step = optimizer.step
+def test_a_hook_before_the_step_sees_the_gradients_of_the_closure(kind: Any) -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = kind([parameter])
+    seen: list[Any] = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(parameter.grad))
     with closure_before_step(optimizer):
-        assert optimizer.step == step
+        run: Any = optimizer.step
+        run(lambda: (parameter * 3).sum().backward())
+    assert torch.equal(seen[0], torch.full((2,), 3.0))
+
+
+def test_an_optimizer_whose_step_takes_no_closure_is_stepped() -> None:
+    class WithoutClosure(torch.optim.SGD):
+        def step(self) -> None:  # type: ignore[override]
+            super().step()
+
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = WithoutClosure([parameter], lr=1.0)
+    with closure_before_step(optimizer):
+        run: Any = optimizer.step
+        run(lambda: parameter.sum().backward())
+    assert torch.equal(parameter.data, torch.zeros(2))
 
 
 def test_an_optimizer_that_updates_during_backward_runs_the_closure_and_does_not_step() -> None:

@@ -1,7 +1,8 @@
-"""Stepping optimizers of other libraries: Lightning hands every `step` a closure that does forward and backward.
+"""Stepping after the backward pass: Lightning hands every `step` a closure that does forward and backward.
 
-A Trainer calls `step()` without one, after the backward pass, and that is what libraries are tried with. Some check
-their mode before they call a closure, some never call it.
+A Trainer calls `step()` without one, when the gradients are there, and that is what optimizers and their hooks are
+tried with. Hooks before the step look at gradients, some optimizers check their mode before they call a closure, some
+never call it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-
-# Optimizers from here call the closure first and with gradients enabled.
-CALL_THE_CLOSURE_FIRST = ("torch.optim.", "littrainer.")
 
 
 def updates_during_backward(optimizer: Any) -> bool:
@@ -24,12 +22,8 @@ def closure_before_step(optimizer: Any) -> Iterator[None]:
     """Within this, `optimizer.step(closure)` runs the closure and then steps without one.
 
     Parameters:
-        optimizer: left as it is if it comes from torch or from this package; never stepped where it
-            `updates_during_backward`.
+        optimizer: never stepped where it `updates_during_backward`.
     """
-    if type(optimizer).__module__.startswith(CALL_THE_CLOSURE_FIRST):
-        yield
-        return
     own: dict[str, Any] = vars(optimizer)
     had_its_own, step = "step" in own, optimizer.step
     is_done_after_backward = updates_during_backward(optimizer)

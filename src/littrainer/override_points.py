@@ -1,0 +1,239 @@
+"""The methods of `Trainer` that subclasses override though they are not documented, each handing over to a room.
+
+Their names and signatures are those of transformers' Trainer, whose subclasses in other libraries count on them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from littrainer.checkpoint import reader, writer
+from littrainer.checkpoint.layout import rotate_checkpoints
+from littrainer.data.collators import RemoveColumnsCollator
+from littrainer.data.columns import without_extra_columns
+from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
+from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
+from littrainer.ecosystem import is_a
+from littrainer.evaluation.results import EvalLoopOutput, speed_metrics
+from littrainer.model_facts import base_model
+from littrainer.optim.schedules import step_with_metric, steps_with_metric
+from littrainer.training import decisions, loss
+from littrainer.training.device_memory import empty_device_cache_if_due
+
+logger = logging.getLogger(__name__)
+
+
+class OverridePoints:
+    """What a Trainer does between its documented methods; `Trainer` derives from it."""
+
+    optimizer: Any
+    lr_scheduler: Any
+    _created_lr_scheduler: bool
+    # Names of what forward takes, and of labels; None until a dataset is first trimmed to them.
+    _signature_columns: list[str] | None
+
+    # ---- Data --------------------------------------------------------------------------------------------------------
+
+    def _get_dataloader(
+        self: Any,
+        dataset: Any,
+        description: str,
+        batch_size: int,
+        sampler_fn: Callable[[Any], Any] | None = None,
+        is_training: bool = False,
+        dataloader_key: str | None = None,
+    ) -> LookaheadLoader:
+        collate = self.data_collator
+        if is_a(dataset, "datasets.Dataset"):
+            dataset = self._remove_unused_columns(dataset, description=description)
+        else:
+            collate = self._get_collator_with_removed_columns(collate, description=description)
+        takes_sampler = sampler_fn is not None and not isinstance(dataset, IterableDataset)
+        loader = build_loader(
+            self.args,
+            dataset,
+            collate=collate,
+            batch_size=batch_size,
+            sampler=sampler_fn(dataset) if takes_sampler and sampler_fn is not None else None,
+            is_training=is_training,
+        )
+        if dataloader_key is not None and self.args.dataloader_persistent_workers:
+            self._eval_dataloaders[dataloader_key] = loader
+        return loader
+
+    def _get_train_sampler(self: Any, train_dataset: Any = None) -> Any:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        if dataset is None or not has_length(dataset):
+            return None
+        return train_sampler(self.args, dataset, self.processing_class)
+
+    def _get_eval_sampler(self: Any, eval_dataset: Any) -> Any:
+        if eval_dataset is None or not has_length(eval_dataset):
+            return None
+        return evaluation_sampler(self.args, eval_dataset, self.processing_class)
+
+    def _set_signature_columns_if_needed(self: Any) -> None:
+        if self._signature_columns is None:
+            forward = inspect.signature(base_model(self.model).forward)
+            self._signature_columns = [*forward.parameters, *{"label", "label_ids", *self.label_names}]
+
+    def _accepted_columns(self: Any) -> list[str]:
+        self._set_signature_columns_if_needed()
+        return self._signature_columns or []
+
+    def _remove_unused_columns(self: Any, dataset: Any, description: str | None = None) -> Any:
+        if not self.args.remove_unused_columns:
+            return dataset
+        kept = without_extra_columns(dataset, self._accepted_columns(), type(self.model).__name__, description)
+        warn_that_lengths_are_dropped(self.args, dataset, kept)
+        return kept
+
+    def _get_collator_with_removed_columns(
+        self: Any, data_collator: Callable[[list[Any]], Any], description: str | None = None
+    ) -> Callable[[list[Any]], Any]:
+        if not self.args.remove_unused_columns:
+            return data_collator
+        return RemoveColumnsCollator(
+            data_collator, self._accepted_columns(), logger, type(self.model).__name__, description
+        )
+
+    def _get_num_items_in_batch(self: Any, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
+        return loss.items_in_window(self, batch_samples, device)
+
+    # ---- Optimizer and schedule --------------------------------------------------------------------------------------
+
+    def _existing_optimizer(self: Any) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            raise ValueError("There is no optimizer yet: it is made when train() begins, or by create_optimizer().")
+        return self.optimizer
+
+    def _optimizer_and_schedule(self: Any, max_steps: int) -> tuple[Any, Any]:
+        # A schedule made by an earlier train() may have another length.
+        if self._created_lr_scheduler:
+            self.lr_scheduler, self._created_lr_scheduler = None, False
+        self.create_optimizer_and_scheduler(num_training_steps=max_steps)
+        return self.optimizer, self.lr_scheduler
+
+    def _get_learning_rate(self: Any) -> float:
+        if steps_with_metric(self.lr_scheduler):
+            rate = self._existing_optimizer().param_groups[0]["lr"]
+        else:
+            rate = self.lr_scheduler.get_last_lr()[0]
+        return rate.item() if isinstance(rate, torch.Tensor) else rate
+
+    # ---- Training ----------------------------------------------------------------------------------------------------
+
+    def _forward_for_training(
+        self: Any, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
+    ) -> torch.Tensor:
+        model.train()
+        if callable(getattr(self.optimizer, "train", None)):
+            self.optimizer.train()
+        inputs = self._prepare_inputs(inputs)
+        with self.compute_loss_context_manager():
+            value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        empty_device_cache_if_due(self)
+        return loss.normalised(self, value, num_items_in_batch)
+
+    def _prepare_inputs(self: Any, inputs: Any) -> Any:
+        inputs = self._prepare_input(inputs)
+        if len(inputs) == 0:
+            raise ValueError(
+                f"A batch without any input: none of the data's columns is one that {type(self.model).__name__}"
+                f".forward takes ({', '.join(self._accepted_columns())}). Rename them, or set "
+                "remove_unused_columns=False."
+            )
+        return inputs
+
+    def _prepare_input(self: Any, data: Any) -> Any:
+        if isinstance(data, torch.Tensor):
+            config: Any = self.args.accelerator_config
+            return data.to(self.args.device, non_blocking=getattr(config, "non_blocking", False))
+        if isinstance(data, Mapping):
+            return type(data)({name: self._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
+        if isinstance(data, (tuple, list)):
+            return type(data)(self._prepare_input(value) for value in data)
+        return data
+
+    def _clip_grad_norm(self: Any, model: nn.Module) -> torch.Tensor:
+        return nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+
+    def _get_grad_norm(self: Any, model: nn.Module, grad_norm: Any = None) -> Any:
+        if grad_norm is None:
+            # An infinite bound clips nothing and returns the norm.
+            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        return grad_norm
+
+    def _track_num_input_tokens(self: Any, inputs: Any) -> None:
+        self.state.num_input_tokens_seen += self._tokens.count(self, inputs)
+
+    def _maybe_log_save_evaluate(
+        self: Any,
+        tr_loss: torch.Tensor,
+        grad_norm: Any,
+        model: nn.Module,
+        trial: Any,
+        epoch: float,
+        ignore_keys_for_eval: Sequence[str] | None,
+        start_time: float,
+        learning_rate: float | None = None,
+    ) -> None:
+        decisions.log_and_maybe_evaluate_and_save(
+            self, tr_loss, grad_norm, model, trial, ignore_keys_for_eval, start_time, learning_rate
+        )
+
+    def _determine_best_metric(self: Any, metrics: dict[str, float], trial: Any) -> bool:
+        return decisions.remember_if_best(self, metrics)
+
+    # ---- Evaluation --------------------------------------------------------------------------------------------------
+
+    def _evaluate(
+        self: Any, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]:
+        metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
+        if steps_with_metric(self.lr_scheduler) and not skip_scheduler:
+            step_with_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)
+        return metrics
+
+    def _with_speed(self: Any, output: EvalLoopOutput, prefix: str, start_time: float) -> dict[str, float]:
+        metrics = output.metrics if output.metrics is not None else {}
+        num_samples = output.num_samples or 0
+        start_time += metrics.get(f"{prefix}_model_preparation_time", 0.0)
+        steps = math.ceil(num_samples / (self.args.eval_batch_size * self.args.world_size))
+        metrics.update(speed_metrics(prefix, start_time, num_samples=num_samples, num_steps=steps))
+        return metrics
+
+    # ---- Saving and loading ------------------------------------------------------------------------------------------
+
+    def _save(self: Any, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        writer.write_model(self, self.args.output_dir if output_dir is None else output_dir, state_dict)
+
+    def _get_output_dir(self: Any, trial: Any) -> str:
+        return self.args.output_dir
+
+    def _save_checkpoint(self: Any, model: nn.Module, trial: Any) -> None:
+        self.store_flos()
+        run_dir = self._get_output_dir(trial=trial)
+        writer.write_checkpoint(self, run_dir)
+        if self.args.should_save:
+            rotate_checkpoints(run_dir, self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True)
+
+    def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        reader.load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+
+    def _load_best_model(self: Any) -> None:
+        assert self.state.best_model_checkpoint is not None
+        logger.info("Loading the best model, %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)
+        reader.load_weights(self.model, Path(self.state.best_model_checkpoint))
+
+    def _move_model_to_device(self: Any, model: nn.Module, device: torch.device) -> None:
+        model.to(device)
