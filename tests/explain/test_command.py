@@ -102,3 +102,10 @@ def test_own_options_are_told_from_a_scripts(tmp_path: Path) -> None:
         ["--as-code", "--data", "x"],
     )
     assert split(["--seed", "1", "--as-code"]) == (["--as-code"], None, ["--seed", "1"])
+
+
+def test_the_wish_for_code_behind_a_script_is_pointed_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    assert main(["explain", str(script), "--as-code"]) == 2
+    assert "write it before" in capsys.readouterr().err

@@ -165,3 +165,13 @@ def test_a_model_that_is_no_name_and_no_configuration_is_refused(tmp_path: Path,
         path.write_text(content)
     with pytest.raises(ValueError, match=r"--model .*config"):
         program(arguments(tmp_path), Source(model=str(path)))
+
+
+def test_a_schedule_that_torch_does_not_have_is_refused(tmp_path: Path) -> None:
+    args = arguments(tmp_path, lr_scheduler_type="greedy", eval_strategy="steps", eval_steps=1)
+    with pytest.raises(NotPrintable, match="greedy"):
+        program(args)
+
+
+def test_a_stand_in_is_not_asked_for_checkpointed_activations(tmp_path: Path) -> None:
+    run(program(arguments(tmp_path, gradient_checkpointing=True)), tmp_path)

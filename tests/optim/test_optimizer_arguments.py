@@ -60,3 +60,9 @@ def test_a_dtype_is_named_as_in_torch() -> None:
     for text in ("float33", "nn"):
         with pytest.raises(ValueError, match=f"dtype.*{text}"):
             torch_dtype(text)
+
+
+def test_adafactor_may_be_asked_for_what_it_is_given_anyway() -> None:
+    assert read_optim_args("adafactor", "scale_parameter=False,relative_step=False", {}) == {}
+    with pytest.raises(ValueError, match="scale_parameter"):
+        read_optim_args("adafactor", "scale_parameter=True", {})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from littrainer.training.model_preparation import enable_activation_checkpointing
-from tests.scenarios.models import VectorClassifier
+from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.scenarios.trainers import quiet_trainer
 
 
@@ -69,3 +69,10 @@ def test_a_model_that_knows_the_old_name_gets_what_it_takes_and_a_warning(tmp_pa
 def test_a_model_without_either_method_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"VectorClassifier.*activation_checkpointing_enable"):
         quiet_trainer(tmp_path, gradient_checkpointing=True).train()
+
+
+def test_a_keyword_that_checkpointing_does_not_take_is_refused_by_the_arguments_name(tmp_path: Path) -> None:
+    wrong = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrent": False}}
+    trainer = quiet_trainer(tmp_path, tiny_bert_classifier(), **wrong)
+    with pytest.raises(ValueError, match=r"gradient_checkpointing_kwargs.*'use_reentrent'"):
+        enable_activation_checkpointing(trainer)

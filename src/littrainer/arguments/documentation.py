@@ -52,6 +52,17 @@ the micro-batch.
 """
 
 
+# Beginnings of names -> what the arguments belong to and what is refused so far, so that nothing reads them yet.
+NO_EFFECT_WITHOUT: dict[str, str] = {
+    "hub_": "`push_to_hub` is taken",
+    "run_name": "trackers are",
+    "project": "trackers are",
+    "trackio_": "trackers are",
+    "logging_dir": "trackers are",
+    "ddp_": "several processes are",
+}
+
+
 def arguments_page() -> str:
     """The page as Markdown, one table for each topic, ending with a newline."""
     return "\n".join([INTRODUCTION, *_topic_tables(), EARLIER_SPELLINGS, _earlier_names_table(), SETTLED_DIFFERENCES])
@@ -111,6 +122,9 @@ def _status(name: str) -> str:
         return f"not yet ({NOT_YET_SUPPORTED[name]})"
     if name in HONOURED_VALUES:
         return "honoured for " + ", ".join(f"`{value}`" for value in HONOURED_VALUES[name])
+    for prefix, needed in NO_EFFECT_WITHOUT.items():
+        if name.startswith(prefix):
+            return f"accepted; without effect before {needed}"
     return "honoured"
 
 

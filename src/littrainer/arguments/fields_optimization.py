@@ -44,7 +44,8 @@ class OptimizationFields:
         ),
     )
     max_grad_norm: float = field(
-        default=1.0, metadata=about("Clip the gradient to this 2-norm before an optimizer step; 0 never clips.")
+        default=1.0,
+        metadata=about("Clip the gradient to this 2-norm before an optimizer step; 0 or below never clips."),
     )
     label_smoothing_factor: float = field(
         default=0.0,

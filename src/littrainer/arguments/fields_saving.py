@@ -32,7 +32,7 @@ class SavingFields:
     save_total_limit: int | None = field(
         default=None,
         metadata=about(
-            "Checkpoints to keep; older ones are deleted, the best one stays where it is loaded at the end."
+            "Checkpoints to keep, the newest and the best among them; older ones are deleted, with 0 or below none is."
         ),
     )
     enable_jit_checkpoint: bool = field(

@@ -53,6 +53,8 @@ def main(words: Sequence[str]) -> int:
     if not options.as_code and any(source.values()):
         return _complain("--model and --data say what --as-code prints; give it too")
     if script is not None:
+        if "--as-code" in rest or "--as_code" in rest:
+            return _complain(f"--as-code behind {script!r} would be an argument of the script; write it before")
         return _explain_script(script, rest, options.as_code, source)
     from littrainer.arguments.parser import HfArgumentParser
     from littrainer.arguments.training_arguments import TrainingArguments

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from littrainer.arguments.choices import IntervalStrategy, OptimizerNames, SaveStrategy
+from littrainer.arguments.choices import IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from littrainer.arguments.destinations import DESTINATIONS, lightning_precision
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.explain.report import changed_arguments
@@ -71,9 +71,14 @@ def program(args: TrainingArguments, source: Source = NO_SOURCE, origin: str = "
         origin: whose arguments they are, for the first line.
 
     Raises:
-        NotPrintable: the optimizer needs the parameters of a particular model.
+        NotPrintable: the optimizer needs the parameters of a particular model, or the schedule has no plain form.
         ValueError: the source cannot be read.
     """
+    if args.lr_scheduler_type == SchedulerType.GREEDY:
+        raise NotPrintable(
+            "lr_scheduler_type='greedy' is a schedule that torch does not have, so a plain program cannot print it; "
+            "leave out --as-code for the explanation, or choose another schedule."
+        )
     parts = [
         _heading(args, source, origin),
         _imports(args, source),
@@ -383,7 +388,10 @@ def _total_steps(args: TrainingArguments) -> str:
 def _model_changes(args: TrainingArguments) -> list[str]:
     lines = []
     if args.activation_checkpointing:
-        lines.append(f"    model.gradient_checkpointing_enable({code(args.activation_checkpointing_kwargs)})")
+        lines += [
+            '    if hasattr(model, "gradient_checkpointing_enable"):',
+            f"        model.gradient_checkpointing_enable({code(args.activation_checkpointing_kwargs)})",
+        ]
     lines += ['    if hasattr(model, "config"):', f"        model.config.use_cache = {args.use_cache}"]
     if args.torch_compile:
         lines.append(

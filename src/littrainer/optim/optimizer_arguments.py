@@ -76,6 +76,8 @@ def read_optim_args(optim: str, text: str | None, accepted: Mapping[str, Convert
     """
     settings = {}
     for key, value in parse_optim_args(text).items():
+        if value.strip().lower() == ALWAYS_SO.get(optim, {}).get(key):
+            continue
         if key not in accepted:
             raise ValueError(
                 f"optim_args has {key!r}, which optim={optim!r} does not take{_what_it_takes(key, accepted)}."
@@ -85,6 +87,10 @@ def read_optim_args(optim: str, text: str | None, accepted: Mapping[str, Convert
         except ValueError as error:
             raise ValueError(f"optim_args has {key}={value}, which optim={optim!r} cannot read: {error}.") from None
     return settings
+
+
+# Optimizer -> settings that a Trainer always gives it; scripts ask for them all the same.
+ALWAYS_SO: dict[str, dict[str, str]] = {"adafactor": {"scale_parameter": "false", "relative_step": "false"}}
 
 
 def _what_it_takes(key: str, accepted: Mapping[str, Convert]) -> str:

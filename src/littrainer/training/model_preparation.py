@@ -18,6 +18,8 @@ from littrainer.training.special_tokens import align_special_tokens
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
+# What torch.utils.checkpoint.checkpoint takes besides the function and its arguments.
+CHECKPOINT_KEYWORDS = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"}
 # Keys of activation_checkpointing_kwargs that are the model's to carry out, with their defaults.
 LAYER_CHOICES: dict[str, Any] = {"every_n_layers": 1, "offload": False}
 
@@ -53,6 +55,12 @@ def enable_activation_checkpointing(trainer: Trainer) -> None:
     keywords = dict(given or {})
     choices = {name: keywords.pop(name, default) for name, default in LAYER_CHOICES.items()}
     model = trainer.model
+    unknown = sorted(set(keywords) - CHECKPOINT_KEYWORDS) if is_a(model, "pretrained model") else []
+    if unknown:
+        raise ValueError(
+            f"activation_checkpointing_kwargs (or gradient_checkpointing_kwargs) has {', '.join(map(repr, unknown))}; "
+            f"torch.utils.checkpoint takes {', '.join(sorted(CHECKPOINT_KEYWORDS))}."
+        )
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable(activation_checkpointing_kwargs=keywords or None, **choices)
     elif hasattr(model, "gradient_checkpointing_enable"):
