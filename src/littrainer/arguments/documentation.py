@@ -22,7 +22,8 @@ transformers; `warmup_ratio` and `logging_dir` come from earlier 5.x releases an
 
 An argument is honoured or refused, never ignored: one marked "not yet" raises `NotImplementedError` when it is set away
 from its default, and so does a value that is not listed where the table lists values. Unknown names raise `TypeError`
-with the nearest known name.
+with the nearest known name. What belongs to a feature that is refused so far may be set, and is marked as without
+effect.
 
 Written by `python -m littrainer.arguments.documentation`; edit the help beside the field, or
 `arguments/destinations.py`, instead of this page. `littrainer explain` tells the same about the arguments of a run.
