@@ -3,6 +3,7 @@
 # make lint    ruff (rules and format) and mypy
 # make format  let ruff rewrite what it can
 # make bench   microseconds per optimizer step over a raw PyTorch loop
+# make bench-checkpointing  stall of the step loop per checkpoint, beside transformers
 # make clean   remove .venv, caches and what runs left behind
 #
 # Another interpreter for the environment: make test PYTHON=python3.12
@@ -16,13 +17,14 @@ DEMO_ARGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+EARLIER := .venv/transformers-5.3.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 # Where this variable is set, each start would compile our own modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench clean
+.PHONY: help install demo test lint format bench bench-checkpointing clean
 .DELETE_ON_ERROR:
 
 help:
@@ -42,10 +44,18 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PIP) install -qq -c constraints.txt --no-build-isolation --editable '.[test,demo]'
 	@touch $@
 
+# Checkpoints are exchanged with this release too. It asks for an earlier huggingface_hub, so it has a folder of its own,
+# which a test puts on the path of a process of its own; whatever else it needs is in the environment.
+$(EARLIER)/.installed: tests/transformers-5.3.0.txt $(INSTALLED)
+	@echo "installing transformers 5.3.0 beside it, for tests of checkpoints"
+	@rm -rf $(EARLIER)
+	@$(PIP) install -qq --no-deps --target $(EARLIER) -r $<
+	@touch $@
+
 demo: $(INSTALLED)
 	$(BIN)/littrainer run examples/text_classification.py $(DEMO_ARGS)
 
-test: $(INSTALLED)
+test: $(INSTALLED) $(EARLIER)/.installed
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
 		$(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
@@ -60,6 +70,9 @@ format: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/step_overhead.py
+
+bench-checkpointing: $(INSTALLED)
+	$(BIN)/python benchmarks/checkpointing.py $(BENCH_ARGS)
 
 clean:
 	rm -rf .venv runs lightning_logs .mypy_cache .pytest_cache .ruff_cache

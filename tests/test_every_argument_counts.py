@@ -38,6 +38,7 @@ from tests.scenarios.observations import (
     level_of_logger,
     lightning_profiler,
     logged_losses,
+    loss_over_unequal_batches,
     metrics_about_memory,
     moves_to_the_host,
     order,
@@ -138,6 +139,7 @@ EFFECTS: dict[str, Effect] = {
     "eval_accumulation_steps": Effect(1, 2, moves_to_the_host),
     "include_for_metrics": Effect([], ["loss"], handed_to_metrics),
     "batch_eval_metrics": Effect(False, True, handed_to_metrics),
+    "eval_loss_weighting": Effect("batches", "samples", loss_over_unequal_batches),
     # Checkpoints
     "save_only_model": Effect(False, True, files, SAVING),
     "save_strategy": Effect("no", "epoch", files),

@@ -16,6 +16,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "littrainer.arguments.choices": ("IntervalStrategy", "OptimizerNames", "SaveStrategy", "SchedulerType"),
     "littrainer.arguments.parser": ("HfArg", "HfArgumentParser"),
+    "littrainer.arguments.seq2seq_arguments": ("Seq2SeqTrainingArguments",),
     "littrainer.arguments.training_arguments": ("TrainingArguments",),
     "littrainer.callbacks.base": ("TrainerCallback",),
     "littrainer.callbacks.early_stopping": ("EarlyStoppingCallback",),
@@ -23,6 +24,7 @@ _HOMES = {
     "littrainer.callbacks.progress": ("PrinterCallback", "ProgressCallback"),
     "littrainer.callbacks.state": ("ExportableState", "TrainerControl", "TrainerState"),
     "littrainer.checkpoint.layout": ("get_last_checkpoint",),
+    "littrainer.checkpoint.lightning_io": ("TransformersCheckpointIO",),
     "littrainer.data.collators": (
         "DataCollatorForLanguageModeling",
         "DataCollatorForMultipleChoice",
@@ -36,6 +38,7 @@ _HOMES = {
         "default_data_collator",
     ),
     "littrainer.evaluation.results": ("EvalLoopOutput", "EvalPrediction", "PredictionOutput", "TrainOutput"),
+    "littrainer.evaluation.streaming": ("StreamingMetrics",),
     "littrainer.optim.adafactor": ("Adafactor",),
     "littrainer.optim.greedy": ("GreedyLR",),
     "littrainer.optim.schedules": (
@@ -54,6 +57,7 @@ _HOMES = {
         "get_wsd_schedule",
     ),
     "littrainer.seeds": ("set_seed",),
+    "littrainer.seq2seq": ("Seq2SeqTrainer",),
     "littrainer.trainer": ("Trainer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -84,12 +88,16 @@ __all__ = [
     "ProgressCallback",
     "SaveStrategy",
     "SchedulerType",
+    "Seq2SeqTrainer",
+    "Seq2SeqTrainingArguments",
+    "StreamingMetrics",
     "TrainOutput",
     "Trainer",
     "TrainerCallback",
     "TrainerControl",
     "TrainerState",
     "TrainingArguments",
+    "TransformersCheckpointIO",
     "__version__",
     "default_data_collator",
     "get_constant_schedule",
@@ -114,6 +122,7 @@ if TYPE_CHECKING:
 
     from littrainer.arguments.choices import IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
     from littrainer.arguments.parser import HfArg, HfArgumentParser
+    from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.base import TrainerCallback
     from littrainer.callbacks.early_stopping import EarlyStoppingCallback
@@ -121,6 +130,7 @@ if TYPE_CHECKING:
     from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
     from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
     from littrainer.checkpoint.layout import get_last_checkpoint
+    from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
     from littrainer.data.collators.default import DefaultDataCollator, default_data_collator
     from littrainer.data.collators.flattening import DataCollatorWithFlattening
     from littrainer.data.collators.language_modeling import (
@@ -135,6 +145,7 @@ if TYPE_CHECKING:
     from littrainer.data.collators.padding import DataCollatorWithPadding
     from littrainer.data.collators.permutation import DataCollatorForPermutationLanguageModeling
     from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
+    from littrainer.evaluation.streaming import StreamingMetrics
     from littrainer.optim.adafactor import Adafactor
     from littrainer.optim.greedy import GreedyLR
     from littrainer.optim.schedules import (
@@ -153,6 +164,7 @@ if TYPE_CHECKING:
         get_wsd_schedule,
     )
     from littrainer.seeds import set_seed
+    from littrainer.seq2seq import Seq2SeqTrainer
     from littrainer.trainer import Trainer
 
 

@@ -21,10 +21,15 @@ CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
     "tokenizer": (("transformers.tokenization_utils_base", "PreTrainedTokenizerBase"),),
     "processor": (("transformers.processing_utils", "ProcessorMixin"),),
     "greedy schedule": (("transformers.optimization", "GreedyLR"),),
+    "sharded module": (
+        ("torch.distributed.fsdp", "FSDPModule"),
+        ("torch.distributed.fsdp", "FullyShardedDataParallel"),
+    ),
     "lightning callback": (
         ("lightning.pytorch.callbacks.callback", "Callback"),
         ("pytorch_lightning.callbacks.callback", "Callback"),
     ),
+    "torchmetrics metric": (("torchmetrics.metric", "Metric"), ("torchmetrics.collections", "MetricCollection")),
 }
 
 

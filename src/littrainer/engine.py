@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.destinations import derived_keywords
 from littrainer.arguments.nearest import suggestion
-from littrainer.data.windows import BatchStream
 from littrainer.ecosystem import known_classes
+from littrainer.evaluation.batch_stream import BATCHES_PER_STRETCH, BatchStream
 from littrainer.interruptions import PythonInterruptions
 from littrainer.quiet import quiet_lightning
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.evaluation.loop import EvaluationPass
+    from littrainer.module import TrainerModule
     from littrainer.trainer import Trainer
     from littrainer.training.run import TrainingRun
 
@@ -94,9 +95,12 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
         ValueError: Lightning refuses the value of one.
     """
     import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import Checkpoint
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     from littrainer.callbacks.bridge import TrainerEvents
+    from littrainer.checkpoint.lightning_io import with_checkpoint_io
+    from littrainer.lightning_internals import leave_signals_alone
     from littrainer.precision import mixed_precision_plugin
     from littrainer.strategies import ResidentSingleDeviceStrategy
 
@@ -110,6 +114,10 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
         epochs = run.epochs_left
         keywords["max_epochs"] = epochs if epochs < sys.maxsize // 2 else NO_EPOCH_LIMIT
         callbacks.insert(0, TrainerEvents(run))
+        keywords["plugins"] = with_checkpoint_io(_as_list(keywords.get("plugins")), trainer)
+    if any(isinstance(callback, Checkpoint) for callback in callbacks):
+        # Lightning asks for it where a callback saves; one of its own it adds only where there is none.
+        keywords["enable_checkpointing"] = True
     plugin = mixed_precision_plugin(keywords["precision"], trainer)
     if plugin is not None:
         # In the place of the plugin that Lightning would make for that precision.
@@ -123,9 +131,11 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
             )
     with quiet_lightning():
         try:
-            return pl.Trainer(callbacks=callbacks, **keywords)
+            built = pl.Trainer(callbacks=callbacks, **keywords)
         except MisconfigurationException as error:
             raise ValueError(f"lightning.Trainer refuses a keyword given as `lightning`: {error}") from error
+    leave_signals_alone(built)
+    return built
 
 
 def import_lightning() -> None:
@@ -135,6 +145,7 @@ def import_lightning() -> None:
     numbers of a training.
     """
     import littrainer.callbacks.bridge
+    import littrainer.checkpoint.lightning_io
     import littrainer.lightning_internals
     import littrainer.module
     import littrainer.precision
@@ -161,29 +172,82 @@ def fit(trainer: Trainer, run: TrainingRun) -> None:
 
 def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
     """Drive an evaluation or prediction with Lightning: nested where fit is running, else on its own."""
-    from littrainer.module import TrainerModule
-
-    batches = BatchStream(evaluation_pass.dataloader)
     running = trainer.lightning_module
     if running is not None:
         from littrainer.lightning_internals import evaluate_inside_fit
 
+        batches = _batch_stream(trainer, running.trainer, evaluation_pass)
         outer, running.evaluation_pass = running.evaluation_pass, evaluation_pass
         try:
             evaluate_inside_fit(running.trainer, batches)
         finally:
             running.evaluation_pass = outer
         return
-    module = TrainerModule(trainer)
-    module.evaluation_pass = evaluation_pass
-    lightning_trainer = build_lightning_trainer(trainer, run=None)
+    evaluator = _evaluator_for(trainer)
+    lightning_trainer, module = evaluator.lightning_trainer, evaluator.module
     if trainer.lightning_trainer is None:
         trainer.lightning_trainer = lightning_trainer
+    batches = _batch_stream(trainer, lightning_trainer, evaluation_pass)
+    module.evaluation_pass = evaluation_pass
     with quiet_lightning(), PythonInterruptions():
         if evaluation_pass.is_prediction:
             lightning_trainer.predict(module, dataloaders=batches, return_predictions=False)
         else:
             lightning_trainer.validate(module, dataloaders=batches, verbose=False)
+    module.evaluation_pass = None
+    batches.release()
+    trainer.idle_evaluator = evaluator
+
+
+class Evaluator(NamedTuple):
+    """What carries out evaluations outside of training; building it takes longer than a short evaluation.
+
+    Parameters:
+        made_for: what it was built from, beside the model; for anything else it is built anew.
+    """
+
+    lightning_trainer: pl.Trainer
+    module: TrainerModule
+    made_for: tuple[Any, ...]
+
+
+def _evaluator_for(trainer: Trainer) -> Evaluator:
+    from littrainer.module import TrainerModule
+
+    # One that is busy, as where a callback evaluates during an evaluation, or has failed, is not idle.
+    idle, trainer.idle_evaluator = trainer.idle_evaluator, None
+    # What a user hands to Lightning may hold the state of one run.
+    is_plain = not trainer.lightning_callbacks and not _further_keywords(trainer)
+    made_for = (trainer.args.device, trainer.overrides_training_step(), lightning_keywords(trainer.args))
+    if idle is not None and is_plain and idle.made_for == made_for and idle.module.model is trainer.model:
+        return idle
+    return Evaluator(build_lightning_trainer(trainer, run=None), TrainerModule(trainer), made_for)
+
+
+def _further_keywords(trainer: Trainer) -> dict[str, Any]:
+    in_arguments: Any = trainer.args.lightning
+    return {**(in_arguments or {}), **trainer.lightning_keywords}
+
+
+# Hooks through which a Lightning callback hears of single batches of an evaluation.
+BATCH_HOOKS = (
+    "on_validation_batch_start",
+    "on_validation_batch_end",
+    "on_predict_batch_start",
+    "on_predict_batch_end",
+)
+
+
+def _batch_stream(trainer: Trainer, lightning_trainer: pl.Trainer, evaluation_pass: EvaluationPass) -> BatchStream:
+    from lightning.pytorch import Callback
+
+    def listens(callback: Any) -> bool:
+        hooks = ((getattr(callback, name), getattr(Callback, name)) for name in BATCH_HOOKS)
+        return any(getattr(hook, "__func__", hook) is not default for hook, default in hooks)
+
+    # Further keywords, as a profiler or a limit, may be about single batches too.
+    one_by_one = _further_keywords(trainer) or any(map(listens, lightning_trainer.callbacks))  # type: ignore[attr-defined]
+    return BatchStream(evaluation_pass.dataloader, 1 if one_by_one else BATCHES_PER_STRETCH)
 
 
 def is_lightning_callback(callback: Any) -> bool:

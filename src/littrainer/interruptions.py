@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
 import signal
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any, TypeVar
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
@@ -31,31 +31,66 @@ def carries_stop_iteration(hook: Hook) -> Hook:
 
 
 class PythonInterruptions(AbstractContextManager[None]):
-    """What Lightning runs inside ends on Ctrl-C, SIGTERM or a StopIteration as a plain Python loop would.
+    """What Lightning runs inside ends on Ctrl-C or a StopIteration as a plain Python loop would.
 
-    On Ctrl-C Lightning exits with status 1 and leaves further ones ignored: here KeyboardInterrupt is raised. On
-    SIGTERM it finishes the micro-batch and exits with status 0: here the signal is delivered again, to whatever handled
-    it before.
+    On Ctrl-C Lightning exits with status 1 and leaves further ones ignored: here KeyboardInterrupt is raised.
     """
 
     def __enter__(self) -> None:
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGINT, signal.SIGTERM) if in_main_thread else ()
-        self._handlers = {number: signal.getsignal(number) for number in numbers}
+        self._handler = signal.getsignal(signal.SIGINT) if _in_main_thread() else None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
-        from lightning.pytorch.utilities.exceptions import SIGTERMException
-
-        _put_back(self._handlers)
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
         if isinstance(error, StoppedByUserCode) and error.__cause__ is not None:
             raise error.__cause__ from None
-        if isinstance(error, SIGTERMException):
-            os.kill(os.getpid(), signal.SIGTERM)
-        elif isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
+        if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
             raise error.__context__ from None
 
 
-def _put_back(handlers: dict[Any, Any]) -> None:
-    for number, handler in handlers.items():
-        if handler is not None:
-            signal.signal(number, handler)
+class UpdateGuard(AbstractContextManager["UpdateGuard"]):
+    """Keeps Ctrl-C out of the optimizer step, so that it finds weights, optimizer and step count in agreement.
+
+    Between `hold()` and `release()` the first Ctrl-C waits; a second one is let through, should the step hang.
+    """
+
+    def __init__(self) -> None:
+        self._holds = False
+        self._waiting: tuple[int, FrameType | None] | None = None
+        self._handler: Any = None
+
+    def __enter__(self) -> UpdateGuard:
+        handler = signal.getsignal(signal.SIGINT) if _in_main_thread() else None
+        # Where Ctrl-C is ignored, or ends the process, there is no handler to keep waiting.
+        if callable(handler):
+            self._handler = handler
+            signal.signal(signal.SIGINT, self._answer)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        # Bound methods are made anew at each access.
+        if self._handler is not None and signal.getsignal(signal.SIGINT) == self._answer:
+            signal.signal(signal.SIGINT, self._handler)
+        self.release()
+
+    def hold(self) -> None:
+        """The optimizer begins to change the weights."""
+        self._holds = True
+
+    def release(self) -> None:
+        """The step is counted; what has waited is answered."""
+        self._holds = False
+        if self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            self._handler(*waiting)
+
+    def _answer(self, number: int, frame: FrameType | None) -> None:
+        if self._holds and self._waiting is None:
+            self._waiting = (number, frame)
+        else:
+            self._waiting = None
+            self._handler(number, frame)
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

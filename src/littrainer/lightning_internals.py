@@ -40,3 +40,13 @@ def evaluate_inside_fit(lightning_trainer: pl.Trainer, batches: Iterable[Any]) -
         epoch_loop.val_loop = own_loop
         lightning_trainer.training = True
         connector._first_loop_iter = first_loop_iteration
+
+
+def leave_signals_alone(lightning_trainer: pl.Trainer) -> None:
+    """Keep Lightning from taking over signals.
+
+    On SIGTERM it would finish the micro-batch and exit with status 0. On a cluster it would, at the signal that
+    announces the end of a job, write a checkpoint of its own format, which the next run then loads unasked.
+    """
+    connector: Any = lightning_trainer._signal_connector
+    connector.register_signal_handlers = lambda: None

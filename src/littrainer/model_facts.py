@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 from dataclasses import dataclass
@@ -61,6 +62,17 @@ def base_model(model: Any) -> Any:
     if hasattr(model, "get_base_model"):
         return model.get_base_model()
     return model.base_model.model
+
+
+def predicts_next_token(model: Any) -> bool:
+    """Whether the model's class is one that transformers lists as a causal language model."""
+    # A script's own model may bear the name of one of them, and then counts as one, so the table is read whenever
+    # transformers is loaded.
+    if "transformers" not in sys.modules:
+        return False
+    model = base_model(model) if is_a(model, "peft model") else model
+    names = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return type(model).__name__ in names.values()
 
 
 def _label_names(model_class: type, parameters: list[str]) -> list[str]:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from littrainer.data.windows import MicroBatch
+from littrainer.evaluation.batch_stream import single_batches
 from littrainer.interruptions import carries_stop_iteration
 from littrainer.optim.closures import closure_before_step, updates_during_backward
 from littrainer.optim.schedules import steps_with_metric
@@ -165,14 +166,23 @@ class TrainerModule(pl.LightningModule):
 
     @carries_stop_iteration
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """One batch of an evaluation."""
-        self._active_pass().step(batch)
+        """One batch of an evaluation, or a stretch of them."""
+        self._step_pass(batch)
 
     @carries_stop_iteration
     def predict_step(self, batch: Any, batch_idx: int) -> tuple[()]:
-        """One batch of a prediction. The pass keeps what is predicted; Lightning would warn if nothing was returned."""
-        self._active_pass().step(batch)
+        """One batch of a prediction, or a stretch of them.
+
+        The pass keeps what is predicted; Lightning would warn if nothing was returned.
+        """
+        self._step_pass(batch)
         return ()
+
+    def _step_pass(self, handed_out: Any) -> None:
+        evaluation_pass = self._active_pass()
+        for batch in single_batches(handed_out):
+            self.owner.preemption.break_off_if_asked()
+            evaluation_pass.step(batch)
 
     def _active_run(self) -> TrainingRun:
         assert self.run is not None

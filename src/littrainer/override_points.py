@@ -16,10 +16,11 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from littrainer.checkpoint import reader, writer
+from littrainer.checkpoint import writer
 from littrainer.checkpoint.layout import rotate_checkpoints
+from littrainer.checkpoint.weights import load_weights
 from littrainer.data.collators import RemoveColumnsCollator
-from littrainer.data.columns import without_extra_columns
+from littrainer.data.columns import DroppedColumns, without_extra_columns
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.ecosystem import is_a
@@ -93,7 +94,10 @@ class OverridePoints:
     def _remove_unused_columns(self: Any, dataset: Any, description: str | None = None) -> Any:
         if not self.args.remove_unused_columns:
             return dataset
-        kept = without_extra_columns(dataset, self._accepted_columns(), type(self.model).__name__, description)
+        accepted, model_name = self._accepted_columns(), type(self.model).__name__
+        kept = without_extra_columns(dataset, accepted, model_name, description)
+        names = [name for name in dataset.column_names if name not in accepted]
+        self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted)
         warn_that_lengths_are_dropped(self.args, dataset, kept)
         return kept
 
@@ -102,9 +106,10 @@ class OverridePoints:
     ) -> Callable[[list[Any]], Any]:
         if not self.args.remove_unused_columns:
             return data_collator
-        return RemoveColumnsCollator(
-            data_collator, self._accepted_columns(), logger, type(self.model).__name__, description
-        )
+        accepted, model_name = self._accepted_columns(), type(self.model).__name__
+        collator = RemoveColumnsCollator(data_collator, accepted, logger, model_name, description)
+        self._dropped_columns[description] = DroppedColumns(collator.dropped.keys(), description, model_name, accepted)
+        return collator
 
     def _get_num_items_in_batch(self: Any, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:
         return loss.items_in_window(self, batch_samples, device)
@@ -199,10 +204,20 @@ class OverridePoints:
     def _evaluate(
         self: Any, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
-        metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
+        metrics = decisions.evaluate_in_training(self, ignore_keys_for_eval)
         if steps_with_metric(self.lr_scheduler) and not skip_scheduler:
             step_with_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)
         return metrics
+
+    def overrides_evaluation(self: Any) -> bool:
+        """Whether a subclass, or this instance, has its own `evaluate` or loop, whose metrics have names of its own."""
+        return any(
+            name in vars(self) or not getattr(type(self), name).__module__.startswith("littrainer.")
+            for name in ("evaluate", "evaluation_loop", "_evaluate")
+        )
+
+    def _gather_for_metrics(self: Any, value: Any) -> Any:
+        return self.accelerator.gather_for_metrics(value, use_gather_object=self.args.eval_use_gather_object)
 
     def _with_speed(self: Any, output: EvalLoopOutput, prefix: str, start_time: float) -> dict[str, float]:
         metrics = output.metrics if output.metrics is not None else {}
@@ -221,19 +236,22 @@ class OverridePoints:
         return self.args.output_dir
 
     def _save_checkpoint(self: Any, model: nn.Module, trial: Any) -> None:
+        if self.background_saves is not None:
+            self.background_saves.wait()
         self.store_flos()
         run_dir = self._get_output_dir(trial=trial)
-        writer.write_checkpoint(self, run_dir)
+        written = writer.write_checkpoint(self, run_dir)
         if self.args.should_save:
-            rotate_checkpoints(run_dir, self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime=True)
+            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
+            rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=written)
 
     def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        reader.load_weights(self.model if model is None else model, Path(resume_from_checkpoint))
+        load_weights(self.model if model is None else model, Path(resume_from_checkpoint), to_resume=True)
 
     def _load_best_model(self: Any) -> None:
         assert self.state.best_model_checkpoint is not None
         logger.info("Loading the best model, %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)
-        reader.load_weights(self.model, Path(self.state.best_model_checkpoint))
+        load_weights(self.model, Path(self.state.best_model_checkpoint))
 
     def _move_model_to_device(self: Any, model: nn.Module, device: torch.device) -> None:
         model.to(device)

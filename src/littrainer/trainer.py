@@ -19,11 +19,13 @@ from littrainer.callbacks.flow import DefaultFlowCallback
 from littrainer.callbacks.handler import CallbackHandler
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
 from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
+from littrainer.checkpoint.background import BackgroundSaves
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.compat.members import missing_member_message, refuse_ignored_overrides
 from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
 from littrainer.data.collators import default_collator_for
+from littrainer.data.columns import DroppedColumns, naming_dropped_columns
 from littrainer.data.loaders import count_examples
 from littrainer.data.windows import draw
 from littrainer.evaluation.loop import EvaluationPass
@@ -34,6 +36,8 @@ from littrainer.evaluation.results import (
     TrainOutput,
     speed_metrics,
 )
+from littrainer.evaluation.side_effects import continue_random_draws, left_as_found
+from littrainer.interruptions import UpdateGuard
 from littrainer.model_facts import facts_about
 from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
@@ -43,6 +47,7 @@ from littrainer.training import checks, loss, reports, run
 from littrainer.training.label_smoothing import smoother_for
 from littrainer.training.memory_report import CONSTRUCTION, MemoryReport
 from littrainer.training.plan import plan_training
+from littrainer.training.preemption import Preemption
 from littrainer.training.tokens import InputTokenCounter
 
 if TYPE_CHECKING:
@@ -65,7 +70,8 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         processing_class: tokenizer or processor, saved with the model.
         model_init: makes the model anew at each `train()`; instead of `model`.
         compute_loss_func: takes outputs, labels and `num_items_in_batch`, returns the loss.
-        compute_metrics: takes an `EvalPrediction`, returns a dict of metrics.
+        compute_metrics: takes an `EvalPrediction`, returns a dict of metrics; or torchmetrics metrics, which are updated
+            batch by batch (see `StreamingMetrics`).
         callbacks: Trainer callbacks, and Lightning callbacks, in one list.
         optimizers: optimizer and schedule to use instead of those that the arguments name.
         optimizer_cls_and_kwargs: optimizer class and keywords to use instead.
@@ -94,7 +100,7 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         processing_class: Any = None,
         model_init: Callable[..., nn.Module] | None = None,
         compute_loss_func: Callable[..., torch.Tensor] | None = None,
-        compute_metrics: Callable[..., dict[str, Any]] | None = None,
+        compute_metrics: Any = None,
         callbacks: list[Any] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None = None,
@@ -171,7 +177,13 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         self.lightning_trainer: pl.Trainer | None = None
         # The module fit is carrying out right now; None outside training.
         self.lightning_module: Any = None
+        self.idle_evaluator: engine.Evaluator | None = None
+        # The last training, or the one going on.
+        self.training_run: run.TrainingRun | None = None
         self.is_in_train = False
+        self.preemption = Preemption()
+        self.update_guard = UpdateGuard()
+        self.background_saves: BackgroundSaves | None = None
         self.is_model_parallel = self.is_deepspeed_enabled = self.is_fsdp_enabled = False
         self.deepspeed: Any = None
         self.hp_name: Any = None
@@ -180,7 +192,12 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.model_preparation_time: float | None = None
         self._model_is_prepared = False
+        # Whether the model is in the mode that train() left it in, and not in one that its user chose.
+        self._has_modes_of_training = False
+        # `accelerator.gather` instead, as some subclasses set it for one loop, lets a last batch count as a full one.
+        self.gather_function: Callable[[Any], Any] = self._gather_for_metrics
         self._signature_columns: list[str] | None = None
+        self._dropped_columns: dict[str | None, DroppedColumns] = {}
         self._train_batch_size = self.args.train_batch_size
         self._created_lr_scheduler = False
         self._eval_dataloaders: dict[str, Any] = {}
@@ -190,6 +207,8 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         self._total_loss_scalar = 0.0
         self._globalstep_last_logged = self._initial_global_step = 0
         self._initial_num_input_tokens_seen = 0
+        # The checkpoint written last, with the stamps of its files, until its on_save callbacks have run.
+        self._sealed_checkpoint: Any = None
 
     # ---- Data -------------------------------------------------------------------------------------------------------
 
@@ -212,16 +231,14 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
             eval_dataset: a dataset, or the name of one in a dict of `eval_dataset`s; by default the Trainer's.
 
         Raises:
-            ValueError: there is no eval_dataset.
+            ValueError: there is no eval_dataset, or a dict of them and none is named.
+            KeyError: none has that name.
         """
-        if eval_dataset is None and self.eval_dataset is None:
-            raise ValueError("evaluate() needs an eval_dataset: pass one to the Trainer or to evaluate().")
-        key = eval_dataset if isinstance(eval_dataset, str) else "eval"
+        # A dataset that is given just for once has no loader to be kept.
+        key = "eval" if eval_dataset is None else eval_dataset if isinstance(eval_dataset, str) else None
         if self.args.dataloader_persistent_workers and key in self._eval_dataloaders:
             return self._eval_dataloaders[key]
-        if isinstance(eval_dataset, str):
-            eval_dataset = self.eval_dataset[eval_dataset]
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        dataset = checks.chosen_eval_dataset(self.eval_dataset, eval_dataset)
         checks.check_not_empty(dataset, "eval_dataset")
         return self._get_dataloader(
             dataset, "Evaluation", self.args.eval_batch_size, self._get_eval_sampler, dataloader_key=key
@@ -342,7 +359,12 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         Raises:
             ValueError: the data is missing, empty or of unknown length, or there is no such checkpoint.
         """
-        return run.train(self, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        continue_random_draws()
+        try:
+            with naming_dropped_columns(self):
+                return run.train(self, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        finally:
+            self._has_modes_of_training = True
 
     def training_step(
         self,
@@ -430,7 +452,7 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
                 one = name if eval_dataset is None else dataset
                 metrics.update(self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{name}"))
             return metrics
-        with self._memory.measuring("eval"):
+        with left_as_found(self), naming_dropped_columns(self), self._memory.measuring("eval"):
             dataloader = self.get_eval_dataloader(eval_dataset)
             start_time = time.time()
             output = self.evaluation_loop(
@@ -459,7 +481,7 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         Returns:
             predictions and labels as NumPy arrays, padded with -100 where batches differ in length, and metrics.
         """
-        with self._memory.measuring("test"):
+        with left_as_found(self), naming_dropped_columns(self), self._memory.measuring("test"):
             dataloader = self.get_test_dataloader(test_dataset)
             start_time = time.time()
             output = self.evaluation_loop(

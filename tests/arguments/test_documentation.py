@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from littrainer.arguments import TrainingArguments
+from littrainer import Seq2SeqTrainingArguments
 from littrainer.arguments.documentation import arguments_page
 from littrainer.arguments.earlier_names import EARLIER_NAMES
 
@@ -18,7 +18,7 @@ def test_the_committed_page_is_what_the_arguments_say() -> None:
 def test_the_page_has_one_row_for_each_argument_in_their_order() -> None:
     page = arguments_page().partition("## Earlier spellings")[0]
     rows = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
-    assert rows == [field.name for field in dataclasses.fields(TrainingArguments)]
+    assert rows == [field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)]
 
 
 def test_the_page_tells_refused_arguments_from_honoured_ones() -> None:

@@ -9,7 +9,7 @@ from transformers import HfArgumentParser
 
 from littrainer.arguments import TrainingArguments
 
-ONLY_OURS = ["warmup_ratio", "logging_dir", "lightning"]
+ONLY_OURS = ["warmup_ratio", "logging_dir", "lightning", "async_save", "jit_checkpoint_signals", "eval_loss_weighting"]
 
 
 def _name_and_default(field: dataclasses.Field) -> tuple[str, object]:
@@ -20,7 +20,8 @@ def _name_and_default(field: dataclasses.Field) -> tuple[str, object]:
 def test_the_fields_are_those_of_transformers_in_its_order_with_its_defaults_and_then_ours() -> None:
     theirs = [_name_and_default(field) for field in dataclasses.fields(transformers.TrainingArguments)]
     ours = [_name_and_default(field) for field in dataclasses.fields(TrainingArguments)]
-    assert ours == theirs + [(name, None) for name in ONLY_OURS]
+    defaults = {"async_save": False, "eval_loss_weighting": "batches"}
+    assert ours == theirs + [(name, defaults.get(name)) for name in ONLY_OURS]
 
 
 def test_every_field_has_one_line_of_help_that_is_not_transformers_own() -> None:

@@ -29,8 +29,9 @@ class WithModelKeywords(TrainingArguments):
 
 
 def _without_ours(values: dict[str, Any]) -> dict[str, Any]:
-    for name in ("warmup_ratio", "logging_dir", "lightning"):
+    for name in ("warmup_ratio", "logging_dir", "lightning", "async_save", "jit_checkpoint_signals"):
         del values[name]
+    del values["eval_loss_weighting"]
     return values
 
 

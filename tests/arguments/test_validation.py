@@ -14,6 +14,7 @@ from littrainer.arguments import TrainingArguments
         ("log_level_replica", "inform", "info"),
         ("train_sampling_strategy", "randm", "random"),
         ("dataloader_multiprocessing_context", "spwan", "spawn"),
+        ("eval_loss_weighting", "sample", "samples"),
     ],
 )
 def test_a_misspelt_string_choice_suggests_the_nearest_valid_one(name: str, wrong: str, nearest: str) -> None:

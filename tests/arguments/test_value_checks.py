@@ -16,12 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from littrainer import Seq2SeqTrainingArguments
 from littrainer.arguments import TrainingArguments
-from littrainer.arguments.fields import ArgumentFields
+from littrainer.arguments.fields import topics_of
 from littrainer.arguments.value_checks import ALSO_TAKEN, RANGES, TEXT_CHOICES
 
 REFUSALS = (TypeError, ValueError, NotImplementedError, ImportError)
-HINTS = typing.get_type_hints(ArgumentFields)
+HINTS = {
+    name: hint for topic in topics_of(Seq2SeqTrainingArguments) for name, hint in typing.get_type_hints(topic).items()
+}
 FIELDS = list(HINTS)
 
 PLAIN = st.one_of(
@@ -52,7 +55,7 @@ def members(hint: Any) -> list[Any]:
 def given_to(name: str, value: Any) -> TrainingArguments:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return TrainingArguments(**{name: value})
+        return Seq2SeqTrainingArguments(**{name: value})
 
 
 def refusal_of(name: str, value: Any) -> str | None:

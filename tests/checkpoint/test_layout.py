@@ -9,6 +9,7 @@ import pytest
 from transformers import trainer_utils as theirs
 
 from littrainer.checkpoint import layout as ours
+from littrainer.checkpoint.manifest import write_manifest
 
 # Folder names with the modification time of each, in seconds.
 FOLDERS: dict[str, dict[str, float]] = {
@@ -17,7 +18,7 @@ FOLDERS: dict[str, dict[str, float]] = {
     "by step, not by name": {"checkpoint-20": 1000, "checkpoint-100": 1010, "checkpoint-3": 1020},
     "times too close to tell": {"checkpoint-30": 1000, "checkpoint-4": 1000.5, "checkpoint-10": 1000.9},
     "overwritten later": {"checkpoint-10": 1500, "checkpoint-20": 1000, "checkpoint-30": 1200},
-    "among others": {"checkpoint-7": 1000, "runs": 1001, "my-checkpoint-9": 1002, "checkpoint-9-old": 1003},
+    "among others": {"checkpoint-7": 1000, "runs": 1001, "my-checkpoint-9": 1002},
 }
 OPTIONS: list[dict[str, Any]] = [{}, {"use_mtime": True}, {"checkpoint_prefix": "my-checkpoint"}]
 
@@ -32,12 +33,18 @@ def make_folders(root: Path, times: dict[str, float]) -> Path:
     return root
 
 
+def folders_in(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir() if path.is_dir())
+
+
 every_layout = pytest.mark.parametrize("times", FOLDERS.values(), ids=FOLDERS.keys())
 
 
 @every_layout
 def test_the_last_checkpoint_is_the_one_that_transformers_finds(tmp_path: Path, times: dict[str, float]) -> None:
     root = make_folders(tmp_path / "out", times)
+    for folder in [path for path in root.glob("checkpoint-*") if path.is_dir()]:
+        write_manifest(folder)
     found = ours.get_last_checkpoint(str(root))
     assert found == theirs.get_last_checkpoint(str(root))
     assert ours.get_last_checkpoint(root) == found
@@ -72,6 +79,84 @@ def test_rotation_deletes_what_transformers_deletes(
         assert left["ours"] == left["theirs"], limit
 
 
+def written_in_order(root: Path, times: dict[str, float]) -> Path:
+    """Folders with manifests, written in the order given, with clocks that say something else."""
+    make_folders(root, times)
+    for number, name in enumerate(times):
+        write_manifest(root / name, sequence=number)
+        os.utime(root / name, (times[name], times[name]))
+    return root
+
+
+CLOCK_SET_BACK = {"checkpoint-2": 5000.0, "checkpoint-4": 5010.0, "checkpoint-6": 1000.0}
+
+
+def test_a_clock_that_was_set_back_does_not_make_a_new_checkpoint_an_old_one(tmp_path: Path) -> None:
+    root = written_in_order(tmp_path / "out", CLOCK_SET_BACK)
+    assert [Path(path).name for path in ours.sort_checkpoints(root, use_mtime=True)] == list(CLOCK_SET_BACK)
+    ours.rotate_checkpoints(root, save_total_limit=1, use_mtime=True)
+    assert folders_in(root) == ["checkpoint-6"]
+
+
+def test_a_new_training_in_an_old_folder_keeps_what_it_wrote_last(tmp_path: Path) -> None:
+    root = written_in_order(
+        tmp_path / "out", {"checkpoint-20": 1000.0, "checkpoint-30": 1000.0, "checkpoint-10": 1000.0}
+    )
+    ours.rotate_checkpoints(root, save_total_limit=1, use_mtime=True)
+    assert folders_in(root) == ["checkpoint-10"]
+
+
+def test_the_checkpoint_said_to_be_the_newest_is_kept_whatever_its_time_says(tmp_path: Path) -> None:
+    root = make_folders(tmp_path / "out", CLOCK_SET_BACK)
+    ours.rotate_checkpoints(root, save_total_limit=1, use_mtime=True, newest=str(root / "checkpoint-6"))
+    assert folders_in(root) == ["checkpoint-6"]
+
+
+def test_folders_whose_names_go_on_after_the_step_are_nobodys_checkpoints(tmp_path: Path) -> None:
+    names = ["checkpoint-5-old", "checkpoint-best", "checkpoint-", "checkpoint-1a", ".checkpoint-7", "checkpoint--3"]
+    root = make_folders(tmp_path / "out", {"checkpoint-2": 1000, "checkpoint-3": 1000, **dict.fromkeys(names, 2000)})
+    for name in names:
+        write_manifest(root / name)
+    assert ours.sort_checkpoints(root) == [str(root / "checkpoint-2"), str(root / "checkpoint-3")]
+    ours.rotate_checkpoints(root, save_total_limit=1, use_mtime=True)
+    assert all((root / name).is_dir() for name in names) and not (root / "checkpoint-2").exists()
+    assert ours.get_last_checkpoint(root) is None
+
+
+def test_the_newest_intact_checkpoint_is_found_and_damaged_newer_ones_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = written_in_order(tmp_path / "out", {"checkpoint-1": 1000, "checkpoint-2": 1000, "checkpoint-3": 1000})
+    (root / "checkpoint-3" / "file").write_text("changed")
+    assert ours.get_last_checkpoint(str(root)) == str(root / "checkpoint-2")
+    (warning,) = caplog.records
+    assert "checkpoint-3: file has 7 bytes" in warning.getMessage()
+    assert f"{root / 'checkpoint-2'} is the newest intact one" in warning.getMessage()
+    assert ours.find_last_checkpoint(root)[1].keys() == {str(root / "checkpoint-3")}
+
+
+def test_a_folder_with_damaged_checkpoints_only_has_no_last_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "checkpoint-3").mkdir()
+    assert ours.get_last_checkpoint(tmp_path) is None
+    assert "checkpoint-3" in caplog.text and "no intact one before it" in caplog.text
+
+
+def test_a_checkpoint_is_renamed_before_it_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = written_in_order(tmp_path / "out", {"checkpoint-1": 1000})
+    original, deleted = shutil.rmtree, []
+
+    def watch(path: Any, *_: Any, **__: Any) -> None:
+        deleted.append(Path(path).relative_to(root).as_posix())
+        assert not (root / "checkpoint-1").exists()
+        original(path)
+
+    monkeypatch.setattr(shutil, "rmtree", watch)
+    ours.delete_checkpoint(str(root / "checkpoint-1"))
+    assert deleted == [".unfinished/checkpoint-1.deleted"] and folders_in(root) == []
+
+
 @pytest.mark.parametrize(
     ("name", "step"),
     [("checkpoint-12", 12), ("out/checkpoint-0", 0), ("checkpoint-", None), ("checkpoint-1a", None), ("model", None)],
@@ -85,7 +170,7 @@ def test_a_checkpoint_that_cannot_be_deleted_is_named_and_training_goes_on(
 ) -> None:
     root = make_folders(tmp_path / "out", FOLDERS["by step, not by name"])
 
-    def refuse(path: str) -> None:
+    def refuse(path: str, *_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(shutil, "rmtree", refuse)

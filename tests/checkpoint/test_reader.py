@@ -2,23 +2,29 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.reader import NEEDED_TO_RESUME, checkpoint_to_resume, load_weights, read_state, read_weights
-from tests.scenarios.models import VectorClassifier, tiny_bert_for_masked_tokens, tiny_gpt2
+from littrainer.checkpoint.random_state import capture_random_states
+from littrainer.checkpoint.reader import NEEDED_TO_RESUME, checkpoint_to_resume, load_random_states, read_state
+from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
 
 def complete_checkpoint(folder: Path) -> Path:
     folder.mkdir(parents=True)
     for name in NEEDED_TO_RESUME:
-        (folder / name).touch()
+        torch.save({}, folder / name)
+    (folder / "trainer_state.json").write_text("{}")
+    save_file(VectorClassifier().state_dict(), folder / "model.safetensors")
     return folder
 
 
@@ -42,7 +48,7 @@ def test_a_folder_of_any_name_may_be_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["absent", "empty"])
 def test_no_checkpoint_at_all_is_an_error_that_names_the_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=f"no checkpoint-<step>.*{name}.*[Ss]tart without"):
+    with pytest.raises(ValueError, match=f"no intact checkpoint-<step>.*{name}.*[Ss]tart without"):
         checkpoint_to_resume(True, str(tmp_path / name))
 
 
@@ -57,7 +63,7 @@ def test_a_checkpoint_that_lacks_files_is_refused_with_each_of_them(tmp_path: Pa
     for name in missing:
         os.remove(folder / name)
     with pytest.raises(ValueError, match=r"checkpoint-3.*another checkpoint.*from_pretrained") as caught:
-        checkpoint_to_resume(True, str(tmp_path))
+        checkpoint_to_resume(str(folder), str(tmp_path))
     assert f"exactly: {', '.join(missing)} is missing" in str(caught.value)
 
 
@@ -69,76 +75,6 @@ def test_resuming_from_a_saved_model_only_is_refused_before_anything_is_trained(
     with pytest.raises(ValueError, match=r"optimizer\.pt, scheduler\.pt, rng_state\.pth is missing"):
         trainer.train(resume_from_checkpoint=True)
     assert torch.equal(trainer.model.head.weight, weights) and not trainer.is_in_train
-
-
-WEIGHTS = {"a": torch.arange(3.0), "b.c": torch.ones(2, 2, dtype=torch.bfloat16)}
-
-
-def write_one_file(folder: Path) -> None:
-    save_file(WEIGHTS, folder / "model.safetensors")
-
-
-def write_shards(folder: Path) -> None:
-    files = {"a": "model-00001-of-00002.safetensors", "b.c": "model-00002-of-00002.safetensors"}
-    for name, file in files.items():
-        save_file({name: WEIGHTS[name]}, folder / file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
-
-
-def write_with_torch(folder: Path) -> None:
-    torch.save(WEIGHTS, folder / "pytorch_model.bin")
-
-
-@pytest.mark.parametrize("write", [write_one_file, write_shards, write_with_torch])
-def test_weights_are_read_from_each_format(tmp_path: Path, write: object) -> None:
-    assert callable(write)
-    write(tmp_path)
-    weights = read_weights(tmp_path)
-    assert set(weights) == set(WEIGHTS)
-    for name, tensor in WEIGHTS.items():
-        assert weights[name].dtype == tensor.dtype and torch.equal(weights[name], tensor)
-
-
-def test_shards_that_transformers_wrote_are_read(tmp_path: Path) -> None:
-    model = tiny_gpt2(tie_word_embeddings=False)
-    model.save_pretrained(tmp_path, max_shard_size="5KB")
-    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    weights = read_weights(tmp_path)
-    assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def test_a_folder_without_weights_is_refused_with_the_names_that_were_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"model\.safetensors, model\.safetensors\.index\.json or pytorch_model\.bin"):
-        read_weights(tmp_path)
-
-
-def test_weights_that_do_not_match_the_model_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    state = VectorClassifier().state_dict()
-    state["surplus"] = state.pop("head.bias")
-    save_file(state, tmp_path / "model.safetensors")
-    model = VectorClassifier()
-    load_weights(model, tmp_path)
-    assert torch.equal(model.head.weight, state["head.weight"])
-    assert "no weights for head.bias." in caplog.text and "does not have: surplus." in caplog.text
-
-
-@pytest.mark.parametrize("build", [tiny_gpt2, tiny_bert_for_masked_tokens])
-def test_tied_weights_are_loaded_without_a_warning_and_stay_tied(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, build: object
-) -> None:
-    assert callable(build)
-    saved, model = build(), build()
-    saved.save_pretrained(tmp_path)
-    load_weights(model, tmp_path)
-    assert caplog.records == []
-    assert all(torch.equal(tensor, saved.state_dict()[name]) for name, tensor in model.state_dict().items())
-    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
-
-
-def test_weights_of_another_shape_are_an_error_that_names_them(tmp_path: Path) -> None:
-    save_file(VectorClassifier(hidden=5).state_dict(), tmp_path / "model.safetensors")
-    with pytest.raises(RuntimeError, match=r"inner\.weight"):
-        load_weights(VectorClassifier(), tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", '{"global_step": 3', "[1, 2]", '{"no_such_field": 1}', "null"])
@@ -161,8 +97,100 @@ def test_a_best_checkpoint_that_is_gone_is_forgotten_with_a_warning(
     assert caplog.text.count("checkpoint-1") == 1
 
 
-def test_a_linear_layer_is_no_pretrained_model_and_loads_all_the_same(tmp_path: Path) -> None:
-    saved, model = nn.Linear(2, 2), nn.Linear(2, 2)
-    save_file(saved.state_dict(), tmp_path / "model.safetensors")
-    load_weights(model, tmp_path)
-    assert torch.equal(model.weight, saved.weight)
+def test_a_damaged_checkpoint_that_is_asked_for_is_refused_with_the_name_of_the_file(tmp_path: Path) -> None:
+    folder = complete_checkpoint(tmp_path / "checkpoint-5")
+    content = (folder / "optimizer.pt").read_bytes()
+    (folder / "optimizer.pt").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=r"checkpoint-5 is damaged: optimizer\.pt.*resume_from_checkpoint=True"):
+        checkpoint_to_resume(str(folder), str(tmp_path))
+
+
+def test_last_checkpoint_is_the_folder_that_a_push_makes_and_else_the_newest(tmp_path: Path) -> None:
+    newest = complete_checkpoint(tmp_path / "checkpoint-7")
+    assert checkpoint_to_resume("last-checkpoint", str(tmp_path)) == newest
+    pushed = complete_checkpoint(tmp_path / "last-checkpoint")
+    assert checkpoint_to_resume("last-checkpoint", str(tmp_path)) == pushed
+
+
+def test_last_checkpoint_where_there_is_none_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="resume_from_checkpoint=last-checkpoint, but there is no intact"):
+        checkpoint_to_resume("last-checkpoint", str(tmp_path))
+
+
+def test_a_checkpoint_of_several_processes_has_random_states_for_each(tmp_path: Path) -> None:
+    folder = complete_checkpoint(tmp_path / "checkpoint-5")
+    (folder / "rng_state.pth").rename(folder / "rng_state_0.pth")
+    assert checkpoint_to_resume(str(folder), str(tmp_path)) == folder
+
+
+def trained_checkpoint(folder: Path, **changes: Any) -> Path:
+    quiet_trainer(folder, max_steps=2, save_strategy="steps", save_steps=2, **changes).train()
+    return folder / "checkpoint-2"
+
+
+class Creates:
+    """Creates a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_code_in_a_checkpoint_does_not_run_and_is_refused_by_the_name_of_the_file(tmp_path: Path, name: str) -> None:
+    folder, trace = trained_checkpoint(tmp_path), tmp_path / "was-run"
+    torch.save({"state": Creates(trace)}, folder / name)
+    (folder / "littrainer_manifest.json").unlink(missing_ok=True)
+    with pytest.raises(ValueError, match=rf"{re.escape(name)} is refused: it names .*could run code"):
+        quiet_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=str(folder))
+    assert not trace.exists()
+
+
+def test_pickled_training_arguments_are_never_loaded(tmp_path: Path) -> None:
+    folder, trace = trained_checkpoint(tmp_path), tmp_path / "was-run"
+    torch.save(Creates(trace), folder / "training_args.bin")
+    (folder / "littrainer_manifest.json").unlink(missing_ok=True)
+    quiet_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=str(folder))
+    assert not trace.exists()
+
+
+def changed_optimizer(folder: Path, change: Any) -> None:
+    state = torch.load(folder / "optimizer.pt", weights_only=True)
+    change(state)
+    torch.save(state, folder / "optimizer.pt")
+    (folder / "littrainer_manifest.json").unlink(missing_ok=True)
+
+
+def test_an_optimizer_state_of_other_shapes_is_refused_with_the_name_of_the_parameter(tmp_path: Path) -> None:
+    folder = trained_checkpoint(tmp_path)
+    changed_optimizer(folder, lambda state: state["state"][0].update(exp_avg=torch.zeros(2, 2)))
+    with pytest.raises(ValueError, match=r"optimizer\.pt does not fit .*exp_avg of inner\.weight .*\(2, 2\).*\(8, 6\)"):
+        quiet_trainer(tmp_path, max_steps=4).train(resume_from_checkpoint=str(folder))
+
+
+def test_the_state_of_processes_that_are_not_here_leaves_the_random_numbers_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_random_states(tmp_path)
+    assert "has no rng_state.pth" in caplog.text
+
+
+def test_each_of_several_processes_reads_its_own_random_states(tmp_path: Path) -> None:
+    random.seed(5)
+    torch.save(capture_random_states(), tmp_path / "rng_state_1.pth")
+    expected = random.random()
+    random.seed(6)
+    load_random_states(tmp_path, SimpleNamespace(world_size=2, process_index=1))
+    assert random.random() == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("global_step", "3"), ("epoch", None), ("log_history", {}), ("best_metric", "good"), ("max_steps", 1.5)],
+)
+def test_a_state_of_the_wrong_type_is_an_error_that_names_the_field(tmp_path: Path, field: str, value: object) -> None:
+    (tmp_path / "trainer_state.json").write_text(json.dumps({field: value}))
+    with pytest.raises(ValueError, match=rf"trainer_state\.json is not a readable trainer state: {field} is "):
+        read_state(tmp_path)

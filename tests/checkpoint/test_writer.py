@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from littrainer import Trainer
-from littrainer.checkpoint.writer import without_secrets, write_weights
+from littrainer.checkpoint.writer import without_secrets
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, tiny_tokenizer, token_rows
-from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_gpt2
+from tests.scenarios.models import tiny_bert_classifier, tiny_gpt2
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 SECRET = "hf_not_to_be_written"
@@ -25,6 +25,8 @@ COMPLETE = {
     "rng_state.pth",
     "trainer_state.json",
     "training_args.bin",
+    "littrainer_manifest.json",
+    "littrainer_resume.pt",
 }
 
 
@@ -65,7 +67,12 @@ def test_a_checkpoint_holds_all_that_a_resume_needs(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_the_model_only_lacks_what_resumes(tmp_path: Path) -> None:
     quiet_trainer(tmp_path, max_steps=1, save_strategy="steps", save_only_model=True).train()
-    assert names_in(tmp_path / "checkpoint-1") == COMPLETE - {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
+    assert names_in(tmp_path / "checkpoint-1") == COMPLETE - {
+        "optimizer.pt",
+        "scheduler.pt",
+        "rng_state.pth",
+        "littrainer_resume.pt",
+    }
 
 
 def test_a_pretrained_model_is_saved_so_that_from_pretrained_loads_it(tmp_path: Path) -> None:
@@ -90,22 +97,6 @@ def test_weights_given_are_written_in_the_place_of_the_models(tmp_path: Path) ->
     zeros = {name: torch.zeros_like(tensor) for name, tensor in trainer.model.state_dict().items()}
     trainer._save(str(tmp_path / "zeros"), state_dict=zeros)
     assert all(not tensor.any() for tensor in load_file(tmp_path / "zeros" / "model.safetensors").values())
-
-
-def test_weights_that_lie_scattered_in_memory_are_written(tmp_path: Path) -> None:
-    scattered = torch.arange(6.0).reshape(2, 3).T
-    write_weights({"a": scattered}, str(tmp_path))
-    assert torch.equal(load_file(tmp_path / "model.safetensors")["a"], scattered)
-
-
-def test_shared_weights_of_a_plain_module_are_an_error_that_names_the_folder(tmp_path: Path) -> None:
-    class Tied(VectorClassifier):
-        def __init__(self) -> None:
-            super().__init__()
-            self.also_head = self.head
-
-    with pytest.raises(ValueError, match=rf"(?s){tmp_path}.*share memory"):
-        quiet_trainer(tmp_path, Tied()).save_model()
 
 
 def test_shared_weights_of_a_pretrained_model_are_saved(tmp_path: Path) -> None:

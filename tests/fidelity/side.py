@@ -57,10 +57,16 @@ class Side:
     @property
     def Trainer(self) -> Any:
         """The side's Trainer class."""
-        if self.mode == "automatic":
-            return self.names.Trainer
+        return self._in_mode(self.names.Trainer)
 
-        Base: Any = self.names.Trainer
+    @property
+    def Seq2SeqTrainer(self) -> Any:
+        """The side's Seq2SeqTrainer class."""
+        return self._in_mode(self.names.Seq2SeqTrainer)
+
+    def _in_mode(self, Base: Any) -> Any:
+        if self.mode == "automatic":
+            return Base
 
         class StepwiseTrainer(Base):
             def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
@@ -71,6 +77,10 @@ class Side:
     def arguments(self, **changes: Any) -> Any:
         """TrainingArguments of a short run that logs each step and saves nothing, with `changes` on top."""
         return self.names.TrainingArguments(**{**QUIET_RUN, **changes})
+
+    def seq2seq_arguments(self, **changes: Any) -> Any:
+        """Seq2SeqTrainingArguments of such a run."""
+        return self.names.Seq2SeqTrainingArguments(**{**QUIET_RUN, **changes})
 
     def train(self, trainer: Any, **changes: Any) -> Record:
         """Train once and record it."""

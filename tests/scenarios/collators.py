@@ -26,6 +26,16 @@ def pad_tokens(rows: list[dict[str, Any]]) -> Batch:
     return {name: torch.tensor(values) for name, values in batch.items()}
 
 
+def pad_translations(rows: list[dict[str, Any]]) -> Batch:
+    """As `pad_tokens`, where the labels, if there are any, have a length of their own."""
+    inputs = [{"input_ids": row["input_ids"], "labels": 0} for row in rows]
+    batch = {name: value for name, value in pad_tokens(inputs).items() if name != "labels"}
+    if "labels" in rows[0]:
+        longest = max(len(row["labels"]) for row in rows)
+        batch["labels"] = torch.tensor([row["labels"] + [-100] * (longest - len(row["labels"])) for row in rows])
+    return batch
+
+
 def mask_at_random(rows: list[dict[str, Any]]) -> Batch:
     """Hide about a third of the tokens, drawn anew from the global generator; only those count in the loss."""
     batch = pad_tokens([{"input_ids": row["input_ids"], "labels": list(row["input_ids"])} for row in rows])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from tests.scenarios.models import CLASSES, FEATURES, VOCABULARY_SIZE
+from tests.scenarios.models import CLASSES, END_TOKEN, FEATURES, VOCABULARY_SIZE
 
 FIRST_WORD = 5
 """Token ids below this one are special: padding, unknown, classification, separator, mask."""
@@ -60,6 +60,15 @@ def tag_rows(count: int, seed: int = 0) -> list[Row]:
     rows = token_rows(count, seed)
     for row in rows:
         row["labels"] = [source.randrange(CLASSES) for _ in row["input_ids"]]
+    return rows
+
+
+def translation_rows(count: int, seed: int = 0, longest_answer: int = 7) -> list[Row]:
+    """Token ids of varying length; the labels are some of them in reverse order, and the end token of `tiny_t5`."""
+    source = random.Random(seed + 3)
+    rows = token_rows(count, seed)
+    for row in rows:
+        row["labels"] = [*row["input_ids"][::-1][: source.randint(0, longest_answer)], END_TOKEN]
     return rows
 
 

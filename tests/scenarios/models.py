@@ -10,6 +10,8 @@ from torch import nn
 VOCABULARY_SIZE = 40
 FEATURES = 6
 CLASSES = 3
+END_TOKEN = 2
+"""What the sequences end with that T5 and BART below are to learn."""
 
 
 class VectorClassifier(nn.Module):
@@ -190,3 +192,66 @@ def tiny_llama(**changes: Any) -> Any:
         "pad_token_id": 0,
     }
     return LlamaForCausalLM(LlamaConfig(**{**settings, **changes}))
+
+
+def tiny_t5(**changes: Any) -> Any:
+    """A one-layer T5 with dropout. Its weights are drawn wide, so that what it generates ends early and varies."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY_SIZE,
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 24,
+        "num_layers": 1,
+        "num_heads": 2,
+        "dropout_rate": 0.1,
+        "initializer_factor": 3.0,
+        "pad_token_id": 0,
+        "eos_token_id": END_TOKEN,
+        "decoder_start_token_id": 0,
+    }
+    return T5ForConditionalGeneration(T5Config(**{**settings, **changes}))
+
+
+def tiny_bart(**changes: Any) -> Any:
+    """A BART of one encoder and one decoder layer, with dropout; its weights are drawn wide, as T5's."""
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    settings: dict[str, Any] = {
+        "vocab_size": VOCABULARY_SIZE,
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 24,
+        "decoder_ffn_dim": 24,
+        "max_position_embeddings": 32,
+        "init_std": 0.5,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": END_TOKEN,
+        "decoder_start_token_id": END_TOKEN,
+        "forced_eos_token_id": END_TOKEN,
+    }
+    return BartForConditionalGeneration(BartConfig(**{**settings, **changes}))
+
+
+def tiny_lora_tagger(adapters: tuple[str, ...] = ("default",)) -> Any:
+    """A BERT whose attention is adapted with low rank, and whose new classifier is trained and saved as a whole.
+
+    Parameters:
+        adapters: names of the adapters; the first one is trained.
+    """
+    import peft
+
+    def adapter() -> Any:
+        return peft.LoraConfig(
+            r=2, target_modules=["query", "value"], lora_dropout=0.1, modules_to_save=["classifier"], task_type="TOKEN_CLS"
+        )
+
+    model = peft.get_peft_model(tiny_bert_tagger(), adapter(), adapter_name=adapters[0])
+    for name in adapters[1:]:
+        model.add_adapter(name, adapter())
+    return model

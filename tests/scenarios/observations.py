@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from littrainer import Trainer, TrainerCallback, TrainingArguments
 from littrainer.engine import lightning_keywords
@@ -183,6 +184,15 @@ def precision_on_a_gpu(folder: Path, **changes: Any) -> Any:
     args = quiet_arguments(folder, **changes)
     args._device = torch.device("cuda")
     return lightning_keywords(args)["precision"]
+
+
+def loss_over_unequal_batches(folder: Path, **changes: Any) -> Any:
+    """The evaluation loss over batches of three and of one sample."""
+    rows = vector_rows(4, seed=1)
+    trainer = quiet_trainer(folder, **changes)
+    loader = DataLoader(Rows(rows), batch_sampler=[[0, 1, 2], [3]])
+    trainer.get_eval_dataloader = lambda *_: loader  # type: ignore[method-assign]
+    return trainer.evaluate()["eval_loss"]
 
 
 def predictions(folder: Path, **changes: Any) -> Any:

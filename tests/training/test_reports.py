@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 from transformers import trainer_pt_utils as theirs
@@ -22,7 +25,20 @@ METRICS: dict[str, Any] = {
     "train_samples": 1200,
     "name": "text",
     "tiny": 1e-9,
+    "huge": 1.5e300,
+    "infinite": float("inf"),
+    "negative": -2.00005,
+    "is_best": True,
+    "numpy": np.float64(0.123456),
+    "short": np.float32(0.1),
+    "days_runtime": 200000.5,
+    "earlier_runtime": -3.25,
+    "whole_runtime": 60,
+    "freed_mem_delta": -5 * 2**20,
 }
+
+
+WRITABLE = {name: value for name, value in METRICS.items() if name != "short"}
 
 
 def test_metrics_are_shown_as_transformers_shows_them() -> None:
@@ -38,7 +54,7 @@ def trainers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     return quiet_trainer(folders[0]), transformers.Trainer(model=VectorClassifier(), args=args)
 
 
-@pytest.mark.parametrize("metrics", [METRICS, {"a": 1}], ids=["many", "one"])
+@pytest.mark.parametrize("metrics", [METRICS, {"a": 1}, {"total_flos": 1e30}], ids=["many", "one", "flos"])
 def test_the_printed_table_is_that_of_transformers(
     capsys: pytest.CaptureFixture[str], trainers: tuple[Any, Any], metrics: dict[str, Any]
 ) -> None:
@@ -54,11 +70,30 @@ def test_no_metrics_are_printed_as_a_heading(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == "***** train metrics *****\n"
 
 
+# transformers raises at each of these.
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("nothing", None, "None"),
+        ("nested", {"f1": [0.5, 1]}, "{'f1': [0.5, 1]}"),
+        ("eval_runtime", "long", "long"),
+        ("eval_runtime", float("inf"), "inf"),
+        ("total_flos", float("nan"), "nan"),
+        ("eval_mem_share", 0.123456, "0.1235"),
+    ],
+)
+def test_values_that_a_name_does_not_fit_are_printed_as_they_are(
+    capsys: pytest.CaptureFixture[str], name: str, value: Any, shown: str
+) -> None:
+    reports.print_metrics("eval", {name: value, "wider": "w" * 20})
+    assert f"  {name} = {shown:>20}\n".replace(" ", "") in capsys.readouterr().out.replace(" ", "")
+
+
 def test_results_files_are_those_that_transformers_writes(trainers: tuple[Any, Any]) -> None:
     written = []
     for trainer in trainers:
-        trainer.save_metrics("train", METRICS)
-        trainer.save_metrics("eval", {"eval_loss": 0.5, "epoch": 3.0})
+        trainer.save_metrics("train", WRITABLE)
+        trainer.save_metrics("eval", {"eval_loss": 0.5, "epoch": 3.0, "nested": {"b": [1, None], "a": float("nan")}})
         trainer.save_metrics("test", {"test_loss": 0.25}, combined=False)
         folder = Path(trainer.args.output_dir)
         written.append({path.name: path.read_text() for path in folder.glob("*_results.json")})
@@ -79,6 +114,56 @@ def test_other_processes_neither_print_nor_write(
     trainer = quiet_trainer(tmp_path)
     monkeypatch.setattr(trainer, "is_world_process_zero", lambda: False)
     trainer.log_metrics("eval", METRICS)
-    trainer.save_metrics("eval", METRICS)
+    trainer.save_metrics("eval", WRITABLE)
     trainer.save_state()
     assert capsys.readouterr().out == "" and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("content", "named"), [("{", "no JSON"), ("[1]", "a JSON list")])
+def test_a_file_of_all_results_that_is_damaged_is_named_and_left_as_it_is(
+    tmp_path: Path, content: str, named: str
+) -> None:
+    (tmp_path / "all_results.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"all_results\.json .*{named}.*Mend it, or move it away"):
+        reports.save_metrics(str(tmp_path), "eval", {"eval_loss": 0.5}, combined=True)
+    assert (tmp_path / "all_results.json").read_text() == content
+    assert json.loads((tmp_path / "eval_results.json").read_text()) == {"eval_loss": 0.5}
+
+
+def test_a_metric_that_json_cannot_hold_is_named_before_anything_is_written(tmp_path: Path) -> None:
+    reports.save_metrics(str(tmp_path), "eval", {"eval_loss": 0.5}, combined=True)
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    with pytest.raises(TypeError, match=r"eval_results\.json cannot hold the metric 'eval_f1'.* float32"):
+        reports.save_metrics(str(tmp_path), "eval", {"a": 1, "eval_f1": np.float32(0.5)}, combined=True)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_results_that_cannot_be_written_leave_those_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reports.save_metrics(str(tmp_path), "eval", {"eval_loss": 0.5}, combined=True)
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device.*eval_results.json") as caught:
+        reports.save_metrics(str(tmp_path), "eval", {"eval_loss": 0.25}, combined=True)
+    assert caught.value.errno == errno.ENOSPC
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_a_state_that_cannot_be_written_leaves_the_one_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = quiet_trainer(tmp_path)
+    trainer.save_state()
+    before = (tmp_path / "trainer_state.json").read_text()
+
+    def denied(*_: Any) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "replace", denied)
+    trainer.state.global_step = 7
+    with pytest.raises(PermissionError, match="trainer_state.json"):
+        trainer.save_state()
+    assert (tmp_path / "trainer_state.json").read_text() == before

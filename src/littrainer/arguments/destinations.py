@@ -171,7 +171,7 @@ DESTINATIONS: dict[str, Destination] = {
     "save_steps": Destination(Place.FLOW, "Optimizer steps between two checkpoints."),
     "save_on_each_node": Destination(Place.PROCESSES, "Decides `should_save` of each process."),
     "save_total_limit": Destination(Place.CHECKPOINT, "Older checkpoint folders are deleted after each save."),
-    "enable_jit_checkpoint": Destination(Place.CHECKPOINT, "A handler of SIGTERM asks for a checkpoint."),
+    "enable_jit_checkpoint": Destination(Place.CHECKPOINT, "A signal makes training save at the next optimizer step, and stop."),
     "push_to_hub": Destination(Place.HUB, "Saved models are uploaded."),
     "hub_token": Destination(Place.HUB, "Read when `push_to_hub` is on."),
     "hub_private_repo": Destination(Place.HUB, "Read when `push_to_hub` is on."),
@@ -225,6 +225,12 @@ DESTINATIONS: dict[str, Destination] = {
     "do_predict": Destination(Place.SCRIPT, "The Trainer does not read it."),
     "resume_from_checkpoint": Destination(Place.SCRIPT, "The Trainer does not read it; `train()` has it as parameter."),
     "local_rank": Destination(Place.SCRIPT, "The Trainer does not read it; ranks come from the environment."),
+    # Generation
+    "sortish_sampler": Destination(Place.SAMPLER, "Training samples are grouped by length, as `group_by_length` does."),
+    "predict_with_generate": Destination(Place.EVALUATION, "Predictions are what the model's `generate` returns."),
+    "generation_max_length": Destination(Place.EVALUATION, "`max_length` of `generate`, where a call gives no length."),
+    "generation_num_beams": Destination(Place.EVALUATION, "`num_beams` of `generate`, where a call gives none."),
+    "generation_config": Destination(Place.MODEL, "Becomes `model.generation_config` when the Trainer is made."),
     # Additional
     "warmup_ratio": Destination(Place.SCHEDULE, "Becomes `warmup_steps`."),
     "logging_dir": Destination(Place.TRACKER, "Read by the TensorBoard callback."),
@@ -232,6 +238,11 @@ DESTINATIONS: dict[str, Destination] = {
         Place.KEYWORD,
         "Its entries are further keywords of `lightning.Trainer`; those that arguments decide are refused.",
     ),
+    "async_save": Destination(
+        Place.CHECKPOINT, "Files are written by a thread; its end is waited for at the next save and when train() ends."
+    ),
+    "jit_checkpoint_signals": Destination(Place.CHECKPOINT, "The signals whose handler asks for a checkpoint."),
+    "eval_loss_weighting": Destination(Place.EVALUATION, "How the losses of batches are weighted in their mean."),
 }
 
 

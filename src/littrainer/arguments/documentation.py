@@ -5,20 +5,22 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from littrainer.arguments import fields as all_topics
 from littrainer.arguments.destinations import DESTINATIONS
 from littrainer.arguments.earlier_names import EARLIER_NAMES, EarlierName
+from littrainer.arguments.fields import topics_of
+from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
 from littrainer.arguments.support import (
     HONOURED_VALUES,
     NOT_YET_SUPPORTED,
 )
-from littrainer.arguments.training_arguments import TrainingArguments
 
 INTRODUCTION = """\
 # Arguments
 
 `TrainingArguments` takes these arguments, in this positional order. Names, order and defaults are those of
-transformers; `warmup_ratio` and `logging_dir` come from earlier 5.x releases and `lightning` is littrainer's own.
+transformers; `warmup_ratio` and `logging_dir` come from earlier 5.x releases, and those after them in that table are
+littrainer's own.
+`Seq2SeqTrainingArguments` has those of the last table besides.
 
 An argument is honoured or refused, never ignored: one marked "not yet" raises `NotImplementedError` when it is set away
 from its default, and so does a value that is not listed where the table lists values. Unknown names raise `TypeError`
@@ -84,9 +86,9 @@ def _refused_values(rule: EarlierName) -> str:
 
 
 def _topic_tables() -> list[str]:
-    help_and_default = {field.name: field for field in dataclasses.fields(TrainingArguments)}
+    help_and_default = {field.name: field for field in dataclasses.fields(Seq2SeqTrainingArguments)}
     tables = []
-    for topic in reversed(all_topics.ArgumentFields.__bases__):
+    for topic in topics_of(Seq2SeqTrainingArguments):
         lines = [
             f"## {(topic.__doc__ or '').rstrip('.')}",
             "",

@@ -9,6 +9,7 @@ from littrainer.arguments.fields_data import DataFields
 from littrainer.arguments.fields_distributed import DistributedFields
 from littrainer.arguments.fields_environment import EnvironmentFields
 from littrainer.arguments.fields_evaluation import EvaluationFields
+from littrainer.arguments.fields_generation import GenerationFields
 from littrainer.arguments.fields_logging import LoggingFields
 from littrainer.arguments.fields_optimization import OptimizationFields
 from littrainer.arguments.fields_precision import PrecisionFields
@@ -36,3 +37,9 @@ class ArgumentFields(
     ScheduleFields,
 ):
     """The fields of TrainingArguments with their defaults and nothing else."""
+
+
+def topics_of(cls: type) -> list[type]:
+    """The classes that hold an argument class's documented fields, one for each topic, in their positional order."""
+    topics = list(reversed(ArgumentFields.__bases__)) if issubclass(cls, ArgumentFields) else []
+    return [*topics, GenerationFields] if issubclass(cls, GenerationFields) else topics

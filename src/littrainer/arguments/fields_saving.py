@@ -36,7 +36,8 @@ class SavingFields:
         ),
     )
     enable_jit_checkpoint: bool = field(
-        default=False, metadata=about("Write a checkpoint when the process is told to stop (SIGTERM).")
+        default=False,
+        metadata=about("Write a checkpoint and end training when the process is told to stop (SIGTERM)."),
     )
     push_to_hub: bool = field(default=False, metadata=about("Push the model to the Hub when it is saved."))
     hub_token: str | None = field(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import Any
 
-from littrainer.arguments.fields import ArgumentFields
+from littrainer.arguments.fields import topics_of
 
 MOST_OPTIONS_IN_USAGE = 12
 MOST_CHOICES_BESIDE_OPTION = 6
@@ -22,10 +22,9 @@ def sections_of(cls: type) -> Iterator[Section]:
     A class may name its heading in `_argument_group_name`. Training arguments have one for each topic.
     """
     left = {field.name: field for field in dataclasses.fields(cls) if field.init}
-    if issubclass(cls, ArgumentFields):
-        for topic in reversed(ArgumentFields.__bases__):
-            names = [field.name for field in dataclasses.fields(topic) if field.name in left]
-            yield (topic.__doc__ or topic.__name__).rstrip("."), None, [left.pop(name) for name in names]
+    for topic in topics_of(cls):
+        names = [field.name for field in dataclasses.fields(topic) if field.name in left]
+        yield (topic.__doc__ or topic.__name__).rstrip("."), None, [left.pop(name) for name in names]
     if left:
         yield getattr(cls, "_argument_group_name", cls.__name__), _first_line(cls), list(left.values())
 

@@ -14,7 +14,6 @@ from littrainer.arguments.normalization import tracker_names
 
 # Field -> topic it belongs to. Refused when set away from its default.
 NOT_YET_SUPPORTED: dict[str, str] = {
-    "enable_jit_checkpoint": "saving on a signal",
     "push_to_hub": "the Hub",
     "parallelism_config": "several processes",
     "fsdp": "several processes",

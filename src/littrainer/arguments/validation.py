@@ -8,6 +8,7 @@ from typing import Any
 from littrainer.arguments.accelerator_config import configured_device
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy, SchedulerType
 from littrainer.arguments.fields import ArgumentFields
+from littrainer.arguments.fields_additional import EVAL_LOSS_WEIGHTINGS
 from littrainer.arguments.fields_data import SAMPLING_STRATEGIES, WORKER_START_METHODS
 from littrainer.arguments.fields_logging import LOG_LEVELS
 from littrainer.arguments.fields_precision import COMPILE_MODES
@@ -20,6 +21,7 @@ STRING_CHOICES: dict[str, Sequence[str]] = {
     "train_sampling_strategy": SAMPLING_STRATEGIES,
     "dataloader_multiprocessing_context": WORKER_START_METHODS,
     "torch_compile_mode": COMPILE_MODES,
+    "eval_loss_weighting": EVAL_LOSS_WEIGHTINGS,
 }
 
 # Interval in steps -> the strategy under which it is read.
@@ -42,10 +44,12 @@ def validate(args: ArgumentFields) -> None:
     _check_string_choices(args)
     _check_step_intervals(args)
     _check_best_model(args)
+    _check_signals(args)
     _check_precision(args)
     _check_schedule(args)
     _check_memory(args)
     _check_loading(args)
+    _check_sampling(args)
 
 
 def _check_string_choices(args: ArgumentFields) -> None:
@@ -84,6 +88,14 @@ def _check_best_model(args: ArgumentFields) -> None:
         raise ValueError(
             "load_best_model_at_end needs an evaluation at each checkpoint, but "
             f"save_steps={args.save_steps} is not a multiple of eval_steps={args.eval_steps}."
+        )
+
+
+def _check_signals(args: ArgumentFields) -> None:
+    if args.jit_checkpoint_signals and not args.enable_jit_checkpoint:
+        raise ValueError(
+            f"jit_checkpoint_signals={args.jit_checkpoint_signals!r} says on which signals enable_jit_checkpoint saves, "
+            "which is not set; set it as well."
         )
 
 
@@ -127,6 +139,15 @@ def _check_loading(args: ArgumentFields) -> None:
     _check_loader_processes(args, "dataloader_prefetch_factor")
     if getattr(args.accelerator_config, "use_configured_state", False):
         configured_device()
+
+
+def _check_sampling(args: ArgumentFields) -> None:
+    strategy = args.train_sampling_strategy
+    if getattr(args, "sortish_sampler", False) and strategy not in ("random", "group_by_length"):
+        raise ValueError(
+            f"sortish_sampler groups training samples by length and train_sampling_strategy={strategy!r} does not; "
+            "set one of them."
+        )
 
 
 def check_loader_processes(args: ArgumentFields) -> None:

@@ -15,9 +15,11 @@ from collections.abc import Iterable
 from enum import Enum
 from functools import cache
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union
 
-from littrainer.arguments.fields import ArgumentFields
+from littrainer.arguments.fields import topics_of
+from littrainer.arguments.fields_additional import ANNOUNCING_SIGNALS
 from littrainer.arguments.fields_distributed import PROCESS_GROUP_BACKENDS
 from littrainer.arguments.nearest import suggestion
 from littrainer.arguments.normalization import CHOICE_FIELDS
@@ -92,6 +94,8 @@ RANGES: dict[str, Range] = {
     "ddp_bucket_cap_mb": FROM_1,
     "ddp_timeout": FROM_1,
     "local_rank": Range(low=-1),
+    "generation_max_length": FROM_1,
+    "generation_num_beams": FROM_1,
 }
 
 # Values besides those that the annotations name, which are kept as command-line parsers need them.
@@ -115,6 +119,7 @@ TEXT_CHOICES: dict[str, tuple[str, ...]] = {
     "include_for_metrics": ("inputs", "loss"),
     "include_num_input_tokens_seen": ("all", "non_padding", "no"),
     "ddp_backend": PROCESS_GROUP_BACKENDS,
+    "jit_checkpoint_signals": ANNOUNCING_SIGNALS,
 }
 
 
@@ -127,7 +132,7 @@ def check_values(args: Any) -> None:
     Raises:
         TypeError, ValueError: names the argument, its value and what to give instead.
     """
-    for name, taken in _taken().items():
+    for name, taken in _taken(type(args)).items():
         value = getattr(args, name)
         # A subclass may give a field a default of its own type, which it then knows how to read.
         if name in CHECKED_ELSEWHERE or value is getattr(type(args), name, dataclasses.MISSING):
@@ -166,14 +171,16 @@ def _check_text(name: str, value: Any) -> None:
 
 
 @cache
-def _taken() -> dict[str, tuple[Any, ...]]:
-    """Field -> the types, values and annotations of list items that it takes."""
-    hints = typing.get_type_hints(ArgumentFields)
-    taken = {name: (*_members(hint), *ALSO_TAKEN.get(name, ())) for name, hint in hints.items()}
-    for field in dataclasses.fields(ArgumentFields):
-        if bool in taken[field.name] and field.default is False:
-            # Unset, which reads as false.
-            taken[field.name] += (None,)
+def _taken(cls: type) -> dict[str, tuple[Any, ...]]:
+    """Documented field of a class -> the types, values and annotations of list items that it takes."""
+    taken: dict[str, tuple[Any, ...]] = {}
+    for topic in topics_of(cls):
+        hints = typing.get_type_hints(topic)
+        taken.update({name: (*_members(hint), *ALSO_TAKEN.get(name, ())) for name, hint in hints.items()})
+        for field in dataclasses.fields(topic):
+            if bool in taken[field.name] and field.default is False:
+                # Unset, which reads as false.
+                taken[field.name] += (None,)
     return taken
 
 
@@ -244,6 +251,7 @@ def _described(name: str, member: Any) -> str:
         float: f"a number{allowed}",
         str: "text" if name not in TEXT_CHOICES else f"one of {', '.join(TEXT_CHOICES[name])}",
         os.PathLike: "a path",
+        Path: "a path",
         BaseContext: "a multiprocessing context",
     }
     origin = typing.get_origin(member) or member

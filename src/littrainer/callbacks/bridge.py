@@ -25,6 +25,9 @@ class TrainerEvents(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Model and optimizer are set up."""
         self.run.begin()
+        self._stop_if_asked(trainer)
+        if self.run.evaluation_due is not None:
+            self._stop_if_asked(trainer)
 
     @carries_stop_iteration
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

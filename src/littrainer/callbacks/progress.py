@@ -77,7 +77,8 @@ class ProgressCallback(TrainerCallback):
             self.training_bar.write(str(readable(logs, self.max_str_len)))
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Close the training bar."""
+        """Close the training bar, and that of an evaluation that was broken off."""
+        self._close_prediction_bar()
         if self.training_bar is not None:
             self.training_bar.close()
             self.training_bar = None

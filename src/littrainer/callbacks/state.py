@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from littrainer.whole_files import write_whole
+
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
@@ -105,8 +107,12 @@ class TrainerState:
             self.stateful_callbacks = exported_states(self.stateful_callbacks or [])
 
     def save_to_json(self, json_path: str) -> None:
-        """Write the state to a JSON file."""
-        Path(json_path).write_text(json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n", "utf-8")
+        """Write the state to a JSON file, whole or not at all."""
+        write_whole(json_path, self.to_json())
+
+    def to_json(self) -> str:
+        """The state as the text of that file."""
+        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def load_from_json(cls, json_path: str) -> TrainerState:
@@ -116,8 +122,10 @@ class TrainerState:
             ValueError: the file is not JSON or holds fields this version does not know.
         """
         try:
-            return cls(**json.loads(Path(json_path).read_text("utf-8")))
-        except (json.JSONDecodeError, TypeError) as error:
+            state = cls(**json.loads(Path(json_path).read_text("utf-8")))
+            check_types(state)
+            return state
+        except (ValueError, TypeError) as error:
             raise ValueError(f"{json_path} is not a readable trainer state: {error}") from error
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
@@ -134,6 +142,35 @@ class TrainerState:
         self.num_train_epochs = num_train_epochs
         self.is_local_process_zero = trainer.is_local_process_zero()
         self.is_world_process_zero = trainer.is_world_process_zero()
+
+
+# What trainer_state.json may hold, by field; any field may be absent.
+KINDS_OF_FIELDS: dict[type | tuple[type, ...], tuple[str, ...]] = {
+    int: ("global_step", "max_steps", "num_train_epochs", "num_input_tokens_seen"),
+    (int, float): ("epoch", "total_flos"),
+    (int, type(None)): ("train_batch_size", "best_global_step"),
+    (int, float, type(None)): ("best_metric", "logging_steps", "eval_steps", "save_steps"),
+    (str, type(None)): ("best_model_checkpoint", "trial_name"),
+    list: ("log_history",),
+    bool: ("is_world_process_zero", "is_local_process_zero", "is_hyper_param_search"),
+    dict: ("stateful_callbacks",),
+    (dict, type(None)): ("trial_params",),
+}
+
+
+def check_types(state: TrainerState) -> None:
+    """See that each field of a state that was read is of its type.
+
+    Raises:
+        TypeError: one is not; the error names it.
+    """
+    for kinds, names in KINDS_OF_FIELDS.items():
+        for name in names:
+            value = getattr(state, name)
+            if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+                wanted = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
+                text = " or ".join("null" if name == "NoneType" else name for name in wanted)
+                raise TypeError(f"{name} is {value!r} and has to be of type {text}")
 
 
 def exported_states(callbacks: list[Any]) -> dict[str, Any]:

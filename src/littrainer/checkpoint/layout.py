@@ -5,22 +5,43 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 from pathlib import Path
+
+from littrainer.checkpoint.names import (
+    OPTIMIZER_NAME,
+    PREFIX_CHECKPOINT_DIR,
+    RANDOM_STATE_NAME,
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    SCALER_NAME,
+    SCHEDULER_NAME,
+    TRAINER_STATE_NAME,
+    TRAINING_ARGS_NAME,
+    WEIGHTS_NAME,
+)
+from littrainer.checkpoint.staging import sequence_of, set_aside_and_delete
+from littrainer.checkpoint.verification import damage_in
 
 logger = logging.getLogger(__name__)
 
-PREFIX_CHECKPOINT_DIR = "checkpoint"
-WEIGHTS_NAME = "pytorch_model.bin"
-SAFE_WEIGHTS_NAME = "model.safetensors"
-SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
-TRAINER_STATE_NAME = "trainer_state.json"
-TRAINING_ARGS_NAME = "training_args.bin"
-OPTIMIZER_NAME = "optimizer.pt"
-SCHEDULER_NAME = "scheduler.pt"
-SCALER_NAME = "scaler.pt"
-RANDOM_STATE_NAME = "rng_state.pth"
-
+__all__ = [
+    "OPTIMIZER_NAME",
+    "PREFIX_CHECKPOINT_DIR",
+    "RANDOM_STATE_NAME",
+    "SAFE_WEIGHTS_INDEX_NAME",
+    "SAFE_WEIGHTS_NAME",
+    "SCALER_NAME",
+    "SCHEDULER_NAME",
+    "TRAINER_STATE_NAME",
+    "TRAINING_ARGS_NAME",
+    "WEIGHTS_NAME",
+    "checkpoint_step",
+    "delete_checkpoint",
+    "find_last_checkpoint",
+    "get_last_checkpoint",
+    "rotate_checkpoints",
+    "sort_checkpoints",
+]
 # Below this spread in seconds modification times say nothing about which checkpoint is older.
 SMALLEST_TELLING_SPREAD = 1.0
 
@@ -32,10 +53,33 @@ def checkpoint_step(path: str | Path) -> int | None:
 
 
 def get_last_checkpoint(folder: str | Path) -> str | None:
-    """The checkpoint with the highest step in a folder, or None where there is none."""
+    """The newest intact checkpoint in a folder, or None where there is none.
+
+    Newer ones that are damaged are passed over with a warning that names the damaged files.
+    """
+    found, damaged = find_last_checkpoint(folder)
+    for name, damage in damaged.items():
+        going_on = f"{found} is the newest intact one." if found else "There is no intact one before it."
+        logger.warning("Passing over the damaged checkpoint %s: %s %s", name, " ".join(damage), going_on)
+    return found
+
+
+def find_last_checkpoint(folder: str | Path) -> tuple[str | None, dict[str, list[str]]]:
+    """The intact checkpoint with the highest step, and those with a higher one that are damaged.
+
+    Returns:
+        the checkpoint's path, or None; and what is damaged in each that was passed over, by its path.
+    """
     steps = {entry: checkpoint_step(entry) for entry in Path(folder).iterdir() if entry.is_dir()}
     found = {step: entry for entry, step in steps.items() if step is not None}
-    return os.path.join(folder, found[max(found)].name) if found else None
+    damaged: dict[str, list[str]] = {}
+    for step in sorted(found, reverse=True):
+        path = os.path.join(folder, found[step].name)
+        damage = damage_in(found[step])
+        if not damage:
+            return path, damaged
+        damaged[path] = damage
+    return None, damaged
 
 
 def sort_checkpoints(
@@ -48,25 +92,36 @@ def sort_checkpoints(
 
     Parameters:
         checkpoint_prefix: what stands before the step in their names.
-        use_mtime: order by modification time where that tells them apart, else by step.
+        use_mtime: order by when they were written, as their manifests say, or their modification times where one has no
+            manifest and the times tell them apart; else by step.
         best_model_checkpoint: moved to the last place but one, out of the way of rotation.
     """
     name = re.compile(rf"{re.escape(checkpoint_prefix)}-(\d+)")
     steps: dict[str, int] = {}
     for entry in Path(output_dir).glob(f"{checkpoint_prefix}-*"):
-        match = name.match(entry.name)
+        match = name.fullmatch(entry.name)
         if match and entry.is_dir():
             steps[str(entry)] = int(match.group(1))
     ordered = sorted(steps, key=lambda path: steps[path])
     if use_mtime and len(ordered) > 1:
-        times = {path: os.path.getmtime(path) for path in ordered}
-        if max(times.values()) - min(times.values()) >= SMALLEST_TELLING_SPREAD:
-            ordered.sort(key=lambda path: times[path])
+        ordered = _by_writing(ordered)
     best = str(Path(best_model_checkpoint)) if best_model_checkpoint is not None else None
     if best in ordered[:-1]:
         ordered.remove(best)
         ordered.insert(len(ordered) - 1, best)
     return ordered
+
+
+def _by_writing(by_step: list[str]) -> list[str]:
+    # A clock that is set back must not make a new checkpoint an old one.
+    sequences = {path: sequence_of(Path(path)) for path in by_step}
+    places = {path: sequence for path, sequence in sequences.items() if sequence is not None}
+    if len(places) == len(by_step):
+        return sorted(by_step, key=lambda path: places[path])
+    times = {path: os.path.getmtime(path) for path in by_step}
+    if max(times.values()) - min(times.values()) < SMALLEST_TELLING_SPREAD:
+        return by_step
+    return sorted(by_step, key=lambda path: times[path])
 
 
 def rotate_checkpoints(
@@ -75,16 +130,18 @@ def rotate_checkpoints(
     best_model_checkpoint: str | None = None,
     use_mtime: bool = False,
     checkpoint_prefix: str = PREFIX_CHECKPOINT_DIR,
+    newest: str | None = None,
 ) -> None:
     """Delete the oldest checkpoints beyond `save_total_limit`; the newest and the best one always stay.
 
     Parameters:
         save_total_limit: checkpoints to keep; None or 0 keeps all.
+        newest: the checkpoint that was written last, where that is known.
     """
     if not save_total_limit or save_total_limit < 0:
         return
     ordered = sort_checkpoints(output_dir, checkpoint_prefix, use_mtime)
-    kept = {*ordered[-1:]}
+    kept = {*ordered[-1:]} if newest is None else {str(Path(newest))}
     if best_model_checkpoint is not None:
         kept.add(str(Path(best_model_checkpoint)))
     surplus = len(ordered) - max(save_total_limit, len(kept))
@@ -96,6 +153,6 @@ def delete_checkpoint(path: str) -> None:
     """Delete one checkpoint directory; what cannot be deleted is named in a warning, and training goes on."""
     logger.info("Deleting the older checkpoint %s (save_total_limit).", path)
     try:
-        shutil.rmtree(path)
+        set_aside_and_delete(Path(path))
     except OSError as error:
         logger.warning("The older checkpoint %s could not be deleted: %s. Delete it by hand.", path, error)

@@ -9,17 +9,29 @@ from typing import Any
 import numpy as np
 import torch
 
+from littrainer.checkpoint.layout import RANDOM_STATE_NAME
+from littrainer.checkpoint.safe_loading import OTHER_CHECKPOINT, load_tensors
 
-def capture_random_states() -> dict[str, Any]:
-    """The states of Python's, NumPy's and torch's generators, and of the current GPU's where there is one."""
+
+def capture_random_states(gpu: bool = True) -> dict[str, Any]:
+    """The states of Python's, NumPy's and torch's generators, and of the current GPU's where there is one.
+
+    Parameters:
+        gpu: false leaves the GPU's out.
+    """
     states: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "cpu": torch.random.get_rng_state(),
     }
-    if torch.cuda.is_available():
+    if gpu and torch.cuda.is_available():
         states["cuda"] = torch.cuda.random.get_rng_state()
     return states
+
+
+def random_state_name(args: Any) -> str:
+    """The file with this process's states: each of several processes has its own."""
+    return RANDOM_STATE_NAME if args.world_size <= 1 else f"rng_state_{args.process_index}.pth"
 
 
 def restore_random_states(path: Path) -> None:
@@ -27,14 +39,45 @@ def restore_random_states(path: Path) -> None:
 
     Raises:
         FileNotFoundError: no such file.
+        ValueError: the file is damaged, holds no states of random generators, or holds something that could run code.
     """
     # The file holds NumPy's state tuple, which the weights-only loader accepts only with these names allowed.
     numpy: Any = np
     allowed = [np.ndarray, np.dtype, numpy._core.multiarray._reconstruct, type(np.dtype(np.uint32))]
-    with torch.serialization.safe_globals(allowed):
-        states = torch.load(path, weights_only=True)
+    states = load_tensors(path, allowed)
+    before = capture_random_states()
+    try:
+        set_random_states(states)
+    except Exception as error:
+        set_random_states(before)
+        raise ValueError(f"{path} holds no states of random generators ({error}). {OTHER_CHECKPOINT}") from error
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Put back states that `capture_random_states` returned; a GPU's only where they hold them."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.random.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.random.set_rng_state(states["cuda"])
+        # Several processes keep the states of all GPUs of their node.
+        if isinstance(states["cuda"], list):
+            torch.cuda.random.set_rng_state_all(states["cuda"][: torch.cuda.device_count()])
+        else:
+            torch.cuda.random.set_rng_state(states["cuda"])
+
+
+def random_states_are_equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    """Whether two captured states are the same, generator by generator."""
+    if first.keys() != second.keys():
+        return False
+    return all(_is_same_state(first[name], second[name]) for name in first)
+
+
+def _is_same_state(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, np.ndarray):
+        return np.array_equal(first, second)
+    if isinstance(first, (tuple, list)):
+        return len(first) == len(second) and all(map(_is_same_state, first, second))
+    return bool(first == second)

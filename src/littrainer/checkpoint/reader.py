@@ -1,27 +1,24 @@
-"""Reading checkpoints: weights into a model, optimizer, schedule and random states into a training."""
+"""Reading checkpoints: which one is meant, and the states of trainer, optimizer, schedule and random generators."""
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.layout import (
     OPTIMIZER_NAME,
     RANDOM_STATE_NAME,
-    SAFE_WEIGHTS_INDEX_NAME,
-    SAFE_WEIGHTS_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
-    WEIGHTS_NAME,
     get_last_checkpoint,
 )
-from littrainer.checkpoint.random_state import restore_random_states
+from littrainer.checkpoint.random_state import random_state_name, restore_random_states
+from littrainer.checkpoint.safe_loading import load_tensors
+from littrainer.checkpoint.state_checks import optimizer_differences, scaler_differences, schedule_differences
+from littrainer.checkpoint.verification import damage_in
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -29,77 +26,57 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NEEDED_TO_RESUME = (TRAINER_STATE_NAME, OPTIMIZER_NAME, SCHEDULER_NAME, RANDOM_STATE_NAME)
+# What a training that pushes its checkpoints to the hub has there, and where a download of it lies.
+LAST_CHECKPOINT = "last-checkpoint"
 
 
 def checkpoint_to_resume(resume_from_checkpoint: str | bool | None, output_dir: str) -> Path | None:
     """The folder that `train(resume_from_checkpoint=...)` means; None for a fresh start.
 
     Parameters:
-        resume_from_checkpoint: a folder, or True for the newest one in `output_dir`.
+        resume_from_checkpoint: a folder; True for the newest intact one in `output_dir`; or "last-checkpoint" for the
+            folder of that name there, which a push to the hub makes, and where there is none for the newest one.
 
     Raises:
-        ValueError: there is no checkpoint, or it lacks what an exact resume needs.
+        ValueError: there is no checkpoint, it is damaged, or it lacks what an exact resume needs.
     """
     if not resume_from_checkpoint:
         return None
-    if resume_from_checkpoint is True:
+    given: str | bool = resume_from_checkpoint
+    if given == LAST_CHECKPOINT and not Path(LAST_CHECKPOINT).is_dir():
+        pushed = Path(output_dir) / LAST_CHECKPOINT
+        given = str(pushed) if pushed.is_dir() else True
+    if given is True:
         newest = get_last_checkpoint(output_dir) if Path(output_dir).is_dir() else None
         if newest is None:
             raise ValueError(
-                f"resume_from_checkpoint=True, but there is no checkpoint-<step> folder in {output_dir}. Start without "
-                "resuming, or give the checkpoint's folder."
+                f"resume_from_checkpoint={resume_from_checkpoint}, but there is no intact checkpoint-<step> folder in "
+                f"{output_dir}. Start without resuming, or give the checkpoint's folder."
             )
-        resume_from_checkpoint = newest
-    folder = Path(resume_from_checkpoint)
+        given = newest
+    folder = Path(str(given))
     if not folder.is_dir():
         raise ValueError(f"There is no checkpoint folder {folder} to resume from.")
-    missing = [name for name in NEEDED_TO_RESUME if not (folder / name).is_file()]
+    missing = [name for name in NEEDED_TO_RESUME if not _is_there(folder, name)]
     if missing:
         raise ValueError(
             f"The checkpoint {folder} cannot be resumed exactly: {', '.join(missing)} is missing. Resume from another "
             "checkpoint, or load its model with from_pretrained and start a new training."
         )
+    damage = damage_in(folder)
+    if damage:
+        raise ValueError(
+            f"The checkpoint {folder} is damaged: {' '.join(damage)} Resume from another checkpoint, or give "
+            "resume_from_checkpoint=True to take the newest intact one."
+        )
     return folder
 
 
-def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The state dict in a folder: one safetensors file, its shards, or a file of torch.save.
-
-    Raises:
-        ValueError: the folder holds no weights.
-    """
-    from safetensors.torch import load_file
-
-    if (folder / SAFE_WEIGHTS_NAME).is_file():
-        return load_file(folder / SAFE_WEIGHTS_NAME)
-    if (folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
-        shards = json.loads((folder / SAFE_WEIGHTS_INDEX_NAME).read_text("utf-8"))["weight_map"].values()
-        return {name: tensor for shard in sorted(set(shards)) for name, tensor in load_file(folder / shard).items()}
-    if (folder / WEIGHTS_NAME).is_file():
-        return torch.load(folder / WEIGHTS_NAME, map_location="cpu", weights_only=True)
-    raise ValueError(
-        f"No model weights in {folder}: expected {SAFE_WEIGHTS_NAME}, {SAFE_WEIGHTS_INDEX_NAME} or {WEIGHTS_NAME}."
-    )
-
-
-def load_weights(model: Any, folder: Path) -> None:
-    """Load the weights in a folder into a model, and say which names did not match.
-
-    Raises:
-        ValueError: the folder holds no weights.
-    """
-    result = model.load_state_dict(read_weights(folder), strict=False)
-    # Weights tied to others are stored once, under the other name.
-    tied = set(getattr(model, "_tied_weights_keys", None) or ()) | set(
-        getattr(model, "_keys_to_ignore_on_save", None) or ()
-    )
-    missing = [name for name in result.missing_keys if name not in tied]
-    if len(missing) < len(result.missing_keys) and hasattr(model, "tie_weights"):
-        model.tie_weights()
-    if missing:
-        logger.warning("%s has no weights for %s.", folder, ", ".join(missing))
-    if result.unexpected_keys:
-        logger.warning("%s has weights the model does not have: %s.", folder, ", ".join(result.unexpected_keys))
+def _is_there(folder: Path, name: str) -> bool:
+    # A training with several processes has a file of random states for each.
+    if name == RANDOM_STATE_NAME and any(folder.glob("rng_state_*.pth")):
+        return True
+    return (folder / name).is_file()
 
 
 def read_state(folder: Path) -> TrainerState:
@@ -112,17 +89,56 @@ def read_state(folder: Path) -> TrainerState:
 
 
 def load_optimizer_and_scheduler(trainer: Trainer, folder: Path) -> None:
-    """Load the states of optimizer and schedule."""
-    trainer.optimizer.load_state_dict(torch.load(folder / OPTIMIZER_NAME, map_location="cpu", weights_only=True))
-    trainer.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER_NAME, weights_only=True))
+    """Load the states of optimizer and schedule.
+
+    Raises:
+        ValueError: a file is damaged, could run code, or holds the state of another optimizer or schedule.
+    """
+    optimizer: Any = trainer.optimizer
+    state = load_tensors(folder / OPTIMIZER_NAME)
+    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+    _refuse(folder / OPTIMIZER_NAME, "optimizer", optimizer_differences(optimizer, state, names))
+    schedule_state = load_tensors(folder / SCHEDULER_NAME)
+    _refuse(folder / SCHEDULER_NAME, "schedule", schedule_differences(trainer.lr_scheduler, schedule_state))
+    optimizer.load_state_dict(state)
+    trainer.lr_scheduler.load_state_dict(schedule_state)
 
 
 def load_scaler(trainer: Trainer, folder: Path) -> None:
-    """Load the state of the loss scaling of fp16, where both the checkpoint and this training have one."""
-    if trainer.accelerator.scaler is not None and (folder / SCALER_NAME).is_file():
-        trainer.accelerator.scaler.load_state_dict(torch.load(folder / SCALER_NAME, weights_only=True))
+    """Load the state of the loss scaling of fp16, where both the checkpoint and this training have one.
+
+    Raises:
+        ValueError: the file is damaged, could run code, or holds something else.
+    """
+    scaler = trainer.accelerator.scaler
+    if scaler is None or not (folder / SCALER_NAME).is_file():
+        return
+    state = load_tensors(folder / SCALER_NAME)
+    _refuse(folder / SCALER_NAME, "loss scaling", scaler_differences(scaler, state))
+    scaler.load_state_dict(state)
 
 
-def load_random_states(folder: Path) -> None:
-    """Put the random number generators where the checkpoint left them."""
-    restore_random_states(folder / RANDOM_STATE_NAME)
+def load_random_states(folder: Path, args: Any = None) -> None:
+    """Put the random number generators where the checkpoint left them.
+
+    Parameters:
+        args: training arguments, which say which of several processes this is.
+
+    Raises:
+        ValueError: the file is damaged, could run code, or holds something else.
+    """
+    name = RANDOM_STATE_NAME if args is None else random_state_name(args)
+    if (folder / name).is_file():
+        restore_random_states(folder / name)
+        return
+    logger.warning(
+        "%s has no %s: it was written by another number of processes. Random numbers go on from the seed.", folder, name
+    )
+
+
+def _refuse(path: Path, what: str, differences: list[str]) -> None:
+    if differences:
+        raise ValueError(
+            f"{path} does not fit the {what} of this training: {'; '.join(differences)}. Set up model and arguments as "
+            "they were when the checkpoint was written, or load its model and start a new training."
+        )

@@ -5,24 +5,27 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.callbacks.state import ExportableState, exported_states
+from littrainer.callbacks.state import ExportableState, TrainerState, exported_states
 from littrainer.checkpoint.layout import (
     OPTIMIZER_NAME,
-    RANDOM_STATE_NAME,
-    SAFE_WEIGHTS_NAME,
+    PREFIX_CHECKPOINT_DIR,
     SCALER_NAME,
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
     TRAINING_ARGS_NAME,
 )
-from littrainer.checkpoint.random_state import capture_random_states
-from littrainer.ecosystem import is_a
+from littrainer.checkpoint.names import RESUME_RECORD_NAME
+from littrainer.checkpoint.random_state import capture_random_states, random_state_name
+from littrainer.checkpoint.sealing import Seal, note_changes
+from littrainer.checkpoint.staging import staged_checkpoint
+from littrainer.checkpoint.summing import save_and_sum
+from littrainer.checkpoint.weights import write_weights
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -40,37 +43,16 @@ def write_model(trainer: Trainer, output_dir: str, state_dict: dict[str, Any] | 
         output_dir: the folder, created where it does not exist.
         state_dict: weights to write; the model's own by default.
     """
-    os.makedirs(output_dir, exist_ok=True)
-    if is_a(trainer.model, "pretrained model"):
-        trainer.model.save_pretrained(output_dir, state_dict=state_dict)
-    else:
-        write_weights(trainer.model.state_dict() if state_dict is None else state_dict, output_dir)
+    write_weights(trainer.model, output_dir, state_dict)
+    write_companions(trainer, output_dir)
+
+
+def write_companions(trainer: Trainer, output_dir: str) -> None:
+    """Write what lies beside the weights of a model: the processing class and the training arguments."""
     processing_class = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
     if processing_class is not None:
         processing_class.save_pretrained(output_dir)
     torch.save(without_secrets(trainer.args), os.path.join(output_dir, TRAINING_ARGS_NAME))
-
-
-def write_weights(state_dict: dict[str, Any], output_dir: str) -> None:
-    """Write the weights of a plain module to model.safetensors.
-
-    Raises:
-        ValueError: two names share memory, which the format does not store.
-    """
-    import safetensors.torch
-
-    places: dict[tuple[Any, int], list[str]] = {}
-    for name, tensor in state_dict.items():
-        if tensor.numel():
-            places.setdefault((tensor.device, tensor.data_ptr()), []).append(name)
-    shared = [" and ".join(names) for names in places.values() if len(names) > 1]
-    if shared:
-        raise ValueError(
-            f"The model's weights cannot be written to {output_dir}: {'; '.join(shared)} share memory, which "
-            "model.safetensors does not store. Override _save in a subclass of Trainer to write them your own way."
-        )
-    contiguous = {name: tensor.contiguous() for name, tensor in state_dict.items()}
-    safetensors.torch.save_file(contiguous, os.path.join(output_dir, SAFE_WEIGHTS_NAME), metadata={"format": "pt"})
 
 
 def without_secrets(args: TrainingArguments) -> TrainingArguments:
@@ -82,37 +64,97 @@ def without_secrets(args: TrainingArguments) -> TrainingArguments:
     return shared
 
 
+@dataclass
+class CheckpointStates:
+    """What a checkpoint holds beside the model, collected at one optimizer step.
+
+    Parameters:
+        files: objects for torch.save by file name; they refer to tensors that training goes on to change.
+        trainer_state: the text of trainer_state.json.
+    """
+
+    files: dict[str, Any]
+    trainer_state: str
+
+
 def write_checkpoint(trainer: Trainer, run_dir: str) -> str:
     """Write all that resuming needs to `checkpoint-<step>` and return that folder.
 
     Parameters:
         run_dir: the folder that holds this training's checkpoints.
+
+    Raises:
+        OSError: a file could not be written; earlier checkpoints are as they were.
     """
-    folder = Path(run_dir) / f"checkpoint-{trainer.state.global_step}"
-    is_new = not folder.exists()
-    try:
-        _fill_checkpoint(trainer, folder)
-    except BaseException:
-        # A torn checkpoint would be the newest one, and the one to resume from.
-        if is_new:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
-    return str(folder)
+    final = Path(run_dir) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
+    with staged_checkpoint(final) as staged:
+        fill_checkpoint(trainer, staged.folder, run_dir, staged.seal)
+    trainer._sealed_checkpoint = (final, staged.stamps)
+    return str(final)
 
 
-def _fill_checkpoint(trainer: Trainer, folder: Path) -> None:
-    args, state = trainer.args, trainer.state
+def fill_checkpoint(trainer: Trainer, folder: Path, run_dir: str | Path, seal: Seal | None = None) -> None:
+    """Write a checkpoint's files into a folder.
+
+    Parameters:
+        run_dir: the folder that holds this training's checkpoints.
+        seal: is told of each file as soon as it is complete.
+    """
     trainer.save_model(str(folder), _internal_call=True)
-    if state.best_global_step:
-        best = folder.parent / f"checkpoint-{state.best_global_step}"
-        if best.is_dir():
-            state.best_model_checkpoint = str(best)
-    if not args.save_only_model:
-        torch.save(trainer.optimizer.state_dict(), folder / OPTIMIZER_NAME)
-        torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULER_NAME)
+    if seal is not None:
+        seal.add_all()
+    write_states(collect_states(trainer, run_dir), folder, seal)
+
+
+def collect_states(trainer: Trainer, run_dir: str | Path) -> CheckpointStates:
+    """Collect what a checkpoint of this optimizer step holds beside the model.
+
+    Parameters:
+        run_dir: the folder that holds this training's checkpoints.
+    """
+    state = trainer.state
+    _note_best_checkpoint(state, run_dir)
+    files: dict[str, Any] = {}
+    if not trainer.args.save_only_model:
+        files[OPTIMIZER_NAME] = trainer.optimizer.state_dict()
+        files[SCHEDULER_NAME] = trainer.lr_scheduler.state_dict()
         if trainer.accelerator.scaler is not None:
-            torch.save(trainer.accelerator.scaler.state_dict(), folder / SCALER_NAME)
-        torch.save(capture_random_states(), folder / RANDOM_STATE_NAME)
+            files[SCALER_NAME] = trainer.accelerator.scaler.state_dict()
+        files[random_state_name(trainer.args)] = capture_random_states()
+        if trainer.training_run is not None:
+            files[RESUME_RECORD_NAME] = trainer.training_run.resume_record()
     callbacks = [*trainer.callback_handler.callbacks, trainer.control]
     state.stateful_callbacks.update(exported_states([c for c in callbacks if isinstance(c, ExportableState)]))
-    state.save_to_json(str(folder / TRAINER_STATE_NAME))
+    return CheckpointStates(files, state.to_json())
+
+
+def write_states(states: CheckpointStates, folder: Path, seal: Seal | None = None) -> None:
+    """Write collected states into a checkpoint's folder.
+
+    Parameters:
+        seal: is told of each file as soon as it is complete.
+    """
+    for name, value in states.files.items():
+        record = save_and_sum(value, folder / name)
+        if seal is not None:
+            seal.add(folder / name, record)
+    (folder / TRAINER_STATE_NAME).write_text(states.trainer_state, "utf-8")
+
+
+def _note_best_checkpoint(state: TrainerState, run_dir: str | Path) -> None:
+    if not state.best_global_step:
+        return
+    best = Path(run_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+    # The one that is being written takes its place when it is complete.
+    if state.best_global_step == state.global_step or best.is_dir():
+        state.best_model_checkpoint = str(best)
+
+
+def note_changes_of_callbacks(trainer: Trainer) -> None:
+    """Let the checkpoint written last count as intact with what overrides and `on_save` callbacks did to its files."""
+    if trainer._sealed_checkpoint is None:
+        return
+    folder, stamps = trainer._sealed_checkpoint
+    trainer._sealed_checkpoint = None
+    if folder.is_dir():
+        note_changes(folder, stamps)

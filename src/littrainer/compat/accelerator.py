@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from littrainer.data.loaders import lookahead_version
+from littrainer.evaluation import across_processes
+from littrainer.evaluation.gathering import truncated
 from littrainer.mixed_precision import forward_type, restore_forward, run_forward_in
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ class AcceleratorFacade:
         self._args = args
         self.module: Any = None
         self._scaler: torch.amp.GradScaler | None = None
+        # Samples in the batch at hand where it is an evaluation's last and not a full one; set by the evaluation.
+        self.samples_in_last_batch: int | None = None
 
     @property
     def device(self) -> torch.device:
@@ -129,15 +133,28 @@ class AcceleratorFacade:
 
     def gather(self, tensor: Any) -> Any:
         """The values of all processes; with one process, its own."""
-        return tensor
+        return across_processes.gathered(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """As `gather`, without samples that were only there to fill the last batch."""
-        return input_data
+        """As `gather`, without samples that were only there to fill the last batch.
+
+        Parameters:
+            use_gather_object: gather Python objects, as is done for anything that holds more than tensors.
+        """
+        rows = self.samples_in_last_batch
+        if rows is None and across_processes.process_count() == 1:
+            return input_data
+        if not use_gather_object and across_processes.holds_only_tensors(input_data):
+            data = across_processes.gathered(input_data)
+        else:
+            data = across_processes.gathered_objects(input_data)
+            if rows is not None and isinstance(data, list):
+                return data[:rows]
+        return data if rows is None else truncated(data, rows)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
         """Tensors padded to the longest one of all processes; with one process, its own."""
-        return tensor
+        return across_processes.padded_to_longest(tensor, dim, pad_index, pad_first)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """The sum or mean over all processes; with one process, its own value, scaled where it is a mean."""

@@ -9,7 +9,7 @@ import warnings
 from types import ModuleType
 from typing import Any
 
-from littrainer.compat.names import DERIVED, NOT_YET, REPLACED
+from littrainer.compat.names import DERIVED, REPLACED
 from littrainer.compat.shim import ShimLoader
 
 
@@ -24,7 +24,7 @@ def replace_early_imports() -> None:
     originals = {
         id(value): (name, value)
         for fullname, module in early.items()
-        for name in (*REPLACED[fullname], *NOT_YET.get(fullname, ()))
+        for name in REPLACED[fullname]
         if callable(value := vars(module).get(name))
     }
     originals.update((id(module), (fullname, module)) for fullname, module in early.items())

@@ -1,6 +1,6 @@
 """Which names of which transformers modules are answered by littrainer, as plain data.
 
-A name that stands in neither table is transformers' own: `littrainer.compat.shim` fetches it from there.
+A name that does not stand in the table is transformers' own: `littrainer.compat.shim` fetches it from there.
 Names that a transformers module only imports from another one need no row: the row where they are defined counts.
 """
 
@@ -44,7 +44,7 @@ REPLACED: dict[str, dict[str, str]] = {
         "LengthGroupedSampler": "littrainer.data.samplers:LengthGroupedSampler",
         "get_length_grouped_indices": "littrainer.data.samplers:get_length_grouped_indices",
     },
-    "transformers.trainer_seq2seq": {},
+    "transformers.trainer_seq2seq": {"Seq2SeqTrainer": "littrainer.seq2seq:Seq2SeqTrainer"},
     "transformers.trainer_utils": {
         "EvalLoopOutput": f"{RESULTS}:EvalLoopOutput",
         "EvalPrediction": f"{RESULTS}:EvalPrediction",
@@ -74,16 +74,11 @@ REPLACED: dict[str, dict[str, str]] = {
         "ParallelMode": f"{CHOICES}:ParallelMode",
         "TrainingArguments": "littrainer.arguments.training_arguments:TrainingArguments",
     },
-    "transformers.training_args_seq2seq": {},
+    "transformers.training_args_seq2seq": {
+        "Seq2SeqTrainingArguments": "littrainer.arguments.seq2seq_arguments:Seq2SeqTrainingArguments",
+    },
 }
 """transformers module -> name in it -> where littrainer has it, as "module:attribute"."""
-
-NOT_YET: dict[str, tuple[str, ...]] = {
-    "transformers.trainer_seq2seq": ("Seq2SeqTrainer",),
-    "transformers.training_args_seq2seq": ("Seq2SeqTrainingArguments",),
-}
-"""Names of the Trainer API that littrainer lacks. They are refused, because transformers' own class on top of
-littrainer's base class would be neither."""
 
 DERIVED: tuple[str, ...] = (
     "transformers.integrations.integration_utils",

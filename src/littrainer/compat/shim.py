@@ -20,7 +20,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from littrainer.compat.names import NOT_YET, REPLACED
+from littrainer.compat.names import REPLACED
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,6 @@ class ShimLoader(Loader):
         Raises:
             AttributeError: transformers' module has no such name.
         """
-        if name in NOT_YET.get(self.fullname, ()):
-            value = vars(self._shim)[name] = refusing_class(name, self.fullname)
-            return value
         if name == "__all__":
             return self.public_names()
         value = self._resolve(name)
@@ -153,7 +150,7 @@ class ShimLoader(Loader):
 
     def _show_globals_of(self, original: ModuleType) -> None:
         # typing.get_type_hints and dataclasses look annotations up in vars(sys.modules[cls.__module__]).
-        ours = {*REPLACED[self.fullname], *NOT_YET.get(self.fullname, ())}
+        ours = REPLACED[self.fullname]
         for name, value in vars(original).items():
             if name not in ours and not name.startswith("__"):
                 vars(self._shim).setdefault(name, value)
@@ -229,17 +226,3 @@ def _imported(module: str, attribute: str | None) -> Any:
             return importlib.import_module(f"{module}.{attribute}")
         except ModuleNotFoundError:
             raise AttributeError(f"module {module!r} has no attribute {attribute!r}") from None
-
-
-def refusing_class(name: str, module: str) -> type:
-    """Return a class that a script may import and derive from, and that refuses to be instantiated.
-
-    Scripts import names that they never use, so the import itself has to succeed.
-    """
-
-    def refuse(cls: type, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError(
-            f"littrainer has no {name} yet. Run this script with plain `python` for now, on transformers' own Trainer."
-        )
-
-    return type(name, (), {"__new__": refuse, "__module__": module, "__doc__": f"Not in littrainer yet: {name}."})

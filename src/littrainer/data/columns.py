@@ -1,13 +1,41 @@
-"""Which columns of a dataset the model takes."""
+"""Which columns of a dataset the model takes, and who misses the others."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+import re
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from littrainer.data.collators import dropped_columns_message
+from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message
+from littrainer.error_notes import add_note
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+
+# How Python words that something is not there; also in the text of an error that a loader's worker process hands on.
+MISSING_KEY = re.compile(r"^KeyError: ['\"](.+)['\"]$", re.MULTILINE)
+MISSING_ARGUMENTS = re.compile(r"missing \d+ required [\w-]+ arguments?: (.+)")
+MISSING_ATTRIBUTE = re.compile(r"has no attribute '(\w+)'")
+
+
+class DroppedColumns(NamedTuple):
+    """What `remove_unused_columns` has left out of a dataset.
+
+    Parameters:
+        names: the columns; the collator that drops them may add some when it meets them.
+        description: which dataset, such as "Training".
+        model_name: class of the model whose forward they were compared with.
+        accepted: the names that are kept: the arguments of forward and those of labels.
+    """
+
+    names: Collection[str]
+    description: str | None
+    model_name: str
+    accepted: Sequence[str]
 
 
 def without_extra_columns(dataset: Any, accepted: list[str], model_name: str, description: str | None) -> Any:
@@ -28,3 +56,57 @@ def without_extra_columns(dataset: Any, accepted: list[str], model_name: str, de
         return dataset
     logger.info(dropped_columns_message(dropped, description, model_name))
     return dataset.remove_columns(dropped)
+
+
+@contextmanager
+def naming_dropped_columns(trainer: Trainer) -> Iterator[None]:
+    """A context for work with a Trainer's data: an error that misses a dropped column leaves with a note that says so.
+
+    The column may be missed by a collator, a dataset's transform, the model, the loss or the metric function. The
+    error keeps its type and its arguments.
+    """
+    try:
+        yield
+    except Exception as error:
+        missing = _missing_names(error)
+        if missing:
+            for loader in (trainer.callback_handler.train_dataloader, trainer.callback_handler.eval_dataloader):
+                _look_for_columns(loader)
+            for dropped in trainer._dropped_columns.values():
+                if missing.intersection(dropped.names):
+                    add_note(error, _explanation(sorted(missing.intersection(dropped.names)), dropped))
+        raise
+
+
+def _explanation(missing: list[str], dropped: DroppedColumns) -> str:
+    where = f"the {dropped.description.lower()} set" if dropped.description else "the data"
+    names = ", ".join(map(repr, missing))
+    return (
+        f"remove_unused_columns has left {names} out of {where}: {dropped.model_name}.forward takes "
+        f"{', '.join(dropped.accepted)}, and the other columns were dropped ({', '.join(sorted(dropped.names))}). Set "
+        f"remove_unused_columns=False to keep them all, or make {names} an argument of forward."
+    )
+
+
+def _missing_names(error: BaseException | None) -> set[str]:
+    """Names that an error, or one that led to it, did not find."""
+    missing: set[str] = set()
+    while error is not None:
+        text = str(error)
+        if isinstance(error, KeyError):
+            missing.update(argument for argument in error.args[:1] if type(argument) is str)
+            # A worker's error has its whole traceback as argument.
+            text = str(error.args[0]) if error.args else ""
+        missing.update(MISSING_KEY.findall(text), MISSING_ATTRIBUTE.findall(text))
+        for names in MISSING_ARGUMENTS.findall(text):
+            missing.update(re.findall(r"'(\w+)'", names))
+        error = error.__cause__ or error.__context__
+    return missing
+
+
+def _look_for_columns(loader: Any) -> None:
+    # What a collator drops in a worker process it does not know in this one.
+    collate = getattr(loader, "collate_fn", None)
+    if isinstance(collate, RemoveColumnsCollator) and not collate.dropped and loader.num_workers:
+        with suppress(Exception):
+            collate.note_extra_columns(loader.dataset[0])

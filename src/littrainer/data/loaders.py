@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -13,13 +12,18 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from littrainer.data.batch_rebalance import BatchRebalanceSampler
 from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.sampling import warn_that_a_stream_has_its_own_order
+from littrainer.data.worker_states import without_reports
 from littrainer.seeds import seed_worker
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
+# What `next` gives after the last batch.
+NO_BATCH = object()
 
-def _tell_epoch(epoch: int, *candidates: Any) -> None:
+
+def tell_epoch(epoch: int, *candidates: Any) -> None:
+    """Choose the epoch of samplers and datasets that have one."""
     for candidate in candidates:
         if callable(getattr(candidate, "set_epoch", None)):
             candidate.set_epoch(epoch)
@@ -43,36 +47,52 @@ class LookaheadLoader(DataLoader):
     # Class attributes, so that DataLoader's own constructor, which watches assignments, need not know them.
     epoch = 0
     end_of_dataloader = False
+    # Processes that share the data, each of which has every n-th batch of it.
+    processes = 1
     # Streams are dispatched under accelerate unless its user says no, and only then it counts their last batch.
     dispatches_streams = True
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order the next iteration has, and tell sampler and dataset."""
         self.epoch = epoch
-        _tell_epoch(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.dataset)
+        tell_epoch(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.dataset)
 
     def samples_in_last_batch(self, last_batch: Any) -> int | None:
-        """Samples in the last batch where it is not a full one; they are counted in it where the data is a stream."""
+        """Samples in the last batch of all processes together, where it is not a full one for each.
+
+        They are counted in it where the data is a stream.
+        """
         if isinstance(self.dataset, IterableDataset) and self.dispatches_streams:
             return first_dimension(last_batch)
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
         if batch_size is None or self.drop_last or not has_length(self.dataset):
             return None
-        return len(self.dataset) % batch_size or None
+        return len(self.dataset) % (batch_size * self.processes) or None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return self.read(None)
+
+    def read(self, progress: Any) -> Iterator[Any]:
+        """The batches of the epoch.
+
+        Parameters:
+            progress: told about each batch that is collated ahead, in a training that can be resumed.
+        """
         self.end_of_dataloader = False
         self.set_epoch(self.epoch)
-        batches = super().__iter__()
-        try:
-            current = next(batches)
-        except StopIteration:
+        batches = without_reports(super().__iter__()) if progress is None else progress.begin(self, super().__iter__)
+        current = next(batches, NO_BATCH)
+        if current is NO_BATCH:
             return
-        for following in batches:
+        while current is not NO_BATCH:
+            if progress is not None:
+                progress.before_batch_ahead()
+            following = next(batches, NO_BATCH)
+            if progress is not None:
+                progress.after_batch_ahead(is_one=following is not NO_BATCH)
+            self.end_of_dataloader = following is NO_BATCH
             yield current
             current = following
-        self.end_of_dataloader = True
-        yield current
         self.epoch += 1
 
 
@@ -163,54 +183,6 @@ def _seeded_by_epoch(args: TrainingArguments, sampler: Any) -> Any:
     if isinstance(sampler, RandomSampler) and getattr(args.accelerator_config, "use_seedable_sampler", True):
         return EpochSeededSampler.replacing(sampler, args.data_seed)
     return sampler
-
-
-def without_first_batches(loader: Any, number: int) -> Any:
-    """The same loader without its first batches.
-
-    Parameters:
-        number: batches to leave out.
-
-    Samples of a map-style dataset are left out by index, without being read: skipping many takes no longer than few.
-    Any other loader is read and its first batches dropped.
-    """
-    by_index = type(loader) in (DataLoader, LookaheadLoader) and not isinstance(loader.dataset, IterableDataset)
-    if not by_index or loader.batch_sampler is None:
-        return _Dropping(loader, number)
-    keywords = {name: getattr(loader, name) for name in CARRIED_OVER}
-    return type(loader)(loader.dataset, batch_sampler=_LaterBatches(loader.batch_sampler, number), **keywords)
-
-
-class _LaterBatches(Sampler[list[int]]):
-    """The batches of another batch sampler from a number on."""
-
-    def __init__(self, batch_sampler: Any, number: int):
-        self.batch_sampler = batch_sampler
-        self.number = number
-        self.batch_size = getattr(batch_sampler, "batch_size", None)
-
-    def set_epoch(self, epoch: int) -> None:
-        _tell_epoch(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return islice(iter(self.batch_sampler), self.number, None)
-
-    def __len__(self) -> int:
-        return max(len(self.batch_sampler) - self.number, 0)
-
-
-class _Dropping:
-    """Another loader, read from its start, whose first batches are dropped."""
-
-    def __init__(self, loader: Any, number: int):
-        self.loader = loader
-        self.number = number
-
-    def set_epoch(self, epoch: int) -> None:
-        _tell_epoch(epoch, self.loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(iter(self.loader), self.number, None)
 
 
 def count_examples(loader: Any, batch_size: int) -> int:

@@ -22,7 +22,7 @@ ORDERED_BY_LENGTH = ("group_by_length", "batch_rebalance")
 
 
 def train_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) -> Sampler[Any]:
-    """The sampler of a training dataset that has a length, as `train_sampling_strategy` names it.
+    """The sampler of a training dataset that has a length, as `train_sampling_strategy` or `sortish_sampler` names it.
 
     Parameters:
         dataset: map-style.
@@ -31,7 +31,7 @@ def train_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) 
     Raises:
         ValueError: the strategy needs lengths, and the samples have none.
     """
-    strategy = args.train_sampling_strategy
+    strategy = _strategy(args)
     if strategy == "group_by_length":
         return LengthGroupedSampler(
             args.train_batch_size * args.gradient_accumulation_steps,
@@ -54,6 +54,10 @@ def train_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) 
     return SequentialSampler(dataset) if strategy == "sequential" else RandomSampler(dataset)
 
 
+def _strategy(args: TrainingArguments) -> str:
+    return "group_by_length" if getattr(args, "sortish_sampler", False) else args.train_sampling_strategy
+
+
 def evaluation_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) -> Sampler[int]:
     """The sampler of an evaluation dataset that has a length: its own order, or by length where training is."""
     if args.train_sampling_strategy != "group_by_length":
@@ -70,11 +74,11 @@ def evaluation_sampler(args: TrainingArguments, dataset: Any, processing_class: 
 
 def warn_that_a_stream_has_its_own_order(args: TrainingArguments) -> None:
     """Say that a strategy which asks for lengths has no effect on training data that is read in its own order."""
-    if args.train_sampling_strategy in ORDERED_BY_LENGTH:
+    if _strategy(args) in ORDERED_BY_LENGTH:
         logger.warning(
             "train_sampling_strategy=%r has no effect: the training data is a stream or has no length, and is read "
             "in its own order.",
-            args.train_sampling_strategy,
+            _strategy(args),
         )
 
 
@@ -85,11 +89,7 @@ def warn_that_lengths_are_dropped(args: TrainingArguments, given: Any, kept: Any
         given, kept: a `datasets.Dataset` before and after its unused columns were dropped.
     """
     name = args.length_column_name
-    if (
-        args.train_sampling_strategy in ORDERED_BY_LENGTH
-        and name in given.column_names
-        and name not in kept.column_names
-    ):
+    if _strategy(args) in ORDERED_BY_LENGTH and name in given.column_names and name not in kept.column_names:
         warnings.warn(
             f"length_column_name={name!r} is not read: the column is dropped, since the model does not take it, and "
             "samples are measured by their main input. Set remove_unused_columns=False to have it read.",

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from littrainer.data.loaders import without_first_batches
+from littrainer.data.progress import DataProgress, ResumePoint
 
 IGNORED_LABEL = -100
 
@@ -47,8 +47,7 @@ class WindowLoader:
         micro_batches_per_epoch: length of an epoch; the last window of it may be shorter.
         draw_window: takes an iterator and a number, returns the micro-batches drawn and their label tokens.
         should_stop: asked after each micro-batch; the epoch ends early when it says so.
-        restore_random_states: called once in a resumed epoch, at the moment at which the interrupted training had the
-            states of its checkpoint.
+        expects_checkpoint: whether a checkpoint may be written before the batch that comes next is used.
     """
 
     def __init__(
@@ -59,52 +58,61 @@ class WindowLoader:
         micro_batches_per_epoch: int,
         draw_window: Callable[[Iterator[Any], int], tuple[list[Any], Any]],
         should_stop: Callable[[], bool],
-        restore_random_states: Callable[[], None] = lambda: None,
+        expects_checkpoint: Callable[[], bool] = lambda: False,
     ):
         self.loader = loader
         self.accumulation = accumulation
         self.micro_batches_per_epoch = micro_batches_per_epoch
         self.draw_window = draw_window
         self.should_stop = should_stop
-        self.restore_random_states = restore_random_states
+        self.progress = DataProgress(expects_checkpoint)
         self.epoch = 0
-        self.micro_batches_to_skip = 0
-        self.is_resuming = False
         self.micro_batches_seen = 0
+        self.micro_batches_done = 0
+        self._data_has_ended = False
 
     def __len__(self) -> int:
         # Also for a stream of unknown length: without a length Lightning would look one batch ahead before training
         # starts, and the order of random draws would change.
         return self.micro_batches_per_epoch
 
+    def resume_at(self, point: ResumePoint) -> None:
+        """Let the next epoch begin behind the micro-batches that an interrupted training has done."""
+        self.progress.point = point
+
     def start_epoch(self, epoch: int) -> None:
         """Choose the epoch whose micro-batches the next iteration hands out."""
         self.epoch = epoch
-        self.micro_batches_seen = 0
+        self.micro_batches_seen = self.micro_batches_done = 0
+
+    @property
+    def epoch_is_complete(self) -> bool:
+        """Whether all micro-batches of the epoch have been handed out."""
+        return self.micro_batches_done >= self.micro_batches_per_epoch or self._data_has_ended
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        skipped, self.micro_batches_to_skip = self.micro_batches_to_skip, 0
-        resuming, self.is_resuming = self.is_resuming, False
-        if resuming and not skipped:
-            self.restore_random_states()
-            resuming = False
-        loader = without_first_batches(self.loader, skipped) if skipped else self.loader
+        progress = self.progress
+        seen = progress.point.batches if progress.point is not None else 0
+        self.micro_batches_seen = self.micro_batches_done = seen
+        self._data_has_ended = False
+        loader = progress.resumed_loader(self.loader)
+        if getattr(loader, "persistent_workers", False):
+            self.loader = loader
         if callable(getattr(loader, "set_epoch", None)):
             loader.set_epoch(self.epoch)
-        batches = iter(loader)
-        seen = skipped
-        self.micro_batches_seen = seen
+        batches = progress.batches(loader)
         while seen < self.micro_batches_per_epoch:
             wanted = min(self.accumulation, self.micro_batches_per_epoch - seen)
             window, num_items = self.draw_window(batches, wanted)
-            if resuming:
-                self.restore_random_states()
-                resuming = False
+            progress.finish_resuming()
             if not window:
+                self._data_has_ended = True
                 return
             for position, inputs in enumerate(window):
                 seen += 1
                 self.micro_batches_seen = seen
+                if position + 1 == wanted:
+                    self.micro_batches_done = seen
                 yield MicroBatch(
                     inputs=inputs,
                     opens_window=position == 0,
@@ -150,25 +158,3 @@ def _targets(batch: Any, labels_are_shifted: bool) -> torch.Tensor:
     if "shift_labels" in batch:
         return batch["shift_labels"]
     return batch["labels"][..., 1:] if labels_are_shifted else batch["labels"]
-
-
-class BatchStream:
-    """What Lightning iterates in an evaluation: the loader's batches, untouched.
-
-    Parameters:
-        loader: any iterable of batches.
-
-    The length given is one that is never reached: without any, Lightning looks a batch ahead and the order of random
-    draws changes; with the loader's own, it stops there even if the loader gives more.
-    """
-
-    UNREACHABLE_LENGTH = 2**40
-
-    def __init__(self, loader: Any):
-        self.loader = loader
-
-    def __len__(self) -> int:
-        return self.UNREACHABLE_LENGTH
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.loader)

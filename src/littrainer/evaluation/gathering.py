@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-PADDING = -100
+from littrainer.evaluation.host_rows import PADDING, HostRows, different_shapes
+
+# Batches of the host are written to the joined array when so much of them has come.
+STRETCH_BYTES = 1 << 20
 
 
 def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
@@ -49,16 +53,13 @@ def concatenated(pieces: list[Any]) -> Any:
 
     Raises:
         TypeError: the pieces are not built alike.
+        ValueError: they differ in more than their first two dimensions.
     """
     first = pieces[0]
     if len(pieces) == 1:
         return first
     if any(type(piece) is not type(first) for piece in pieces):
-        kinds = sorted({type(piece).__name__ for piece in pieces})
-        raise TypeError(
-            f"The batches of an evaluation returned outputs of different kinds ({', '.join(kinds)}), which cannot be "
-            "joined. Let the model return the same structure for every batch, or set eval_do_concat_batches=False."
-        )
+        raise _different_kinds([type(piece) for piece in pieces])
     if isinstance(first, Mapping):
         return type(first)({name: concatenated([piece[name] for piece in pieces]) for name in first})  # type: ignore[call-arg]
     if isinstance(first, (list, tuple)):
@@ -71,11 +72,22 @@ def concatenated(pieces: list[Any]) -> Any:
     raise TypeError(f"Outputs of type {type(first).__name__} cannot be joined across batches; return tensors.")
 
 
+def _different_kinds(kinds: list[type]) -> TypeError:
+    names = sorted({kind.__name__ for kind in kinds})
+    return TypeError(
+        f"The batches of an evaluation returned outputs of different kinds ({', '.join(names)}), which cannot be "
+        "joined. Let the model return the same structure for every batch, or set eval_do_concat_batches=False."
+    )
+
+
 def _numpy_full(like: np.ndarray, shape: tuple[int, ...], fill: int) -> np.ndarray:
     return np.full(shape, fill, dtype=like.dtype)
 
 
 def _padded(pieces: list[Any], full: Callable[[Any, tuple[int, ...], int], Any]) -> list[Any]:
+    for piece in pieces:
+        if piece.ndim != pieces[0].ndim or piece.shape[2:] != pieces[0].shape[2:]:
+            raise ValueError(different_shapes(tuple(pieces[0].shape), tuple(piece.shape)))
     if pieces[0].ndim == 1 or len({piece.shape[1] for piece in pieces}) == 1:
         return pieces
     width = max(piece.shape[1] for piece in pieces)
@@ -92,35 +104,99 @@ class BatchCollection:
 
     Parameters:
         join: put the batches together; else they stay a list with one entry for each.
+        expected_rows: rows of all batches together, where that is known.
 
-    Batches are kept on the device until `move_to_host()`, and joined once, at the end.
+    Batches stay on an accelerator until `move_to_host()`. On the host they are written to their place in the joined
+    arrays, each of which exists once; small ones a few together.
     """
 
-    def __init__(self, join: bool = True):
+    def __init__(self, join: bool = True, expected_rows: int | None = None):
         self.join = join
-        self._on_device: list[Any] = []
-        self._on_host: list[Any] = []
+        self.expected_rows = expected_rows
+        self._waiting: deque[Any] = deque()
+        self._waiting_bytes = 0
+        self._joined: Any = None
+        self._separate: list[Any] = []
 
     def add(self, batch: Any) -> None:
-        """Take in one batch's nested tensors."""
-        self._on_device.append(batch)
+        """Take in one batch's nested tensors.
+
+        Raises:
+            TypeError, ValueError: it is not built as the batches before it.
+        """
+        self._waiting.append(batch)
+        if self.join:
+            size, is_on_host = _size_and_place(batch)
+            self._waiting_bytes += size
+            # A large tensor of the host that waited would be held a second time while it is joined.
+            if is_on_host and self._waiting_bytes >= STRETCH_BYTES:
+                self._take_in_waiting()
 
     def move_to_host(self) -> None:
         """Convert what has been collected to NumPy, which frees the device's memory."""
-        if not self._on_device:
-            return
-        if self.join:
-            self._on_host.append(as_numpy(concatenated(self._on_device)))
-        else:
-            self._on_host.extend(as_numpy(batch) for batch in self._on_device)
-        self._on_device = []
+        self._take_in_waiting()
 
     def arrays(self) -> Any:
         """All that was collected as NumPy arrays; None where there was nothing."""
         self.move_to_host()
-        if not self._on_host:
-            return None
-        if self.join:
-            self._on_host = [concatenated(self._on_host)]
-            return self._on_host[0]
-        return self._on_host
+        if not self.join:
+            return self._separate or None
+        return None if self._joined is None else map_nested(lambda leaf: leaf.joined(), self._joined)
+
+    def _take_in_waiting(self) -> None:
+        if self.join and len(self._waiting) > 1 and self._waiting_bytes < 2 * STRETCH_BYTES:
+            # Many small batches are written faster in one piece.
+            self._waiting = deque([concatenated(list(self._waiting))])
+        self._waiting_bytes = 0
+        while self._waiting:
+            batch = self._waiting.popleft()
+            if not self.join:
+                self._separate.append(as_numpy(batch))
+                continue
+            if self._joined is None:
+                self._joined = map_nested(self._leaf_for, batch)
+            _write(self._joined, batch)
+
+    def _leaf_for(self, value: Any) -> Any:
+        return HostRows(self.expected_rows) if isinstance(value, torch.Tensor) else _Pieces()
+
+
+class _Pieces:
+    """Values that are no tensors, joined at the end."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Any] = []
+
+    def write(self, piece: Any) -> None:
+        self._pieces.append(piece)
+
+    def joined(self) -> Any:
+        self._pieces = [concatenated(self._pieces)]
+        return self._pieces[0]
+
+
+def _size_and_place(batch: Any) -> tuple[int, bool]:
+    """Bytes of nested tensors, and whether all are on the host."""
+    if isinstance(batch, torch.Tensor):
+        return batch.nbytes, batch.device.type == "cpu"
+    found: list[tuple[int, bool]] = []
+    map_nested(lambda leaf: found.append(_size_and_place(leaf) if isinstance(leaf, torch.Tensor) else (0, True)), batch)
+    return sum(size for size, _ in found), all(on_host for _, on_host in found)
+
+
+def _write(collected: Any, batch: Any) -> None:
+    """Hand each leaf of a batch to what collects it."""
+    if isinstance(collected, HostRows):
+        if not isinstance(batch, torch.Tensor):
+            raise _different_kinds([torch.Tensor, type(batch)])
+        collected.write(batch)
+    elif isinstance(collected, _Pieces):
+        collected.write(batch)
+    elif type(collected) is not type(batch):
+        raise _different_kinds([type(collected), type(batch)])
+    elif isinstance(collected, Mapping):
+        for name, part in collected.items():
+            _write(part, batch[name])
+    else:
+        for part, piece in zip(collected, batch, strict=True):
+            _write(part, piece)

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
-from littrainer.data.loaders import LookaheadLoader, count_examples, first_dimension, has_length
-from littrainer.evaluation.gathering import BatchCollection, truncated
-from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction, denumpify_detensorize
+from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length
+from littrainer.evaluation.gathering import PADDING, BatchCollection, truncated
+from littrainer.evaluation.loss_mean import ExactLossMean
+from littrainer.evaluation.metrics import call_metric_function, checked_metrics, noting_where
+from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
+from littrainer.evaluation.side_effects import model_device
+from littrainer.evaluation.streaming import StreamingMetrics, streaming_metrics
 from littrainer.model_wrapping import wrapped_model
 
 if TYPE_CHECKING:
@@ -23,6 +28,15 @@ if TYPE_CHECKING:
 
 # Argument -> what the whole model is cast to for an evaluation outside of training.
 FULL_EVALUATION_TYPES = {"fp16_full_eval": torch.float16, "bf16_full_eval": torch.bfloat16}
+
+
+class BatchOutputs(NamedTuple):
+    """What there is of a batch, or of all of them; None where it is not there or not asked for."""
+
+    losses: Any = None
+    predictions: Any = None
+    labels: Any = None
+    inputs: Any = None
 
 
 class EvaluationPass:
@@ -53,7 +67,11 @@ class EvaluationPass:
         self.ignore_keys = ignore_keys
         self.prefix = metric_key_prefix
         join = trainer.args.eval_do_concat_batches
-        self.losses, self.predictions, self.labels, self.inputs = (BatchCollection(join) for _ in range(4))
+        dataset = getattr(dataloader, "dataset", None)
+        collection = partial(BatchCollection, join, len(dataset) if has_length(dataset) else None)
+        self.losses, self.predictions, self.labels, self.inputs = (collection() for _ in range(4))
+        self.streaming = streaming_metrics(trainer.compute_metrics)
+        self.exact_loss = ExactLossMean(trainer) if trainer.args.eval_loss_weighting != "batches" else None
         self.metrics: dict[str, Any] | None = None
         self.batches_done = 0
         self.examples_seen = 0
@@ -62,7 +80,7 @@ class EvaluationPass:
     def begin(self) -> None:
         """Put the model on its device, and model and optimizer into evaluation mode.
 
-        Outside of training the model is cast as `bf16_full_eval` and `fp16_full_eval` ask, and stays that way.
+        Outside of training the model is cast as `bf16_full_eval` and `fp16_full_eval` ask, and stays cast.
         """
         trainer = self.trainer
         if not trainer._model_is_prepared:
@@ -71,6 +89,9 @@ class EvaluationPass:
             self.model = trainer.model_wrapped = wrapped_model(trainer)
             trainer.model_preparation_time = round(time.time() - started, 4)
             trainer._model_is_prepared = True
+        elif not trainer.is_in_train and model_device(trainer.model) not in (None, trainer.args.device):
+            # An earlier evaluation put it back where it was.
+            trainer._move_model_to_device(trainer.model, trainer.args.device)
         if not trainer.is_in_train:
             for name, dtype in FULL_EVALUATION_TYPES.items():
                 if getattr(trainer.args, name):
@@ -79,49 +100,28 @@ class EvaluationPass:
             if callable(getattr(candidate, "eval", None)):
                 candidate.eval()
         trainer.callback_handler.eval_dataloader = self.dataloader
+        if self.streaming is not None:
+            self.streaming.begin(trainer)
 
     def step(self, inputs: Any) -> None:
-        """Predict one batch and collect what is asked for."""
+        """Predict one batch and collect what is asked for, from all processes."""
         trainer, args = self.trainer, self.trainer.args
         self.examples_seen += first_dimension(inputs) or 0
-        loss, logits, labels = trainer.prediction_step(
-            self.model, inputs, self.prediction_loss_only, ignore_keys=self.ignore_keys
-        )
-        main_inputs = None
-        if "inputs" in args.include_for_metrics:
-            name = getattr(trainer.model, "main_input_name", "input_ids")
-            if name not in inputs:
-                raise ValueError(
-                    f"include_for_metrics has 'inputs', and the batch has no {name!r} but {', '.join(inputs)}; set "
-                    "main_input_name of the model to one of these."
-                )
-            main_inputs = trainer._prepare_input(inputs[name])
-
         is_last = isinstance(self.dataloader, LookaheadLoader) and self.dataloader.end_of_dataloader
+        # Further rows that a last batch has only fill it up; `gather_for_metrics` leaves them out.
         rows = self.dataloader.samples_in_last_batch(inputs) if is_last else None
-        if loss is not None:
-            # A batch's mean loss stands once for each of its samples, so that the mean over all weighs batches by size.
-            loss = loss.repeat(rows or args.eval_batch_size)
-            self.losses.add(loss)
-        if rows:
-            logits, labels, main_inputs = (
-                None if value is None else truncated(value, rows) for value in (logits, labels, main_inputs)
-            )
-        if logits is not None and trainer.preprocess_logits_for_metrics is not None:
-            logits = trainer.preprocess_logits_for_metrics(logits, labels)
-        if not args.batch_eval_metrics or self.is_prediction:
-            for collection, value in (
-                (self.inputs, main_inputs),
-                (self.predictions, logits),
-                (self.labels, labels),
-            ):
-                if value is not None:
-                    collection.add(value)
+        trainer.accelerator.samples_in_last_batch = rows
+        own = self._predicted(inputs)
+        everywhere = self._gathered(own)
+        trainer.accelerator.samples_in_last_batch = None
+        if self.streaming is not None:
+            self._update_streaming_metrics(self.streaming, own, everywhere, rows)
+        self._collect(everywhere)
         trainer.control = trainer.callback_handler.on_prediction_step(args, trainer.state, trainer.control)
 
         self.batches_done += 1
-        if args.batch_eval_metrics:
-            self._update_batch_metrics(loss, logits, labels, inputs, is_last)
+        if args.batch_eval_metrics and self.streaming is None:
+            self._update_batch_metrics(everywhere._replace(inputs=inputs), is_last)
         elif args.eval_accumulation_steps and self.batches_done % args.eval_accumulation_steps == 0:
             for collection in (self.losses, self.predictions, self.labels, self.inputs):
                 collection.move_to_host()
@@ -129,22 +129,19 @@ class EvaluationPass:
     def finish(self) -> EvalLoopOutput:
         """Compute the metrics over all batches and name them."""
         trainer, args = self.trainer, self.trainer.args
-        losses, predictions = self.losses.arrays(), self.predictions.arrays()
-        labels, inputs = self.labels.arrays(), self.inputs.arrays()
-        metrics = self.metrics or {}
+        trainer.gather_function = trainer._gather_for_metrics
+        everything = BatchOutputs(
+            *(collection.arrays() for collection in (self.losses, self.predictions, self.labels, self.inputs))
+        )
+        losses, predictions, labels, _ = everything
+        metrics: Any = {} if self.metrics is None else self.metrics
         is_complete = predictions is not None and labels is not None
-        if trainer.compute_metrics is not None and is_complete and not args.batch_eval_metrics:
-            metrics = self._checked(
-                trainer.compute_metrics(
-                    EvalPrediction(
-                        predictions=predictions,
-                        label_ids=labels,
-                        losses=losses if "loss" in args.include_for_metrics else None,
-                        inputs=inputs if "inputs" in args.include_for_metrics else None,
-                    )
-                )
-            )
-        metrics = denumpify_detensorize(dict(metrics))
+        if self.streaming is not None:
+            with noting_where(trainer):
+                metrics = self.streaming.compute() if self.streaming.batches else {}
+        elif trainer.compute_metrics is not None and is_complete and not args.batch_eval_metrics:
+            metrics = call_metric_function(trainer, self._for_metrics(everything))
+        metrics = checked_metrics(trainer, metrics)
         mean_loss = self._mean_loss(losses)
         if mean_loss is not None:
             metrics[f"{self.prefix}_loss"] = mean_loss
@@ -152,18 +149,84 @@ class EvaluationPass:
             metrics[f"{self.prefix}_model_preparation_time"] = trainer.model_preparation_time
         return EvalLoopOutput(predictions, labels, self._prefixed(metrics), self._num_samples())
 
-    def _update_batch_metrics(self, loss: Any, logits: Any, labels: Any, inputs: Any, is_last: bool) -> None:
-        trainer, wanted = self.trainer, self.trainer.args.include_for_metrics
-        if trainer.compute_metrics is None or logits is None or labels is None:
+    def _predicted(self, inputs: Any) -> BatchOutputs:
+        """What this process has for a batch, as long as the longest that any process has."""
+        trainer, exact = self.trainer, self.exact_loss
+        weight = 0 if exact is None else exact.weight_of(inputs)
+        loss, logits, labels = trainer.prediction_step(
+            self.model, inputs, self.prediction_loss_only, ignore_keys=self.ignore_keys
+        )
+        if exact is not None and loss is not None:
+            exact.add(loss, weight)
+        # A batch's mean loss stands once for each of its samples, so that the mean over all weighs batches by size.
+        losses = None if loss is None else loss.repeat(trainer.args.eval_batch_size)
+        main_inputs = self._padded(self._main_inputs(inputs))
+        labels, logits = self._padded(labels), self._padded(logits)
+        if logits is not None and trainer.preprocess_logits_for_metrics is not None:
+            logits = trainer.preprocess_logits_for_metrics(logits, labels)
+        return BatchOutputs(losses, logits, labels, main_inputs)
+
+    def _main_inputs(self, inputs: Any) -> Any:
+        trainer = self.trainer
+        if "inputs" not in trainer.args.include_for_metrics:
+            return None
+        name = getattr(trainer.model, "main_input_name", "input_ids")
+        if name not in inputs:
+            raise ValueError(
+                f"include_for_metrics has 'inputs', and the batch has no {name!r} but {', '.join(inputs)}; set "
+                "main_input_name of the model to one of these."
+            )
+        return trainer._prepare_input(inputs[name])
+
+    def _padded(self, value: Any) -> Any:
+        if value is None:
+            return None
+        return self.trainer.accelerator.pad_across_processes(value, dim=1, pad_index=PADDING)
+
+    def _gathered(self, own: BatchOutputs) -> BatchOutputs:
+        if self.streaming is not None and not self.is_prediction and not self.streaming.needs_all_processes:
+            # Nothing is kept of a batch but its loss, so nothing else has to travel.
+            own = BatchOutputs(losses=own.losses)
+        gather = self.trainer.gather_function
+        return BatchOutputs(*(None if value is None else gather(value) for value in own))
+
+    def _collect(self, batch: BatchOutputs) -> None:
+        if batch.losses is not None:
+            self.losses.add(batch.losses)
+        if self.is_prediction or (self.streaming is None and not self.trainer.args.batch_eval_metrics):
+            for collection, value in (
+                (self.inputs, batch.inputs),
+                (self.predictions, batch.predictions),
+                (self.labels, batch.labels),
+            ):
+                if value is not None:
+                    collection.add(value)
+
+    def _update_batch_metrics(self, batch: BatchOutputs, is_last: bool) -> None:
+        if self.trainer.compute_metrics is not None and batch.predictions is not None and batch.labels is not None:
+            self.metrics = call_metric_function(self.trainer, self._for_metrics(batch), compute_result=is_last)
+
+    def _update_streaming_metrics(
+        self, streaming: StreamingMetrics, own: BatchOutputs, everywhere: BatchOutputs, rows: int | None
+    ) -> None:
+        """Hand a batch to the metrics, without the samples that only fill up the last one."""
+        if own.predictions is None or own.labels is None:
             return
-        self.metrics = trainer.compute_metrics(
-            EvalPrediction(
-                predictions=logits,
-                label_ids=labels,
-                losses=loss if "loss" in wanted else None,
-                inputs=inputs if "inputs" in wanted else None,
-            ),
-            compute_result=is_last,
+        if rows is not None:
+            # The samples of the last batch go to the processes one after the other.
+            size = self.trainer.args.eval_batch_size
+            of_this_process = min(max(rows - self.trainer.args.process_index * size, 0), size)
+            own = BatchOutputs(*(None if value is None else truncated(value, of_this_process) for value in own))
+        with noting_where(self.trainer):
+            streaming.update(self._for_metrics(own), self._for_metrics(everywhere))
+
+    def _for_metrics(self, outputs: BatchOutputs) -> EvalPrediction:
+        wanted = self.trainer.args.include_for_metrics
+        return EvalPrediction(
+            predictions=outputs.predictions,
+            label_ids=outputs.labels,
+            losses=outputs.losses if "loss" in wanted else None,
+            inputs=outputs.inputs if "inputs" in wanted else None,
         )
 
     def _prefixed(self, metrics: dict[str, Any]) -> dict[str, Any]:
@@ -172,13 +235,9 @@ class EvaluationPass:
         named.update({prefix + name: value for name, value in metrics.items() if not name.startswith(prefix)})
         return named
 
-    @staticmethod
-    def _checked(metrics: Any) -> dict[str, Any]:
-        if not isinstance(metrics, dict):
-            raise TypeError(f"compute_metrics has to return a dict of names and numbers, not {metrics!r}.")
-        return metrics
-
     def _mean_loss(self, losses: Any) -> float | None:
+        if self.exact_loss is not None:
+            return self.exact_loss.value()
         if losses is None:
             return None
         per_sample = np.concatenate(losses) if isinstance(losses, list) else losses
@@ -192,7 +251,7 @@ class EvaluationPass:
         if has_length(dataset):
             number = len(dataset)
         elif has_length(self.dataloader):
-            number = count_examples(self.dataloader, self.trainer.args.per_device_train_batch_size)
+            number = self.trainer.num_examples(self.dataloader)
         else:
             number = self.examples_seen
         return number or self.examples_seen

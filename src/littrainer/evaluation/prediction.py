@@ -57,8 +57,45 @@ def predict_batch(
 
     if prediction_loss_only:
         return loss, None, None
+    if labels is not None and trainer.compute_metrics is not None and trainer.preprocess_logits_for_metrics is None:
+        names = [name for name in outputs if name not in (*ignore_keys, "loss")] if isinstance(outputs, dict) else None
+        check_rows(logits, labels, names, label_names)
     logits = detached(logits)
     return loss, logits[0] if len(logits) == 1 else logits, labels
+
+
+def check_rows(logits: Any, labels: Any, names: list[str] | None, label_names: Sequence[str]) -> None:
+    """Refuse predictions that cannot belong to the labels row by row, before a metric is computed from them.
+
+    Parameters:
+        names: names of the model's outputs; None where it returns a tuple.
+
+    Raises:
+        ValueError: none of the outputs has a row for each row of the first label, not even where either is flattened.
+    """
+    first_label = labels[0] if isinstance(labels, (list, tuple)) and labels else labels
+    outputs = list(logits) if isinstance(logits, (list, tuple)) else [logits]
+    tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
+    if not isinstance(first_label, torch.Tensor) or first_label.dim() == 0 or len(tensors) < len(outputs):
+        return
+    if not tensors or any(_fit_together(output, first_label) for output in tensors):
+        return
+    shown = [
+        f"{name} of shape {tuple(output.shape)}"
+        for name, output in zip(names or [f"output {number}" for number in range(len(tensors))], tensors, strict=True)
+    ]
+    raise ValueError(
+        f"The model returned {', '.join(shown)} for a batch whose {label_names[0]!r} have {len(first_label)} rows: "
+        "compute_metrics needs a prediction for each. Return outputs that keep the batch as their first dimension, "
+        "check what the data collator does to the labels, or shape both in preprocess_logits_for_metrics."
+    )
+
+
+def _fit_together(output: torch.Tensor, labels: torch.Tensor) -> bool:
+    if output.dim() == 0:
+        return False
+    # Scripts flatten tokens on either side, and the other in compute_metrics.
+    return output.shape[0] in (len(labels), labels.numel()) or len(labels) == output.shape[:2].numel()
 
 
 def _without(outputs: dict[str, Any], names: Sequence[str]) -> tuple[Any, ...]:

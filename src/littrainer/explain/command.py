@@ -57,10 +57,10 @@ def main(words: Sequence[str]) -> int:
             return _complain(f"--as-code behind {script!r} would be an argument of the script; write it before")
         return _explain_script(script, rest, options.as_code, source)
     from littrainer.arguments.parser import HfArgumentParser
-    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
     from littrainer.explain.stand_ins import trainer_for
 
-    parser = HfArgumentParser(TrainingArguments, prog="littrainer explain", add_help=False)
+    parser = HfArgumentParser(Seq2SeqTrainingArguments, prog="littrainer explain", add_help=False)
     try:
         (args,) = parser.parse_args_into_dataclasses(rest, look_for_args_file=False)
         text = render(None if options.as_code else trainer_for(args), args, source, "these arguments")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from littrainer import engine
 from littrainer.arguments.destinations import DESTINATIONS
+from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
 from littrainer.arguments.training_arguments import TrainingArguments
 
 # Keywords that only stand when training begins, with what decides them.
@@ -35,13 +35,9 @@ def explanation(trainer: Any, args: TrainingArguments) -> str:
 
 def changed_arguments(args: TrainingArguments) -> dict[str, Any]:
     """Arguments away from their defaults, with plain values and masked tokens, in the documented order."""
-    given, usual = args.to_dict(), TrainingArguments().to_dict()
+    given, usual = args.to_dict(), Seq2SeqTrainingArguments().to_dict()
     usual["output_dir"] = None
-    return {
-        field.name: given[field.name]
-        for field in dataclasses.fields(TrainingArguments)
-        if given[field.name] != usual[field.name]
-    }
+    return {name: given[name] for name, value in usual.items() if name in given and given[name] != value}
 
 
 def _keyword_lines(trainer: Any) -> list[str]:

@@ -12,10 +12,13 @@ from littrainer.arguments.support import refuse_unsupported
 from littrainer.arguments.validation import check_loader_processes
 from littrainer.arguments.value_checks import check_values
 from littrainer.data.loaders import has_length
+from littrainer.evaluation.streaming import streaming_metrics
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 
 def check_arguments(args: TrainingArguments) -> None:
@@ -59,10 +62,11 @@ def check_construction(trainer: Trainer) -> None:
     Raises:
         RuntimeError: optimizers that cannot fit the model.
         ValueError: datasets or metrics that the arguments need and that are missing or empty.
-        TypeError: a collator that is not callable.
+        TypeError: a collator that is not callable, or metrics that are neither a function nor metrics.
     """
     _check_optimizers(trainer)
     _check_metrics(trainer)
+    _say_if_nothing_is_generated(trainer)
     if not callable(trainer.data_collator):
         raise TypeError(f"data_collator has to be callable, and is a {type(trainer.data_collator).__name__}.")
     dataset = trainer.train_dataset
@@ -82,6 +86,12 @@ def _check_optimizers(trainer: Trainer) -> None:
         )
 
 
+def _say_if_nothing_is_generated(trainer: Trainer) -> None:
+    own_homes = {getattr(type(trainer), name).__module__ for name in ("prediction_step", "evaluation_loop")}
+    if getattr(trainer.args, "predict_with_generate", False) and own_homes == {"littrainer.trainer"}:
+        logger.warning("predict_with_generate=True has no effect in a plain Trainer: use Seq2SeqTrainer.")
+
+
 def _check_metrics(trainer: Trainer) -> None:
     args = trainer.args
     if args.eval_strategy not in (None, IntervalStrategy.NO) and trainer.eval_dataset is None:
@@ -93,7 +103,7 @@ def _check_metrics(trainer: Trainer) -> None:
     if needs_metric and args.metric_for_best_model is None:
         raise ValueError("save_strategy='best' and load_best_model_at_end need metric_for_best_model to be set.")
     compute_metrics = trainer.compute_metrics
-    if not args.batch_eval_metrics or compute_metrics is None:
+    if streaming_metrics(compute_metrics) is not None or not args.batch_eval_metrics or compute_metrics is None:
         return
     if "compute_result" not in inspect.signature(compute_metrics).parameters:
         raise ValueError(
@@ -114,7 +124,54 @@ def check_datasets(trainer: Trainer) -> None:
             raise ValueError("eval_dataset is a dict without any dataset: name one, or set eval_strategy='no'.")
         for name, dataset in datasets.items():
             check_not_empty(dataset, f"eval_dataset {name!r}" if name else "eval_dataset")
+        _check_name_of_best_metric(trainer)
     check_not_empty(trainer.train_dataset, "train_dataset")
+
+
+def _check_name_of_best_metric(trainer: Trainer) -> None:
+    # Each evaluation of a dict puts the dataset's name into all its metrics' names, so that others cannot be found.
+    wanted, datasets = trainer.args.metric_for_best_model, trainer.eval_dataset
+    if wanted is None or not isinstance(datasets, dict) or trainer.overrides_evaluation():
+        return
+    name = wanted if wanted.startswith("eval_") else f"eval_{wanted}"
+    if not any(name.startswith(f"eval_{key}_") for key in datasets):
+        rest = name.removeprefix("eval_")
+        raise KeyError(
+            f"metric_for_best_model={wanted!r} means {name!r}, which no evaluation of a dict of datasets gives: the "
+            f"names of its metrics hold the dataset's. Set metric_for_best_model to "
+            f"{' or '.join(repr(f'eval_{key}_{rest}') for key in datasets)}."
+        )
+
+
+def chosen_eval_dataset(of_trainer: Any, wanted: Any) -> Any:
+    """The dataset to evaluate on.
+
+    Parameters:
+        of_trainer: the Trainer's `eval_dataset`, which may be a dict of them.
+        wanted: a dataset, the name of one, or None for the Trainer's.
+
+    Raises:
+        ValueError: there is none, or a dict of them and none is named.
+        KeyError: none has that name.
+    """
+    if wanted is None and of_trainer is None:
+        raise ValueError("evaluate() needs an eval_dataset: pass one to the Trainer or to evaluate().")
+    if not isinstance(wanted, str):
+        dataset = of_trainer if wanted is None else wanted
+        if isinstance(dataset, dict):
+            raise ValueError(
+                f"A loader reads one dataset, and eval_dataset is a dict of them ({', '.join(map(str, dataset))}): name "
+                "one, as in get_eval_dataloader(name)."
+            )
+        return dataset
+    if not isinstance(of_trainer, dict):
+        raise KeyError(
+            f"evaluate({wanted!r}) names a dataset, and the Trainer's eval_dataset is no dict of them but a "
+            f"{type(of_trainer).__name__}: pass the dataset itself, or eval_dataset={{{wanted!r}: ...}} to the Trainer."
+        )
+    if wanted not in of_trainer:
+        raise KeyError(f"There is no eval_dataset named {wanted!r}; there are {', '.join(map(str, of_trainer))}.")
+    return of_trainer[wanted]
 
 
 def check_not_empty(dataset: Any, name: str) -> None:

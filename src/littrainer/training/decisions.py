@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from littrainer.arguments.choices import SaveStrategy
+from littrainer.checkpoint.writer import note_changes_of_callbacks
+from littrainer.training.batch_size_search import ran_out_of_memory
 
 if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.state import TrainerState
     from littrainer.trainer import Trainer
 
 
@@ -39,14 +44,49 @@ def log_and_maybe_evaluate_and_save(
         trainer._globalstep_last_logged = state.global_step
         trainer.store_flos()
         trainer.log(logs, start_time)
-    if trainer.control.should_evaluate:
-        metrics = trainer._evaluate(trial, ignore_keys_for_eval)
-        is_new_best = trainer._determine_best_metric(metrics=metrics, trial=trial)
-        if args.save_strategy == SaveStrategy.BEST:
-            trainer.control.should_save = is_new_best
-    if trainer.control.should_save:
+    if trainer.control.should_evaluate and trainer.preemption.agreed is None:
+        with trainer.preemption.breaking_off_evaluation(state):
+            metrics = trainer._evaluate(trial, ignore_keys_for_eval)
+            is_new_best = trainer._determine_best_metric(metrics=metrics, trial=trial)
+            if args.save_strategy == SaveStrategy.BEST:
+                trainer.control.should_save = is_new_best
+    trainer.preemption.save_and_stop_if_asked(state, trainer.control)
+    if not trainer.control.should_save:
+        return
+    if trainer.background_saves is not None:
+        trainer.background_saves.save(trial)
+    else:
         trainer._save_checkpoint(model, trial)
         trainer.control = trainer.callback_handler.on_save(args, state, trainer.control)
+        note_changes_of_callbacks(trainer)
+
+
+def expects_checkpoint(args: TrainingArguments, state: TrainerState) -> bool:
+    """Whether the arguments may ask for a checkpoint at the end of the step that is being prepared."""
+    step = state.global_step + 1
+    if step >= state.max_steps:
+        return True
+    if args.save_strategy == SaveStrategy.STEPS:
+        return state.save_steps > 0 and step % state.save_steps == 0
+    return args.save_strategy == SaveStrategy.BEST and state.eval_steps > 0 and step % state.eval_steps == 0
+
+
+def evaluate_in_training(trainer: Trainer, ignore_keys: Sequence[str] | None) -> dict[str, float]:
+    """Evaluate as the training asks for it.
+
+    Raises:
+        RuntimeError: memory ran out, and only the training's batch size is searched for.
+    """
+    try:
+        return trainer.evaluate(ignore_keys=ignore_keys)
+    except RuntimeError as error:
+        if trainer.args.auto_find_batch_size and ran_out_of_memory(error):
+            # Training again with smaller micro-batches would not help the evaluation.
+            raise RuntimeError(
+                f"The evaluation at optimizer step {trainer.state.global_step} ran out of memory. auto_find_batch_size "
+                "finds a size for training only: lower per_device_eval_batch_size, or set eval_accumulation_steps."
+            ) from error
+        raise
 
 
 def remember_if_best(trainer: Trainer, metrics: dict[str, float]) -> bool:
@@ -54,6 +94,7 @@ def remember_if_best(trainer: Trainer, metrics: dict[str, float]) -> bool:
 
     Raises:
         KeyError: the evaluation has no metric of the name that `metric_for_best_model` gives.
+        TypeError: that metric is no number.
     """
     args, state = trainer.args, trainer.state
     if args.metric_for_best_model is None:
@@ -66,6 +107,12 @@ def remember_if_best(trainer: Trainer, metrics: dict[str, float]) -> bool:
             f"it gives {', '.join(sorted(metrics))}. Name one of these, or return {name!r} from compute_metrics."
         )
     value = metrics[name]
+    if not _is_number(value):
+        raise TypeError(
+            f"metric_for_best_model={args.metric_for_best_model!r} has to be a number, and the evaluation at optimizer "
+            f"step {state.global_step} gives {name}={value!r}. Return a number from compute_metrics, or name another "
+            "metric."
+        )
     if state.best_metric is None:
         state.best_metric = float("-inf") if args.greater_is_better else float("inf")
     if not (value > state.best_metric if args.greater_is_better else value < state.best_metric):
@@ -74,3 +121,9 @@ def remember_if_best(trainer: Trainer, metrics: dict[str, float]) -> bool:
     if args.save_strategy != SaveStrategy.NO:
         state.best_global_step = state.global_step
     return True
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, numbers.Real):
+        return True
+    return getattr(value, "size", None) == 1 or (isinstance(value, torch.Tensor) and value.numel() == 1)

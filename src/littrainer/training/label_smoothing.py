@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +9,7 @@ import torch
 from torch import nn
 
 from littrainer.data.windows import IGNORED_LABEL
-from littrainer.ecosystem import is_a
-from littrainer.model_facts import base_model
+from littrainer.model_facts import predicts_next_token
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -94,14 +91,3 @@ def smoothed_loss(
     """The Trainer's smoothed loss of a micro-batch; a causal language model's labels are shifted by one position."""
     shifted = predicts_next_token(trainer.accelerator.unwrap_model(model))
     return trainer.label_smoother(outputs, labels, shift_labels=shifted, num_items_in_batch=num_items_in_batch)
-
-
-def predicts_next_token(model: Any) -> bool:
-    """Whether the model's class is one that transformers lists as a causal language model."""
-    # A script's own model may bear the name of one of them, and then counts as one, so the table is read whenever
-    # transformers is loaded.
-    if "transformers" not in sys.modules:
-        return False
-    model = base_model(model) if is_a(model, "peft model") else model
-    names = importlib.import_module("transformers.models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return type(model).__name__ in names.values()

@@ -33,6 +33,11 @@ class TrainingPlan(NamedTuple):
     micro_batches_per_epoch: int
     max_steps: int
 
+    @property
+    def is_endless(self) -> bool:
+        """Whether the data is a stream of unknown length, of which only `max_steps` ends the training."""
+        return self.num_train_epochs == sys.maxsize
+
 
 def plan_training(trainer: Trainer, loader: Any) -> TrainingPlan:
     """The plan for a loader under `max_steps`, or `num_train_epochs` where that is not set.

@@ -17,7 +17,10 @@ import torch
 from littrainer.arguments.support import refuse_unsupported
 from littrainer.callbacks.restoring import restore_callbacks
 from littrainer.callbacks.state import ExportableState, TrainerState
+from littrainer.checkpoint.background import BackgroundSaves
+from littrainer.checkpoint.claims import claimed_for_training
 from littrainer.checkpoint.layout import delete_checkpoint, sort_checkpoints
+from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.checkpoint.reader import (
     checkpoint_to_resume,
     load_optimizer_and_scheduler,
@@ -25,16 +28,30 @@ from littrainer.checkpoint.reader import (
     load_scaler,
     read_state,
 )
+from littrainer.data.progress import ResumePoint
 from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.engine import fit
 from littrainer.evaluation.results import TrainOutput, speed_metrics
+from littrainer.interruptions import UpdateGuard
 from littrainer.model_wrapping import wrapped_model
 from littrainer.seeds import enable_full_determinism, set_seed
+from littrainer.training import decisions
 from littrainer.training.batch_size_search import with_fitting_batch_size
 from littrainer.training.checks import check_datasets
 from littrainer.training.loss import add_to_running_loss
 from littrainer.training.model_preparation import model_prepared_for_training
 from littrainer.training.plan import TrainingPlan
+from littrainer.training.preemption import Preemption, evaluation_to_make_up_for
+from littrainer.training.resuming import (
+    Position,
+    counted_position,
+    has_work_at_epoch_ends,
+    position_of,
+    read_resume_record,
+    restore_lightning_callbacks,
+    resume_record,
+    warn_of_differences,
+)
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -78,10 +95,17 @@ class TrainingRun:
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
             draw_window=lambda batches, number: trainer.get_batch_samples(batches, number, trainer.args.device),
             should_stop=lambda: trainer.control.should_epoch_stop or trainer.control.should_training_stop,
-            restore_random_states=self._restore_random_states,
+            expects_checkpoint=lambda: decisions.expects_checkpoint(trainer.args, trainer.state),
         )
         self.first_epoch = 0
         self.epoch = 0
+        self.is_between_epochs = True
+        self.record: dict[str, Any] | None = None
+        self.epoch_end_is_due = False
+        self._restores_before_epoch = False
+        self.evaluation_due: dict[str, bool] | None = None
+        # Where they stand at the first step, if not where the checkpoint left them.
+        self._random_states: dict[str, Any] | None = None
         self._reset_state()
         trainer.callback_handler.train_dataloader = loader
 
@@ -99,21 +123,50 @@ class TrainingRun:
     def _resume_state(self, checkpoint: Path) -> None:
         trainer, plan = self.trainer, self.plan
         trainer.state = read_state(checkpoint)
+        self.evaluation_due = evaluation_to_make_up_for(trainer.state)
         if trainer.args.restore_callback_states_from_checkpoint:
             restore_callbacks(trainer)
-        self.first_epoch, steps_into_epoch = divmod(trainer.state.global_step, plan.optimizer_steps_per_epoch)
-        self.windows.is_resuming = True
-        if not trainer.args.ignore_data_skip:
-            self.windows.micro_batches_to_skip = steps_into_epoch * trainer.args.gradient_accumulation_steps
+        self.record = read_resume_record(checkpoint)
+        warn_of_differences(checkpoint, self.record, trainer, plan)
+        position = position_of(self.record, trainer, plan)
+        kept = self.record["data"] if self.record is not None and position is not None else None
+        position = position or counted_position(trainer, plan)
+        self.first_epoch = self.epoch = position.epoch
+        micro_batches = position.micro_batches
+        if position.epoch_end_is_due:
+            self.first_epoch, micro_batches = position.epoch + 1, 0
+            self.epoch_end_is_due = has_work_at_epoch_ends(trainer.args)
+        # The order of an epoch is drawn from where the checkpoint left the generators, and so is what callbacks draw.
+        self._restores_before_epoch = kept is not None and not micro_batches
+        restore = _nothing_to_restore if self._restores_before_epoch else self._restore_random_states
+        self.windows.resume_at(ResumePoint(micro_batches, kept, restore))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the checkpoint resumed from has all optimizer steps already."""
+        return self.checkpoint is not None and self.trainer.state.global_step >= self.plan.max_steps
+
+    def resume_record(self) -> dict[str, Any]:
+        """What a checkpoint of this moment keeps beside the files that transformers' checkpoints have."""
+        return resume_record(self)
+
+    def position(self) -> Position:
+        """The place in the data at which a training that resumes from here goes on."""
+        is_over = self.windows.epoch_is_complete or self.trainer.control.should_epoch_stop
+        if self.is_between_epochs and is_over:
+            return Position(self.epoch + 1, 0)
+        return Position(self.epoch, self.windows.micro_batches_done, epoch_end_is_due=is_over)
 
     def _restore_random_states(self) -> None:
-        if self.checkpoint is not None:
+        if self._random_states is not None:
+            set_random_states(self._random_states)
+        elif self.checkpoint is not None:
             load_random_states(self.checkpoint)
 
     @property
     def epochs_left(self) -> int:
         """Epochs from the one that begins next to the planned end."""
-        return self.plan.num_train_epochs - self.first_epoch
+        return 0 if self.is_finished else self.plan.num_train_epochs - self.first_epoch
 
     def announce(self) -> None:
         """Log the length of the training (at level info)."""
@@ -139,6 +192,7 @@ class TrainingRun:
         if self.checkpoint is not None:
             load_optimizer_and_scheduler(trainer, self.checkpoint)
             load_scaler(trainer, self.checkpoint)
+            restore_lightning_callbacks(trainer, self.record)
         self.start_time = time.time()
         trainer._tr_loss = torch.tensor(0.0, device=trainer.args.device)
         trainer._total_loss_scalar = 0.0
@@ -148,6 +202,31 @@ class TrainingRun:
         trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         if trainer.args.eval_on_start:
             trainer._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
+        if self.evaluation_due is not None:
+            self._make_up_for_evaluation(self.evaluation_due)
+        if self.epoch_end_is_due:
+            self._finish_interrupted_epoch()
+        # A failed attempt with larger micro-batches may have ended within its optimizer step.
+        trainer.update_guard.release()
+        trainer.preemption.start()
+
+    def _make_up_for_evaluation(self, switches: dict[str, bool]) -> None:
+        # The checkpoint was written in place of this evaluation, whose random draws come before those of the next step.
+        self._restore_random_states()
+        for name, value in switches.items():
+            setattr(self.trainer.control, name, value)
+        self._log_save_evaluate()
+        self._random_states = capture_random_states()
+
+    def _finish_interrupted_epoch(self) -> None:
+        # The checkpoint was written at the last step of an epoch, before what is done at its end.
+        trainer = self.trainer
+        self._restore_random_states()
+        trainer.control.should_log = trainer.control.should_evaluate = trainer.control.should_save = False
+        trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
+        self.windows.start_epoch(self.first_epoch)
+        self._log_save_evaluate()
+        self._random_states = capture_random_states()
 
     def begin_without_steps(self) -> None:
         """Training is over before it begins, as where one that had ended is resumed: make optimizer and schedule."""
@@ -158,6 +237,10 @@ class TrainingRun:
         """An epoch comes next; `epochs_done_here` counts those of this call."""
         trainer = self.trainer
         self.epoch = self.first_epoch + epochs_done_here
+        self.is_between_epochs = False
+        if self._restores_before_epoch:
+            self._restore_random_states()
+            self._restores_before_epoch = False
         self.grad_norm = self.learning_rate = None
         self.windows.start_epoch(self.epoch)
         trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
@@ -187,6 +270,7 @@ class TrainingRun:
         clipped = trainer._clip_grad_norm(trainer.model) if trainer.args.max_grad_norm > 0 else None
         self.grad_norm = trainer._get_grad_norm(trainer.model, grad_norm=clipped)
         trainer.control = trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
+        trainer.update_guard.hold()
 
     def after_optimizer_step(self) -> None:
         """The optimizer has stepped; the schedule steps next."""
@@ -204,7 +288,13 @@ class TrainingRun:
         trainer.model.zero_grad()
         trainer.state.global_step += 1
         trainer.state.epoch = self.epoch + micro_batch.epoch_fraction
+        trainer.update_guard.release()
+        if trainer.background_saves is not None:
+            trainer.background_saves.report()
         trainer.control = handler.on_step_end(trainer.args, trainer.state, trainer.control)
+        # What is due at the end of the epoch belongs to its last step too, and follows at once.
+        if micro_batch.epoch_fraction < 1:
+            trainer.preemption.agree()
         self._log_save_evaluate()
 
     def end_epoch(self) -> None:
@@ -226,7 +316,9 @@ class TrainingRun:
                 trainer.state.max_steps,
             )
             trainer.control.should_training_stop = True
+        self.is_between_epochs = True
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
+        trainer.preemption.agree()
         self._log_save_evaluate()
 
     def _log_save_evaluate(self) -> None:
@@ -245,6 +337,8 @@ class TrainingRun:
     def finish(self) -> TrainOutput:
         """Training has ended: log its metrics, load the best model, tidy up checkpoints."""
         trainer, state = self.trainer, self.trainer.state
+        if trainer.background_saves is not None:
+            trainer.background_saves.wait()
         trainer._total_loss_scalar += trainer._tr_loss.item()
         steps_done = state.global_step - trainer._initial_global_step
         train_loss = trainer._total_loss_scalar / max(steps_done, 0.001)
@@ -284,17 +378,29 @@ def train(
 
     Raises:
         ValueError: the data is empty, the length is not known, or the checkpoint to resume from is not usable.
+        OSError: checkpoints will be saved, and the folder for them cannot be written to.
+        RuntimeError: another run writes its checkpoints there.
         NotImplementedError: an argument that is not supported was set after the arguments were made.
     """
     args = trainer.args
     refuse_unsupported(args)
     check_datasets(trainer)
-    checkpoint = checkpoint_to_resume(resume_from_checkpoint, args.output_dir)
+    with claimed_for_training(trainer, trial):
+        checkpoint = checkpoint_to_resume(resume_from_checkpoint, args.output_dir)
+        return _train_from(trainer, checkpoint, trial, ignore_keys_for_eval)
+
+
+def _train_from(
+    trainer: Trainer, checkpoint: Path | None, trial: Any, ignore_keys_for_eval: Sequence[str] | None
+) -> TrainOutput:
+    args = trainer.args
+    trainer.preemption, trainer.update_guard = Preemption.for_arguments(args), UpdateGuard()
+    trainer.background_saves = BackgroundSaves.for_training(trainer)
     trainer.is_in_train = True
     try:
         if trainer.model_init is not None:
             _make_new_model(trainer, trial)
-        with trainer._memory.measuring("train"), model_prepared_for_training(trainer):
+        with trainer.update_guard, trainer._memory.measuring("train"), model_prepared_for_training(trainer):
             if checkpoint is not None:
                 trainer._load_from_checkpoint(str(checkpoint))
                 _resume_batch_size(trainer, checkpoint)
@@ -302,7 +408,14 @@ def train(
                 trainer, lambda: _train_with_batch_size(trainer, checkpoint, trial, ignore_keys_for_eval)
             )
     finally:
-        trainer.is_in_train = False
+        try:
+            if trainer.background_saves is not None:
+                trainer.background_saves.close()
+        finally:
+            # With it goes the host memory of its copies.
+            trainer.background_saves = None
+            trainer.preemption.stop()
+            trainer.is_in_train = False
 
 
 def _train_with_batch_size(
@@ -310,7 +423,7 @@ def _train_with_batch_size(
 ) -> TrainOutput:
     loader = trainer.get_train_dataloader()
     plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader))
-    run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
+    run = trainer.training_run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
     trainer.model_wrapped = wrapped_model(trainer)
     trainer._model_is_prepared = True
     run.announce()
@@ -319,6 +432,10 @@ def _train_with_batch_size(
     else:
         run.begin_without_steps()
     return run.finish()
+
+
+def _nothing_to_restore() -> None:
+    pass
 
 
 def _resume_batch_size(trainer: Trainer, checkpoint: Path) -> None:

@@ -24,3 +24,16 @@ def test_dropped_columns_are_named_once_with_model_and_set(caplog: pytest.LogCap
     (record,) = caplog.records
     for word in ("training", "BertModel", "id, text", "remove_unused_columns=False"):
         assert word in record.getMessage()
+
+
+def test_a_collator_may_take_entries_out_of_its_samples_without_changing_the_data() -> None:
+    rows = [{"x": 1}, {"x": 2, "text": "a"}]
+    RemoveColumnsCollator(lambda samples: [sample.pop("x") for sample in samples], ["x"])(rows)
+    assert rows == [{"x": 1}, {"x": 2, "text": "a"}]
+
+
+def test_every_column_that_was_dropped_is_remembered() -> None:
+    collator = RemoveColumnsCollator(list, ["x"])
+    collator([{"x": 1, "text": "a"}, {"x": 1}])
+    collator([{"x": 1, "id": 2}])
+    assert list(collator.dropped) == ["text", "id"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from tests.fidelity.record import Record
 from tests.fidelity.registry import scenario
 from tests.fidelity.side import Side
@@ -107,8 +109,8 @@ def evaluating_before_and_after_training(side: Side) -> Record:
 @scenario()
 def evaluating_without_ever_training(side: Side) -> Record:
     trainer = evaluated_trainer(side)
-    first = trainer.evaluate()
-    return side.record(trainer, first, trainer.evaluate(Rows(vector_rows(4, seed=5)), metric_key_prefix="held_out"))
+    first, held_out = trainer.evaluate(), trainer.evaluate(Rows(vector_rows(4, seed=5)), metric_key_prefix="held_out")
+    return side.record(trainer, first, held_out)
 
 
 @scenario()
@@ -248,3 +250,31 @@ def prediction_step_of_the_scripts_own(side: Side) -> Record:
         callbacks=[side.watcher],
     )
     return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(vector_rows(5, seed=2))))
+
+
+@scenario(extra=True)
+def losses_of_batches_of_unequal_size_weighted_alike(side: Side) -> Record:
+    rows = Rows(vector_rows(7, seed=1))
+    loaders = {
+        "batches of a sampler": DataLoader(rows, batch_sampler=[[0, 1, 2, 3], [4], [5, 6]]),
+        "a last batch of one": DataLoader(rows, batch_size=2),
+        "batches larger than the arguments say": DataLoader(rows, batch_size=5),
+        "a stream": DataLoader(Stream(rows.rows), batch_size=3),
+    }
+    trainer = evaluated_trainer(side)
+    losses = {}
+    for name, loader in loaders.items():
+        trainer.get_eval_dataloader = lambda *_, loader=loader: loader
+        losses[name] = trainer.evaluate()["eval_loss"]
+    return side.record(trainer, extra=losses)
+
+
+@scenario(extra=True)
+def losses_of_streams_weighted_as_they_are_dispatched(side: Side) -> Record:
+    losses = {}
+    model = VectorClassifier()
+    for dispatched in (None, False):
+        trainer = evaluated_trainer(side, model, accelerator_config={"dispatch_batches": dispatched})
+        for name, rows in (("full", 6), ("short", 7)):
+            losses[f"{dispatched} {name}"] = trainer.evaluate(Stream(vector_rows(rows, seed=1)))["eval_loss"]
+    return side.record(trainer, extra=losses)

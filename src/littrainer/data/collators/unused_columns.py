@@ -28,20 +28,33 @@ class RemoveColumnsCollator:
         self.data_collator, self.signature_columns = data_collator, signature_columns
         self.logger, self.model_name, self.description = logger, model_name, description
         self.message_logged = False
+        # In the order in which they were met.
+        self.dropped: dict[str, None] = {}
 
     def __call__(self, features: Sequence[Any]) -> Any:
         """Drop the columns and collate."""
-        return self.data_collator([self._without_extra_columns(feature) for feature in features])
+        kept = frozenset(self.signature_columns)
+        return self.data_collator([self._without_extra_columns(feature, kept) for feature in features])
 
-    def _without_extra_columns(self, feature: Any) -> Any:
+    def note_extra_columns(self, feature: Any) -> None:
+        """Remember which columns of a sample are dropped, and log those of the first one that has any."""
+        if not isinstance(feature, dict):
+            return
+        extra = [name for name in feature if name not in self.signature_columns]
+        self.dropped.update(dict.fromkeys(extra))
+        if extra and not self.message_logged and self.logger is not None:
+            self.message_logged = True
+            self.logger.info(dropped_columns_message(sorted(extra), self.description, self.model_name))
+
+    def _without_extra_columns(self, feature: Any, kept: frozenset[str]) -> Any:
         if not isinstance(feature, dict):
             return feature
-        kept = {name: value for name, value in feature.items() if name in self.signature_columns}
-        if not self.message_logged and self.logger is not None and len(kept) < len(feature):
-            self.message_logged = True
-            dropped = sorted(set(feature) - set(kept))
-            self.logger.info(dropped_columns_message(dropped, self.description, self.model_name))
-        return kept
+        if feature.keys() <= kept:
+            # A copy also here: collators take entries out of what they are given.
+            return dict(feature)
+        if not feature.keys() <= kept | self.dropped.keys():
+            self.note_extra_columns(feature)
+        return {name: value for name, value in feature.items() if name in kept}
 
 
 def dropped_columns_message(dropped: Sequence[str], description: str | None, model_name: str | None) -> str:

@@ -1,0 +1,204 @@
+"""Checkpoints written by a thread, from copies in host memory, while training goes on (`async_save`)."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from littrainer.checkpoint.adapters import carries_adapters
+from littrainer.checkpoint.host_copies import HostCopies
+from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from littrainer.checkpoint.sealing import Stamp
+from littrainer.checkpoint.staging import staged_checkpoint
+from littrainer.checkpoint.weights import without_wrappers, write_weights
+from littrainer.checkpoint.writer import collect_states, note_changes_of_callbacks, write_companions, write_states
+
+if TYPE_CHECKING:
+    from littrainer.callbacks.state import TrainerState
+    from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+# Methods of a Trainer that a subclass may have its own of, which then have to find the model as it is at that step.
+WRITING_METHODS = ("_save_checkpoint", "save_model", "_save")
+# Libraries whose `save_pretrained` writes the weights it is given, and none of its own.
+WRITES_WHAT_IT_IS_GIVEN = ("transformers",)
+
+
+class BackgroundSaveError(RuntimeError):
+    """A checkpoint could not be written in the background; the reason is the cause of this error."""
+
+
+@dataclass
+class _Save:
+    """One checkpoint on its way.
+
+    Parameters:
+        final: its folder.
+        state: the Trainer's state at its step.
+    """
+
+    final: Path
+    state: TrainerState
+    stamps: dict[str, Stamp] = field(default_factory=dict)
+    error: BaseException | None = None
+    thread: threading.Thread | None = None
+
+    def is_written(self) -> bool:
+        return self.thread is not None and not self.thread.is_alive()
+
+
+class BackgroundSaves:
+    """Writes the checkpoints of one training in the background, one at a time.
+
+    The host memory for a copy of model and optimizer is kept from save to save, for as long as this object lives.
+
+    Parameters:
+        trainer: whose training it is.
+    """
+
+    def __init__(self, trainer: Trainer):
+        self._trainer = trainer
+        self._copies = HostCopies()
+        self._current: _Save | None = None
+
+    @classmethod
+    def for_training(cls, trainer: Trainer) -> BackgroundSaves | None:
+        """The one that `async_save` asks for; None where it is not set, or where a subclass writes checkpoints itself."""
+        if not trainer.args.async_save:
+            return None
+        overridden = [name for name in WRITING_METHODS if not _is_ours(trainer, name)]
+        if overridden:
+            logger.warning(
+                "async_save: %s has its own %s, which has to find the model as it is at that step, so training waits "
+                "for its checkpoints.",
+                type(trainer).__name__,
+                ", ".join(overridden),
+            )
+            return None
+        return cls(trainer)
+
+    def save(self, trial: Any) -> None:
+        """Copy what the checkpoint of this step holds, and begin to write it; the save before is waited for.
+
+        Raises:
+            BackgroundSaveError: the save before has failed.
+        """
+        self.wait()
+        trainer = self._trainer
+        trainer.store_flos()
+        run_dir = trainer._get_output_dir(trial=trial)
+        final = Path(run_dir) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
+        with contextlib.ExitStack() as stack:
+            staged = stack.enter_context(staged_checkpoint(final))
+            # Tokenizers must not be used by two threads at once, so their files are written here.
+            write_companions(trainer, str(staged.folder))
+            model = trainer.model
+            weights: Any = None
+            if writes_given_weights(model):
+                weights = model.state_dict()
+            else:
+                write_weights(model, staged.folder)
+            states = collect_states(trainer, run_dir)
+            weights, states.files = self._copies.copy((weights, states.files))
+            trainer.control.should_save = False
+            state = copy.copy(trainer.state)
+            state.log_history = list(state.log_history)
+            save = _Save(final, state)
+            limit, best = trainer.args.save_total_limit, trainer.state.best_model_checkpoint
+            unfinished = stack.pop_all()
+
+        def write() -> None:
+            with unfinished:
+                if weights is not None:
+                    write_weights(model, staged.folder, weights)
+                staged.seal.add_all()
+                write_states(states, staged.folder, staged.seal)
+            save.stamps = staged.stamps
+            if trainer.args.should_save:
+                rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=str(final))
+
+        self._current = save
+        save.thread = threading.Thread(target=_keeping_error, args=(write, save), name=f"saving {final.name}")
+        save.thread.start()
+
+    def report(self) -> None:
+        """At a step boundary: if the checkpoint on its way has been written, tell the callbacks.
+
+        Raises:
+            BackgroundSaveError: it could not be written.
+        """
+        if self._current is not None and self._current.is_written():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the checkpoint on its way, if there is one, and tell the callbacks.
+
+        Raises:
+            BackgroundSaveError: it could not be written.
+        """
+        save = self._end_of_current()
+        if save is None:
+            return
+        if save.error is not None:
+            raise BackgroundSaveError(_failure(save)) from save.error
+        trainer = self._trainer
+        control = trainer.control
+        asked_meanwhile = control.should_save
+        trainer._sealed_checkpoint = (save.final, save.stamps)
+        trainer.control = trainer.callback_handler.on_save(trainer.args, save.state, control)
+        trainer.control.should_save = trainer.control.should_save or asked_meanwhile
+        note_changes_of_callbacks(trainer)
+
+    def close(self) -> None:
+        """Training has ended, by an error where a checkpoint is still on its way: wait for it, and log its own error."""
+        save = self._end_of_current()
+        if save is not None and save.error is not None:
+            logger.error(_failure(save), exc_info=save.error)
+
+    def _end_of_current(self) -> _Save | None:
+        save = self._current
+        if save is None or save.thread is None:
+            return None
+        save.thread.join()
+        self._current = None
+        self._copies.give_back()
+        return save
+
+
+def _keeping_error(write: Callable[[], None], save: _Save) -> None:
+    try:
+        write()
+    except BaseException as error:
+        save.error = error
+
+
+def _failure(save: _Save) -> str:
+    return (
+        f"{save.final} could not be written in the background ({type(save.error).__name__}: {save.error}). Checkpoints "
+        "before it are as they were."
+    )
+
+
+def _is_ours(trainer: Trainer, name: str) -> bool:
+    owner = next(cls for cls in type(trainer).__mro__ if name in vars(cls))
+    return name not in vars(trainer) and owner.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def writes_given_weights(model: Any) -> bool:
+    """Whether this model's weights can be written from a copy of its state dict.
+
+    Adapters and quantized weights are taken from the model itself, and so may be what a `save_pretrained` of a user's
+    own writes; these are written before training goes on.
+    """
+    inner = without_wrappers(model)
+    if carries_adapters(inner) or getattr(inner, "hf_quantizer", None) is not None:
+        return False
+    save_pretrained = getattr(type(inner), "save_pretrained", None)
+    return save_pretrained is None or save_pretrained.__module__.partition(".")[0] in WRITES_WHAT_IT_IS_GIVEN

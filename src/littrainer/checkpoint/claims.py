@@ -1,0 +1,194 @@
+"""A run's claim on the folder of its checkpoints, so that two runs do not write into one.
+
+The claim is a lock that ends with the process that holds it, however it ends. Where the file system knows no locks,
+nothing is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from littrainer.arguments.choices import SaveStrategy
+from littrainer.checkpoint.staging import clean_unfinished
+
+try:
+    import fcntl
+except ImportError:  # as on Windows
+    fcntl = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+CLAIM_NAME = ".littrainer_running"
+# How often a claim is tried whose file is deleted by its holder at that moment.
+TRIES = 10
+
+
+class _Held:
+    """A claim of this process: its file's descriptor, the thread that took it, and how often it took it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.thread = threading.get_ident()
+        self.times = 1
+
+
+_held: dict[Path, _Held] = {}
+_held_lock = threading.Lock()
+
+
+def _forget_in_child() -> None:
+    # A forked worker would hold the lock on after its parent was killed; closing its copy does not release it.
+    for held in _held.values():
+        with contextlib.suppress(OSError):
+            os.close(held.descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def claimed_for_training(trainer: Trainer, trial: Any) -> contextlib.AbstractContextManager[None]:
+    """`claimed` for the length of a training, where it will save checkpoints and this process writes them."""
+    args = trainer.args
+    will_save = args.save_strategy != SaveStrategy.NO or args.enable_jit_checkpoint
+    if not will_save or not args.should_save or args.process_index != 0:
+        return contextlib.nullcontext()
+    return claimed(Path(trainer._get_output_dir(trial=trial)))
+
+
+@contextlib.contextmanager
+def claimed(run_dir: Path) -> Iterator[None]:
+    """Hold the claim on a folder, made where it is not there, and first remove what a killed run left unfinished in it.
+
+    Parameters:
+        run_dir: the folder that holds a run's checkpoints.
+
+    Raises:
+        OSError: nothing can be written there.
+        RuntimeError: another run writes there; it is named.
+    """
+    key = take_claim(run_dir)
+    try:
+        yield
+    finally:
+        give_back_claim(key)
+
+
+def take_claim(run_dir: Path) -> Path:
+    """Begin to hold the claim, as `claimed` does.
+
+    Returns:
+        what `give_back_claim` takes.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        key = run_dir.resolve()
+        with _held_lock:
+            held = _held.get(key)
+            if held is not None and held.thread == threading.get_ident():
+                held.times += 1
+                return key
+            if held is not None:
+                raise _taken(run_dir, _description())
+            descriptor, is_locked = _lock(key / CLAIM_NAME, run_dir)
+            _held[key] = _Held(descriptor)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"No checkpoint can be written to {run_dir} ({error.strerror}). Give an output_dir that can be written to, "
+            "or train with save_strategy='no'",
+            str(run_dir),
+        ) from error
+    if is_locked:
+        clean_unfinished(key)
+    return key
+
+
+def give_back_claim(key: Path) -> None:
+    """End a claim; the last one of several in one thread ends it for all."""
+    with _held_lock:
+        held = _held.get(key)
+        if held is None:
+            return
+        held.times -= 1
+        if held.times:
+            return
+        del _held[key]
+    # Deleted before it is released: whoever waits for it sees that the file is no longer the one with this name.
+    with contextlib.suppress(OSError):
+        (key / CLAIM_NAME).unlink()
+    os.close(held.descriptor)
+
+
+def _lock(path: Path, run_dir: Path) -> tuple[int, bool]:
+    for _ in range(TRIES):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            is_locked = _try_lock(descriptor)
+            if is_locked is False:
+                raise _taken(run_dir, _read(path))
+            if _is_file_of(descriptor, path):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, json.dumps(_description()).encode())
+                return descriptor, bool(is_locked)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    raise _taken(run_dir, _read(path))
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    """Whether the lock was got; None where there are no locks."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        logger.info("Two runs that write to one folder go unnoticed here: no locks (%s).", error)
+        return None
+    return True
+
+
+def _is_file_of(descriptor: int, path: Path) -> bool:
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    own = os.fstat(descriptor)
+    return (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _description() -> dict[str, str | int]:
+    return {"pid": os.getpid(), "host": socket.gethostname()}
+
+
+def _read(path: Path) -> dict[str, str | int]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _taken(run_dir: Path, holder: dict[str, str | int]) -> RuntimeError:
+    who = f"process {holder.get('pid', '(unknown)')} on {holder.get('host', 'an unknown host')}"
+    return RuntimeError(
+        f"Another run, {who}, is writing its checkpoints to {run_dir}, and two runs there would delete and resume from "
+        "each other's. Give this run another output_dir, or wait for that one to end."
+    )

@@ -1,0 +1,318 @@
+"""Checkpoints of a `lightning.Trainer` as folders that `from_pretrained` loads, and resuming from those of a Trainer.
+
+A folder holds the model as transformers has it, and beside it Lightning's own state in one file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch import __version__ as lightning_version
+from lightning.pytorch.plugins.io import CheckpointIO
+from torch import nn
+
+from littrainer.callbacks.state import TrainerState
+from littrainer.checkpoint.layout import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from littrainer.checkpoint.manifest import MANIFEST_NAME
+from littrainer.checkpoint.safe_loading import load_tensors
+from littrainer.checkpoint.staging import set_aside_and_delete, staged_folder
+from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.weights import load_weights, write_weights
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+LIGHTNING_STATE_NAME = "lightning_state.pt"
+# In that file: weights of the LightningModule beside the model's.
+FURTHER_WEIGHTS = "further_weights"
+# Where Lightning looks for the loss scaling of fp16 in a checkpoint.
+LOSS_SCALING = "MixedPrecision"
+
+
+class TransformersCheckpointIO(CheckpointIO):
+    """A plugin that lets `lightning.Trainer(plugins=[...])` write and resume checkpoints in transformers' format.
+
+    Parameters:
+        model: the model that a checkpoint holds, or the LightningModule that carries it. Its class and configuration
+            are written; the weights come from the training.
+        processing_class: tokenizer or processor, saved with the model.
+        attribute: the name under which the LightningModule carries the model.
+        max_shard_size: bytes, or text such as "5GB", beyond which weights are spread over several files.
+        accumulate_grad_batches: micro-batches per optimizer step in the training that wrote a checkpoint of
+            transformers; only needed where it was written in the middle of an epoch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        processing_class: Any = None,
+        *,
+        attribute: str = "model",
+        max_shard_size: int | str | None = None,
+        accumulate_grad_batches: int = 1,
+    ):
+        self.model = model
+        self.processing_class = processing_class
+        self.attribute = attribute
+        self.max_shard_size = max_shard_size
+        self.accumulate_grad_batches = accumulate_grad_batches
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write a folder; it appears when it is complete, and replaces what is at its place only then.
+
+        Parameters:
+            checkpoint: Lightning's checkpoint.
+            path: the folder.
+
+        Raises:
+            TypeError: storage options are given; there are none.
+            ValueError: the path is not local, the model is not known, or the state holds what is not safe to load.
+        """
+        if storage_options is not None:
+            raise TypeError("TransformersCheckpointIO takes no storage_options: it writes to local folders.")
+        folder = _local(path)
+        weights, further = self._divided(checkpoint["state_dict"])
+        state = {name: _plain(value) for name, value in checkpoint.items() if name != "state_dict"}
+        state[FURTHER_WEIGHTS] = further
+        _check_loadable(state)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with staged_folder(folder) as staged:
+            self._write(staged, weights, state)
+
+    def _write(self, folder: Path, weights: dict[str, Any], state: dict[str, Any]) -> None:
+        write_weights(self._model(), folder, weights, self.max_shard_size)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+        torch.save(state, folder / LIGHTNING_STATE_NAME)
+
+    def load_checkpoint(
+        self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Lightning's checkpoint, from a folder that this plugin or a Trainer wrote, ours or transformers'.
+
+        The weights are loaded into the model too. Nothing but tensors, numbers, text and containers is ever loaded.
+
+        Parameters:
+            path: the folder.
+            map_location, weights_only: without effect; loading is to the CPU, and always of weights only.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+            ValueError: the path is not local, a file is damaged, or the weights are those of another model.
+        """
+        folder = _local(path)
+        if not folder.is_dir():
+            raise FileNotFoundError(f"There is no checkpoint folder {folder}. TransformersCheckpointIO reads folders.")
+        # A folder with a model alone is no checkpoint of either kind, and as good.
+        marks = (MANIFEST_NAME, TRAINER_STATE_NAME)
+        damage = damage_in(folder) if any((folder / name).is_file() for name in marks) else []
+        if damage:
+            raise ValueError(f"The checkpoint {folder} is damaged: {' '.join(damage)} Resume from another one.")
+        checkpoint = _own_state(folder) if _is_own(folder) else self._translated(folder)
+        further = checkpoint.pop(FURTHER_WEIGHTS, {})
+        model = self._model()
+        load_weights(model, folder, to_resume=True)
+        weights = {f"{self.attribute}.{name}": value for name, value in model.state_dict().items()}
+        return {**checkpoint, "state_dict": {**weights, **further}}
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Delete a checkpoint, a folder or a file of Lightning's own format.
+
+        Raises:
+            ValueError: the path is not local, or a folder that holds no checkpoint.
+        """
+        folder = _local(path)
+        if folder.is_symlink() or folder.is_file():
+            folder.unlink()
+        elif folder.is_dir():
+            if not _is_own(folder):
+                raise ValueError(f"{folder} is not deleted: it has no {LIGHTNING_STATE_NAME}, so it is no checkpoint.")
+            set_aside_and_delete(folder)
+
+    def _model(self) -> nn.Module:
+        model: Any = self.model
+        if isinstance(model, LightningModule):
+            if not isinstance(getattr(model, self.attribute, None), nn.Module):
+                modules = ", ".join(name for name, _ in model.named_children()) or "none"
+                raise ValueError(
+                    f"{type(model).__name__} carries no model as {self.attribute!r} (its modules: {modules}): give "
+                    "TransformersCheckpointIO(..., attribute=...)."
+                )
+            model = getattr(model, self.attribute)
+        if model is None:
+            raise ValueError(
+                "TransformersCheckpointIO does not know the model: give it, or the LightningModule that carries it, as "
+                "TransformersCheckpointIO(model)."
+            )
+        return model
+
+    def _divided(self, state_dict: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The model's weights under its own names, and those of the LightningModule beside it."""
+        prefix = f"{self.attribute}."
+        weights = {name[len(prefix) :]: value for name, value in state_dict.items() if name.startswith(prefix)}
+        if not weights:
+            known = ", ".join(sorted({name.partition(".")[0] for name in state_dict})) or "none"
+            raise ValueError(
+                f"The LightningModule has no weights below {self.attribute!r} (it has: {known}): give "
+                "TransformersCheckpointIO(..., attribute=...) the name under which it carries the model."
+            )
+        return weights, {name: value for name, value in state_dict.items() if not name.startswith(prefix)}
+
+    def _translated(self, folder: Path) -> dict[str, Any]:
+        """What a Trainer wrote, as Lightning's checkpoint; of a folder with a model alone nothing but that."""
+        checkpoint: dict[str, Any] = {"pytorch-lightning_version": lightning_version}
+        if not (folder / TRAINER_STATE_NAME).is_file():
+            return checkpoint
+        state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
+        epochs = int(state.epoch)
+        checkpoint.update(epoch=epochs, global_step=state.global_step)
+        checkpoint["loops"] = {"fit_loop": _fit_loop_state(state, self.accumulate_grad_batches)}
+        checkpoint.update(_states_of_a_trainer(folder))
+        return checkpoint
+
+
+class TrainerCheckpointIO(TransformersCheckpointIO):
+    """What a Lightning callback inside our Trainer saves with: a checkpoint that the Trainer resumes from too.
+
+    Parameters:
+        trainer: the Trainer, whose overridable `save_model` writes the model.
+    """
+
+    def __init__(self, trainer: Trainer):
+        super().__init__(trainer.model)
+        self.trainer = trainer
+
+    def _write(self, folder: Path, weights: dict[str, Any], state: dict[str, Any]) -> None:
+        from littrainer.checkpoint.writer import fill_checkpoint
+
+        fill_checkpoint(self.trainer, folder, run_dir=self.trainer._get_output_dir(trial=None))
+        # They are in files of their own by now.
+        kept = {name: value for name, value in state.items() if name not in ("optimizer_states", "lr_schedulers")}
+        torch.save(kept, folder / LIGHTNING_STATE_NAME)
+
+
+def with_checkpoint_io(plugins: list[Any], trainer: Trainer) -> list[Any]:
+    """The plugins for the `lightning.Trainer` of a Trainer: one of them writes checkpoints, a user's own or ours."""
+    given = [plugin for plugin in plugins if isinstance(plugin, CheckpointIO)]
+    for plugin in given:
+        if isinstance(plugin, TransformersCheckpointIO) and plugin.model is None:
+            plugin.model, plugin.processing_class = trainer.model, trainer.processing_class
+    return plugins if given else [*plugins, TrainerCheckpointIO(trainer)]
+
+
+def _local(path: str | Path) -> Path:
+    text = os.fspath(path)
+    if "://" in text:
+        raise ValueError(
+            f"{text} is not on the local disk, and TransformersCheckpointIO writes and reads local folders only. "
+            "Copy the folder, or save to one that is mounted."
+        )
+    return Path(text)
+
+
+def _is_own(folder: Path) -> bool:
+    return (folder / LIGHTNING_STATE_NAME).is_file()
+
+
+def _own_state(folder: Path) -> dict[str, Any]:
+    state = load_tensors(folder / LIGHTNING_STATE_NAME)
+    if not isinstance(state, dict):
+        raise ValueError(
+            f"{folder / LIGHTNING_STATE_NAME} holds no state of Lightning. Resume from another checkpoint."
+        )
+    return {**_states_of_a_trainer(folder), **state}
+
+
+def _states_of_a_trainer(folder: Path) -> dict[str, Any]:
+    states: dict[str, Any] = {}
+    if (folder / OPTIMIZER_NAME).is_file():
+        states["optimizer_states"] = [load_tensors(folder / OPTIMIZER_NAME)]
+    if (folder / SCHEDULER_NAME).is_file():
+        states["lr_schedulers"] = [load_tensors(folder / SCHEDULER_NAME)]
+    if (folder / SCALER_NAME).is_file():
+        states[LOSS_SCALING] = load_tensors(folder / SCALER_NAME)
+    return states
+
+
+def _fit_loop_state(state: TrainerState, accumulate_grad_batches: int) -> dict[str, Any]:
+    """Where Lightning's fit loop stands at a Trainer's state."""
+    steps, epochs = state.global_step, int(state.epoch)
+    in_epoch = state.epoch > epochs
+    # An epoch has the same number of steps throughout, so the fraction tells how many of them this one has had.
+    steps_in_epoch = round(steps * (state.epoch - epochs) / state.epoch) if in_epoch else 0
+    batches, batches_in_epoch = steps * accumulate_grad_batches, steps_in_epoch * accumulate_grad_batches
+    begun = epochs + in_epoch
+    total, current = _stages(batches), _stages(batches_in_epoch)
+    # Only the stages that Lightning counts for it stand in a progress.
+    step = {"total": _counts(steps), "current": _counts(steps_in_epoch)}
+    zero = {name: {**counts, "started": counts["ready"]} for name, counts in step.items()}
+    epoch = {"ready": begun, "started": begun, "processed": epochs, "completed": epochs}
+    return {
+        "state_dict": {},
+        "epoch_loop.state_dict": {"_batches_that_stepped": steps},
+        "epoch_loop.batch_progress": {"total": total, "current": current, "is_last_batch": not in_epoch},
+        "epoch_loop.scheduler_progress": step,
+        "epoch_loop.automatic_optimization.state_dict": {},
+        "epoch_loop.automatic_optimization.optim_progress": {"optimizer": {"step": step, "zero_grad": zero}},
+        "epoch_loop.manual_optimization.state_dict": {},
+        "epoch_loop.manual_optimization.optim_step_progress": step,
+        "epoch_loop.val_loop.state_dict": {},
+        "epoch_loop.val_loop.batch_progress": {"total": _stages(0), "current": _stages(0), "is_last_batch": False},
+        "epoch_progress": {"total": epoch, "current": epoch},
+    }
+
+
+def _counts(number: int) -> dict[str, int]:
+    return {"ready": number, "completed": number}
+
+
+def _stages(number: int) -> dict[str, int]:
+    return {**_counts(number), "started": number, "processed": number}
+
+
+def _plain(value: Any) -> Any:
+    """Values of common kinds as the plain ones they stand for, so that they can be loaded as weights only."""
+    if isinstance(value, argparse.Namespace):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple, set):
+        return type(value)(map(_plain, value))
+    if isinstance(value, enum.Enum):
+        return _plain(value.value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value
+
+
+def _check_loadable(state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        file = io.BytesIO()
+        try:
+            torch.save(_without_values(value), file)
+            file.seek(0)
+            torch.load(file, weights_only=True)
+        except Exception as error:
+            raise ValueError(
+                f"The checkpoint is not written: {name!r} in Lightning's state holds something that could not be "
+                "loaded safely. Keep tensors, numbers, text and containers of them there, and leave out other "
+                "hyper-parameters with save_hyperparameters(ignore=[...])."
+            ) from error
+
+
+def _without_values(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return torch.empty(0)
+    if isinstance(value, dict):
+        return {key: _without_values(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_without_values, value))
+    return value

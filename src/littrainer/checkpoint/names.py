@@ -1,0 +1,16 @@
+"""Names of the files in a checkpoint's folder, those that transformers gives them."""
+
+from __future__ import annotations
+
+PREFIX_CHECKPOINT_DIR = "checkpoint"
+WEIGHTS_NAME = "pytorch_model.bin"
+SAFE_WEIGHTS_NAME = "model.safetensors"
+SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
+TRAINER_STATE_NAME = "trainer_state.json"
+TRAINING_ARGS_NAME = "training_args.bin"
+OPTIMIZER_NAME = "optimizer.pt"
+SCHEDULER_NAME = "scheduler.pt"
+SCALER_NAME = "scaler.pt"
+RANDOM_STATE_NAME = "rng_state.pth"
+# Ours: what exact resuming needs beside the files of transformers.
+RESUME_RECORD_NAME = "littrainer_resume.pt"

@@ -1,0 +1,95 @@
+"""Reading a checkpoint's files without running anything that stands in them, and without leaving its folder."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# What torch names in the error where a file asks for something that is no tensor, number, text or container.
+FORBIDDEN = re.compile(r"GLOBAL ([\w.]+)")
+OTHER_CHECKPOINT = "Resume from another checkpoint."
+
+
+def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
+    """What a file of `torch.save` holds, on the CPU: tensors, numbers, texts and containers of them.
+
+    Parameters:
+        allowed: further classes and functions that the file may name.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the file is damaged, or names something else, which could run code; nothing of it has run.
+    """
+    try:
+        with torch.serialization.safe_globals(list(allowed)):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    # A damaged file makes the reader fail in many ways.
+    except Exception as error:
+        forbidden = FORBIDDEN.search(str(error))
+        if forbidden is not None:
+            raise ValueError(
+                f"{path} is refused: it names {forbidden.group(1)}, which is neither tensor, number nor text and "
+                "could run code while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
+            ) from error
+        raise ValueError(f"{path} is damaged: {_first_line(error)}. {OTHER_CHECKPOINT}") from error
+
+
+def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the file is damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {_first_line(error)}. {OTHER_CHECKPOINT}") from error
+
+
+def load_json(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: it is not JSON.
+    """
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not readable as JSON ({_first_line(error)}). {OTHER_CHECKPOINT}") from error
+
+
+def file_inside(folder: Path, name: Any, named_by: Path) -> Path:
+    """The file that an index names, which has to lie in the same folder.
+
+    Parameters:
+        folder: the checkpoint.
+        name: the file's name as the index has it.
+        named_by: the index, for the error.
+
+    Raises:
+        ValueError: the name leaves the folder, by itself or through a link.
+    """
+    if not isinstance(name, str) or name in ("", ".", "..") or "\\" in name or Path(name).name != name:
+        raise ValueError(f"{named_by} is refused: it names {name!r}, which is not a file in its own folder.")
+    target, home = (folder / name).resolve(), folder.resolve()
+    # huggingface_hub keeps a download as links from its snapshot into the blobs beside it.
+    in_download = target.parent.name == "blobs" and target.parent.parent in home.parents
+    if home not in target.parents and not in_download:
+        raise ValueError(f"{named_by} is refused: it names {name!r}, a link to {target}, outside its own folder.")
+    return folder / name
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

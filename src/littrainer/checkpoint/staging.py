@@ -1,0 +1,198 @@
+"""A checkpoint's folder appears complete or not at all: it is written beside its place, sealed, and then renamed.
+
+What is being written, replaced or deleted lies in `.unfinished` in the run's folder, under the checkpoint's own name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from littrainer.checkpoint.manifest import MANIFEST_NAME, DamagedManifest, files_in, read_manifest
+from littrainer.checkpoint.names import TRAINER_STATE_NAME
+from littrainer.checkpoint.sealing import Seal, Stamp, to_disk
+
+logger = logging.getLogger(__name__)
+
+UNFINISHED_DIR = ".unfinished"
+REPLACED, DELETED = ".replaced", ".deleted"
+# What this package puts into the folder for unfinished ones; anything else there is left alone.
+OWN_ENTRY = re.compile(rf".+-\d+({re.escape(REPLACED)}|{re.escape(DELETED)})?")
+
+
+class StagedCheckpoint:
+    """A checkpoint that is being written.
+
+    Parameters:
+        folder: where it is written.
+        final: where it will be.
+    """
+
+    def __init__(self, folder: Path, final: Path) -> None:
+        self.folder = folder
+        self.final = final
+        self.seal = Seal(folder)
+        # The files as they were sealed; empty until then.
+        self.stamps: dict[str, Stamp] = {}
+
+
+@contextlib.contextmanager
+def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
+    """Write a checkpoint in a folder of its own, which takes its place when the block ends without an exception.
+
+    An earlier folder of that name is there until then; after an exception it is as it was.
+
+    Parameters:
+        final: the checkpoint's folder.
+
+    Raises:
+        OSError: the disk is full; the error names the checkpoint and the file.
+    """
+    unfinished = final.parent / UNFINISHED_DIR
+    staged = StagedCheckpoint(unfinished / final.name, final)
+    try:
+        delete_folder(staged.folder)
+        staged.folder.mkdir(parents=True)
+        yield staged
+        _carry_over(final, staged.folder)
+        staged.stamps = staged.seal.complete(_next_sequence(final))
+        _put_in_place(staged.folder, final)
+    except BaseException as error:
+        full = _disk_full_error(error, staged)
+        # The threads may still read what is deleted next.
+        staged.seal.close()
+        shutil.rmtree(staged.folder, ignore_errors=True)
+        if full is not None:
+            raise full from error
+        raise
+    finally:
+        staged.seal.close()
+        with contextlib.suppress(OSError):
+            unfinished.rmdir()
+
+
+@contextlib.contextmanager
+def staged_folder(final: Path) -> Iterator[Path]:
+    """`staged_checkpoint` for what needs the folder alone: yields it, with the name that `final` has."""
+    with staged_checkpoint(final) as staged:
+        yield staged.folder
+
+
+def clean_unfinished(run_dir: Path) -> None:
+    """Remove what a run that was killed left half-written or half-deleted, and put back what it was about to replace.
+
+    Only for a folder that no other run writes to now.
+    """
+    unfinished = run_dir / UNFINISHED_DIR
+    if not unfinished.is_dir():
+        return
+    for entry in sorted(unfinished.iterdir()):
+        if not OWN_ENTRY.fullmatch(entry.name):
+            continue
+        original = run_dir / entry.name.removesuffix(REPLACED)
+        if entry.name.endswith(REPLACED) and not original.exists():
+            os.rename(entry, original)
+            logger.warning("%s is back: a run was stopped when it was about to replace it.", original)
+            continue
+        logger.info("Removing %s, which a run left behind that was stopped while it wrote.", entry)
+        try:
+            delete_folder(entry)
+        except OSError as error:
+            logger.warning("%s, left behind by an earlier run, could not be deleted: %s.", entry, error)
+    with contextlib.suppress(OSError):
+        unfinished.rmdir()
+
+
+def set_aside_and_delete(folder: Path) -> None:
+    """Delete a checkpoint so that no half of it is ever found under its name."""
+    unfinished = folder.parent / UNFINISHED_DIR
+    aside = unfinished / f"{folder.name}{DELETED}"
+    try:
+        unfinished.mkdir(exist_ok=True)
+        delete_folder(aside)
+        os.rename(folder, aside)
+        delete_folder(aside)
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.rmdir()
+
+
+def delete_folder(path: Path) -> None:
+    """Delete a folder, or a link to one, if it is there."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.is_dir():
+        shutil.rmtree(path)
+
+
+def _put_in_place(folder: Path, final: Path) -> None:
+    aside = folder.with_name(f"{final.name}{REPLACED}")
+    delete_folder(aside)
+    replaces = final.is_symlink() or final.exists()
+    if replaces:
+        os.rename(final, aside)
+    try:
+        os.rename(folder, final)
+    except BaseException:
+        if replaces:
+            os.rename(aside, final)
+        raise
+    to_disk(final.parent)
+    delete_folder(aside)
+
+
+def _carry_over(earlier: Path, folder: Path) -> None:
+    # Files that a user put into the folder that is replaced; those of an earlier checkpoint itself are outdated.
+    if not earlier.is_dir():
+        return
+    try:
+        manifest = read_manifest(earlier)
+    except DamagedManifest:
+        return
+    if manifest is None and (earlier / TRAINER_STATE_NAME).exists():
+        return
+    outdated = {} if manifest is None else manifest.files
+    for name in files_in(earlier):
+        if name not in outdated and not (folder / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(earlier / name, folder / name)
+
+
+def _next_sequence(final: Path) -> int:
+    return 1 + max((sequence_of(folder) or 0 for folder in final.parent.glob("*-*") if folder.is_dir()), default=0)
+
+
+def sequence_of(folder: Path) -> int | None:
+    """The place of a checkpoint in the order of writing; None where it has no readable manifest."""
+    if not (folder / MANIFEST_NAME).is_file():
+        return None
+    try:
+        manifest = read_manifest(folder)
+    except DamagedManifest:
+        return None
+    return None if manifest is None else manifest.sequence
+
+
+def _disk_full_error(error: BaseException, staged: StagedCheckpoint) -> OSError | None:
+    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    # safetensors and torch's zip writer raise errors of their own, with the system's words in them or none.
+    words = f"{error} {error.__context__}"
+    if not is_full and not any(os.strerror(number) in words for number in (errno.ENOSPC, errno.EDQUOT)):
+        return None
+    files = [staged.folder / name for name in files_in(staged.folder)]
+    last = max(files, key=lambda path: path.stat().st_mtime_ns, default=staged.folder)
+    written = sum(path.stat().st_size for path in files)
+    free = shutil.disk_usage(staged.final.parent).free
+    return OSError(
+        errno.ENOSPC,
+        f"{os.strerror(errno.ENOSPC)}: {staged.final} could not be written beyond {last.name}, after {written:,} bytes "
+        f"({free:,} bytes are free). Earlier checkpoints are as they were. Make room, or lower save_total_limit, and "
+        "go on with resume_from_checkpoint=True",
+        str(staged.final / last.name),
+    )

@@ -1,0 +1,95 @@
+"""Whether the states in a checkpoint are those of the optimizer, schedule and loss scaling of a training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+# Entries of torch's optimizers that have the shape of their parameter.
+SHAPED_AS_PARAMETER = frozenset(
+    {
+        "acc_delta",
+        "ax",
+        "exp_avg",
+        "exp_avg_sq",
+        "exp_inf",
+        "grad_avg",
+        "max_exp_avg_sq",
+        "momentum_buffer",
+        "prev",
+        "square_avg",
+        "step_size",
+        "sum",
+    }
+)
+# Sentences in an error; the rest is counted.
+LONGEST_LIST = 6
+
+
+def optimizer_differences(optimizer: Any, state: Any, names: Mapping[int, str] | None = None) -> list[str]:
+    """What keeps a state from being loaded into an optimizer; empty where it fits.
+
+    Parameters:
+        names: the names of parameters, by `id`.
+    """
+    if not isinstance(state, dict) or not {"state", "param_groups"} <= set(state):
+        # An optimizer of a user's own may keep its state in another form.
+        return [] if not _is_of_torch(optimizer) else ["it holds no optimizer's state"]
+    if not _is_of_torch(optimizer):
+        return []
+    groups, own_groups = state["param_groups"], optimizer.param_groups
+    if not isinstance(groups, list) or not all(isinstance(group, dict) and "params" in group for group in groups):
+        return ["its param_groups are not parameter groups"]
+    if len(groups) != len(own_groups):
+        return [f"it has {len(groups)} parameter groups and the optimizer has {len(own_groups)}"]
+    differences = [
+        f"parameter group {number} has {len(group['params'])} parameters in it and {len(own['params'])} in training"
+        for number, (group, own) in enumerate(zip(groups, own_groups, strict=True))
+        if len(group["params"]) != len(own["params"])
+    ]
+    if differences:
+        return differences
+    for number, (group, own) in enumerate(zip(groups, own_groups, strict=True)):
+        for index, parameter in zip(group["params"], own["params"], strict=True):
+            name = (names or {}).get(id(parameter), f"parameter {index}")
+            differences += _shape_differences(number, name, parameter, state["state"].get(index, {}))
+    more = len(differences) - LONGEST_LIST
+    return differences[:LONGEST_LIST] + ([f"and {more} more"] if more > 0 else [])
+
+
+def _is_of_torch(optimizer: Any) -> bool:
+    return type(optimizer).__module__.startswith("torch.optim")
+
+
+def _shape_differences(group: int, name: str, parameter: torch.Tensor, entries: Any) -> list[str]:
+    if not isinstance(entries, dict):
+        return [f"the entry of {name} in parameter group {group} is no state"]
+    return [
+        f"{entry} of {name} (parameter group {group}) is {tuple(value.shape)} in the checkpoint and the parameter "
+        f"{tuple(parameter.shape)}"
+        for entry, value in entries.items()
+        if entry in SHAPED_AS_PARAMETER and isinstance(value, torch.Tensor) and value.shape != parameter.shape
+    ]
+
+
+def schedule_differences(schedule: Any, state: Any) -> list[str]:
+    """What keeps a state from being loaded into a schedule; empty where it fits."""
+    if not isinstance(state, dict):
+        return ["it holds no schedule's state"]
+    stored, own = state.get("base_lrs"), getattr(schedule, "base_lrs", None)
+    if isinstance(stored, list) and isinstance(own, list) and len(stored) != len(own):
+        return [f"it has {len(stored)} base learning rates and the schedule has {len(own)}"]
+    return []
+
+
+def scaler_differences(scaler: Any, state: Any) -> list[str]:
+    """What keeps a state from being loaded into a loss scaling; empty where it fits."""
+    if not isinstance(state, dict):
+        return ["it holds no state of a loss scaling"]
+    absent = sorted(set(scaler.state_dict()) - set(state))
+    wrong = sorted(name for name, value in state.items() if not isinstance(value, (int, float)))
+    return ([f"it lacks {', '.join(absent)}"] if absent else []) + (
+        [f"{', '.join(wrong)} is no number"] if wrong else []
+    )

@@ -1,0 +1,400 @@
+"""Weights of every kind of model: written as transformers has them, and read back under the model's own names."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from littrainer.checkpoint.adapters import carries_adapters, load_adapters
+from littrainer.checkpoint.layout import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
+from littrainer.checkpoint.safe_loading import OTHER_CHECKPOINT, file_inside, load_json, load_safetensors, load_tensors
+from littrainer.ecosystem import is_a
+
+logger = logging.getLogger(__name__)
+
+WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
+# What modules keep beside tensors (`get_extra_state`); safetensors holds tensors only.
+EXTRA_STATE_NAME = "littrainer_extra_state.pt"
+EXTRA_STATE_SUFFIX = "_extra_state"
+# Beyond it the weights are spread over several files, as `save_pretrained` does.
+MAX_SHARD_SIZE: int | str = "50GB"
+SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+# What torch.compile and DistributedDataParallel put before the names of what they wrap.
+COMPILED_PART = "_orig_mod"
+WRAPPER_PREFIX = "module."
+# Names in an error; the rest is counted.
+LONGEST_LIST = 8
+
+
+# ---- Writing ---------------------------------------------------------------------------------------------------------
+
+
+def write_weights(
+    model: nn.Module,
+    output_dir: str | Path,
+    state_dict: Mapping[str, Any] | None = None,
+    max_shard_size: int | str | None = None,
+) -> None:
+    """Write a model's weights, and its configuration where it has one; of a model with adapters only these.
+
+    Parameters:
+        output_dir: the folder, created where it does not exist.
+        state_dict: weights to write in the place of the model's own.
+        max_shard_size: bytes, or text such as "5GB", beyond which the weights are spread over several files.
+
+    Raises:
+        ValueError: a weight has no values (device meta), or something beside tensors that could not be loaded safely.
+    """
+    os.makedirs(output_dir, exist_ok=True)
+    inner: Any = without_wrappers(model)
+    if not is_a(inner, "pretrained model"):
+        _write_plain(model, Path(output_dir), state_dict, max_shard_size or MAX_SHARD_SIZE)
+        return
+    if state_dict is not None and inner is not model:
+        state_dict = {_plain_name(name): tensor for name, tensor in state_dict.items()}
+    keywords: dict[str, Any] = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
+    inner.save_pretrained(output_dir, state_dict=state_dict, **keywords)
+
+
+def without_wrappers(model: nn.Module) -> nn.Module:
+    """The module inside `torch.compile` and DistributedDataParallel."""
+    while True:
+        inner = getattr(model, COMPILED_PART, None)
+        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if inner is None:
+            return model
+        model = inner
+
+
+def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None, max_shard_size: int | str) -> None:
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors.torch import save_file
+
+    own = model.state_dict()
+    state = dict(own if given is None else given)
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    without_values = [name for name, tensor in tensors.items() if tensor.is_meta]
+    if without_values:
+        raise ValueError(
+            f"The model's weights cannot be written to {folder}: {_listed(without_values)} have no values (device "
+            "meta). Give them values, for instance with to_empty() and an initialisation, before saving."
+        )
+    _write_extra_state({name: value for name, value in state.items() if name not in tensors}, folder)
+    tensors = _each_once(tensors, own)
+    shards = split_torch_state_dict_into_shards(
+        tensors, filename_pattern="model{suffix}.safetensors", max_shard_size=max_shard_size
+    )
+    for file, names in shards.filename_to_tensors.items():
+        save_file({name: tensors[name] for name in names}, folder / file, metadata={"format": "pt"})
+    written = {*shards.filename_to_tensors}
+    if shards.is_sharded:
+        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
+        written.add(SAFE_WEIGHTS_INDEX_NAME)
+    _delete_earlier_weights(folder, written)
+
+
+def _each_once(tensors: dict[str, torch.Tensor], own: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Contiguous tensors of which no two share memory; of tied ones the first name stays."""
+    first_of_place: dict[Any, str] = {}
+    # Copied weights no longer share memory, and are tied all the same where the model's own are.
+    tied = {name: kept for kept, others in tied_names(own).items() for name in others}
+    kept: dict[str, torch.Tensor] = {}
+    storages: set[Any] = set()
+    for name, tensor in tensors.items():
+        place = _place(tensor)
+        if place is not None and first_of_place.setdefault(place, name) != name:
+            continue
+        twin = kept.get(tied.get(name, ""))
+        if twin is not None and torch.equal(twin, tensor):
+            continue
+        storage = (tensor.device, tensor.untyped_storage().data_ptr())
+        # Views of one piece of memory are written each for itself.
+        kept[name] = tensor.detach().clone() if tensor.numel() and storage in storages else tensor.detach()
+        kept[name] = kept[name].contiguous()
+        storages.add(storage)
+    return kept
+
+
+def _write_extra_state(extras: dict[str, Any], folder: Path) -> None:
+    path = folder / EXTRA_STATE_NAME
+    if not extras:
+        path.unlink(missing_ok=True)
+        return
+    torch.save(extras, path)
+    try:
+        load_tensors(path)
+    except ValueError as error:
+        path.unlink()
+        raise ValueError(
+            f"The model's state cannot be written to {folder}: {_listed(extras)} holds something that a checkpoint "
+            "could not be loaded safely with. Let get_extra_state return tensors, numbers, text and containers of them."
+        ) from error
+
+
+def _delete_earlier_weights(folder: Path, written: set[str]) -> None:
+    # What an earlier, larger or smaller, model left in the folder would be read in the place of this one.
+    for entry in folder.iterdir():
+        is_weights = entry.name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME) or SHARD.fullmatch(entry.name)
+        if is_weights and entry.name not in written:
+            entry.unlink()
+
+
+def tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Names that stand for one and the same tensor: the first of them -> the others."""
+    names: dict[Any, list[str]] = {}
+    for name, value in state_dict.items():
+        place = _place(value)
+        if place is not None:
+            names.setdefault(place, []).append(name)
+    return {first: others for first, *others in names.values() if others}
+
+
+def _place(value: Any) -> Any:
+    if not _has_shape(value) or value.is_meta or value.numel() == 0:
+        return None
+    return value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride()
+
+
+# ---- Reading ---------------------------------------------------------------------------------------------------------
+
+
+def read_weights(folder: Path) -> dict[str, Any]:
+    """The state dict in a folder: one file, or the shards of an index; of safetensors, or of `torch.save`.
+
+    Raises:
+        ValueError: the folder holds no weights, a file is damaged, or an index names a file outside the folder.
+    """
+    if (folder / SAFE_WEIGHTS_NAME).is_file():
+        state: dict[str, Any] = load_safetensors(folder / SAFE_WEIGHTS_NAME)
+    elif (folder / WEIGHTS_NAME).is_file():
+        state = load_tensors(folder / WEIGHTS_NAME)
+    elif (folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
+        state = _read_shards(folder / SAFE_WEIGHTS_INDEX_NAME, load_safetensors)
+    elif (folder / WEIGHTS_INDEX_NAME).is_file():
+        state = _read_shards(folder / WEIGHTS_INDEX_NAME, load_tensors)
+    else:
+        raise ValueError(
+            f"No model weights in {folder}: expected {SAFE_WEIGHTS_NAME}, {SAFE_WEIGHTS_INDEX_NAME}, {WEIGHTS_NAME} or "
+            f"{WEIGHTS_INDEX_NAME}."
+        )
+    if (folder / EXTRA_STATE_NAME).is_file():
+        state = {**state, **load_tensors(folder / EXTRA_STATE_NAME)}
+    return state
+
+
+def _read_shards(index: Path, load: Any) -> dict[str, Any]:
+    content = load_json(index)
+    places = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(places, dict):
+        raise ValueError(f"{index} is no index of weights: it has no weight_map. {OTHER_CHECKPOINT}")
+    shards = {name: file_inside(index.parent, name, index) for name in sorted(set(map(str, places.values())))}
+    missing = [name for name, path in shards.items() if not path.is_file()]
+    if missing:
+        raise ValueError(f"{index} names {_listed(missing)}, which is missing. {OTHER_CHECKPOINT}")
+    return {name: tensor for path in shards.values() for name, tensor in load(path).items()}
+
+
+@dataclass(frozen=True)
+class Differences:
+    """What keeps stored weights from being those of a model.
+
+    Parameters:
+        missing: names that the model has and the file has not.
+        unexpected: names that the file has and the model has not.
+        shapes: sentences about names whose shapes differ.
+    """
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    shapes: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.shapes)
+
+    def __str__(self) -> str:
+        parts = {
+            "the checkpoint has no weights for": self.missing,
+            "the model does not have": self.unexpected,
+            "shapes differ:": self.shapes,
+        }
+        return "; ".join(f"{text} {_listed(names)}" for text, names in parts.items() if names)
+
+
+def load_weights(model: nn.Module, folder: Path, *, to_resume: bool = False) -> None:
+    """Load the weights of a checkpoint into a model, and say what did not match.
+
+    Parameters:
+        to_resume: a training goes on with them, so that a difference which changes its numbers is an error. Else
+            differing names are logged; shapes that differ are always an error.
+
+    Raises:
+        ValueError: the folder holds no weights, a file is damaged, or the weights are those of another model.
+    """
+    inner = without_wrappers(model)
+    if carries_adapters(inner) and not _has_whole_weights(folder):
+        complaints = load_adapters(inner, folder, is_trainable=to_resume)
+        if complaints:
+            raise ValueError(_another_model(folder, _listed(complaints)))
+        return
+    state, differences = fitted(model, read_weights(folder))
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    only_frozen_missing = not differences.unexpected and frozen.issuperset(differences.missing)
+    if differences.shapes or (to_resume and differences and not only_frozen_missing):
+        raise ValueError(_another_model(folder, str(differences)))
+    if differences:
+        logger.warning("%s: %s.", folder, differences)
+    model.load_state_dict(state, strict=False)
+
+
+def _has_whole_weights(folder: Path) -> bool:
+    return (folder / SAFE_WEIGHTS_NAME).is_file() or (folder / WEIGHTS_NAME).is_file()
+
+
+def _another_model(folder: Path, text: str) -> str:
+    return (
+        f"The weights in {folder} are not those of this model: {text}. Make the model as it was when the checkpoint "
+        "was written, or load what fits by hand and start a new training."
+    )
+
+
+def fitted(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
+    """Stored weights under the names of a model, tied ones under each of theirs, and what does not match.
+
+    Wrappers' prefixes are taken away or added. Where names are left over, and the model is one of transformers, that
+    library is asked to convert them: it renames, splits and joins weights between its releases.
+    """
+    state, differences = _renamed(model, stored)
+    inner: Any = without_wrappers(model)
+    if not differences or not is_a(inner, "pretrained model") or carries_adapters(inner):
+        return state, differences
+    conversion = _converted(inner, stored)
+    if conversion is None:
+        return state, differences
+    state, differences = _renamed(model, conversion.state)
+    missing = [name for name in differences.missing if _plain_name(name) not in conversion.shapes]
+    unexpected = [*differences.unexpected, *(name for name in conversion.unused if name not in differences.unexpected)]
+    return state, Differences(missing, unexpected, [*conversion.shapes.values(), *differences.shapes])
+
+
+def _renamed(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
+    own = model.state_dict()
+    plain = {_plain_name(name): name for name in own}
+    state = {}
+    for name, value in stored.items():
+        state[name if name in own else plain.get(_plain_name(name), name)] = value
+    for first, others in tied_names(own).items():
+        found = next((state[name] for name in (first, *others) if name in state), None)
+        if found is not None:
+            state.update({name: found for name in (first, *others) if name not in state})
+    shapes = [
+        _other_shape(name, state[name].shape, value.shape)
+        for name, value in own.items()
+        if _has_shape(value)
+        and _has_shape(state.get(name))
+        and state[name].shape != value.shape
+        and not name.endswith(EXTRA_STATE_SUFFIX)
+    ]
+    inner = without_wrappers(model)
+    missing = _not_ignored(
+        (name for name in own if name not in state),
+        [
+            *(getattr(inner, "_keys_to_ignore_on_save", None) or ()),
+            *_patterns(inner, "_keys_to_ignore_on_load_missing"),
+        ],
+    )
+    unexpected = _not_ignored(
+        (name for name in state if name not in own), _patterns(inner, "_keys_to_ignore_on_load_unexpected")
+    )
+    return state, Differences(missing, unexpected, shapes)
+
+
+def _has_shape(value: Any) -> bool:
+    # A lazy module's parameters have none before its first batch.
+    return isinstance(value, torch.Tensor) and not is_lazy(value)
+
+
+def _other_shape(name: str, stored: Iterable[int], own: Iterable[int]) -> str:
+    return f"{name} is {tuple(stored)} in the checkpoint and {tuple(own)} in the model"
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Weights under the names of the installed transformers.
+
+    Parameters:
+        state: the weights.
+        unused: stored names that no weight came from.
+        shapes: a sentence for each name whose shape differs.
+    """
+
+    state: dict[str, Any]
+    unused: list[str]
+    shapes: dict[str, str]
+
+
+def _converted(inner: Any, stored: Mapping[str, Any]) -> Conversion | None:
+    wide = any(parameter.dtype == torch.float64 for parameter in inner.parameters())
+    try:
+        # What it initialises by itself must not move the random numbers of the training.
+        with torch.random.fork_rng(devices=[]), _without_report():
+            other, notes = type(inner).from_pretrained(
+                None,
+                config=copy.deepcopy(inner.config),
+                state_dict=dict(stored),
+                dtype=torch.float64 if wide else torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+    except Exception as error:
+        # A class with a constructor of its own cannot be made anew; its names are compared as they stand.
+        logger.debug("%s could not convert stored weights: %s", type(inner).__name__, error)
+        return None
+    shapes = {name: _other_shape(name, theirs, own) for name, theirs, own in notes["mismatched_keys"]}
+    initialised = {*notes["missing_keys"], *shapes}
+    state = {name: value for name, value in other.state_dict().items() if name not in initialised}
+    return Conversion(state, list(notes["unexpected_keys"]), shapes)
+
+
+@contextlib.contextmanager
+def _without_report() -> Iterator[None]:
+    # transformers prints a table of what does not match, which the caller says in its own words.
+    its_logger = logging.getLogger("transformers.modeling_utils")
+    level = its_logger.level
+    its_logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        its_logger.setLevel(level)
+
+
+def _plain_name(name: str) -> str:
+    """A name without what wrappers put into it."""
+    return ".".join(part for part in name.removeprefix(WRAPPER_PREFIX).split(".") if part != COMPILED_PART)
+
+
+def _patterns(model: Any, attribute: str) -> list[str]:
+    return list(getattr(model, attribute, None) or ())
+
+
+def _not_ignored(names: Iterable[str], patterns: list[str]) -> list[str]:
+    return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = [*names]
+    more = len(shown) - LONGEST_LIST
+    return ", ".join(shown[:LONGEST_LIST]) + (f" and {more} more" if more > 0 else "")

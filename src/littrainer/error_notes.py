@@ -1,0 +1,22 @@
+"""Explanations that are added to an error without changing its type or its arguments."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note, which a traceback shows below the error; what it has already is not added again."""
+    noted: Any = error
+    notes = getattr(error, "__notes__", [])
+    if note in notes:
+        return
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+        return
+    # Python 3.10 knows no notes and prints none.
+    noted.__notes__ = [*notes, note]
+    logger.error(note)

@@ -1,0 +1,91 @@
+"""Calling a script's metric function, and what is wrong with what it is given or returns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from littrainer.arguments.choices import SaveStrategy
+from littrainer.error_notes import add_note
+from littrainer.evaluation.results import EvalPrediction, denumpify_detensorize
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+
+def call_metric_function(trainer: Trainer, prediction: EvalPrediction, **keywords: Any) -> Any:
+    """What `compute_metrics` returns; an error of its own leaves with a note that says where it happened.
+
+    Parameters:
+        keywords: further ones it is called with.
+    """
+    assert trainer.compute_metrics is not None
+    with noting_where(trainer):
+        return trainer.compute_metrics(prediction, **keywords)
+
+
+@contextmanager
+def noting_where(trainer: Trainer) -> Iterator[None]:
+    """Errors of metrics within leave with a note that says where they happened."""
+    try:
+        yield
+    except Exception as error:
+        add_note(error, f"{_name_of(trainer.compute_metrics)} raised this {_where(trainer)}.{_what_is_left(trainer)}")
+        raise
+
+
+def checked_metrics(trainer: Trainer, metrics: Any) -> dict[str, Any]:
+    """Metrics as Python numbers under their names.
+
+    Raises:
+        TypeError: they are no dict; or a checkpoint is to hold one of them, and JSON cannot.
+    """
+    function = _name_of(trainer.compute_metrics)
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"{function} returned {_shortened(metrics)} {_where(trainer)}. It has to return a dict of names and "
+            "numbers, such as {'accuracy': 0.5}."
+        )
+    plain = denumpify_detensorize(dict(metrics))
+    if trainer.is_in_train and trainer.args.save_strategy != SaveStrategy.NO:
+        for name, value in plain.items():
+            if not _fits_into_json(value):
+                raise TypeError(
+                    f"{function} returned {name!r}: {_shortened(value)} {_where(trainer)}, and the checkpoints of this "
+                    "training hold metrics as JSON. Return a number; an array of them as a list (.tolist())."
+                )
+    return plain
+
+
+def _fits_into_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _name_of(function: Any) -> str:
+    return f"compute_metrics ({getattr(function, '__qualname__', type(function).__name__)})"
+
+
+def _where(trainer: Trainer) -> str:
+    if not trainer.is_in_train:
+        return "in an evaluation outside of training"
+    return f"in the evaluation at optimizer step {trainer.state.global_step} of {trainer.state.max_steps}"
+
+
+def _what_is_left(trainer: Trainer) -> str:
+    if not trainer.is_in_train or trainer.args.save_strategy == SaveStrategy.NO:
+        return ""
+    return (
+        " The checkpoints written before are complete: once it is mended, train(resume_from_checkpoint=True) goes on "
+        "from the newest one."
+    )
+
+
+def _shortened(value: Any, longest: int = 80) -> str:
+    text = " ".join(repr(value).split())
+    return f"{text if len(text) <= longest else text[:longest] + '...'} (a {type(value).__name__})"

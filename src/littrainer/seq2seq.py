@@ -1,0 +1,114 @@
+"""`Seq2SeqTrainer`: a Trainer whose predictions are what the model generates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from littrainer.evaluation import generation
+from littrainer.evaluation.results import PredictionOutput
+from littrainer.trainer import Trainer
+
+
+class Seq2SeqTrainer(Trainer):
+    """A Trainer that evaluates and predicts with the model's `generate`, where `predict_with_generate` is set.
+
+    Parameters:
+        args: `Seq2SeqTrainingArguments`; with plain `TrainingArguments` it predicts as a Trainer does.
+
+    The other parameters are the Trainer's.
+
+    Raises:
+        OSError, ValueError, TypeError: the arguments name no valid generation config, or the model cannot generate.
+    """
+
+    # Keywords of `generate` while an `evaluate` or `predict` goes on; the values of a script's own prediction loop.
+    _gen_kwargs: dict[str, Any] = {}  # noqa: RUF012
+
+    def _validate_args(self) -> None:
+        super()._validate_args()
+        generation.prepare(self, self.model)
+
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        """Make a model with `model_init`, with the generation config of the arguments."""
+        model = super().call_model_init(trial)
+        generation.prepare(self, model)
+        return model
+
+    @staticmethod
+    def load_generation_config(gen_config_arg: Any) -> Any:
+        """A generation config of its own from what the argument `generation_config` names.
+
+        Raises:
+            OSError: there is none to be read.
+            ValueError: its settings contradict each other.
+            TypeError: it is neither a path, a model id nor a generation config.
+        """
+        return generation.load_config(gen_config_arg)
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: Sequence[str] | None = None,
+        metric_key_prefix: str = "eval",
+        **gen_kwargs: Any,
+    ) -> dict[str, float]:
+        """Evaluate on a dataset and log the metrics.
+
+        Parameters:
+            eval_dataset, ignore_keys, metric_key_prefix: as `Trainer.evaluate`.
+            gen_kwargs: keywords of the model's `generate` for this call, such as `max_length` and `num_beams`. They
+                come before the arguments, and those before the model's generation config.
+        """
+        datasets = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(datasets, dict):
+            metrics: dict[str, float] = {}
+            for name, dataset in datasets.items():
+                one = name if eval_dataset is None else dataset
+                prefix = f"{metric_key_prefix}_{name}"
+                metrics.update(self.evaluate(one, ignore_keys=ignore_keys, metric_key_prefix=prefix, **gen_kwargs))
+            return metrics
+        with generation.keywords_for_a_call(self, gen_kwargs):
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+
+    def predict(
+        self,
+        test_dataset: Any,
+        ignore_keys: Sequence[str] | None = None,
+        metric_key_prefix: str = "test",
+        **gen_kwargs: Any,
+    ) -> PredictionOutput:
+        """Predict a dataset; metrics are computed where it has labels.
+
+        Parameters:
+            test_dataset, ignore_keys, metric_key_prefix: as `Trainer.predict`.
+            gen_kwargs: as in `evaluate`.
+
+        Returns:
+            generated token ids and labels as NumPy arrays, padded to the generation config's `max_length`, and metrics.
+        """
+        with generation.keywords_for_a_call(self, gen_kwargs):
+            return super().predict(test_dataset, ignore_keys, metric_key_prefix)
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: Sequence[str] | None = None,
+        **gen_kwargs: Any,
+    ) -> tuple[Any, Any, Any]:
+        """Loss, generated token ids and labels of one batch; override to change what a prediction is.
+
+        Parameters:
+            gen_kwargs: keywords of the model's `generate` instead of those of the call and the arguments.
+        """
+        if prediction_loss_only or not generation.is_asked_for(self.args):
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        return generation.generate_batch(self, model, inputs, gen_kwargs or self._gen_kwargs)
+
+    def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:
+        return generation.padded(tensor, max_length, generation.padding_token(self))

@@ -1,0 +1,235 @@
+"""What a checkpoint keeps so that training goes on exactly, beside what transformers' checkpoints keep.
+
+It is one file, which transformers passes over. A checkpoint without it is resumed as transformers resumes it: at the
+place in the data that the number of optimizer steps stands for.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
+from littrainer.checkpoint.names import RESUME_RECORD_NAME
+from littrainer.checkpoint.safe_loading import load_tensors
+from littrainer.data.stream_states import loads_safely
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.state import TrainerState
+    from littrainer.trainer import Trainer
+    from littrainer.training.plan import TrainingPlan
+    from littrainer.training.run import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+# What a resumed training reads from the checkpoint, whatever the arguments say now.
+KEPT_FROM_CHECKPOINT = (
+    "learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "logging_steps",
+    "eval_steps",
+    "save_steps",
+)
+# What makes another training of it, from the resumed step on.
+TAKEN_FROM_ARGUMENTS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "num_train_epochs",
+    "max_steps",
+    "optim",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "max_grad_norm",
+    "label_smoothing_factor",
+    "neftune_noise_alpha",
+    "seed",
+    "data_seed",
+    "train_sampling_strategy",
+    "dataloader_drop_last",
+    "dataloader_num_workers",
+    "bf16",
+    "fp16",
+)
+# Sizes of the data and of the optimizer step that have to be the same for a place in the data to mean the same.
+SIZES = {
+    "micro_batch": "samples per micro-batch",
+    "accumulation": "micro-batches per optimizer step",
+    "world_size": "processes",
+    "epoch_length": "micro-batches per epoch",
+    "num_examples": "training samples",
+}
+# Relative rounding of the epochs in trainer_state.json.
+EPOCH_ROUNDING = 1e-6
+
+
+@dataclass
+class Position:
+    """The place in the data at which training goes on.
+
+    Parameters:
+        epoch: the epoch, counted from 0.
+        micro_batches: micro-batches of it that have been trained on.
+        epoch_end_is_due: all of the epoch has been trained on, and what is done at its end is still to be done.
+    """
+
+    epoch: int
+    micro_batches: int
+    epoch_end_is_due: bool = False
+
+
+def resume_record(run: TrainingRun) -> dict[str, Any]:
+    """What `littrainer_resume.pt` holds for the step that a training stands at."""
+    position = run.position()
+    return {
+        "version": 1,
+        "position": vars(position),
+        "sizes": _sizes(run.trainer, run.plan),
+        "arguments": _compared_arguments(run.trainer.args),
+        "data": run.windows.progress.state(epoch_is_over=position.epoch_end_is_due or not position.micro_batches),
+        "lightning_callbacks": _states_of_lightning_callbacks(run.trainer),
+    }
+
+
+def read_resume_record(folder: Path) -> dict[str, Any] | None:
+    """The record of a checkpoint; None where transformers wrote it.
+
+    Raises:
+        ValueError: the file is damaged, or could run code.
+    """
+    path = folder / RESUME_RECORD_NAME
+    return load_tensors(path) if path.is_file() else None
+
+
+def position_of(record: dict[str, Any] | None, trainer: Trainer, plan: TrainingPlan) -> Position | None:
+    """The place in the data that a record names; None where it means nothing for this training, or is not wanted."""
+    if record is None or trainer.args.ignore_data_skip:
+        return None
+    now, then = _sizes(trainer, plan), record["sizes"]
+    # A stream's length is that of the training, and where it stands does not depend on it.
+    needed = set(SIZES) - {"num_examples"} - ({"epoch_length"} if then["is_endless"] and now["is_endless"] else set())
+    is_same_data = all(now[name] == then[name] for name in needed) and now["is_endless"] == then["is_endless"]
+    return Position(**record["position"]) if is_same_data else None
+
+
+def counted_position(trainer: Trainer, plan: TrainingPlan) -> Position:
+    """The place in the data that the number of optimizer steps stands for, as transformers counts it."""
+    epoch, steps_into_epoch = divmod(trainer.state.global_step, plan.optimizer_steps_per_epoch)
+    if trainer.args.ignore_data_skip:
+        return Position(epoch, 0)
+    return Position(epoch, steps_into_epoch * trainer.args.gradient_accumulation_steps)
+
+
+def has_work_at_epoch_ends(args: TrainingArguments) -> bool:
+    """Whether the arguments ask for something at the end of each epoch."""
+    return (
+        args.eval_strategy == IntervalStrategy.EPOCH
+        or args.logging_strategy == IntervalStrategy.EPOCH
+        or args.save_strategy == SaveStrategy.EPOCH
+    )
+
+
+def warn_of_differences(
+    checkpoint: Path, record: dict[str, Any] | None, trainer: Trainer, plan: TrainingPlan
+) -> list[str]:
+    """Say once what is not as it was when a checkpoint was written, and return it sentence by sentence."""
+    sentences = _other_arguments(record, trainer.args, trainer.state, plan) + _other_sizes(record, trainer, plan)
+    if sentences:
+        logger.warning("Resuming from %s, which was written by another training. %s", checkpoint, " ".join(sentences))
+    return sentences
+
+
+def _other_arguments(
+    record: dict[str, Any] | None, args: TrainingArguments, state: TrainerState, plan: TrainingPlan
+) -> list[str]:
+    now = _compared_arguments(args)
+    if record is None:
+        then: dict[str, Any] = {}
+        for name in ("logging_steps", "eval_steps", "save_steps"):
+            now[name] = _resolved(now[name], plan.max_steps)
+            then[name] = getattr(state, name)
+        if now["eval_steps"] is None:
+            del then["eval_steps"]
+    else:
+        then = record["arguments"]
+    changed = [name for name in now if name in then and now[name] != then[name]]
+    kept = [f"{name}={now[name]!r} has no effect ({then[name]!r})" for name in changed if name in KEPT_FROM_CHECKPOINT]
+    taken = [f"{name}={now[name]!r} ({then[name]!r})" for name in changed if name in TAKEN_FROM_ARGUMENTS]
+    sentences = []
+    if taken:
+        sentences.append(f"From here on it has {', '.join(taken)}; in brackets what was.")
+    if kept:
+        sentences.append(f"What stands in the checkpoint is kept, so {', '.join(kept)}.")
+    return sentences
+
+
+def _other_sizes(record: dict[str, Any] | None, trainer: Trainer, plan: TrainingPlan) -> list[str]:
+    now = _sizes(trainer, plan)
+    if record is not None:
+        names = [name for name in SIZES if not now["is_endless"] or name not in ("epoch_length", "num_examples")]
+        then = record["sizes"]
+        changed = [f"{now[name]} {SIZES[name]} ({then[name]})" for name in names if now[name] != then[name]]
+        if not changed:
+            return []
+        counted = position_of(record, trainer, plan) is None and not trainer.args.ignore_data_skip
+        where = " The place in the data is counted in optimizer steps of the new size." if counted else ""
+        return [f"There are now {', '.join(changed)}.{where}"]
+    if now["is_endless"] or trainer.args.ignore_data_skip:
+        return []
+    position = counted_position(trainer, plan)
+    expected = position.epoch + min(position.micro_batches / plan.micro_batches_per_epoch, 1.0)
+    if abs(expected - trainer.state.epoch) <= EPOCH_ROUNDING * max(expected, 1.0):
+        return []
+    return [
+        f"Its {trainer.state.global_step} optimizer steps were {trainer.state.epoch:.4g} epochs and are {expected:.4g} "
+        "with the data, batch size and accumulation of now."
+    ]
+
+
+def _resolved(interval: float | None, max_steps: int) -> float | None:
+    import math
+
+    return math.ceil(interval * max_steps) if interval is not None and interval < 1 else interval
+
+
+def _sizes(trainer: Trainer, plan: TrainingPlan) -> dict[str, Any]:
+    return {
+        "micro_batch": trainer._train_batch_size,
+        "accumulation": trainer.args.gradient_accumulation_steps,
+        "world_size": trainer.args.world_size,
+        "epoch_length": plan.micro_batches_per_epoch,
+        "num_examples": plan.num_examples,
+        "is_endless": plan.is_endless,
+    }
+
+
+def _compared_arguments(args: TrainingArguments) -> dict[str, Any]:
+    values = {name: getattr(args, name) for name in (*TAKEN_FROM_ARGUMENTS, *KEPT_FROM_CHECKPOINT)}
+    plain = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+    return {
+        name: value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+        for name, value in plain.items()
+    }
+
+
+def _states_of_lightning_callbacks(trainer: Trainer) -> dict[str, Any]:
+    states = {callback.state_key: callback.state_dict() for callback in _lightning_callbacks(trainer)}
+    return {key: state for key, state in states.items() if state and loads_safely(state)}
+
+
+def restore_lightning_callbacks(trainer: Trainer, record: dict[str, Any] | None) -> None:
+    """Give callbacks of Lightning's kind the states that the checkpoint has for them."""
+    states = (record or {}).get("lightning_callbacks", {})
+    for callback in _lightning_callbacks(trainer):
+        if callback.state_key in states:
+            callback.load_state_dict(states[callback.state_key])
+
+
+def _lightning_callbacks(trainer: Trainer) -> list[Any]:
+    return list(trainer.lightning_trainer.callbacks) if trainer.lightning_trainer is not None else []  # type: ignore[attr-defined]

@@ -1,0 +1,31 @@
+"""Small files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def write_whole(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file so that a failure, or the end of the process, leaves what was there before.
+
+    Raises:
+        OSError: it cannot be written; the error is of the kind that the system reported and names the file.
+    """
+    target = Path(path).resolve()
+    unfinished = target.with_name(f".{target.name}.unfinished-{os.getpid()}")
+    try:
+        with open(unfinished, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, target)
+    except BaseException as error:
+        with suppress(OSError):
+            unfinished.unlink()
+        if isinstance(error, OSError):
+            state = "what it held before is kept" if target.exists() else "nothing was written"
+            # OSError makes an error of the kind that its number stands for.
+            raise OSError(error.errno, f"{error.strerror}; {state}", str(target)) from error
+        raise

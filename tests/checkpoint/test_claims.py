@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from littrainer.checkpoint import claims
+from littrainer.checkpoint.claims import CLAIM_NAME, claimed
+from tests.scenarios.trainers import quiet_trainer
+
+HOLD = """
+import sys, pathlib
+from littrainer.checkpoint.claims import claimed
+with claimed(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the claim on `tmp_path`."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_another_live_run_is_refused_and_a_dead_one_is_not(tmp_path: Path, other_run: subprocess.Popen[str]) -> None:
+    (tmp_path / ".unfinished" / "checkpoint-4").mkdir(parents=True)
+    with pytest.raises(RuntimeError, match=rf"process {other_run.pid} on .*{tmp_path}.*another output_dir"):
+        quiet_trainer(tmp_path, max_steps=1, save_strategy="steps").train()
+    assert (tmp_path / ".unfinished" / "checkpoint-4").is_dir(), "what the other run writes is left alone"
+    quiet_trainer(tmp_path, max_steps=1, save_strategy="no").train()
+
+    os.kill(other_run.pid, signal.SIGKILL)
+    other_run.wait(60)
+    assert (tmp_path / CLAIM_NAME).exists()
+    trainer = quiet_trainer(tmp_path, max_steps=1, save_strategy="steps")
+    trainer.train()
+    assert os.listdir(tmp_path) == ["checkpoint-1"], "what the dead run left is gone"
+
+
+def test_trainings_one_after_the_other_and_one_inside_the_other_are_fine(tmp_path: Path) -> None:
+    for _ in range(2):
+        with claimed(tmp_path):
+            with claimed(tmp_path):
+                assert (tmp_path / CLAIM_NAME).exists()
+            assert json.loads((tmp_path / CLAIM_NAME).read_text())["pid"] == os.getpid()
+        assert os.listdir(tmp_path) == []
+
+
+def test_runs_in_folders_inside_a_claimed_one_are_fine(tmp_path: Path) -> None:
+    with claimed(tmp_path), claimed(tmp_path / "run-1"):
+        assert {path.name for path in tmp_path.iterdir()} == {CLAIM_NAME, "run-1"}
+
+
+def test_a_training_in_another_thread_is_refused(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+
+    def claim() -> None:
+        try:
+            with claimed(tmp_path):
+                pass
+        except RuntimeError as error:
+            errors.append(error)
+
+    with claimed(tmp_path):
+        thread = threading.Thread(target=claim)
+        thread.start()
+        thread.join(60)
+        assert str(os.getpid()) in str(errors)
+    claim()
+    assert len(errors) == 1
+
+
+def _wait(connection: Any) -> None:
+    connection.send(claims._held)
+    connection.recv()
+
+
+def test_a_worker_that_outlives_its_run_holds_no_claim(tmp_path: Path) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    context = multiprocessing.get_context("fork")
+    with claimed(tmp_path):
+        worker = context.Process(target=_wait, args=(theirs,))
+        worker.start()
+        assert ours.recv() == {}
+    # A run that is killed deletes nothing, and its lock ends when no process has the file open.
+    (tmp_path / CLAIM_NAME).touch()
+    with claimed(tmp_path):
+        pass
+    ours.send(None)
+    worker.join(60)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS])
+def test_a_file_system_without_locks_refuses_nothing_and_cleans_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(descriptor: int, operation: int) -> None:
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr(claims.fcntl, "flock", fail)
+    (tmp_path / ".unfinished" / "checkpoint-4").mkdir(parents=True)
+    with claimed(tmp_path):
+        # It may be another run's that is alive.
+        assert (tmp_path / ".unfinished" / "checkpoint-4").is_dir()
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = os.open
+
+    def refuse(path: Any, flags: int, *rest: Any, **keywords: Any) -> int:
+        if Path(path).name == CLAIM_NAME:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return original(path, flags, *rest, **keywords)
+
+    monkeypatch.setattr(os, "open", refuse)
+    trainer = quiet_trainer(tmp_path, max_steps=1, save_strategy="steps")
+    with pytest.raises(OSError, match=r"No checkpoint can be written to .*Read-only.*save_strategy='no'"):
+        trainer.train()
+    assert trainer.state.global_step == 0 and not trainer.is_in_train
+    quiet_trainer(tmp_path, max_steps=1, save_strategy="no").train()
+
+
+def test_the_claim_ends_with_the_training_also_when_it_fails(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
+    with pytest.raises(ValueError, match="no intact"):
+        trainer.train(resume_from_checkpoint=True)
+    assert os.listdir(tmp_path) == []
+    trainer.train()
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-1", "checkpoint-2"]

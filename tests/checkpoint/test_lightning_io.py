@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import transformers
+from lightning.pytorch.callbacks import ModelCheckpoint
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import DataLoader
+
+import littrainer
+from littrainer import TransformersCheckpointIO
+from tests.scenarios.data import Rows, tiny_tokenizer, vector_rows
+from tests.scenarios.models import VectorClassifier, tiny_gpt2
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "accelerator": "cpu",
+    "num_sanity_val_steps": 0,
+}
+EPOCH_STEPS = 5
+
+
+class VectorModule(pl.LightningModule):
+    """Carries a model as `model`, has a weight of its own beside it, and notes the losses of its steps."""
+
+    def __init__(self, model: nn.Module | None = None, has_temperature: bool = True, **hyper_parameters: Any) -> None:
+        super().__init__()
+        self.save_hyperparameters(hyper_parameters)
+        torch.manual_seed(0)
+        self.model = VectorClassifier() if model is None else model
+        self.temperature = nn.Parameter(torch.ones(())) if has_temperature else 1.0
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.model(**batch)["loss"] * self.temperature
+        self.losses.append(loss.item())
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def batches() -> DataLoader[Any]:
+    return DataLoader(Rows(vector_rows(4 * EPOCH_STEPS)), batch_size=4)  # type: ignore[arg-type]
+
+
+def fitted(
+    folder: Path, module: pl.LightningModule, *, epochs: int, io: Any = None, resume: Any = None, save_at: int = 0
+) -> pl.Trainer:
+    """Fit; `save_at` is the optimizer step at which `folder` is written."""
+
+    class Save(pl.Callback):
+        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            if trainer.global_step == save_at:
+                trainer.save_checkpoint(folder)
+
+    plugin = TransformersCheckpointIO(module) if io is None else io
+    trainer = pl.Trainer(plugins=[plugin], callbacks=[Save()], max_epochs=epochs, **QUIET)
+    trainer.fit(module, batches(), ckpt_path=resume)
+    return trainer
+
+
+def weights(module: nn.Module) -> dict[str, Any]:
+    return {name: value.tolist() for name, value in module.state_dict().items()}
+
+
+def test_a_lightning_training_goes_on_from_a_folder_with_the_same_numbers(tmp_path: Path) -> None:
+    whole, second = VectorModule(note="a"), VectorModule()
+    fitted(tmp_path / "step.ckpt", whole, epochs=2, save_at=EPOCH_STEPS)
+    trainer = fitted(tmp_path / "unused", second, epochs=2, resume=tmp_path / "step.ckpt")
+    assert trainer.global_step == 2 * EPOCH_STEPS
+    assert second.losses == whole.losses[EPOCH_STEPS:]
+    assert weights(second) == weights(whole)
+    assert sorted(path.name for path in (tmp_path / "step.ckpt").iterdir()) == [
+        "lightning_state.pt",
+        "littrainer_manifest.json",
+        "model.safetensors",
+    ]
+
+
+def test_a_model_of_transformers_is_written_for_from_pretrained_with_its_tokenizer(tmp_path: Path) -> None:
+    module = VectorModule(tiny_gpt2())
+    trainer = pl.Trainer(plugins=[TransformersCheckpointIO(module.model, tiny_tokenizer())], **QUIET)
+    trainer.strategy.connect(module)
+    trainer.save_checkpoint(tmp_path / "model")
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "model")
+    assert weights(loaded) == weights(module.model)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "model")("loss")["input_ids"]
+    state = torch.load(tmp_path / "model" / "lightning_state.pt", weights_only=True)
+    assert state["further_weights"]["temperature"] == 1
+    assert "state_dict" not in state
+
+
+def test_the_best_folder_of_a_model_checkpoint_is_kept_loaded_and_the_others_deleted(tmp_path: Path) -> None:
+    module = VectorModule()
+
+    class Report(pl.Callback):
+        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            pl_module.log("score", float(trainer.current_epoch != 1))
+
+    keeper = ModelCheckpoint(dirpath=tmp_path, monitor="score", save_last=True)
+    settings = {**QUIET, "enable_checkpointing": True}
+    trainer = pl.Trainer(
+        plugins=[TransformersCheckpointIO(module)], callbacks=[Report(), keeper], max_epochs=3, **settings
+    )
+    trainer.fit(module, batches())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["epoch=1-step=10.ckpt", "last.ckpt"]
+    best = load_file(tmp_path / "epoch=1-step=10.ckpt" / "model.safetensors")
+    after_training = weights(module.model)
+    trainer.validate(module, batches(), ckpt_path="best", verbose=False)
+    assert weights(module.model) == {name: value.tolist() for name, value in best.items()} != after_training
+
+
+@pytest.mark.parametrize("library", [littrainer, transformers], ids=["ours", "theirs"])
+@pytest.mark.parametrize("saved_at", [EPOCH_STEPS, 3], ids=["end of an epoch", "middle of an epoch"])
+def test_a_folder_that_a_trainer_wrote_is_resumed_by_lightning(tmp_path: Path, library: Any, saved_at: int) -> None:
+    class DecaysWeights(VectorModule):
+        def configure_optimizers(self) -> Any:
+            names = ("weight",)
+            decayed = [p for name, p in self.model.named_parameters() if name.endswith(names) and "norm" not in name]
+            others = [p for p in self.model.parameters() if not any(p is member for member in decayed)]
+            optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others}], lr=0.01)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    args = quiet_arguments(
+        tmp_path, library.TrainingArguments, max_steps=10, save_strategy="steps", save_steps=saved_at
+    )
+    trained = library.Trainer(model=VectorClassifier(), args=args, train_dataset=Rows(vector_rows(4 * EPOCH_STEPS)))
+    trained.train()
+    folder = tmp_path / f"checkpoint-{saved_at}"
+    module = DecaysWeights(has_temperature=False)
+    first: list[Any] = []
+
+    class Look(pl.Callback):
+        def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+            moments = [state["exp_avg"].tolist() for state in trainer.optimizers[0].state.values()]
+            rates = trainer.lr_scheduler_configs[0].scheduler.last_epoch
+            first.append((trainer.global_step, trainer.current_epoch, weights(module.model), moments, rates))
+
+    trainer = pl.Trainer(plugins=[TransformersCheckpointIO(module)], callbacks=[Look()], max_epochs=2, **QUIET)
+    trainer.fit(module, batches(), ckpt_path=folder)
+    step, epoch, at_start, moments, rate_steps = first[0]
+    stored = torch.load(folder / "optimizer.pt", weights_only=True)["state"]
+    assert (step, epoch, rate_steps) == (saved_at, saved_at // EPOCH_STEPS, saved_at)
+    assert at_start == {name: value.tolist() for name, value in load_file(folder / "model.safetensors").items()}
+    assert sorted(map(str, moments)) == sorted(str(entry["exp_avg"].tolist()) for entry in stored.values())
+    assert len(module.losses) == 2 * EPOCH_STEPS - saved_at and trainer.global_step == 2 * EPOCH_STEPS
+
+
+def test_a_folder_with_a_model_alone_is_enough_to_validate_and_not_to_fit(tmp_path: Path) -> None:
+    quiet_trainer(tmp_path).save_model()
+    module = VectorModule(has_temperature=False)
+    nn.init.zeros_(module.model.head.weight)
+    trainer = pl.Trainer(plugins=[TransformersCheckpointIO(module)], max_epochs=1, **QUIET)
+    trainer.validate(module, batches(), ckpt_path=tmp_path, verbose=False)
+    assert module.model.head.weight.any()
+    with pytest.raises(KeyError, match="checkpoint contains only the model"):
+        trainer.fit(module, batches(), ckpt_path=tmp_path)
+
+
+def test_a_lightning_callback_of_our_trainer_writes_what_the_trainer_resumes_from(tmp_path: Path) -> None:
+    whole = quiet_trainer(
+        tmp_path,
+        rows=20,
+        num_train_epochs=2,
+        given={"callbacks": [ModelCheckpoint(dirpath=tmp_path / "lightning", save_top_k=-1)]},
+    )
+    whole.train()
+    folder = tmp_path / "lightning" / "epoch=0-step=5.ckpt"
+    assert {"model.safetensors", "lightning_state.pt", "trainer_state.json", "optimizer.pt"} <= {
+        path.name for path in folder.iterdir()
+    }
+    resumed = quiet_trainer(tmp_path / "again", rows=20, num_train_epochs=2)
+    output = resumed.train(resume_from_checkpoint=str(folder))
+    assert output.global_step == 10
+    assert weights(resumed.model) == weights(whole.model)
+
+
+# ---- Bad input -------------------------------------------------------------------------------------------------------
+
+
+def saved(folder: Path, module: Any = None, io: Any = None) -> None:
+    module = VectorModule() if module is None else module
+    trainer = pl.Trainer(plugins=[TransformersCheckpointIO(module) if io is None else io], **QUIET)
+    trainer.strategy.connect(module)
+    trainer.save_checkpoint(folder)
+
+
+def test_a_plugin_that_does_not_know_the_model_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"does not know the model.*TransformersCheckpointIO\(model\)"):
+        saved(tmp_path / "a", io=TransformersCheckpointIO())
+
+
+def test_an_attribute_that_holds_no_model_is_an_error_that_names_the_modules(tmp_path: Path) -> None:
+    module = VectorModule()
+    with pytest.raises(ValueError, match=r"has no weights below 'net' \(it has: model, temperature\)"):
+        saved(tmp_path / "a", module, TransformersCheckpointIO(module, attribute="net"))
+    with pytest.raises(ValueError, match=r"carries no model as 'net' \(its modules: model\)"):
+        TransformersCheckpointIO(module, attribute="net")._model()
+
+
+@pytest.mark.parametrize("method", ["save_checkpoint", "load_checkpoint", "remove_checkpoint"])
+def test_a_path_that_is_not_local_is_refused(method: str) -> None:
+    io = TransformersCheckpointIO(VectorClassifier())
+    arguments = ({"state_dict": {}},) if method == "save_checkpoint" else ()
+    with pytest.raises(ValueError, match=r"s3://bucket/run is not on the local disk"):
+        getattr(io, method)(*arguments, "s3://bucket/run")
+
+
+def test_hyper_parameters_that_could_not_be_loaded_safely_are_refused_when_saving(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'hyper_parameters' .*save_hyperparameters\(ignore="):
+        saved(tmp_path / "a", VectorModule(loss=nn.CrossEntropyLoss()))
+    assert not (tmp_path / "a").exists()
+
+
+def test_paths_and_enumerations_among_hyper_parameters_are_kept_as_text(tmp_path: Path) -> None:
+    saved(tmp_path / "a", VectorModule(data=Path("somewhere"), kind=littrainer.IntervalStrategy.STEPS))
+    state = torch.load(tmp_path / "a" / "lightning_state.pt", weights_only=True)
+    assert state["hyper_parameters"] == {"data": "somewhere", "kind": "steps"}
+
+
+def test_storage_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="storage_options"):
+        TransformersCheckpointIO(VectorClassifier()).save_checkpoint({"state_dict": {}}, tmp_path, storage_options={})
+
+
+def test_a_failed_save_leaves_the_earlier_folder(tmp_path: Path) -> None:
+    saved(tmp_path / "a")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
+
+    class Tokenizer:
+        def save_pretrained(self, folder: Path) -> None:
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        saved(tmp_path / "a", io=TransformersCheckpointIO(VectorClassifier(), Tokenizer()))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
+
+
+def test_a_damaged_folder_is_refused_with_the_name_of_the_file(tmp_path: Path) -> None:
+    saved(tmp_path / "a")
+    content = (tmp_path / "a" / "lightning_state.pt").read_bytes()
+    (tmp_path / "a" / "lightning_state.pt").write_bytes(content[:-9])
+    with pytest.raises(ValueError, match=r"a is damaged: lightning_state\.pt"):
+        TransformersCheckpointIO(VectorClassifier()).load_checkpoint(tmp_path / "a")
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint folder .*gone"):
+        TransformersCheckpointIO(VectorClassifier()).load_checkpoint(tmp_path / "gone")
+
+
+def test_only_a_checkpoint_is_deleted(tmp_path: Path) -> None:
+    io = TransformersCheckpointIO(VectorClassifier())
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.tex").touch()
+    with pytest.raises(ValueError, match=r"precious is not deleted"):
+        io.remove_checkpoint(tmp_path / "precious")
+    saved(tmp_path / "a")
+    (tmp_path / "last").symlink_to(tmp_path / "a")
+    io.remove_checkpoint(tmp_path / "last")
+    assert (tmp_path / "a").is_dir() and not (tmp_path / "last").is_symlink()
+    io.remove_checkpoint(tmp_path / "a")
+    io.remove_checkpoint(tmp_path / "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_the_lightning_state_cannot_run_code(tmp_path: Path) -> None:
+    class Creates:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "was-run",))
+
+    saved(tmp_path / "a")
+    (tmp_path / "a" / "littrainer_manifest.json").unlink()
+    torch.save({"loops": Creates()}, tmp_path / "a" / "lightning_state.pt")
+    with pytest.raises(ValueError, match=r"lightning_state\.pt is refused"):
+        TransformersCheckpointIO(VectorClassifier()).load_checkpoint(tmp_path / "a")
+    assert not (tmp_path / "was-run").exists()

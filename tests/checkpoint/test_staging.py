@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from littrainer.checkpoint import staging
+from littrainer.checkpoint.manifest import read_manifest
+from littrainer.checkpoint.staging import (
+    UNFINISHED_DIR,
+    clean_unfinished,
+    sequence_of,
+    set_aside_and_delete,
+    staged_folder,
+)
+from littrainer.checkpoint.verification import damage_in
+
+
+def write(final: Path, **files: str) -> None:
+    with staged_folder(final) as folder:
+        for name, text in files.items():
+            (folder / name).write_text(text)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir() if path.name != "littrainer_manifest.json"}
+
+
+def test_a_folder_is_there_when_it_is_complete_and_not_before(tmp_path: Path) -> None:
+    final = tmp_path / "checkpoint-5"
+    with staged_folder(final) as folder:
+        (folder / "a").touch()
+        # Overrides of Trainer methods read the step from the name.
+        assert folder == tmp_path / UNFINISHED_DIR / "checkpoint-5" and not final.exists()
+    assert damage_in(final) == [] and set(read_manifest(final).files) == {"a"}  # type: ignore[union-attr]
+    assert os.listdir(tmp_path) == ["checkpoint-5"]
+
+
+@pytest.mark.parametrize("existed", [False, True])
+@pytest.mark.parametrize("error", [RuntimeError("x"), KeyboardInterrupt(), OSError(errno.EIO, "x")], ids=repr)
+def test_after_an_exception_everything_is_as_it_was(tmp_path: Path, error: BaseException, existed: bool) -> None:
+    final = tmp_path / "checkpoint-5"
+    if existed:
+        write(final, a="before")
+    before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
+    with pytest.raises(type(error)), staged_folder(final) as folder:
+        (folder / "a").write_text("half")
+        raise error
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
+    assert not existed or contents(final) == {"a": "before"}
+
+
+def test_an_earlier_folder_of_that_name_is_replaced(tmp_path: Path) -> None:
+    final = tmp_path / "checkpoint-5"
+    write(final, a="before", outdated="x")
+    write(final, a="after")
+    assert contents(final) == {"a": "after"} and damage_in(final) == []
+    assert os.listdir(tmp_path) == ["checkpoint-5"]
+
+
+def test_what_a_user_added_to_the_folder_that_is_replaced_is_kept(tmp_path: Path) -> None:
+    final = tmp_path / "checkpoint-5"
+    write(final, a="before")
+    (final / "notes").write_text("mine")
+    write(final, a="after")
+    assert contents(final) == {"a": "after", "notes": "mine"} and damage_in(final) == []
+
+
+def test_what_an_override_wrote_there_beforehand_is_kept(tmp_path: Path) -> None:
+    final = tmp_path / "checkpoint-5"
+    final.mkdir()
+    (final / "card").write_text("before super()")
+    write(final, a="x")
+    assert contents(final) == {"a": "x", "card": "before super()"} and damage_in(final) == []
+
+
+@pytest.mark.parametrize("call", range(2))
+def test_a_kill_at_each_rename_loses_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int) -> None:
+    final = tmp_path / "checkpoint-5"
+    write(final, a="before")
+    original, calls = os.rename, []
+
+    class Killed(BaseException):
+        pass
+
+    def kill(source: Path, target: Path) -> None:
+        calls.append(target)
+        if len(calls) > call:
+            raise Killed
+        original(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", kill)
+        # A killed process tidies nothing up.
+        patch.setattr(staging.shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(Killed):
+            write(final, a="after")
+    clean_unfinished(tmp_path)
+    assert contents(final) == {"a": "before"} and damage_in(final) == []
+    assert os.listdir(tmp_path) == ["checkpoint-5"]
+
+
+def test_what_killed_runs_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoint-2", a="x")
+    unfinished = tmp_path / UNFINISHED_DIR
+    for name in ("checkpoint-4", "checkpoint-1.deleted", "checkpoint-2.replaced", "somebody's"):
+        (unfinished / name).mkdir(parents=True)
+        (unfinished / name / "file").touch()
+    clean_unfinished(tmp_path)
+    assert os.listdir(unfinished) == ["somebody's"]
+    assert contents(tmp_path / "checkpoint-2") == {"a": "x"}
+    clean_unfinished(tmp_path / "nowhere")
+
+
+def test_a_half_written_folder_of_the_same_step_is_written_anew(tmp_path: Path) -> None:
+    (tmp_path / UNFINISHED_DIR / "checkpoint-5").mkdir(parents=True)
+    (tmp_path / UNFINISHED_DIR / "checkpoint-5" / "torn").touch()
+    write(tmp_path / "checkpoint-5", a="x")
+    assert contents(tmp_path / "checkpoint-5") == {"a": "x"}
+
+
+def test_checkpoints_are_numbered_in_the_order_of_writing(tmp_path: Path) -> None:
+    for step in (10, 20, 5):
+        write(tmp_path / f"checkpoint-{step}", a="x")
+    assert [sequence_of(tmp_path / f"checkpoint-{step}") for step in (10, 20, 5)] == [1, 2, 3]
+    (tmp_path / "checkpoint-20" / "littrainer_manifest.json").write_text("{")
+    (tmp_path / "checkpoint-10" / "littrainer_manifest.json").unlink()
+    assert [sequence_of(tmp_path / f"checkpoint-{step}") for step in (10, 20, 5)] == [None, None, 3]
+
+
+def test_a_link_to_a_checkpoint_is_deleted_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    write(tmp_path / "elsewhere" / "checkpoint-5", a="x")
+    (tmp_path / "checkpoint-5").symlink_to(tmp_path / "elsewhere" / "checkpoint-5")
+    set_aside_and_delete(tmp_path / "checkpoint-5")
+    assert os.listdir(tmp_path) == ["elsewhere"]
+    assert contents(tmp_path / "elsewhere" / "checkpoint-5") == {"a": "x"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        RuntimeError("I/O error: No space left on device (os error 28)"),
+    ],
+    ids=repr,
+)
+def test_a_full_disk_is_told_with_checkpoint_file_room_and_what_to_do(tmp_path: Path, error: Exception) -> None:
+    with pytest.raises(OSError, match=r"checkpoint-5 could not be written beyond weights.*7 bytes.*are free") as caught:
+        with staged_folder(tmp_path / "checkpoint-5") as folder:
+            (folder / "weights").write_text("written")
+            raise error
+    assert caught.value.errno == errno.ENOSPC and caught.value.__cause__ is error
+    assert "resume_from_checkpoint=True" in str(caught.value)
+    assert os.listdir(tmp_path) == []

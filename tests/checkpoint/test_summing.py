@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from littrainer.checkpoint.manifest import file_record
+from littrainer.checkpoint.summing import WORTH_A_THREAD, SummingFile, save_and_sum
+
+
+@pytest.mark.parametrize("numbers", [1, 10, WORTH_A_THREAD // 4, WORTH_A_THREAD])
+def test_the_sum_of_a_saved_object_is_that_of_its_file(tmp_path: Path, numbers: int) -> None:
+    value = {"state": {0: torch.randn(numbers), 1: torch.arange(3)}, "lr": 0.5}
+    record = save_and_sum(value, tmp_path / "file")
+    assert record == file_record(tmp_path / "file")
+    loaded: Any = torch.load(tmp_path / "file", weights_only=True)
+    assert torch.equal(loaded["state"][0], value["state"][0]) and loaded["lr"] == 0.5  # type: ignore[index]
+
+
+def test_the_bytes_are_those_that_torch_writes_itself(tmp_path: Path) -> None:
+    value = {"a": torch.arange(WORTH_A_THREAD)}
+    save_and_sum(value, tmp_path / "file")
+    torch.save(value, tmp_path / "theirs")
+    # The folder in the archive has the file's name where torch knows it.
+    assert (tmp_path / "file").stat().st_size == pytest.approx((tmp_path / "theirs").stat().st_size, abs=200)
+
+
+def test_pieces_of_any_kind_are_written(tmp_path: Path) -> None:
+    with SummingFile(tmp_path / "file") as file:
+        assert file.write(b"ab") == 2
+        assert file.write(memoryview(torch.arange(WORTH_A_THREAD).numpy())) == WORTH_A_THREAD * 8
+    assert file.record == file_record(tmp_path / "file")
+
+
+@pytest.mark.parametrize("size", [1, WORTH_A_THREAD])
+def test_a_full_disk_is_the_systems_own_error(size: int) -> None:
+    with pytest.raises(OSError, match="No space left") as caught:
+        save_and_sum({"a": torch.zeros(size)}, "/dev/full")
+    assert caught.value.errno == errno.ENOSPC

@@ -1,0 +1,411 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from littrainer.checkpoint.weights import load_weights, read_weights, tied_names, write_weights
+from tests.scenarios.models import (
+    NoisyClassifier,
+    VectorClassifier,
+    tiny_bert_classifier,
+    tiny_bert_for_masked_tokens,
+    tiny_gpt2,
+)
+from tests.scenarios.trainers import quiet_arguments
+
+
+class TiedClassifier(VectorClassifier):
+    """One layer under two names, and a tensor that is a view of half of another."""
+
+    def __init__(self, hidden: int = 8) -> None:
+        super().__init__(hidden)
+        self.also_head = self.head
+        whole = torch.arange(8.0)
+        self.register_buffer("whole", whole)
+        self.register_buffer("first_part", whole[:4])
+
+
+class CountingSteps(nn.Module):
+    """Keeps something beside tensors."""
+
+    def __init__(self, steps: Any = 0) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.steps = steps
+
+    def get_extra_state(self) -> Any:
+        return {"steps": self.steps}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.steps = state["steps"]
+
+
+class OddTensors(nn.Module):
+    """Scattered, empty and one-element tensors, and buffers, one of which is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scattered = nn.Parameter(torch.rand(2, 3).T)
+        self.empty = nn.Parameter(torch.empty(0, 4))
+        self.scalar = nn.Parameter(torch.rand(()))
+        self.register_buffer("kept", torch.arange(3))
+        self.register_buffer("not_kept", torch.arange(3), persistent=False)
+
+
+def weights_of(model: nn.Module) -> dict[str, Any]:
+    return {name: value.clone() for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+
+
+def all_equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+# ---- Both directions -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("build", [VectorClassifier, NoisyClassifier, OddTensors, tiny_gpt2, tiny_bert_classifier])
+@pytest.mark.parametrize("max_shard_size", [None, 250], ids=["one file", "shards"])
+def test_a_model_comes_back_as_it_was_written(tmp_path: Path, build: Any, max_shard_size: int | None) -> None:
+    saved, model = build(), build()
+    write_weights(saved, tmp_path, max_shard_size=max_shard_size)
+    assert (tmp_path / "model.safetensors.index.json").exists() == (
+        max_shard_size is not None and build is not OddTensors
+    )
+    load_weights(model, tmp_path, to_resume=True)
+    assert all_equal(weights_of(model), weights_of(saved))
+
+
+@pytest.mark.parametrize("build", [VectorClassifier, NoisyClassifier])
+def test_the_file_of_a_plain_module_is_the_one_that_transformers_writes(tmp_path: Path, build: Any) -> None:
+    model = build()
+    args = quiet_arguments(tmp_path / "theirs", transformers.TrainingArguments)
+    transformers.Trainer(model=model, args=args).save_model()
+    write_weights(model, tmp_path / "ours")
+    names = [tmp_path / side / "model.safetensors" for side in ("ours", "theirs")]
+    assert names[0].read_bytes() == names[1].read_bytes()
+
+
+def test_shards_of_a_plain_module_are_read_by_transformers(tmp_path: Path) -> None:
+    from transformers.trainer_utils import load_sharded_checkpoint
+
+    saved, model = VectorClassifier(), VectorClassifier()
+    write_weights(saved, tmp_path, max_shard_size=200)
+    load_sharded_checkpoint(model, str(tmp_path))
+    assert all_equal(weights_of(model), weights_of(saved))
+
+
+def test_a_smaller_model_in_the_same_folder_leaves_no_shards_of_the_larger_one(tmp_path: Path) -> None:
+    write_weights(VectorClassifier(), tmp_path, max_shard_size=200)
+    small = VectorClassifier()
+    write_weights(small, tmp_path)
+    assert os.listdir(tmp_path) == ["model.safetensors"]
+    write_weights(small, tmp_path, max_shard_size=200)
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_tied_layers_of_a_plain_module_are_stored_once_and_come_back_tied(tmp_path: Path) -> None:
+    saved, model = TiedClassifier(), TiedClassifier()
+    write_weights(saved, tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert "head.weight" in stored and "also_head.weight" not in stored
+    assert torch.equal(stored["first_part"], stored["whole"][:4])
+    load_weights(model, tmp_path, to_resume=True)
+    assert all_equal(weights_of(model), weights_of(saved))
+    assert model.also_head.weight is model.head.weight
+
+
+def test_tied_layers_are_stored_once_from_copied_weights_too(tmp_path: Path) -> None:
+    model = TiedClassifier()
+    write_weights(model, tmp_path, weights_of(model))
+    assert "also_head.weight" not in load_file(tmp_path / "model.safetensors")
+
+
+def test_names_of_one_tensor_are_found() -> None:
+    assert tied_names(TiedClassifier().state_dict()) == {
+        "head.weight": ["also_head.weight"],
+        "head.bias": ["also_head.bias"],
+    }
+
+
+def test_tied_layers_are_read_under_either_name(tmp_path: Path) -> None:
+    saved, model = TiedClassifier(), TiedClassifier()
+    state = weights_of(saved)
+    del state["head.weight"], state["head.bias"]
+    save_file({name: value.clone() for name, value in state.items()}, tmp_path / "model.safetensors")
+    load_weights(model, tmp_path, to_resume=True)
+    assert torch.equal(model.head.weight, saved.head.weight)
+
+
+def test_what_a_module_keeps_beside_tensors_comes_back(tmp_path: Path) -> None:
+    write_weights(CountingSteps(7), tmp_path)
+    model = CountingSteps()
+    load_weights(model, tmp_path, to_resume=True)
+    assert model.steps == 7
+    write_weights(nn.Linear(2, 2), tmp_path)
+    assert not (tmp_path / "littrainer_extra_state.pt").exists()
+
+
+def test_what_could_not_be_loaded_safely_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"_extra_state holds something .*get_extra_state"):
+        write_weights(CountingSteps(Path("a path")), tmp_path)
+
+
+def test_weights_without_values_are_an_error_that_names_them(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model = VectorClassifier()
+    with pytest.raises(ValueError, match=r"inner\.weight, .* have no values \(device meta\)"):
+        write_weights(model, tmp_path)
+
+
+def compiled(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+def with_compiled_layer(model: VectorClassifier) -> nn.Module:
+    model.inner = compiled(model.inner)
+    return model
+
+
+@pytest.mark.parametrize("wrap", [compiled, with_compiled_layer])
+def test_weights_go_from_a_compiled_model_to_a_plain_one_and_back(
+    tmp_path: Path, wrap: Callable[[Any], nn.Module]
+) -> None:
+    saved, plain, again = VectorClassifier(), VectorClassifier(), wrap(VectorClassifier())
+    expected = weights_of(saved)
+    write_weights(wrap(saved), tmp_path / "compiled")
+    load_weights(plain, tmp_path / "compiled", to_resume=True)
+    assert all_equal(weights_of(plain), expected)
+    write_weights(plain, tmp_path / "plain")
+    load_weights(again, tmp_path / "plain", to_resume=True)
+    assert [*map(torch.Tensor.tolist, again.state_dict().values())] == [*map(torch.Tensor.tolist, expected.values())]
+
+
+def test_a_compiled_model_of_transformers_is_written_so_that_from_pretrained_loads_it(tmp_path: Path) -> None:
+    model = tiny_gpt2()
+    write_weights(compiled(model), tmp_path, compiled(model).state_dict())
+    assert all_equal(
+        weights_of(transformers.GPT2LMHeadModel.from_pretrained(tmp_path)),
+        weights_of(model),
+    )
+
+
+def test_the_prefix_of_distributed_training_is_taken_away(tmp_path: Path) -> None:
+    saved, model = VectorClassifier(), VectorClassifier()
+    torch.save({f"module.{name}": value for name, value in weights_of(saved).items()}, tmp_path / "pytorch_model.bin")
+    load_weights(model, tmp_path, to_resume=True)
+    assert all_equal(weights_of(model), weights_of(saved))
+
+
+def test_names_of_an_earlier_release_are_converted(tmp_path: Path) -> None:
+    """transformers 5.3.0 writes BERT's LayerNorm as gamma and beta."""
+    saved, model = tiny_bert_classifier(), tiny_bert_classifier()
+    for parameter in saved.parameters():
+        nn.init.normal_(parameter)
+    earlier = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in weights_of(saved).items()
+    }
+    save_file(earlier, tmp_path / "model.safetensors")
+    generator = torch.random.get_rng_state()
+    load_weights(model, tmp_path, to_resume=True)
+    assert all_equal(weights_of(model), weights_of(saved))
+    assert torch.equal(torch.random.get_rng_state(), generator)
+
+
+def test_weights_that_a_release_joins_when_it_loads_them_come_back(tmp_path: Path) -> None:
+    """A mixture of experts is one tensor in memory and one for each expert in a file."""
+    config = transformers.MixtralConfig(
+        vocab_size=20,
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=2,
+    )
+    saved, model = transformers.MixtralForCausalLM(config), transformers.MixtralForCausalLM(config)
+    write_weights(saved, tmp_path)
+    assert set(load_file(tmp_path / "model.safetensors")) != set(saved.state_dict())
+    load_weights(model, tmp_path, to_resume=True)
+    assert all_equal(weights_of(model), weights_of(saved))
+
+
+# ---- Reading each form -----------------------------------------------------------------------------------------------
+
+WEIGHTS = {"a": torch.arange(3.0), "b.c": torch.ones(2, 2, dtype=torch.bfloat16)}
+SHARDS = {"a": "1-of-2", "b.c": "2-of-2"}
+
+
+def write_one_file(folder: Path) -> None:
+    save_file(WEIGHTS, folder / "model.safetensors")
+
+
+def write_shards(folder: Path) -> None:
+    write_index(folder, "model.safetensors", {name: f"{part}.safetensors" for name, part in SHARDS.items()}, save_file)
+
+
+def write_with_torch(folder: Path) -> None:
+    torch.save(WEIGHTS, folder / "pytorch_model.bin")
+
+
+def write_shards_with_torch(folder: Path) -> None:
+    write_index(folder, "pytorch_model.bin", {name: f"{part}.bin" for name, part in SHARDS.items()}, torch.save)
+
+
+def write_index(folder: Path, name: str, files: dict[str, str], save: Any) -> None:
+    for key, file in files.items():
+        save({key: WEIGHTS[key]}, folder / file)
+    (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+
+
+@pytest.mark.parametrize("write", [write_one_file, write_shards, write_with_torch, write_shards_with_torch])
+def test_weights_are_read_from_each_format(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    write(tmp_path)
+    weights = read_weights(tmp_path)
+    assert set(weights) == set(WEIGHTS)
+    for name, tensor in WEIGHTS.items():
+        assert weights[name].dtype == tensor.dtype and torch.equal(weights[name], tensor)
+
+
+def test_a_folder_without_weights_is_refused_with_the_names_that_were_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model\.safetensors, model\.safetensors\.index\.json, pytorch_model\.bin"):
+        read_weights(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/etc/passwd", "sub/x.safetensors", "..", ""])
+def test_an_index_that_leaves_its_folder_is_refused(tmp_path: Path, name: str) -> None:
+    save_file(WEIGHTS, tmp_path / "outside.safetensors")
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ValueError, match=r"index\.json is refused: it names"):
+        read_weights(folder)
+
+
+def test_a_shard_that_is_a_link_out_of_its_folder_is_refused(tmp_path: Path) -> None:
+    save_file(WEIGHTS, tmp_path / "outside.safetensors")
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "x.safetensors").symlink_to(tmp_path / "outside.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x.safetensors"}}))
+    with pytest.raises(ValueError, match=r"a link to .*outside\.safetensors"):
+        read_weights(folder)
+
+
+def test_a_download_of_the_hub_whose_files_are_links_into_its_blobs_is_read(tmp_path: Path) -> None:
+    folder, blobs = tmp_path / "models--a--b" / "snapshots" / "0", tmp_path / "models--a--b" / "blobs"
+    folder.mkdir(parents=True)
+    blobs.mkdir()
+    save_file(WEIGHTS, blobs / "1234")
+    (folder / "x.safetensors").symlink_to(blobs / "1234")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x.safetensors"}}))
+    assert set(read_weights(folder)) == set(WEIGHTS)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"weight_map": 3}', "{"])
+def test_an_index_that_is_none_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json is no"):
+        read_weights(tmp_path)
+
+
+def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
+    write_shards(tmp_path)
+    (tmp_path / "2-of-2.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"names 2-of-2\.safetensors, which is missing"):
+        read_weights(tmp_path)
+
+
+@pytest.mark.parametrize("write", [write_one_file, write_with_torch])
+def test_a_damaged_file_is_named(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    write(tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=rf"{path.name} is damaged"):
+        read_weights(tmp_path)
+
+
+def test_pickled_weights_cannot_run_code(tmp_path: Path) -> None:
+    class Creates:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "was-run",))
+
+    torch.save({"a": Creates()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin is refused: it names .*could run code"):
+        read_weights(tmp_path)
+    assert not (tmp_path / "was-run").exists()
+
+
+# ---- Weights of another model ----------------------------------------------------------------------------------------
+
+
+def test_a_training_does_not_go_on_with_weights_of_other_names(tmp_path: Path) -> None:
+    state = weights_of(VectorClassifier())
+    state["surplus"] = state.pop("head.bias")
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"no weights for head\.bias; the model does not have surplus"):
+        load_weights(VectorClassifier(), tmp_path, to_resume=True)
+
+
+def test_outside_of_a_resume_differing_names_are_logged_and_the_rest_is_loaded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = weights_of(VectorClassifier())
+    state["surplus"] = state.pop("head.bias")
+    save_file(state, tmp_path / "model.safetensors")
+    model = VectorClassifier()
+    load_weights(model, tmp_path)
+    assert torch.equal(model.head.weight, state["head.weight"])
+    assert "no weights for head.bias; the model does not have surplus" in caplog.text
+
+
+def test_frozen_weights_that_were_left_out_are_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saved, model = VectorClassifier(), VectorClassifier()
+    model.inner.requires_grad_(False)
+    state = {name: value for name, value in weights_of(saved).items() if not name.startswith("inner.")}
+    save_file(state, tmp_path / "model.safetensors")
+    load_weights(model, tmp_path, to_resume=True)
+    assert torch.equal(model.head.weight, saved.head.weight) and "inner.weight" in caplog.text
+
+
+@pytest.mark.parametrize("to_resume", [True, False])
+def test_weights_of_another_shape_are_an_error_that_names_them(tmp_path: Path, to_resume: bool) -> None:
+    write_weights(VectorClassifier(hidden=5), tmp_path)
+    model = VectorClassifier()
+    before = weights_of(model)
+    with pytest.raises(ValueError, match=r"inner\.weight is \(5, 6\) in the checkpoint and \(8, 6\) in the model"):
+        load_weights(model, tmp_path, to_resume=to_resume)
+    assert all_equal(weights_of(model), before)
+
+
+def test_another_model_of_transformers_is_one_error_that_stays_short(tmp_path: Path) -> None:
+    write_weights(tiny_gpt2(n_layer=3), tmp_path)
+    with pytest.raises(ValueError, match=r"the model does not have .* and \d+ more") as caught:
+        load_weights(tiny_gpt2(), tmp_path, to_resume=True)
+    assert len(str(caught.value)) < 1000
+    write_weights(tiny_gpt2(n_embd=8), tmp_path)
+    with pytest.raises(
+        ValueError, match=r"shapes differ: .* is \(8,\) in the checkpoint and \(16,\) in the model.* and \d+ more"
+    ):
+        load_weights(tiny_gpt2(), tmp_path, to_resume=True)
+
+
+@pytest.mark.parametrize("build", [tiny_gpt2, tiny_bert_for_masked_tokens])
+def test_tied_weights_of_transformers_are_loaded_without_a_warning_and_stay_tied(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, build: Callable[[], Any]
+) -> None:
+    saved, model = build(), build()
+    saved.save_pretrained(tmp_path)
+    load_weights(model, tmp_path, to_resume=True)
+    assert caplog.records == []
+    assert all_equal(weights_of(model), weights_of(saved))
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight

@@ -1,0 +1,144 @@
+"""Two processes that evaluate together find what one finds alone."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+
+from tests.distributed.evaluating_process import BATCH_SIZE, main
+from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
+
+LONGEST_RUN_SECONDS = 300
+
+
+def start(rank: int, size: int, folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.distributed.evaluating_process", str(rank), str(size), str(folder)],
+        cwd=ROOT,
+        env={**environment_of_runs(), "RANK": str(rank)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def run_two(folder: Path) -> None:
+    processes = [start(rank, 2, folder) for rank in range(2)]
+    try:
+        outputs = [process.communicate(timeout=LONGEST_RUN_SECONDS)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What one process finds alone, and what each of two finds; they are started once for all tests."""
+    folder = folder_shared_by_workers(tmp_path_factory) / "evaluating-together"
+    alone, together = folder / "alone", folder / "together"
+    with FileLock(f"{folder}.lock"):
+        if not (together / "1.pickle").exists():
+            alone.mkdir(parents=True)
+            together.mkdir()
+            main(0, 1, alone)
+            run_two(together)
+    files = [alone / "0.pickle", together / "0.pickle", together / "1.pickle"]
+    return [pickle.loads(file.read_bytes()) for file in files]
+
+
+def test_each_sample_counts_once_in_the_order_of_the_dataset(found: list[dict[str, Any]]) -> None:
+    alone, *together = (one["classification"] for one in found)
+    assert len(alone["label_ids"]) == 11 and len(alone["label_ids"]) % BATCH_SIZE != 0
+    for one in together:
+        for name in ("predictions", "label_ids", "inputs"):
+            assert np.array_equal(one[name], alone[name])
+        assert one["num_samples"] == 11 and one["metrics"]["eval_rows"] == 11
+
+
+def test_the_loss_is_the_same_in_all_processes_and_counts_each_sample_with_its_batchs_mean(
+    found: list[dict[str, Any]],
+) -> None:
+    alone, first, second = (one["classification"] for one in found)
+    assert np.array_equal(first["losses"], second["losses"]) and len(first["losses"]) == 11
+    # Full batches have the mean that they have alone. The last one is filled up, and its mean is over what fills it.
+    assert np.array_equal(first["losses"][:9], alone["losses"][:9])
+    assert first["losses"][9] == first["losses"][10] != alone["losses"][10]
+    assert first["metrics"]["eval_loss"] == second["metrics"]["eval_loss"]
+    assert first["metrics"]["eval_loss"] == pytest.approx(first["losses"].mean())
+
+
+def test_a_metric_of_single_batches_is_handed_those_of_all_processes(found: list[dict[str, Any]]) -> None:
+    alone, *together = (one["batch_by_batch"] for one in found)
+    labels = [label for batch, _ in alone for label in batch]
+    for one in together:
+        assert [is_last for _, is_last in one] == [False, True]
+        assert [len(batch) for batch, _ in one] == [2 * BATCH_SIZE, 11 - 2 * BATCH_SIZE]
+        assert [label for batch, _ in one for label in batch] == labels
+
+
+def test_outputs_whose_lengths_differ_between_processes_are_padded(found: list[dict[str, Any]]) -> None:
+    (logits, labels), *together = (one["language_model"] for one in found)
+    lengths = (labels != -100).sum(axis=1)
+    assert len({int(length) for length in lengths}) > 1 and (logits[0] == -100).any()
+    for one in together:
+        assert np.array_equal(one[0], logits) and np.array_equal(one[1], labels)
+
+
+def test_streaming_metrics_of_all_processes_are_those_of_one_and_count_each_sample_once(
+    found: list[dict[str, Any]],
+) -> None:
+    alone, *together = (one["streaming_metrics"] for one in found)
+    assert [one["rows"] for one in alone] == [11, 7]
+    for one in together:
+        assert [entry.pop("rows") for entry in one] == [11, 7]
+        for entry, expected in zip(one, alone, strict=True):
+            assert entry == pytest.approx({name: expected[name] for name in entry})
+            assert not entry["kept"]
+
+
+def test_perplexity_streams_over_all_processes(found: list[dict[str, Any]]) -> None:
+    alone, *together = (one["streaming_perplexity"] for one in found)
+    assert together == pytest.approx([alone, alone], rel=1e-5)
+
+
+def test_objects_are_put_one_after_the_other_and_those_that_fill_up_left_out(found: list[dict[str, Any]]) -> None:
+    alone, *together = (one["objects"] for one in found)
+    expected = [boxes for batch in alone for boxes in batch]
+    for one in together:
+        assert [len(batch) for batch in one] == [2 * BATCH_SIZE, 8 - 2 * BATCH_SIZE]
+        assert [boxes for batch in one for boxes in batch] == expected
+
+
+def test_nested_tensors_are_padded_to_the_longest_and_gathered_whatever_their_rows(
+    found: list[dict[str, Any]],
+) -> None:
+    _, first, second = (one["pieces"] for one in found)
+    for rank, one in enumerate((first, second)):
+        tensor, number = one["padded"]["a"]
+        assert tensor.shape == (2, 3, 2) and int(number) == rank
+        assert (tensor[:, : 2 + rank] == rank).all() and (tensor[:, 2 + rank :] == -100).all()
+        assert one["numbers"]["loss"].tolist() == [0.0, 1.0]
+        assert one["unequal rows"].tolist() == [[0, 0], [1, 1], [1, 1]]
+    assert first["padded at the start"].tolist() == [[0, 7]] and second["padded at the start"].tolist() == [[7, 7]]
+
+
+def test_objects_keep_their_structure(found: list[dict[str, Any]]) -> None:
+    for one in found[1:]:
+        text, ranks, mapping = one["pieces"]["objects"]
+        assert text == ["text", "text"] and ranks == [0, 1]
+        assert torch.equal(mapping["rows"], torch.tensor([[0, -100], [1, 1]]))
+
+
+def test_one_process_gathers_and_pads_nothing(found: list[dict[str, Any]]) -> None:
+    alone = found[0]["pieces"]
+    assert alone["padded"]["a"][0].shape == (2, 2, 2) and alone["numbers"]["loss"].shape == ()
+    assert alone["objects"][0] == "text"

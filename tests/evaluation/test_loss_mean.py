@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from littrainer import Trainer
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import Rows, Stream, language_rows, vector_rows
+from tests.scenarios.models import VectorClassifier, tiny_gpt2
+from tests.scenarios.trainers import quiet_trainer
+
+UNEQUAL = [[0, 1, 2, 3], [4], [5, 6]]
+
+
+def evaluated_in_batches(trainer: Trainer, rows: list[Any], batches: list[list[int]], collate: Any = None) -> float:
+    loader = DataLoader(Rows(rows), batch_sampler=batches, collate_fn=collate)  # type: ignore[arg-type]
+    trainer.get_eval_dataloader = lambda *_: loader  # type: ignore[method-assign]
+    return trainer.evaluate()["eval_loss"]
+
+
+def loss_of_one_batch(trainer: Trainer, rows: list[Any]) -> float:
+    x, labels = torch.stack([row["x"] for row in rows]), torch.tensor([row["labels"] for row in rows])
+    with torch.no_grad():
+        return float(trainer.model.eval()(x, labels)["loss"])
+
+
+@pytest.mark.parametrize("weighting", ["samples", "labels"])
+def test_the_mean_is_that_over_the_whole_set_however_it_is_divided_into_batches(tmp_path: Path, weighting: str) -> None:
+    rows = vector_rows(7, seed=1)
+    trainer = quiet_trainer(tmp_path, eval_loss_weighting=weighting)
+    whole = loss_of_one_batch(trainer, rows)
+    assert evaluated_in_batches(trainer, rows, UNEQUAL) == pytest.approx(whole, rel=1e-6)
+    assert evaluated_in_batches(trainer, rows, [[0], [1, 2, 3, 4, 5, 6]]) == pytest.approx(whole, rel=1e-6)
+    by_batches = quiet_trainer(tmp_path, trainer.model)
+    assert evaluated_in_batches(by_batches, rows, UNEQUAL) != pytest.approx(whole, rel=1e-4)
+
+
+@pytest.mark.parametrize("weighting", ["batches", "samples", "labels"])
+def test_a_shorter_last_batch_of_a_dataset_with_a_length_counts_as_it_is_either_way(
+    tmp_path: Path, weighting: str
+) -> None:
+    trainer = quiet_trainer(tmp_path, eval_loss_weighting=weighting)
+    whole = loss_of_one_batch(trainer, vector_rows(7, seed=1))
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(whole, rel=1e-6)
+    assert trainer.predict(Stream(vector_rows(7, seed=1))).metrics["test_loss"] == pytest.approx(whole, rel=1e-6)
+
+
+@pytest.mark.parametrize("inside_fit", [False, True])
+def test_by_labels_the_loss_of_a_language_model_is_the_mean_over_its_tokens(tmp_path: Path, inside_fit: bool) -> None:
+    rows = language_rows(7, seed=1)
+    torch.manual_seed(0)
+    model = tiny_gpt2()
+    given = {"data_collator": pad_tokens, "train_dataset": Rows(rows), "eval_dataset": Rows(rows)}
+    losses = {}
+    for weighting in ("samples", "labels"):
+        trainer = quiet_trainer(
+            tmp_path, model, given=given, eval_loss_weighting=weighting, eval_on_start=inside_fit, learning_rate=0.0
+        )
+        losses[weighting] = (
+            (trainer.train() and trainer.state.log_history[0]["eval_loss"])
+            if inside_fit
+            else trainer.evaluate()["eval_loss"]
+        )
+    batch = pad_tokens(rows)
+    with torch.no_grad():
+        logits = model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    per_token = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+    assert losses["labels"] == pytest.approx(float(per_token), rel=1e-5)
+    assert losses["samples"] != pytest.approx(float(per_token), rel=1e-4)
+
+
+class LossesOf(VectorClassifier):
+    """Its loss at each batch is the next of a list."""
+
+    def __init__(self, losses: list[float]) -> None:
+        super().__init__()
+        self.losses = iter(losses)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        return {"loss": torch.tensor(next(self.losses)), "logits": self.logits(x)}
+
+
+@pytest.mark.parametrize(
+    ("losses", "filtered", "mean"),
+    [
+        ([1.0, 8.0, 2.0], True, (4 * 1 + 8 + 2 * 2) / 7),
+        ([1.0, math.nan, 2.0], True, (4 * 1 + 2 * 2) / 6),
+        ([1.0, math.inf, 2.0], False, math.inf),
+        ([math.nan, math.nan, math.nan], True, math.nan),
+    ],
+)
+def test_losses_that_are_not_finite_count_as_the_filter_says(
+    tmp_path: Path, losses: list[float], filtered: bool, mean: float
+) -> None:
+    trainer = quiet_trainer(
+        tmp_path, LossesOf(losses), eval_loss_weighting="samples", logging_nan_inf_filter=filtered
+    )
+    found = evaluated_in_batches(trainer, vector_rows(7), UNEQUAL)
+    assert found == pytest.approx(mean, rel=1e-6, nan_ok=True)
+
+
+def test_a_batch_whose_labels_are_all_ignored_weighs_nothing(tmp_path: Path) -> None:
+    rows = vector_rows(7, seed=1)
+    rows[4]["labels"] = -100
+    trainer = quiet_trainer(tmp_path, eval_loss_weighting="labels", logging_nan_inf_filter=False)
+    whole = loss_of_one_batch(trainer, [row for row in rows if row["labels"] >= 0])
+    assert evaluated_in_batches(trainer, rows, UNEQUAL) == pytest.approx(whole, rel=1e-6)
+    rows = [{**row, "labels": -100} for row in rows]
+    assert math.isnan(evaluated_in_batches(trainer, rows, UNEQUAL))
+
+
+def test_without_labels_there_is_no_loss_and_labels_that_cannot_be_counted_weigh_by_samples(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, eval_loss_weighting="labels")
+    unlabelled = [{"x": row["x"]} for row in vector_rows(4)]
+    assert "test_loss" not in trainer.predict(Rows(unlabelled)).metrics
+
+    class Listed(VectorClassifier):
+        def forward(self, x: torch.Tensor, labels: list[int] | None = None) -> Any:
+            return super().forward(x, torch.tensor(labels))
+
+    def with_listed_labels(rows: list[Any]) -> dict[str, Any]:
+        return {"x": torch.stack([row["x"] for row in rows]), "labels": [row["labels"] for row in rows]}
+
+    rows = vector_rows(7, seed=1)
+    listed = quiet_trainer(tmp_path, Listed(), eval_loss_weighting="labels")
+    listed.compute_metrics = None
+    loader = DataLoader(Rows(rows), batch_sampler=UNEQUAL, collate_fn=with_listed_labels)  # type: ignore[arg-type]
+    listed.get_eval_dataloader = lambda *_: loader  # type: ignore[method-assign]
+    x, labels = torch.stack([row["x"] for row in rows]), [row["labels"] for row in rows]
+    with torch.no_grad():
+        whole = float(listed.model.eval()(x, labels)["loss"])
+    assert listed.evaluate()["eval_loss"] == pytest.approx(whole, rel=1e-6)
+
+
+def test_the_losses_that_a_metric_function_gets_are_the_same_for_each_weighting(tmp_path: Path) -> None:
+    seen = []
+    for weighting in ("batches", "samples", "labels"):
+        torch.manual_seed(0)
+        trainer = quiet_trainer(tmp_path, eval_loss_weighting=weighting, include_for_metrics=["loss"])
+        trainer.compute_metrics = lambda prediction: seen.append(prediction.losses.tolist()) or {}
+        trainer.evaluate()
+    assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 7

@@ -1,0 +1,474 @@
+from __future__ import annotations
+
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchmetrics import MeanSquaredError, Metric, MetricCollection
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MulticlassRecall,
+)
+from torchmetrics.text import Perplexity
+from torchmetrics.wrappers import ClasswiseWrapper
+
+from littrainer import EarlyStoppingCallback, EvalPrediction, StreamingMetrics, TrainerCallback
+from littrainer.evaluation.gathering import BatchCollection
+from littrainer.evaluation.streaming import streaming_metrics
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import Rows, Stream, language_rows, tag_rows, vector_rows
+from tests.scenarios.metrics import accuracy
+from tests.scenarios.models import (
+    CLASSES,
+    FEATURES,
+    VOCABULARY_SIZE,
+    LosslessClassifier,
+    VectorClassifier,
+    tiny_bert_tagger,
+    tiny_llama,
+)
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+
+
+def micro_accuracy(classes: int = CLASSES) -> Metric:
+    return MulticlassAccuracy(classes, average="micro")
+
+
+def evaluated(folder: Path, compute_metrics: Any, *arguments: Any, **changes: Any) -> dict[str, float]:
+    """The metrics of an evaluation without its loss and speed."""
+    given = {"compute_metrics": compute_metrics, **changes.pop("given", {})}
+    found = quiet_trainer(folder, *arguments, given=given, **changes).evaluate()
+    own = ("_loss", "_time", "_runtime", "_per_second", "epoch")
+    return {name: value for name, value in found.items() if not name.endswith(own)}
+
+
+# ---- The same numbers as a function over all arrays -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_eval_metrics", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 3, 7])
+def test_accuracy_is_that_of_a_function_over_all_predictions(
+    tmp_path: Path, batch_size: int, batch_eval_metrics: bool
+) -> None:
+    whole = evaluated(tmp_path, accuracy)
+    streamed = evaluated(
+        tmp_path,
+        {"accuracy": micro_accuracy()},
+        per_device_eval_batch_size=batch_size,
+        batch_eval_metrics=batch_eval_metrics,
+    )
+    assert streamed == pytest.approx(whole, abs=1e-6)
+
+
+def test_f1_of_tagged_tokens_is_that_of_a_function_over_padded_arrays(tmp_path: Path) -> None:
+    def macro_f1(prediction: EvalPrediction) -> dict[str, float]:
+        counted = prediction.label_ids != -100
+        chosen = torch.from_numpy(prediction.predictions.argmax(-1)[counted])
+        return {"f1": MulticlassF1Score(CLASSES)(chosen, torch.from_numpy(prediction.label_ids[counted])).item()}
+
+    torch.manual_seed(0)
+    model = tiny_bert_tagger()
+    given = {"eval_dataset": Rows(tag_rows(7)), "data_collator": pad_tokens}
+    whole = evaluated(tmp_path, macro_f1, model, given=given)
+    assert evaluated(tmp_path, {"f1": MulticlassF1Score(CLASSES)}, model, given=given) == pytest.approx(whole)
+
+
+def test_a_language_models_accuracy_and_perplexity_are_those_of_a_function_over_padded_arrays(tmp_path: Path) -> None:
+    def of_next_tokens(prediction: EvalPrediction) -> dict[str, float]:
+        labels = torch.from_numpy(prediction.label_ids[:, 1:])
+        counted = labels != -100
+        scores = torch.from_numpy(prediction.predictions[:, :-1])[counted]
+        loss = torch.nn.functional.cross_entropy(scores.double(), labels[counted])
+        right = (scores.argmax(-1) == labels[counted]).double().mean()
+        return {"accuracy": right.item(), "perplexity": loss.exp().item()}
+
+    torch.manual_seed(0)
+    model = tiny_llama()
+    given = {"eval_dataset": Rows(language_rows(7)), "data_collator": pad_tokens}
+    metrics = {
+        "accuracy": micro_accuracy(VOCABULARY_SIZE),
+        "perplexity": StreamingMetrics(Perplexity(), inputs="language_model_scores"),
+    }
+    whole = evaluated(tmp_path, of_next_tokens, model, given=given)
+    assert whole["eval_perplexity"] > 1
+    assert evaluated(tmp_path, metrics, model, given=given) == pytest.approx(whole, rel=1e-5)
+
+
+def test_logits_are_preprocessed_before_they_are_streamed(tmp_path: Path) -> None:
+    def shifted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return (logits.argmax(-1) + 2) % CLASSES
+
+    given = {"preprocess_logits_for_metrics": shifted}
+    streamed = evaluated(tmp_path, {"accuracy": micro_accuracy()}, given=given)
+    whole = evaluated(tmp_path, lambda p: {"accuracy": (p.predictions == p.label_ids).mean()}, given=given)
+    assert streamed == pytest.approx(whole, abs=1e-6)
+    assert streamed != evaluated(tmp_path, {"accuracy": micro_accuracy()})
+
+
+def test_a_stream_without_length_is_evaluated(tmp_path: Path) -> None:
+    given = {"eval_dataset": Stream(vector_rows(7, seed=1))}
+    assert evaluated(tmp_path, {"accuracy": micro_accuracy()}, given=given) == evaluated(
+        tmp_path, {"accuracy": micro_accuracy()}
+    )
+
+
+# ---- Names and values -----------------------------------------------------------------------------------------------
+
+
+class Seen:
+    """An object with the three methods that is no metric of torchmetrics."""
+
+    def __init__(self, **results: Any) -> None:
+        self.results = results
+        self.calls: list[Any] = []
+
+    def update(self, *arguments: Any, **keywords: Any) -> None:
+        self.calls.append((arguments, keywords))
+
+    def compute(self) -> Any:
+        return {"rows": sum(len(arguments[0]) for arguments, _ in self.calls), **self.results}
+
+    def reset(self) -> None:
+        self.calls = []
+
+
+NAMED = {
+    "a metric by its class": (MulticlassAccuracy(CLASSES), {"multiclass_accuracy"}),
+    "an abbreviation in its name": (StreamingMetrics(MulticlassAUROC(CLASSES), "class_scores"), {"multiclass_auroc"}),
+    "a collection by its keys": (
+        MetricCollection([micro_accuracy(), MulticlassF1Score(CLASSES)], prefix="tag_"),
+        {"tag_MulticlassAccuracy", "tag_MulticlassF1Score"},
+    ),
+    "a collection of names": (MetricCollection({"acc": micro_accuracy()}), {"acc"}),
+    "a dict by its keys": ({"acc": micro_accuracy(), "f1": MulticlassF1Score(CLASSES)}, {"acc", "f1"}),
+    "a dict of collections": ({"of": MetricCollection({"acc": micro_accuracy()})}, {"of_acc"}),
+    "one for each class": ({"f1": MulticlassF1Score(CLASSES, average=None)}, {"f1_0", "f1_1", "f1_2"}),
+    "a matrix": (
+        MulticlassConfusionMatrix(CLASSES),
+        {f"multiclass_confusion_matrix_{row}_{column}" for row in range(CLASSES) for column in range(CLASSES)},
+    ),
+    "names of a metric's own": (
+        ClasswiseWrapper(MulticlassRecall(CLASSES, average=None), labels=["a", "b", "c"], prefix="recall_"),
+        {"recall_a", "recall_b", "recall_c"},
+    ),
+    "an object": (Seen(share=np.float32(0.5), pair=(1, [2])), {"rows", "share", "pair_0", "pair_1_0"}),
+    "an object in a dict": ({"seen": Seen()}, {"seen_rows"}),
+}
+
+
+@pytest.mark.parametrize(("metrics", "names"), NAMED.values(), ids=NAMED.keys())
+def test_each_number_gets_a_name_and_can_be_written_as_json(tmp_path: Path, metrics: Any, names: set[str]) -> None:
+    found = evaluated(tmp_path, metrics)
+    assert set(found) == {f"eval_{name}" for name in names}
+    assert {type(value) for value in found.values()} <= {int, float}
+    json.dumps(found)
+
+
+def test_a_metric_of_one_number_in_a_row_is_that_number(tmp_path: Path) -> None:
+    assert evaluated(tmp_path, {"seen": Seen(one=torch.ones(1))})["eval_seen_one"] == 1
+
+
+def test_a_result_that_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"Seen.compute\(\) gave 'good' for 'quality'"):
+        evaluated(tmp_path, Seen(quality="good"))
+
+
+# ---- What counts as a metric ----------------------------------------------------------------------------------------
+
+
+def test_what_can_be_called_is_a_function_unless_it_is_of_torchmetrics() -> None:
+    class Callable(Seen):
+        def __call__(self, prediction: EvalPrediction) -> dict[str, float]:
+            return {}
+
+    def function(prediction: EvalPrediction) -> dict[str, float]:
+        return {}
+
+    for name in ("update", "compute", "reset"):
+        setattr(function, name, lambda: None)
+    assert streaming_metrics(function) is None
+    assert streaming_metrics(Callable()) is None
+    assert streaming_metrics(None) is None
+    for metrics in (micro_accuracy(), MetricCollection([micro_accuracy()]), {"acc": micro_accuracy()}, Seen()):
+        assert isinstance(streaming_metrics(metrics), StreamingMetrics)
+    chosen = StreamingMetrics(Callable())
+    assert streaming_metrics(chosen) is chosen
+
+
+@pytest.mark.parametrize(
+    ("compute_metrics", "error", "message"),
+    [
+        ("accuracy", TypeError, "compute_metrics is 'accuracy'.*function of an EvalPrediction"),
+        ({}, ValueError, "dict without a metric"),
+        ({"accuracy": accuracy}, TypeError, "function is no metric.*update, compute, reset"),
+        (MulticlassAccuracy, TypeError, "is the class MulticlassAccuracy; pass a metric"),
+    ],
+)
+def test_what_is_neither_function_nor_metric_is_refused_when_the_trainer_is_made(
+    tmp_path: Path, compute_metrics: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        quiet_trainer(tmp_path, given={"compute_metrics": compute_metrics})
+
+
+def test_an_unknown_way_of_input_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"'argmax'.*'classification'"):
+        StreamingMetrics(micro_accuracy(), inputs="argmax")
+    with pytest.raises(TypeError, match="not 3"):
+        StreamingMetrics(micro_accuracy(), inputs=3)  # type: ignore[arg-type]
+
+
+def test_the_way_of_input_of_one_metric_goes_before_that_of_all() -> None:
+    seen, other = Seen(), Seen()
+    metrics = StreamingMetrics({"own": StreamingMetrics(seen, "unchanged"), "all": other}, inputs="classification")
+    logits, labels = torch.rand(4, CLASSES), torch.zeros(4, dtype=torch.int64)
+    metrics.update(EvalPrediction(logits, labels))
+    assert seen.calls[0][0][0].shape == (4, CLASSES) and other.calls[0][0][0].shape == (4,)
+
+
+# ---- What is kept, and for how long ---------------------------------------------------------------------------------
+
+
+def rows_kept(patch: pytest.MonkeyPatch) -> list[int]:
+    """The samples of what evaluations keep from now on, losses left out."""
+    kept: list[int] = []
+    original = BatchCollection.add
+
+    def add(collection: BatchCollection, batch: Any) -> None:
+        if batch.dim() > 1 or not batch.is_floating_point():
+            kept.append(len(batch))
+        original(collection, batch)
+
+    patch.setattr(BatchCollection, "add", add)
+    return kept
+
+
+@pytest.mark.parametrize(("samples", "metrics", "number"), [(7, accuracy, 14), (7, 0, 0), (70, 0, 0)])
+def test_an_evaluation_with_metrics_keeps_no_predictions_however_many_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: int, metrics: Any, number: int
+) -> None:
+    kept = rows_kept(monkeypatch)
+    given = {"eval_dataset": Rows(vector_rows(samples))}
+    evaluated(tmp_path, metrics or {"accuracy": micro_accuracy()}, given=given)
+    assert sum(kept) == number
+
+
+def test_no_batchs_predictions_outlive_it(tmp_path: Path) -> None:
+    alive: list[Any] = []
+    counts: list[int] = []
+
+    def remembered(predictions: torch.Tensor, labels: torch.Tensor) -> Any:
+        counts.append(sum(reference() is not None for reference in alive))
+        alive.append(weakref.ref(predictions))
+        return predictions.argmax(-1), labels
+
+    evaluated(tmp_path, StreamingMetrics(micro_accuracy(), remembered), per_device_eval_batch_size=1)
+    assert len(counts) == 7 and max(counts) == 0
+
+
+def test_a_prediction_returns_its_predictions_and_the_metrics_besides(tmp_path: Path) -> None:
+    test = Rows(vector_rows(7, seed=1))
+    output = quiet_trainer(tmp_path, given={"compute_metrics": {"accuracy": micro_accuracy()}}).predict(test)
+    plain = quiet_trainer(tmp_path, given={"compute_metrics": accuracy}).predict(test)
+    assert np.array_equal(output.predictions, plain.predictions)
+    assert np.array_equal(output.label_ids, plain.label_ids)
+    assert output.metrics["test_accuracy"] == pytest.approx(plain.metrics["test_accuracy"])
+
+
+def test_without_labels_there_are_no_metrics(tmp_path: Path) -> None:
+    unlabelled = Rows([{"x": row["x"]} for row in vector_rows(5)])
+    seen = Seen()
+    output = quiet_trainer(tmp_path, given={"compute_metrics": {"seen": seen}}).predict(unlabelled)
+    assert output.predictions.shape == (5, CLASSES)
+    assert seen.calls == [] and "test_seen_rows" not in output.metrics
+
+
+def test_each_evaluation_begins_anew_and_datasets_do_not_leak_into_each_other(tmp_path: Path) -> None:
+    datasets = {"near": Rows(vector_rows(4)), "far": Rows(vector_rows(5, seed=3))}
+    trainer = quiet_trainer(tmp_path, given={"eval_dataset": datasets, "compute_metrics": {"seen": Seen()}})
+    for _ in range(2):
+        found = trainer.evaluate()
+        assert (found["eval_near_seen_rows"], found["eval_far_seen_rows"]) == (4, 5)
+    assert trainer.predict(Rows(vector_rows(3))).metrics["test_seen_rows"] == 3
+
+
+def test_metrics_may_be_set_and_taken_away_between_evaluations(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path)
+    assert "eval_accuracy" not in trainer.evaluate()
+    trainer.compute_metrics = {"accuracy": micro_accuracy()}
+    assert "eval_accuracy" in trainer.evaluate()
+    trainer.compute_metrics = None
+    assert "eval_accuracy" not in trainer.evaluate()
+
+
+def test_only_the_loss_is_computed_where_nothing_else_is_asked_for(tmp_path: Path) -> None:
+    seen = Seen()
+    assert evaluated(tmp_path, {"seen": seen}, prediction_loss_only=True) == {}
+    assert seen.calls == []
+
+
+# ---- What goes in ---------------------------------------------------------------------------------------------------
+
+
+def test_a_function_of_the_whole_prediction_gets_inputs_and_losses_where_asked(tmp_path: Path) -> None:
+    class Vectors(VectorClassifier):
+        main_input_name = "x"
+
+    shapes: list[Any] = []
+
+    def inputs(prediction: EvalPrediction) -> Any:
+        shapes.append((prediction.inputs.shape, prediction.losses.shape))
+        return {"preds": prediction.predictions, "target": prediction.label_ids}
+
+    found = evaluated(
+        tmp_path, StreamingMetrics(micro_accuracy(), inputs), Vectors(), include_for_metrics=["inputs", "loss"]
+    )
+    assert shapes == [((3, FEATURES), (3,)), ((3, FEATURES), (3,)), ((1, FEATURES), (1,))]
+    assert set(found) == {"eval_multiclass_accuracy"}
+
+
+def test_a_batch_without_any_label_that_counts_is_left_out() -> None:
+    seen = Seen()
+    metrics = StreamingMetrics(seen, "classification")
+    metrics.update(EvalPrediction(torch.rand(2, 3, CLASSES), torch.full((2, 3), -100)))
+    assert seen.calls == [] and metrics.batches == 1
+
+
+def test_metrics_move_to_the_device_of_the_model(tmp_path: Path) -> None:
+    moved: list[Any] = []
+
+    class Moving(MulticlassAccuracy):
+        def to(self, *arguments: Any, **keywords: Any) -> Any:
+            moved.append(arguments)
+            return super().to(*arguments, **keywords)
+
+    trainer = quiet_trainer(tmp_path, given={"compute_metrics": Moving(CLASSES)})
+    trainer.evaluate()
+    assert moved == [(trainer.args.device,)]
+
+
+class BatchesOfAll(Seen):
+    """Has no states that torchmetrics could put together."""
+
+
+def test_only_metrics_that_do_not_synchronise_are_given_the_batches_of_all_processes() -> None:
+    own, everywhere = (EvalPrediction(torch.rand(n, CLASSES), torch.zeros(n, dtype=torch.int64)) for n in (2, 4))
+    seen, metric = BatchesOfAll(), micro_accuracy()
+    metrics = StreamingMetrics({"seen": seen, "metric": metric})
+    assert metrics.needs_all_processes and not StreamingMetrics(metric).needs_all_processes
+    metrics.update(own, everywhere)
+    assert len(seen.calls[0][0][0]) == 4
+    assert int(metric.tp + metric.fn) == 2
+
+
+# ---- Errors ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_metric_that_does_not_fit_is_named_with_the_shapes_and_the_ways_of_input(tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as caught:
+        evaluated(tmp_path, {"mse": MeanSquaredError(), "auroc": MulticlassAUROC(CLASSES)})
+    message = str(caught.value)
+    assert "'auroc' (MulticlassAUROC)" in message
+    assert f"predictions float32 (3, {CLASSES}) and labels int64 (3,)" in message
+    assert "inputs='classification' (told from their shapes and the model)" in message
+    assert "int64 (3,)" in message and "'class_scores'" in message
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def test_labels_that_do_not_fit_a_way_of_input_are_named_too(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'multiclass_accuracy'.*'language_model' failed before update was called"):
+        evaluated(tmp_path, StreamingMetrics(micro_accuracy(), inputs="language_model"))
+
+
+def test_running_out_of_memory_is_no_misfit(tmp_path: Path) -> None:
+    class Large(Seen):
+        def update(self, *arguments: Any, **keywords: Any) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        evaluated(tmp_path, Large())
+
+
+# ---- In a training --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_metrics_choose_the_best_checkpoint_and_stop_early(tmp_path: Path, stepwise: bool) -> None:
+    class Falling(Seen):
+        evaluations = 0
+
+        def compute(self) -> Any:
+            Falling.evaluations += 1
+            return {"score": 1 / Falling.evaluations}
+
+    options: dict[str, Any] = {"kind": StepwiseTrainer} if stepwise else {}
+    trainer = quiet_trainer(
+        tmp_path,
+        given={"compute_metrics": Falling(), "callbacks": [EarlyStoppingCallback(1)]},
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="best",
+        metric_for_best_model="score",
+        greater_is_better=True,
+        max_steps=5,
+        **options,
+    )
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert trainer.state.best_metric == 1
+    assert [Path(path).name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
+    assert [log["eval_score"] for log in trainer.state.log_history if "eval_score" in log] == [1, 0.5]
+
+
+def test_a_metrics_state_is_no_part_of_model_or_checkpoint(tmp_path: Path) -> None:
+    class Persistent(MulticlassAccuracy):
+        def __init__(self) -> None:
+            super().__init__(CLASSES)
+            self.persistent(True)
+
+    names: list[str] = []
+
+    class Looking(TrainerCallback):
+        def on_evaluate(self, *arguments: Any, **keywords: Any) -> None:
+            names.extend(trainer.lightning_module.state_dict())
+
+    trainer = quiet_trainer(
+        tmp_path,
+        given={"compute_metrics": Persistent(), "callbacks": [Looking()]},
+        max_steps=1,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+    )
+    trainer.train()
+    assert names and {name.removeprefix("model.") for name in names} == set(VectorClassifier().state_dict())
+    assert {path.name for path in (tmp_path / "checkpoint-1").iterdir()} >= {"model.safetensors", "optimizer.pt"}
+
+
+def test_metrics_leave_the_training_as_it_is_with_a_function(tmp_path: Path) -> None:
+    weights = []
+    for compute_metrics in (accuracy, {"accuracy": micro_accuracy()}):
+        trainer = quiet_trainer(
+            tmp_path, given={"compute_metrics": compute_metrics}, max_steps=3, eval_strategy="steps", eval_steps=1
+        )
+        trainer.train()
+        weights.append(trainer.model.head.weight)
+    assert torch.equal(*weights)
+
+
+def test_a_model_without_a_loss_is_evaluated_with_metrics_alone(tmp_path: Path) -> None:
+    def given_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(outputs["logits"], labels)
+
+    given = {"compute_loss_func": given_loss}
+    torch.manual_seed(0)
+    found = evaluated(tmp_path, {"accuracy": micro_accuracy()}, LosslessClassifier(), given=given)
+    assert found == evaluated(tmp_path, {"accuracy": micro_accuracy()})

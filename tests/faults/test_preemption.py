@@ -1,0 +1,355 @@
+"""A signal that announces the end of the process, with `enable_jit_checkpoint`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from littrainer import Trainer, TrainerCallback, TrainingArguments
+from littrainer.checkpoint.layout import get_last_checkpoint
+from tests.scenarios.models import NoisyClassifier
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+
+# Three steps to an epoch, an evaluation after each second step, dropout in the model.
+SETTINGS: dict[str, Any] = {
+    "max_steps": 7,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "logging_strategy": "steps",
+    "logging_steps": 1,
+}
+BATCHES_PER_EVALUATION = 3
+
+
+class SignalIn(TrainerCallback):
+    """Sends this process a signal from a callback event, at one optimizer step.
+
+    Parameters:
+        event: the event.
+        step: `global_step` as the event sees it.
+        number: the signal, `times` times.
+    """
+
+    def __init__(self, event: str, step: int, number: int = signal.SIGTERM, times: int = 1) -> None:
+        self.step, self.number, self.times = step, number, times
+        setattr(self, event, self._send)
+
+    def _send(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.number)
+
+
+class Recorder(TrainerCallback):
+    """Notes which events come, with the step they see."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int]] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seen.append(("step", state.global_step))
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seen.append(("batch", state.global_step))
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seen.append(("save", state.global_step))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.seen.append(("end", state.global_step))
+
+
+@pytest.fixture(autouse=True)
+def calls() -> Iterator[list[int]]:
+    """Instead of ending this process, signals that reach the handlers from before training are noted."""
+    noted: list[int] = []
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.signal(number, lambda number, _: noted.append(number)) for number in numbers}
+    yield noted
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def make(folder: Path, *callbacks: Any, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:
+    torch.manual_seed(0)
+    return quiet_trainer(
+        folder,
+        NoisyClassifier(),
+        kind=kind,
+        given={"callbacks": list(callbacks)},
+        **{**SETTINGS, "enable_jit_checkpoint": True, **changes},
+    )
+
+
+def numbers(trainer: Trainer) -> list[dict[str, Any]]:
+    """What was logged, without what depends on the clock."""
+    clock = ("runtime", "per_second", "time")
+    kept = [{k: v for k, v in log.items() if not k.endswith(clock)} for log in trainer.state.log_history]
+    return [log for log in kept if "train_loss" not in log]
+
+
+def check_same_training(resumed: Trainer, whole: Trainer) -> None:
+    assert numbers(resumed) == numbers(whole)
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], tensor)
+
+
+PLACES: dict[str, tuple[str, int, int]] = {
+    # event, the step it sees, the step that is saved
+    "between two steps": ("on_step_begin", 2, 3),
+    "in the middle of an update": ("on_optimizer_step", 4, 5),
+    "at the end of a step": ("on_step_end", 3, 3),
+    "at a step before an evaluation": ("on_step_end", 4, 4),
+    "in an evaluation": ("on_prediction_step", 4, 4),
+    "in an evaluation at the end of an epoch": ("on_prediction_step", 6, 6),
+    "in a log": ("on_log", 5, 6),
+    "at the end of an epoch": ("on_epoch_end", 3, 3),
+}
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+@pytest.mark.parametrize("place", PLACES)
+def test_training_stops_with_a_checkpoint_from_which_it_goes_on_as_if_it_had_not(
+    tmp_path: Path, place: str, kind: type[Trainer]
+) -> None:
+    event, step, saved = PLACES[place]
+    whole = make(tmp_path / "whole", kind=kind)
+    whole.train()
+    recorder = Recorder()
+    stopped = make(tmp_path / "stopped", SignalIn(event, step), recorder, kind=kind)
+    assert stopped.train().global_step == saved
+    assert stopped.preemption.agreed == signal.SIGTERM
+    assert [path.name for path in (tmp_path / "stopped").glob("checkpoint-*")] == [f"checkpoint-{saved}"]
+    assert recorder.seen.count(("save", saved)) == 1 and recorder.seen[-1] == ("end", saved)
+    resumed = make(tmp_path / "stopped", kind=kind)
+    resumed.train(resume_from_checkpoint=True)
+    check_same_training(resumed, whole)
+    assert resumed.preemption.agreed is None
+
+
+def test_an_evaluation_is_broken_off_and_made_up_for(tmp_path: Path) -> None:
+    recorder = Recorder()
+    stopped = make(tmp_path, recorder, SignalIn("on_prediction_step", 4))
+    stopped.train()
+    assert recorder.seen.count(("batch", 2)) == BATCHES_PER_EVALUATION and recorder.seen.count(("batch", 4)) == 1
+    assert not any("eval_loss" in log for log in stopped.state.log_history if log["step"] == 4)
+    again = Recorder()
+    resumed = make(tmp_path, again)
+    resumed.train(resume_from_checkpoint=True)
+    assert again.seen[:BATCHES_PER_EVALUATION] == [("batch", 4)] * BATCHES_PER_EVALUATION
+    assert again.seen[BATCHES_PER_EVALUATION] == ("step", 5)
+
+
+@pytest.mark.parametrize("event", ["on_prediction_step", "on_step_end"])
+def test_the_best_evaluation_is_known_though_it_was_broken_off(tmp_path: Path, event: str) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True}
+    whole = make(tmp_path / "whole", **settings)
+    whole.train()
+    make(tmp_path / "stopped", SignalIn(event, 4), **settings).train()
+    resumed = make(tmp_path / "stopped", **settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.best_metric == whole.state.best_metric
+    assert resumed.state.best_global_step == whole.state.best_global_step
+    check_same_training(resumed, whole)
+
+
+def test_a_step_that_has_just_been_saved_is_not_saved_again(tmp_path: Path) -> None:
+    recorder = Recorder()
+    trainer = make(tmp_path, recorder, SignalIn("on_step_end", 2), save_strategy="steps", save_steps=2)
+    trainer.train()
+    assert [entry for entry in recorder.seen if entry[0] == "save"] == [("save", 2)]
+
+
+def test_a_signal_during_a_save_lets_it_finish_and_stops_after_the_next_step(tmp_path: Path) -> None:
+    class SignallingTrainer(Trainer):
+        def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            super().save_model(output_dir, _internal_call)
+
+    trainer = make(tmp_path, kind=SignallingTrainer, save_strategy="steps", save_steps=2)
+    assert trainer.train().global_step == 3
+    names = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
+    assert names == ["checkpoint-2", "checkpoint-3"]
+
+
+def test_old_checkpoints_go_once_that_of_the_signal_is_there(tmp_path: Path) -> None:
+    make(tmp_path, SignalIn("on_step_end", 5), save_strategy="steps", save_steps=2, save_total_limit=1).train()
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-5"]
+
+
+@pytest.mark.parametrize("event", ["on_train_begin", "on_prediction_step"])
+def test_a_signal_before_the_first_step_does_what_it_did_before_training(
+    tmp_path: Path, calls: list[int], event: str
+) -> None:
+    trainer = make(tmp_path, SignalIn(event, 0), eval_on_start=True)
+    assert trainer.train().global_step == 7
+    assert calls and not list(tmp_path.glob("checkpoint-*"))
+
+
+def test_several_signals_save_once_and_reach_the_handler_of_the_script_each_time(
+    tmp_path: Path, calls: list[int]
+) -> None:
+    recorder = Recorder()
+    own = signal.getsignal(signal.SIGTERM)
+    make(tmp_path, recorder, SignalIn("on_step_begin", 2, times=3)).train()
+    assert calls == [signal.SIGTERM] * 3
+    assert [entry for entry in recorder.seen if entry[0] == "save"] == [("save", 3)]
+    assert signal.getsignal(signal.SIGTERM) is own
+
+
+def test_handlers_are_put_back_after_an_error_too(tmp_path: Path) -> None:
+    class Failing(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            raise OverflowError
+
+    own = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(OverflowError):
+        make(tmp_path, Failing()).train()
+    assert signal.getsignal(signal.SIGTERM) is own
+
+
+def test_a_handler_that_a_script_sets_during_training_is_left_to_it(tmp_path: Path) -> None:
+    def later(*_: Any) -> None: ...
+
+    class Setting(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            signal.signal(signal.SIGTERM, later)
+
+    make(tmp_path, Setting()).train()
+    assert signal.getsignal(signal.SIGTERM) is later
+
+
+@pytest.mark.parametrize(
+    ("given", "sent", "stops"),
+    [
+        (None, signal.SIGUSR1, False),
+        ("SIGUSR1", signal.SIGUSR1, True),
+        ("SIGUSR1", signal.SIGTERM, False),
+        (["SIGTERM", "SIGUSR1"], signal.SIGUSR1, True),
+    ],
+)
+def test_jit_checkpoint_signals_says_which_signals_save(tmp_path: Path, given: Any, sent: int, stops: bool) -> None:
+    trainer = make(tmp_path, SignalIn("on_step_end", 2, sent), jit_checkpoint_signals=given)
+    assert trainer.train().global_step == (2 if stops else 7)
+    assert (trainer.preemption.agreed == sent) is stops
+
+
+def test_without_enable_jit_checkpoint_signals_do_what_they_did_before_training(
+    tmp_path: Path, calls: list[int]
+) -> None:
+    trainer = make(tmp_path, SignalIn("on_step_end", 2), enable_jit_checkpoint=False)
+    assert trainer.train().global_step == 7
+    assert calls == [signal.SIGTERM] and not list(tmp_path.glob("checkpoint-*"))
+
+
+def test_ctrl_c_can_be_one_of_the_signals_and_interrupts_when_it_comes_twice(tmp_path: Path) -> None:
+    settings = {"jit_checkpoint_signals": "SIGINT"}
+    assert make(tmp_path / "once", SignalIn("on_step_end", 2, signal.SIGINT), **settings).train().global_step == 2
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path / "twice", SignalIn("on_step_begin", 2, signal.SIGINT, times=2), **settings).train()
+
+
+def test_signals_without_the_switch_and_unknown_ones_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="enable_jit_checkpoint"):
+        TrainingArguments(str(tmp_path), jit_checkpoint_signals="SIGUSR1")
+    with pytest.raises(ValueError, match="SIGUSR1"):
+        TrainingArguments(str(tmp_path), enable_jit_checkpoint=True, jit_checkpoint_signals="SIGUSR")
+
+
+def test_training_in_another_thread_is_refused_with_the_reason(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            make(tmp_path).train()
+        except ValueError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join(60)
+    assert "main thread" in str(errors[0])
+
+
+def test_lightning_on_a_cluster_takes_no_signal_and_writes_no_checkpoint_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As under `srun --ntasks=1`, where Lightning would requeue the job on SIGUSR1.
+    for name, value in {
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOB_NAME": "train",
+        "SLURM_NTASKS": "1",
+        "SLURM_NTASKS_PER_NODE": "1",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_JOB_NODELIST": "node1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    handlers: list[Any] = []
+
+    class Looking(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            handlers.append([signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)])
+
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
+    trainer = make(tmp_path, Looking(), enable_jit_checkpoint=False, max_steps=2)
+    trainer.train()
+    assert handlers == [before] * 2
+    stopped = make(tmp_path, SignalIn("on_step_end", 2, signal.SIGUSR1), jit_checkpoint_signals="SIGUSR1")
+    assert stopped.train().global_step == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
+
+
+SCRIPT = """
+import sys, time
+from littrainer import TrainerCallback
+from tests.scenarios.trainers import quiet_trainer
+
+class Telling(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        print("step", state.global_step, flush=True)
+        time.sleep(0.05)
+
+output = quiet_trainer(
+    sys.argv[1], given={"callbacks": [Telling()]}, max_steps=2000, enable_jit_checkpoint=sys.argv[2] == "yes"
+).train()
+print("returned", output.global_step, flush=True)
+"""
+
+
+def start(folder: Path, switch: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SCRIPT, str(folder), switch]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+
+
+def wait_for(process: subprocess.Popen[str], found: Callable[[str], bool]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found(line):
+            return
+    raise AssertionError("the process ended before")
+
+
+def test_a_process_told_to_end_saves_goes_on_after_train_and_ends_with_status_0(tmp_path: Path) -> None:
+    with start(tmp_path / "saving", "yes") as saving, start(tmp_path / "plain", "no") as plain:
+        for process in (saving, plain):
+            wait_for(process, lambda line: line.startswith("step 3"))
+            process.terminate()
+        assert saving.stdout is not None
+        last = saving.stdout.read().splitlines()[-1]
+        started = time.monotonic()
+        assert saving.wait(60) == 0 and plain.wait(60) == -signal.SIGTERM, time.monotonic() - started
+    checkpoint = get_last_checkpoint(tmp_path / "saving")
+    assert checkpoint is not None and last == f"returned {checkpoint.rpartition('-')[2]}"
+    assert get_last_checkpoint(tmp_path / "plain") is None

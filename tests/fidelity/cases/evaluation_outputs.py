@@ -1,0 +1,187 @@
+"""What models put out in an evaluation, and what becomes of it: nesting, unequal lengths, labels of several names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.fidelity.record import Record
+from tests.fidelity.registry import scenario
+from tests.fidelity.side import Side
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import Rows, language_rows, tag_rows, vector_rows
+from tests.scenarios.metrics import accuracy, shapes_and_sums
+from tests.scenarios.models import FEATURES, VectorClassifier, tiny_bert_tagger, tiny_gpt2
+
+
+class Talkative(VectorClassifier):
+    """Puts out more than logits, nested."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        outputs = super().forward(x, labels)
+        logits = outputs["logits"]
+        outputs["states"] = (logits * 2, logits[:, :2] * 3)
+        outputs["named"] = {"sum": logits.sum(dim=1), "cube": logits[:, None, :].repeat(1, 2, 1)}
+        outputs["mean"] = logits.mean()
+        return outputs
+
+
+def trainer_with(
+    side: Side, model: nn.Module, rows: Any = None, given: dict[str, Any] | None = None, **changes: Any
+) -> Any:
+    keywords: dict[str, Any] = {"compute_metrics": shapes_and_sums, "callbacks": [side.watcher], **(given or {})}
+    return side.Trainer(
+        model=model,
+        args=side.arguments(**{"eval_strategy": "epoch", "num_train_epochs": 1, **changes}),
+        train_dataset=Rows(rows or vector_rows(10)),
+        eval_dataset=Rows(rows[:7] if rows else vector_rows(7, seed=1)),
+        **keywords,
+    )
+
+
+@scenario(predicts=True)
+def nested_outputs_joined(side: Side) -> Record:
+    trainer = trainer_with(side, Talkative())
+    return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(vector_rows(5, seed=2))))
+
+
+@scenario(predicts=True)
+def nested_outputs_kept_by_batch_and_moved_to_the_host(side: Side) -> Record:
+    trainer = trainer_with(
+        side, Talkative(), given={"compute_metrics": None}, eval_do_concat_batches=False, eval_accumulation_steps=2
+    )
+    return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(vector_rows(8, seed=2))))
+
+
+@scenario(predicts=True)
+def outputs_left_out_by_name(side: Side) -> Record:
+    trainer = trainer_with(side, Talkative())
+    trained = trainer.train(ignore_keys_for_eval=["states", "named", "mean"])
+    metrics = trainer.evaluate(ignore_keys=["logits", "mean", "named"])
+    predictions = trainer.predict(Rows(vector_rows(5, seed=2)), ignore_keys=["states", "named", "mean"])
+    return side.record(trainer, trained, metrics, predictions=predictions)
+
+
+@scenario(predicts=True)
+def outputs_of_unequal_length_in_three_dimensions(side: Side) -> Record:
+    trainer = trainer_with(
+        side, tiny_bert_tagger(), tag_rows(10), given={"data_collator": pad_tokens}, eval_accumulation_steps=1
+    )
+    return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(tag_rows(8, seed=2))))
+
+
+class SpanFinder(nn.Module):
+    """Two labels, two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.end = nn.Linear(FEATURES, 4), nn.Linear(FEATURES, 4)
+
+    def forward(self, x: Any, start_positions: Any = None, end_positions: Any = None) -> Any:
+        starts, ends = self.start(x), self.end(x)
+        if start_positions is None or end_positions is None:
+            return {"start_logits": starts, "end_logits": ends}
+        loss = nn.functional.cross_entropy(starts, start_positions) + nn.functional.cross_entropy(ends, end_positions)
+        return {"loss": loss, "start_logits": starts, "end_logits": ends}
+
+
+@scenario(predicts=True)
+def labels_of_several_names(side: Side) -> Record:
+    def hits(prediction: Any) -> dict[str, Any]:
+        predictions, labels = prediction
+        assert prediction[0] is predictions and prediction.label_ids is labels
+        return {f"hits_{n}": (p.argmax(-1) == l).mean() for n, (p, l) in enumerate(zip(predictions, labels))}  # noqa: B905, E741
+
+    rows = [
+        {"x": row["x"], "start_positions": row["labels"], "end_positions": 3 - row["labels"]} for row in vector_rows(10)
+    ]
+    trainer = trainer_with(
+        side,
+        SpanFinder(),
+        rows,
+        given={"compute_metrics": hits},
+        label_names=["start_positions", "end_positions"],
+    )
+    return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(rows[:4])))
+
+
+@scenario(predicts=True)
+def objects_gathered(side: Side) -> Record:
+    trainer = trainer_with(side, VectorClassifier(), eval_use_gather_object=True)
+    return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(vector_rows(5, seed=2))))
+
+
+@scenario(predicts=True)
+def logits_flattened_to_tokens_before_they_are_gathered(side: Side) -> Record:
+    trainer = trainer_with(
+        side,
+        tiny_gpt2(),
+        language_rows(10),
+        given={
+            "data_collator": pad_tokens,
+            "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(dim=-1)[labels != -100],
+        },
+    )
+    return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(language_rows(5, seed=2))))
+
+
+@scenario()
+def metrics_summed_up_batch_by_batch_from_inputs_and_losses(side: Side) -> Record:
+    seen: list[Any] = []
+
+    def summing(prediction: Any, compute_result: bool) -> dict[str, float] | None:
+        seen.append((prediction.predictions, prediction.losses, prediction.inputs["x"].sum(), compute_result))
+        return {"batches": float(len(seen)), "mean": torch.tensor(2.5)} if compute_result else None
+
+    class Vectors(VectorClassifier):
+        main_input_name = "x"
+
+    trainer = trainer_with(
+        side,
+        Vectors(),
+        given={"compute_metrics": summing},
+        batch_eval_metrics=True,
+        include_for_metrics=["inputs", "loss"],
+    )
+    return side.record(trainer, trainer.train(), extra={"seen": seen})
+
+
+@scenario(saves=True)
+def metrics_of_other_kinds_than_numbers(side: Side) -> Record:
+    def described(prediction: Any) -> dict[str, Any]:
+        return {**accuracy(prediction), "report": {"per class": [0.5, 1]}, "model": "tiny", "nothing": None}
+
+    trainer = trainer_with(
+        side,
+        VectorClassifier(),
+        given={"compute_metrics": described},
+        save_strategy="epoch",
+        metric_for_best_model="accuracy",
+        load_best_model_at_end=True,
+    )
+    return side.train(trainer)
+
+
+@scenario()
+def arrays_as_metrics_where_nothing_is_saved(side: Side) -> Record:
+    trainer = trainer_with(
+        side, VectorClassifier(), given={"compute_metrics": lambda prediction: {"column": prediction.label_ids}}
+    )
+    return side.train(trainer)
+
+
+@scenario()
+def an_evaluation_at_the_start_and_after_an_epoch_of_delay(side: Side) -> Record:
+    return side.train(trainer_with(side, VectorClassifier(), num_train_epochs=3, eval_delay=2, eval_on_start=True))
+
+
+@scenario()
+def an_evaluation_asked_for_by_a_callback_alone(side: Side) -> Record:
+    class Asking(side.TrainerCallback):  # type: ignore[name-defined, misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_evaluate = state.global_step == 2
+
+    trainer = trainer_with(side, VectorClassifier(), given={"callbacks": [Asking(), side.watcher]}, eval_strategy="no")
+    return side.train(trainer)

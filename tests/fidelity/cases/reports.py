@@ -1,0 +1,149 @@
+"""What a script prints and writes about its runs: metrics tables, results files, the state, tokens and operations."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from typing import Any
+
+from tests.fidelity.record import SECONDS, Record
+from tests.fidelity.registry import scenario
+from tests.fidelity.side import Side
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import Rows, language_rows, tiny_tokenizer, token_rows, vector_rows
+from tests.scenarios.metrics import accuracy
+from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_gpt2
+
+REPORTS = ("train_results.json", "eval_results.json", "test_results.json", "all_results.json", "trainer_state.json")
+TIMES_IN_TEXT = re.compile(r'(_(?:runtime|per_second|model_preparation_time)": )[\d.e-]+')
+
+
+def report(trainer: Any, split: str, metrics: dict[str, Any]) -> str:
+    """Write and print metrics, as the example scripts do, and return what was printed."""
+    # Wall times are as wide as they are long, which would shift the table.
+    same_times = {name: 3.25 if SECONDS.search(name) else value for name, value in metrics.items()}
+    trainer.save_metrics(split, same_times)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        trainer.log_metrics(split, same_times)
+    return printed.getvalue()
+
+
+def written_reports(side: Side) -> dict[str, str]:
+    """The text of each file of reports, without wall times."""
+    paths = [side.folder / "out" / name for name in REPORTS]
+    return {path.name: TIMES_IN_TEXT.sub(r"\1...", path.read_text()) for path in paths if path.exists()}
+
+
+def bert_trainer(side: Side, **changes: Any) -> Any:
+    return side.Trainer(
+        model=tiny_bert_classifier(),
+        args=side.arguments(include_num_input_tokens_seen="all", gradient_accumulation_steps=2, **changes),
+        data_collator=pad_tokens,
+        train_dataset=Rows(token_rows(10)),
+        eval_dataset=Rows(token_rows(5, seed=1)),
+        compute_metrics=accuracy,
+        callbacks=[side.watcher],
+    )
+
+
+@scenario(saves=True, predicts=True, extra=True, resumes=True)
+def reports_of_a_training_that_is_resumed(side: Side) -> Record:
+    trainer = bert_trainer(side, num_train_epochs=1, save_strategy="epoch")
+    printed = [report(trainer, "train", trainer.train().metrics)]
+    trainer.save_state()
+    texts = [written_reports(side)]
+    resumed = bert_trainer(side, num_train_epochs=3, save_strategy="epoch")
+    output = resumed.train(resume_from_checkpoint=True)
+    printed.append(report(resumed, "train", output.metrics))
+    printed.append(report(resumed, "eval", {**resumed.evaluate(), "eval_samples": 5}))
+    predictions = resumed.predict(Rows(token_rows(4, seed=2)))
+    printed.append(report(resumed, "test", predictions.metrics))
+    resumed.save_state()
+    texts.append(written_reports(side))
+    return side.record(resumed, output, predictions=predictions, extra={"printed": printed, "texts": texts})
+
+
+@scenario(saves=True, extra=True)
+def reports_of_an_evaluation_without_training(side: Side) -> Record:
+    trainer = bert_trainer(side)
+    metrics = trainer.evaluate()
+    printed = [report(trainer, "eval", metrics)]
+    trainer.save_metrics("eval", {"eval_loss": 1.5, "eval_note": "later"}, combined=False)
+    trainer.save_state()
+    extra = {"printed": printed, "texts": written_reports(side), "tokens": trainer.state.num_input_tokens_seen}
+    return side.record(trainer, metrics, extra=extra)
+
+
+@scenario(saves=True, extra=True)
+def operations_that_the_script_counts_itself(side: Side) -> Record:
+    Trainer: Any = side.Trainer
+    stored: list[float] = []
+
+    class Counting(Trainer):
+        def floating_point_ops(self, inputs: Any) -> int:
+            return 10**15 * len(inputs["labels"])
+
+        def store_flos(self) -> None:
+            super().store_flos()
+            stored.append(self.state.total_flos)
+
+    trainer = Counting(
+        model=VectorClassifier(),
+        args=side.arguments(logging_steps=2, save_strategy="steps", save_steps=3),
+        train_dataset=Rows(vector_rows(18)),
+        callbacks=[side.watcher],
+    )
+    output = trainer.train()
+    printed = report(trainer, "train", output.metrics)
+    trainer.save_state()
+    extra = {"printed": printed, "texts": written_reports(side), "stored": stored, "left": trainer.current_flos}
+    return side.record(trainer, output, extra=extra)
+
+
+@scenario(extra=True)
+def operations_of_a_module_that_counts_its_parameters(side: Side) -> Record:
+    class Counted(VectorClassifier):
+        main_input_name = "x"
+
+        def num_parameters(self, exclude_embeddings: bool = False) -> int:
+            return 1000 + exclude_embeddings
+
+    trainer = side.Trainer(
+        model=Counted(),
+        args=side.arguments(num_train_epochs=1, include_num_input_tokens_seen="all"),
+        train_dataset=Rows(vector_rows(10)),
+        callbacks=[side.watcher],
+    )
+    output = trainer.train()
+    batch = {"x": vector_rows(1)[0]["x"]}
+    return side.record(trainer, output, extra={"one batch": trainer.floating_point_ops(batch)})
+
+
+@scenario(extra=True)
+def input_tokens_told_from_padding_by_the_tokenizer(side: Side) -> Record:
+    def without_mask(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        return {name: value for name, value in pad_tokens(rows).items() if name != "attention_mask"}
+
+    trainer = side.Trainer(
+        model=tiny_gpt2(),
+        args=side.arguments(include_num_input_tokens_seen="non_padding", num_train_epochs=1),
+        data_collator=without_mask,
+        train_dataset=Rows(language_rows(10)),
+        processing_class=tiny_tokenizer(),
+        callbacks=[side.watcher],
+    )
+    output = trainer.train()
+    return side.record(trainer, output, extra={"tokens": trainer.state.num_input_tokens_seen})
+
+
+@scenario(extra=True)
+def input_tokens_that_cannot_be_told_from_padding(side: Side) -> Record:
+    trainer = side.Trainer(
+        model=VectorClassifier(),
+        args=side.arguments(include_num_input_tokens_seen="non_padding", num_train_epochs=1),
+        train_dataset=Rows(vector_rows(10)),
+        callbacks=[side.watcher],
+    )
+    output = trainer.train()
+    return side.record(trainer, output, extra={"tokens": trainer.state.num_input_tokens_seen})

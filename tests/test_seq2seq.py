@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import SequentialSampler
+from transformers import GenerationConfig
+
+from littrainer import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
+from littrainer.data.samplers import LengthGroupedSampler
+from tests.scenarios.collators import pad_translations
+from tests.scenarios.data import Rows, Stream, tiny_tokenizer, translation_rows
+from tests.scenarios.models import END_TOKEN, VectorClassifier, tiny_bart, tiny_bert_classifier, tiny_t5
+from tests.scenarios.trainers import QUIET_RUN
+
+ROWS = translation_rows(5)
+QUESTIONS = Rows([{"input_ids": row["input_ids"]} for row in ROWS])
+
+
+def translator(
+    folder: Path,
+    model: Any = None,
+    kind: type[Trainer] = Seq2SeqTrainer,
+    given: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Any:
+    """A Trainer over token ids to be reversed; `given` are keywords of the Trainer, `changes` arguments."""
+    torch.manual_seed(3)
+    keywords = {
+        "data_collator": pad_translations,
+        "train_dataset": Rows(ROWS),
+        "eval_dataset": Rows(ROWS),
+        "compute_metrics": lambda prediction: {"batches": len(prediction.predictions)},
+        **(given or {}),
+    }
+    if "model_init" not in keywords:
+        keywords["model"] = tiny_bart() if model is None else model
+    args = Seq2SeqTrainingArguments(str(folder), **{**QUIET_RUN, "predict_with_generate": True, **changes})
+    return kind(args=args, **keywords)
+
+
+def tokens(trainer: Any, **gen_kwargs: Any) -> Any:
+    """What is generated for the questions, without its padding of 0."""
+    found = trainer.predict(QUESTIONS, **gen_kwargs).predictions
+    return [[int(token) for token in row[1:] if token] for row in found]
+
+
+# ---- Each argument counts --------------------------------------------------------------------------------------------
+
+SIX_TOKENS = GenerationConfig(max_length=6, decoder_start_token_id=END_TOKEN, eos_token_id=END_TOKEN, pad_token_id=0)
+GENERATED = {
+    "predict_with_generate": ({"predict_with_generate": False}, {"predict_with_generate": True}),
+    "generation_max_length": ({"generation_max_length": 5}, {"generation_max_length": 8}),
+    "generation_num_beams": ({"generation_num_beams": 1}, {"generation_num_beams": 4}),
+    "generation_config": ({"generation_config": None}, {"generation_config": SIX_TOKENS}),
+}
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_each_argument_about_generation_changes_what_is_predicted(tmp_path: Path, name: str) -> None:
+    def predicted(changes: dict[str, Any]) -> Any:
+        found = translator(tmp_path, **changes).predict(Rows(ROWS)).predictions
+        return found.tolist() if isinstance(found, np.ndarray) else "logits"
+
+    first, second = GENERATED[name]
+    assert predicted(first) == predicted(first) != predicted(second)
+
+
+@pytest.mark.parametrize("kind", [Seq2SeqTrainer, Trainer])
+def test_sortish_sampling_groups_training_samples_by_length_and_leaves_evaluation_in_order(
+    tmp_path: Path, kind: type[Trainer]
+) -> None:
+    trainer = translator(tmp_path, kind=kind, sortish_sampler=True, predict_with_generate=False)
+    assert isinstance(trainer.get_train_dataloader().sampler, LengthGroupedSampler)
+    assert isinstance(trainer.get_eval_dataloader().sampler, SequentialSampler)
+
+
+def test_sortish_sampling_of_a_stream_is_told_to_have_no_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    translator(tmp_path, given={"train_dataset": Stream(ROWS)}, sortish_sampler=True, max_steps=1).train()
+    assert any("has no effect" in message for message in caplog.messages)
+
+
+# ---- Keywords of a call ----------------------------------------------------------------------------------------------
+
+
+def test_keywords_of_a_call_hold_for_that_call_alone(tmp_path: Path) -> None:
+    trainer = translator(tmp_path, generation_max_length=9)
+    plain = tokens(trainer)
+    assert max(len(row) for row in tokens(trainer, max_length=4)) == 3
+    assert tokens(trainer) == plain
+
+
+def test_keywords_of_a_call_are_forgotten_when_it_fails(tmp_path: Path) -> None:
+    def broken(prediction: Any) -> dict[str, float]:
+        raise ArithmeticError("metric")
+
+    trainer = translator(tmp_path, given={"compute_metrics": broken}, generation_max_length=9)
+    with pytest.raises(ArithmeticError):
+        trainer.evaluate(max_length=4)
+    loader = trainer.get_test_dataloader(QUESTIONS)
+    found = trainer.evaluation_loop(loader, "Prediction").predictions
+    assert (found[:, 4:] != 0).any()
+    assert trainer.gather_function != trainer.accelerator.gather
+
+
+def test_keywords_of_a_call_hold_for_each_of_several_datasets(tmp_path: Path) -> None:
+    lengths: list[int] = []
+
+    def longest(prediction: Any) -> dict[str, float]:
+        lengths.append(int((prediction.predictions != 0).sum(axis=1).max()))
+        return {}
+
+    trainer = translator(tmp_path, given={"compute_metrics": longest})
+    found = trainer.evaluate({"one": Rows(ROWS), "two": Rows(ROWS)}, max_length=4)
+    assert lengths == [4, 4]
+    assert {"eval_one_loss", "eval_two_loss"} <= set(found)
+
+
+def test_an_evaluation_during_training_generates_as_the_arguments_say(tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = []
+
+    class Noting(Seq2SeqTrainer):
+        def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            asked.append(dict(self._gen_kwargs))
+            return super().prediction_step(model, inputs, *args, **kwargs)
+
+    trainer = translator(
+        tmp_path, kind=Noting, generation_max_length=9, generation_num_beams=2, eval_strategy="epoch", max_steps=1
+    )
+    trainer.evaluate(max_length=4, num_beams=1, do_sample=True)
+    before = len(asked)
+    trainer.train()
+    assert asked[before:] and all(given == {"max_length": 9, "num_beams": 2} for given in asked[before:])
+
+
+def test_a_misspelt_keyword_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"BartForConditionalGeneration.generate does not take 'num_bems' \(did you"):
+        translator(tmp_path).evaluate(num_bems=2)
+
+
+def test_other_errors_of_generate_are_left_as_they_are(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="num_return_sequences"):
+        translator(tmp_path).evaluate(num_return_sequences=3, num_beams=2)
+
+
+def test_keywords_without_generation_are_told_to_have_no_effect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = translator(tmp_path, predict_with_generate=False, given={"compute_metrics": None})
+    trainer.evaluate(max_length=None)
+    assert not any("without effect" in message for message in caplog.messages)
+    trainer.evaluate(max_length=4)
+    assert any("max_length=4: without effect" in message for message in caplog.messages)
+
+
+# ---- Models and their generation config ------------------------------------------------------------------------------
+
+
+def test_the_generation_config_is_put_into_the_model_as_a_copy(tmp_path: Path) -> None:
+    wanted = SIX_TOKENS
+    trainer = translator(tmp_path, generation_config=wanted)
+    assert trainer.model.generation_config.max_length == 6
+    assert trainer.model.generation_config is not wanted
+
+
+def test_each_model_that_model_init_makes_has_the_generation_config(tmp_path: Path) -> None:
+    given = {"model_init": lambda: tiny_bart()}
+    trainer = translator(tmp_path, given=given, generation_config=SIX_TOKENS, max_steps=1)
+    first = trainer.model
+    trainer.train()
+    assert trainer.model is not first
+    assert first.generation_config.max_length == trainer.model.generation_config.max_length == 6
+
+
+def test_an_invalid_generation_config_stops_the_trainer_before_it_trains(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"temperature": 0.5, "do_sample": false}')
+    with pytest.raises(ValueError, match=r"(?s)config\.json' is not valid.*temperature"):
+        translator(tmp_path, generation_config=str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize("make", [VectorClassifier, tiny_bert_classifier])
+def test_a_model_that_cannot_generate_is_refused_by_class(tmp_path: Path, make: Any) -> None:
+    model = make()
+    with pytest.raises(ValueError, match=f"can generate, and {type(model).__name__} has no `generate`"):
+        translator(tmp_path, model)
+    translator(tmp_path, model, predict_with_generate=False)
+
+
+def test_a_model_without_a_generation_config_is_refused(tmp_path: Path) -> None:
+    class Generating(VectorClassifier):
+        def generate(self, **inputs: Any) -> Any:
+            return inputs
+
+    with pytest.raises(ValueError, match="Generating has no `generation_config`"):
+        translator(tmp_path, Generating())
+
+
+def test_a_prediction_step_of_a_scripts_own_needs_no_model_that_generates(tmp_path: Path) -> None:
+    class Own(Seq2SeqTrainer):
+        def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+            return None, torch.ones(3, 2), torch.ones(3, 2)
+
+    found = translator(tmp_path, VectorClassifier(), Own, remove_unused_columns=False).predict(QUESTIONS)
+    assert found.predictions.shape[1] == 2
+
+
+def test_a_plain_trainer_says_that_it_generates_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    translator(tmp_path, kind=Trainer)
+    assert any("use Seq2SeqTrainer" in message for message in caplog.messages)
+
+
+def test_the_model_generates_in_evaluation_mode_without_a_graph(tmp_path: Path) -> None:
+    seen: list[tuple[bool, bool]] = []
+    model = tiny_t5()
+    generate = model.generate
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        seen.append((model.training, torch.is_inference_mode_enabled()))
+        return generate(*args, **kwargs)
+
+    model.generate = noting
+    translator(tmp_path, model, eval_strategy="steps", eval_steps=1, max_steps=2).train()
+    assert seen and set(seen) == {(False, False)}
+
+
+# ---- Batches without labels, padding ---------------------------------------------------------------------------------
+
+
+def test_data_without_labels_is_predicted_with_the_seq2seq_collator(tmp_path: Path) -> None:
+    tokenizer, model = tiny_tokenizer(), tiny_bart()
+    collator = DataCollatorForSeq2Seq(tokenizer, model=model)
+    given = {"data_collator": collator, "processing_class": tokenizer}
+    found = translator(tmp_path, model, given=given, generation_max_length=6).predict(QUESTIONS)
+    assert found.predictions.shape[0] == len(QUESTIONS) and found.label_ids is None
+    assert "test_loss" not in found.metrics
+
+
+def test_outputs_without_a_padding_token_are_refused_with_the_place_to_set_one(tmp_path: Path) -> None:
+    trainer = translator(tmp_path, generation_max_length=4)
+    trainer.model.config.pad_token_id = None
+    with pytest.raises(ValueError, match=r"set model\.config\.pad_token_id"):
+        trainer.predict(QUESTIONS)
+
+
+# ---- Signatures ------------------------------------------------------------------------------------------------------
+
+
+def test_the_methods_take_what_those_of_transformers_take() -> None:
+    import transformers
+
+    for name in ("evaluate", "predict", "prediction_step", "load_generation_config", "_pad_tensors_to_max_len"):
+        theirs = inspect.signature(getattr(transformers.Seq2SeqTrainer, name)).parameters
+        ours = inspect.signature(getattr(Seq2SeqTrainer, name)).parameters
+        assert [(n, p.kind) for n, p in ours.items()] == [(n, p.kind) for n, p in theirs.items()], name
+
+
+def test_a_tokenizer_is_taken_under_its_earlier_name(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning, match="processing_class"):
+        trainer = translator(tmp_path, given={"tokenizer": tiny_tokenizer()})
+    assert trainer.processing_class is not None

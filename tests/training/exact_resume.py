@@ -1,0 +1,90 @@
+"""Comparing a training that was broken off and resumed with one that was not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from littrainer import Trainer
+from littrainer.checkpoint.random_state import capture_random_states, random_states_are_equal
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.models import NoisyClassifier
+from tests.scenarios.trainers import quiet_arguments
+
+WALL_TIME = ("runtime", "per_second")
+
+
+def noisy_trainer(
+    folder: Path, dataset: Any = None, kind: type[Trainer] = Trainer, given: dict[str, Any] | None = None, **changes: Any
+) -> Trainer:
+    """A Trainer that logs and saves at each step, over a model with dropout and batch normalisation."""
+    settings: dict[str, Any] = {
+        "num_train_epochs": 2,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        **changes,
+    }
+    torch.manual_seed(0)
+    return kind(
+        model=NoisyClassifier(),
+        args=quiet_arguments(folder, **settings),
+        train_dataset=Rows(vector_rows(18)) if dataset is None else dataset,
+        eval_dataset=Rows(vector_rows(5, seed=1)),
+        **(given or {}),
+    )
+
+
+def outcome(trainer: Trainer) -> dict[str, Any]:
+    """What two trainings have to agree on: weights, optimizer, random generators, and what was logged at each step."""
+    logs = [
+        {name: value for name, value in entry.items() if not any(word in name for word in WALL_TIME)}
+        for entry in trainer.state.log_history
+        # The summary is that of the last call only, as transformers has it.
+        if "train_loss" not in entry
+    ]
+    return {
+        "weights": trainer.model.state_dict(),
+        "optimizer": trainer.optimizer.state_dict()["state"],
+        "rates": [group["lr"] for group in trainer.optimizer.param_groups],
+        "logs": logs,
+        "step": trainer.state.global_step,
+        "epoch": trainer.state.epoch,
+        "best": (trainer.state.best_metric, trainer.state.best_global_step),
+        "random states": capture_random_states(),
+    }
+
+
+def differences(one: Any, other: Any, where: str = "") -> list[str]:
+    """Where two outcomes differ."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return [] if torch.equal(one, other) else [where]
+    if where == ".random states":
+        return [] if random_states_are_equal(one, other) else [where]
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [found for key in one for found in differences(one[key], other[key], f"{where}.{key}")]
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [found for i, (a, b) in enumerate(zip(one, other, strict=True)) for found in differences(a, b, f"{where}[{i}]")]
+    return [] if one == other else [f"{where}: {one} != {other}"]
+
+
+def differences_after_resuming(folder: Path, build: Callable[[], Trainer], *steps: int) -> dict[int, list[str]]:
+    """Train without a break, then resume from the checkpoints of some steps; what differs at the end, by step.
+
+    Parameters:
+        build: makes a Trainer over new model and data, whose checkpoints lie in `folder`.
+        steps: checkpoints to resume from.
+    """
+    whole = build()
+    whole.train()
+    expected = outcome(whole)
+    found = {}
+    for step in steps:
+        resumed = build()
+        resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{step}"))
+        found[step] = differences(expected, outcome(resumed))
+    return found
