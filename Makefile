@@ -3,6 +3,8 @@
 # make lint    ruff (rules and format) and mypy
 # make format  let ruff rewrite what it can
 # make bench   microseconds per optimizer step over a raw PyTorch loop
+# make bench-evaluation  samples per second of evaluate(), and what a call costs, beside transformers
+# make bench-evaluation-memory  peak memory of an evaluation of a language model, beside transformers
 # make bench-checkpointing  stall of the step loop per checkpoint, beside transformers
 # make clean   remove .venv, caches and what runs left behind
 #
@@ -14,6 +16,7 @@ PYTHON ?= python3
 PYTEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+BENCH_ARGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -24,7 +27,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench bench-checkpointing clean
+.PHONY: help install demo test lint format bench bench-evaluation bench-evaluation-memory bench-checkpointing clean
 .DELETE_ON_ERROR:
 
 help:
@@ -69,7 +72,13 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/step_overhead.py
+	$(BIN)/python benchmarks/step_overhead.py $(BENCH_ARGS)
+
+bench-evaluation: $(INSTALLED)
+	$(BIN)/python benchmarks/evaluation.py $(BENCH_ARGS)
+
+bench-evaluation-memory: $(INSTALLED)
+	$(BIN)/python benchmarks/evaluation_memory.py $(BENCH_ARGS)
 
 bench-checkpointing: $(INSTALLED)
 	$(BIN)/python benchmarks/checkpointing.py $(BENCH_ARGS)

@@ -2,16 +2,18 @@
 
     python benchmarks/checkpointing.py                        a BERT of 50 million parameters, three sides
     python benchmarks/checkpointing.py --job mlp --rounds 5   a plain module, more rounds
-    python benchmarks/checkpointing.py --folder /mnt/disk     where the checkpoints go (default: the system's temp folder)
+    python benchmarks/checkpointing.py --folder /mnt/disk     where checkpoints are written
 
-Each side trains the same model with AdamW and saves every few steps, with save_total_limit, so that an older checkpoint
-is deleted with each save: model, optimizer, schedule, random states, about 600 MB. The stall is the time from
-the end of a step that saves to the beginning of the next one, less what stands there at steps that do not save. littrainer's side includes checksums, fsync and the
-rename; transformers writes in place and leaves the file to the page cache. All sides take turns in one process,
-each round beginning with another side, and the disk is flushed between turns. The table gives medians over all saves,
-the fastest and the slowest, and the ratio to transformers. "In all" is what a save adds to the whole training, the wait
-for the last one and slower steps during a background write included. "First" is the first save of each training, in which a
-background save also allocates its copy. Compare numbers of one run only. Needs transformers beside littrainer.
+Each side trains the same model with AdamW and saves every few steps: model, optimizer, schedule and random states,
+about 600 MB, with save_total_limit, so that each save deletes an older checkpoint. The stall is the time from the end
+of a step that saves to the beginning of the next one, less what stands there at steps that do not save. littrainer's
+includes checksums, fsync and the rename; transformers writes in place and leaves the files to the page cache.
+
+All sides take turns in one process, each round beginning with another side, and the disk is flushed between turns. The
+table gives the median over all saves, the fastest and the slowest, and the ratio to transformers. "First" is the first
+save of each training, in which a background save also allocates the memory for its copy. "In all" is what one save adds
+to the whole training: the wait for the last one, and steps that are slower during a write, are in it. Compare numbers
+of one run only. Needs transformers beside littrainer.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.data import default_collate
+from transformers.utils.logging import disable_progress_bar
 
 BATCH_SIZE = 2
 TOKENS = 16
@@ -194,7 +197,7 @@ def check_checkpoints(run_dir: Path, last_saved_step: int) -> None:
     """Raise where a side did not do the work that is timed."""
     found = {path.name for path in run_dir.glob("checkpoint-*")}
     if f"checkpoint-{last_saved_step}" not in found or len(found) != SAVE_TOTAL_LIMIT:
-        raise RuntimeError(f"Expected {SAVE_TOTAL_LIMIT} checkpoints with that of step {last_saved_step}, found {found}")
+        raise RuntimeError(f"expected checkpoint-{last_saved_step} and the one before it, found {found}")
 
 
 def measured_stalls(times: StepTimes, saves: int, steps_between: int) -> Measured:
@@ -216,7 +219,7 @@ def measured_stalls(times: StepTimes, saves: int, steps_between: int) -> Measure
 
 def measure(job: str, rounds: int, saves: int, steps_between: int, folder: Path) -> dict[str, list[Measured]]:
     """One entry for each side and round, after a short training of each side for its imports and caches."""
-    sides = available_sides()
+    sides = list(SIDES)
     for side in sides:
         train_once(side, job, 2, 2, folder)
     found: dict[str, list[Measured]] = {side: [] for side in sides}
@@ -225,12 +228,6 @@ def measure(job: str, rounds: int, saves: int, steps_between: int, folder: Path)
         for side in sides[first:] + sides[:first]:
             found[side].append(train_once(side, job, saves, steps_between, folder))
     return found
-
-
-def available_sides() -> list[str]:
-    names = importlib.import_module("littrainer")
-    has_async = "async_save" in names.TrainingArguments.__dataclass_fields__
-    return [side for side, (_, further) in SIDES.items() if has_async or not further]
 
 
 def print_table(found: dict[str, list[Measured]]) -> None:
@@ -256,11 +253,11 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--job", choices=list(JOBS), default="bert", help="what is trained (default: bert)")
     parser.add_argument("--rounds", type=int, default=3, help="times each side trains (default: 3)")
     parser.add_argument("--saves", type=int, default=4, help="saves of each training (default: 4)")
-    parser.add_argument(
-        "--steps-between", type=int, default=20, help="optimizer steps from save to save (default: 20)"
-    )
+    parser.add_argument("--steps-between", type=int, default=20, help="optimizer steps from save to save (default: 20)")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch (default: 1)")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="where checkpoints are written")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(tempfile.gettempdir()), help="where checkpoints are written"
+    )
     options = parser.parse_args()
     if options.rounds < 1 or options.saves < 2 or options.steps_between < 3:
         parser.error("--rounds must be at least 1, --saves 2 and --steps-between 3")
@@ -273,13 +270,14 @@ def main() -> None:
     options = parse_options()
     torch.set_num_threads(options.threads)
     warnings.filterwarnings("ignore")
+    disable_progress_bar()
     libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "safetensors", "transformers", "littrainer"))
     print(f"Python {platform.python_version()}, {libraries}; {platform.machine()}, torch threads: {options.threads}")
     build_model, _ = JOBS[options.job]
     parameters = sum(parameter.numel() for parameter in build_model().parameters())
     print(
-        f"\n{options.job}, {parameters / 1e6:.1f} million parameters: {options.rounds} rounds of {options.saves} saves, "
-        f"{options.steps_between} steps apart, in {options.folder}\n"
+        f"\n{options.job}, {parameters / 1e6:.1f} million parameters: {options.rounds} rounds of {options.saves} "
+        f"saves, {options.steps_between} steps apart, in {options.folder}\n"
     )
     print_table(measure(options.job, options.rounds, options.saves, options.steps_between, options.folder))
 

@@ -27,6 +27,7 @@ from tests.scenarios.observations import (
     evaluation_batches,
     events,
     files,
+    files_after_a_signal,
     folder_used,
     grouped_order,
     handed_to_metrics,
@@ -54,6 +55,7 @@ from tests.scenarios.observations import (
     token_logs,
     training_loader,
     weights,
+    writing_threads,
 )
 from tests.scenarios.trainers import quiet_trainer
 
@@ -173,6 +175,9 @@ EFFECTS: dict[str, Effect] = {
     "debug": Effect("", "underflow_overflow", stopped_at_overflow),
     "skip_memory_metrics": Effect(True, False, metrics_about_memory),
     "lightning": Effect(None, {"profiler": "simple"}, lightning_profiler),
+    "async_save": Effect(False, True, writing_threads, SAVING),
+    "enable_jit_checkpoint": Effect(False, True, files_after_a_signal),
+    "jit_checkpoint_signals": Effect("SIGTERM", "SIGUSR1", files_after_a_signal, {"enable_jit_checkpoint": True}),
     **{name: Effect(False, True, kept_for_the_script(name)) for name in ("do_train", "do_eval", "do_predict")},
     "resume_from_checkpoint": Effect(None, "checkpoint-1", kept_for_the_script("resume_from_checkpoint")),
     "local_rank": Effect(-1, 0, kept_for_the_script("local_rank")),

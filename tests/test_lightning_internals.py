@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,7 +163,23 @@ def test_an_evaluation_that_fails_inside_fit_leaves_fit_as_it_was() -> None:
     assert states == [(True, True)] * 3
 
 
-TESTED_HERE = {"_EvaluationLoop", "_data_source", "_logger_connector", "_first_loop_iter"}
+def test_signal_connector(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: list[Any] = []
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
+    advice = "lightning_internals.leave_signals_alone has to follow, or pyproject.toml has to hold this release back"
+    connector = getattr(trainer, "_signal_connector", None)
+    assert callable(getattr(connector, "register_signal_handlers", None)), advice
+    before = signal.getsignal(signal.SIGTERM)
+    for leave_alone in (False, True):
+        if leave_alone:
+            lightning_internals.leave_signals_alone(trainer)
+        trainer.fit_loop.epoch_progress.reset()
+        trainer.fit(Probe(lambda _: handlers.append(signal.getsignal(signal.SIGTERM))), DataLoader(torch.ones(1, 1)))
+    assert handlers[0] is not before and handlers[1] is before, advice
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+TESTED_HERE = {"_EvaluationLoop", "_data_source", "_logger_connector", "_first_loop_iter", "_signal_connector"}
 
 
 def protected_names_in(path: Path) -> set[str]:

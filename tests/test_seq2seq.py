@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch.utils.data import SequentialSampler
 from transformers import GenerationConfig
 
 from littrainer import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
+from littrainer.arguments.fields_generation import GenerationFields
 from littrainer.data.samplers import LengthGroupedSampler
 from tests.scenarios.collators import pad_translations
 from tests.scenarios.data import Rows, Stream, tiny_tokenizer, translation_rows
@@ -52,7 +54,7 @@ def tokens(trainer: Any, **gen_kwargs: Any) -> Any:
 # ---- Each argument counts --------------------------------------------------------------------------------------------
 
 SIX_TOKENS = GenerationConfig(max_length=6, decoder_start_token_id=END_TOKEN, eos_token_id=END_TOKEN, pad_token_id=0)
-GENERATED = {
+GENERATED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "predict_with_generate": ({"predict_with_generate": False}, {"predict_with_generate": True}),
     "generation_max_length": ({"generation_max_length": 5}, {"generation_max_length": 8}),
     "generation_num_beams": ({"generation_num_beams": 1}, {"generation_num_beams": 4}),
@@ -68,6 +70,10 @@ def test_each_argument_about_generation_changes_what_is_predicted(tmp_path: Path
 
     first, second = GENERATED[name]
     assert predicted(first) == predicted(first) != predicted(second)
+
+
+def test_no_argument_is_left_out_here() -> None:
+    assert {*GENERATED, "sortish_sampler"} == {field.name for field in dataclasses.fields(GenerationFields)}
 
 
 @pytest.mark.parametrize("kind", [Seq2SeqTrainer, Trainer])
@@ -211,8 +217,32 @@ def test_a_prediction_step_of_a_scripts_own_needs_no_model_that_generates(tmp_pa
 
 
 def test_a_plain_trainer_says_that_it_generates_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    translator(tmp_path, kind=Trainer)
-    assert any("use Seq2SeqTrainer" in message for message in caplog.messages)
+    translator(tmp_path, kind=Trainer, generation_config=SIX_TOKENS)
+    said = "predict_with_generate, generation_config: without effect in a plain Trainer; use Seq2SeqTrainer."
+    assert said in caplog.messages
+
+
+def test_a_plain_trainer_with_a_prediction_step_of_its_own_may_generate(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Own(Trainer):
+        def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+            return super().prediction_step(*args, **kwargs)
+
+    translator(tmp_path, kind=Own)
+    assert not any("Seq2SeqTrainer" in message for message in caplog.messages)
+
+
+def test_a_wish_to_generate_that_comes_later_is_refused_at_the_first_batch(tmp_path: Path) -> None:
+    trainer = translator(
+        tmp_path,
+        VectorClassifier(),
+        predict_with_generate=False,
+        remove_unused_columns=False,
+    )
+    trainer.args.predict_with_generate = True
+    with pytest.raises(ValueError, match="VectorClassifier has no `generate`"):
+        trainer.predict(QUESTIONS)
 
 
 def test_the_model_generates_in_evaluation_mode_without_a_graph(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 
 from littrainer.checkpoint import writer
 from littrainer.checkpoint.layout import rotate_checkpoints
-from littrainer.checkpoint.weights import load_weights
+from littrainer.checkpoint.weights import holds_weights, load_weights
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, without_extra_columns
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
@@ -219,6 +219,22 @@ class OverridePoints:
     def _gather_for_metrics(self: Any, value: Any) -> Any:
         return self.accelerator.gather_for_metrics(value, use_gather_object=self.args.eval_use_gather_object)
 
+    def _evaluate_each(
+        self: Any,
+        datasets: dict[str, Any],
+        are_named: bool,
+        ignore_keys: Sequence[str] | None,
+        prefix: str,
+        **gen_kwargs: Any,
+    ) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for name, dataset in datasets.items():
+            one = name if are_named else dataset
+            metrics.update(
+                self.evaluate(one, ignore_keys=ignore_keys, metric_key_prefix=f"{prefix}_{name}", **gen_kwargs)
+            )
+        return metrics
+
     def _with_speed(self: Any, output: EvalLoopOutput, prefix: str, start_time: float) -> dict[str, float]:
         metrics = output.metrics if output.metrics is not None else {}
         num_samples = output.num_samples or 0
@@ -243,7 +259,7 @@ class OverridePoints:
         written = writer.write_checkpoint(self, run_dir)
         if self.args.should_save:
             limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
-            rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=written)
+            rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=written, in_background=True)
 
     def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         load_weights(self.model if model is None else model, Path(resume_from_checkpoint), to_resume=True)
@@ -251,7 +267,13 @@ class OverridePoints:
     def _load_best_model(self: Any) -> None:
         assert self.state.best_model_checkpoint is not None
         logger.info("Loading the best model, %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)
-        load_weights(self.model, Path(self.state.best_model_checkpoint))
+        folder = Path(self.state.best_model_checkpoint)
+        if holds_weights(folder):
+            load_weights(self.model, folder)
+        else:
+            logger.warning(
+                "The best model, %s, has no weights to load: the model keeps those of the last step.", folder
+            )
 
     def _move_model_to_device(self: Any, model: nn.Module, device: torch.device) -> None:
         model.to(device)

@@ -63,14 +63,9 @@ class Seq2SeqTrainer(Trainer):
             gen_kwargs: keywords of the model's `generate` for this call, such as `max_length` and `num_beams`. They
                 come before the arguments, and those before the model's generation config.
         """
-        datasets = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(datasets, dict):
-            metrics: dict[str, float] = {}
-            for name, dataset in datasets.items():
-                one = name if eval_dataset is None else dataset
-                prefix = f"{metric_key_prefix}_{name}"
-                metrics.update(self.evaluate(one, ignore_keys=ignore_keys, metric_key_prefix=prefix, **gen_kwargs))
-            return metrics
+        chosen = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(chosen, dict):
+            return self._evaluate_each(chosen, eval_dataset is None, ignore_keys, metric_key_prefix, **gen_kwargs)
         with generation.keywords_for_a_call(self, gen_kwargs):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 

@@ -194,6 +194,7 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         self._model_is_prepared = False
         # Whether the model is in the mode that train() left it in, and not in one that its user chose.
         self._has_modes_of_training = False
+        self._is_left_as_found = False
         # `accelerator.gather` instead, as some subclasses set it for one loop, lets a last batch count as a full one.
         self.gather_function: Callable[[Any], Any] = self._gather_for_metrics
         self._signature_columns: list[str] | None = None
@@ -245,7 +246,13 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         )
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """The DataLoader of `predict()`; override to bring your own."""
+        """The DataLoader of `predict()`; override to bring your own.
+
+        Raises:
+            ValueError: the dataset is None or empty.
+        """
+        if test_dataset is None:
+            raise ValueError("predict() needs a test_dataset, and was given None.")
         checks.check_not_empty(test_dataset, "test_dataset")
         return self._get_dataloader(test_dataset, "test", self.args.eval_batch_size, self._get_eval_sampler)
 
@@ -447,11 +454,7 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         """
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, dict):
-            metrics: dict[str, float] = {}
-            for name, dataset in chosen.items():
-                one = name if eval_dataset is None else dataset
-                metrics.update(self.evaluate(one, ignore_keys, f"{metric_key_prefix}_{name}"))
-            return metrics
+            return self._evaluate_each(chosen, eval_dataset is None, ignore_keys, metric_key_prefix)
         with left_as_found(self), naming_dropped_columns(self), self._memory.measuring("eval"):
             dataloader = self.get_eval_dataloader(eval_dataset)
             start_time = time.time()
@@ -506,9 +509,10 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         evaluation_pass = EvaluationPass(
             self, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
-        evaluation_pass.begin()
-        engine.evaluate(self, evaluation_pass)
-        return evaluation_pass.finish()
+        with left_as_found(self):
+            evaluation_pass.begin()
+            engine.evaluate(self, evaluation_pass)
+            return evaluation_pass.finish()
 
     def prediction_step(
         self,

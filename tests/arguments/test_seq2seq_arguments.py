@@ -32,23 +32,24 @@ COMMAND_LINE = ["--predict_with_generate", "--generation_max_length", "7", "--ge
 @pytest.mark.parametrize("further", [[], ["--generation_config", "some/config.json"], ["--sortish_sampler", "no"]])
 def test_a_command_line_is_read_as_transformers_parser_reads_it(further: list[str]) -> None:
     line = ["--output_dir", "out", *COMMAND_LINE, *further]
-    theirs = argparse.ArgumentParser.parse_args(
-        transformers.HfArgumentParser(transformers.Seq2SeqTrainingArguments), line
-    )
+    known: Any = transformers.Seq2SeqTrainingArguments
+    theirs = argparse.ArgumentParser.parse_args(transformers.HfArgumentParser(known), line)
     (ours,) = HfArgumentParser(Seq2SeqTrainingArguments).parse_args_into_dataclasses(line)
     for name in ("predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config"):
         assert getattr(ours, name) == getattr(theirs, name)
 
 
 def test_transformers_parser_reads_our_fields_too() -> None:
-    parser = transformers.HfArgumentParser(Seq2SeqTrainingArguments)
+    known: Any = Seq2SeqTrainingArguments
+    parser = transformers.HfArgumentParser(known)
     given = argparse.ArgumentParser.parse_args(parser, [*COMMAND_LINE, "--generation_config", "folder"])
     assert (given.generation_max_length, given.generation_config) == (7, Path("folder"))
 
 
 def test_earlier_names_are_understood() -> None:
+    given: dict[str, Any] = {"evaluation_strategy": "epoch", "predict_with_generate": True}
     with pytest.warns(FutureWarning, match="eval_strategy='epoch'"):
-        args: Any = Seq2SeqTrainingArguments("out", evaluation_strategy="epoch", predict_with_generate=True)
+        args = Seq2SeqTrainingArguments("out", **given)
     assert args.eval_strategy == "epoch"
 
 

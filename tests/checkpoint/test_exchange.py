@@ -2,63 +2,76 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from filelock import FileLock
 
 import littrainer
-from tests.scenarios.data import Rows, vector_rows
-from tests.scenarios.models import NoisyClassifier
-from tests.scenarios.trainers import quiet_arguments
-
-STEPS = 7
-BREAK = 4
+from tests.checkpoint.exchange_runs import KINDS, STEPS, Result, checkpoint, train
+from tests.fidelity.conftest import environment_of_runs, folder_shared_by_workers
+from tests.scenarios.releases import ABSENT, ROOT, earlier_release
 
 
-def trained(
-    library: Any, folder: Path, resume: Path | None = None, stop_after: int | None = None
-) -> tuple[list[Any], dict[str, torch.Tensor]]:
-    """Train with dropout, batch norm and a warm-up; the logs (no times) and the weights at the end."""
-
-    class Stop(library.TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            control.should_training_stop |= state.global_step == stop_after
-
-    args = quiet_arguments(
-        folder,
-        library.TrainingArguments,
-        max_steps=STEPS,
-        gradient_accumulation_steps=2,
-        warmup_steps=3,
-        logging_strategy="steps",
-        logging_steps=1,
-        save_strategy="steps",
-        save_steps=BREAK,
-    )
-    torch.manual_seed(0)
-    trainer = library.Trainer(model=NoisyClassifier(), args=args, train_dataset=Rows(vector_rows(20)), callbacks=[Stop])
-    trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
-    logs = [
-        {name: value for name, value in log.items() if "_per_second" not in name and "_runtime" not in name}
-        for log in trainer.state.log_history
-    ]
-    return logs, {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+def assert_same_numbers(resumed: Result, whole: Result) -> None:
+    """The same logs and the same weights, bit for bit."""
+    assert [log["step"] for log in whole["logs"]] == [*range(1, STEPS + 1)]
+    assert resumed["logs"] == whole["logs"]
+    assert resumed["weights"].keys() == whole["weights"].keys()
+    different = [name for name, value in whole["weights"].items() if not torch.equal(value, resumed["weights"][name])]
+    assert not different
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("writer", "reader"), [(littrainer, transformers), (transformers, littrainer)], ids=["to", "from"]
 )
 def test_a_training_goes_on_in_the_other_library_with_the_same_numbers(
-    tmp_path: Path, writer: Any, reader: Any
+    tmp_path: Path, writer: Any, reader: Any, kind: str
 ) -> None:
-    whole_logs, whole_weights = trained(writer, tmp_path / "whole")
-    trained(writer, tmp_path / "first", stop_after=BREAK)
-    checkpoint = tmp_path / "first" / f"checkpoint-{BREAK}"
-    logs, weights = trained(reader, tmp_path / "second", resume=checkpoint)
-    steps = [log for log in logs if "loss" in log]
-    assert [log["step"] for log in steps] == [*range(1, STEPS + 1)]
-    assert steps == [log for log in whole_logs if "loss" in log]
-    assert all(torch.equal(tensor, whole_weights[name]) for name, tensor in weights.items())
+    whole = train(writer, KINDS[kind], tmp_path / kind)
+    assert_same_numbers(train(reader, KINDS[kind], tmp_path / "second", checkpoint(tmp_path, kind)), whole)
+
+
+@pytest.fixture(scope="session")
+def earlier_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What transformers 5.3.0 wrote (`theirs`), and what it was given to resume (`ours`); one process for all tests."""
+    release = earlier_release()
+    if release is None:
+        pytest.skip(ABSENT)
+    folder = folder_shared_by_workers(tmp_path_factory) / "transformers-5.3.0"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "theirs" / "version").exists():
+            for name, kind in KINDS.items():
+                torch.save(train(littrainer, kind, folder / "ours" / name), folder / "ours" / f"{name}.whole.pt")
+            environment = environment_of_runs()
+            environment["PYTHONPATH"] = os.pathsep.join([str(release), environment["PYTHONPATH"]])
+            (folder / "theirs").mkdir()
+            command = [sys.executable, "-m", "tests.checkpoint.exchange_runs", folder / "theirs", folder / "ours"]
+            subprocess.run([str(part) for part in command], cwd=ROOT, env=environment, check=True, timeout=600)
+    assert (folder / "theirs" / "version").read_text() == "5.3.0"
+    return folder
+
+
+def result(folder: Path, name: str) -> Result:
+    return torch.load(folder / f"{name}.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_of_transformers_5_3_goes_on_here_with_the_same_numbers(
+    earlier_runs: Path, tmp_path: Path, kind: str
+) -> None:
+    resumed = train(littrainer, KINDS[kind], tmp_path, checkpoint(earlier_runs / "theirs", kind))
+    assert_same_numbers(resumed, result(earlier_runs / "theirs", f"{kind}.whole"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_goes_on_in_transformers_5_3_with_the_same_numbers(earlier_runs: Path, kind: str) -> None:
+    resumed = result(earlier_runs / "theirs", f"{kind}.resumed")
+    assert_same_numbers(resumed, result(earlier_runs / "ours", f"{kind}.whole"))

@@ -14,7 +14,14 @@ from safetensors.torch import save_file
 
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.random_state import capture_random_states
-from littrainer.checkpoint.reader import NEEDED_TO_RESUME, checkpoint_to_resume, load_random_states, read_state
+from littrainer.checkpoint.reader import (
+    NEEDED_TO_RESUME,
+    checkpoint_to_resume,
+    load_random_states,
+    load_scaler,
+    read_state,
+)
+from tests.checkpoint.malicious import Creates
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
@@ -128,16 +135,6 @@ def trained_checkpoint(folder: Path, **changes: Any) -> Path:
     return folder / "checkpoint-2"
 
 
-class Creates:
-    """Creates a file where it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return (Path.touch, (self.path,))
-
-
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
 def test_code_in_a_checkpoint_does_not_run_and_is_refused_by_the_name_of_the_file(tmp_path: Path, name: str) -> None:
     folder, trace = trained_checkpoint(tmp_path), tmp_path / "was-run"
@@ -194,3 +191,19 @@ def test_a_state_of_the_wrong_type_is_an_error_that_names_the_field(tmp_path: Pa
     (tmp_path / "trainer_state.json").write_text(json.dumps({field: value}))
     with pytest.raises(ValueError, match=rf"trainer_state\.json is not a readable trainer state: {field} is "):
         read_state(tmp_path)
+
+
+def test_the_loss_scaling_goes_on_where_it_was(tmp_path: Path) -> None:
+    saved, scaler = torch.amp.GradScaler("cpu", init_scale=8.0), torch.amp.GradScaler("cpu")
+    torch.save(saved.state_dict(), tmp_path / "scaler.pt")
+    trainer: Any = SimpleNamespace(accelerator=SimpleNamespace(scaler=scaler))
+    load_scaler(trainer, tmp_path)
+    assert scaler.state_dict() == saved.state_dict()
+    torch.save({"scale": 1.0}, tmp_path / "scaler.pt")
+    with pytest.raises(ValueError, match=r"scaler\.pt does not fit the loss scaling .* it lacks _growth_tracker"):
+        load_scaler(trainer, tmp_path)
+
+
+def test_a_training_without_loss_scaling_leaves_that_of_a_checkpoint(tmp_path: Path) -> None:
+    torch.save("no state at all", tmp_path / "scaler.pt")
+    load_scaler(SimpleNamespace(accelerator=SimpleNamespace(scaler=None)), tmp_path)  # type: ignore[arg-type]

@@ -144,14 +144,25 @@ def test_a_link_to_a_checkpoint_is_deleted_and_not_what_it_leads_to(tmp_path: Pa
         OSError(errno.ENOSPC, "No space left on device"),
         OSError(errno.EDQUOT, "Disk quota exceeded"),
         RuntimeError("I/O error: No space left on device (os error 28)"),
+        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"),
     ],
     ids=repr,
 )
 def test_a_full_disk_is_told_with_checkpoint_file_room_and_what_to_do(tmp_path: Path, error: Exception) -> None:
-    with pytest.raises(OSError, match=r"checkpoint-5 could not be written beyond weights.*7 bytes.*are free") as caught:
-        with staged_folder(tmp_path / "checkpoint-5") as folder:
-            (folder / "weights").write_text("written")
-            raise error
+    told = r"checkpoint-5 could not be written beyond weights.*7 bytes.*are free"
+    with pytest.raises(OSError, match=told) as caught, staged_folder(tmp_path / "checkpoint-5") as folder:
+        (folder / "weights").write_text("written")
+        raise error
     assert caught.value.errno == errno.ENOSPC and caught.value.__cause__ is error
     assert "resume_from_checkpoint=True" in str(caught.value)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_file_that_the_system_names_is_the_one_that_is_told(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OSError, match="beyond optimizer.pt") as caught,
+        staged_folder(tmp_path / "checkpoint-5") as folder,
+    ):
+        (folder / "config.json").write_text("written")
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder / "optimizer.pt"))
+    assert caught.value.filename == str(tmp_path / "checkpoint-5" / "optimizer.pt")

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import errno
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from littrainer.checkpoint import summing
 from littrainer.checkpoint.manifest import file_record
 from littrainer.checkpoint.summing import WORTH_A_THREAD, SummingFile, save_and_sum
 
@@ -40,3 +43,26 @@ def test_a_full_disk_is_the_systems_own_error(size: int) -> None:
     with pytest.raises(OSError, match="No space left") as caught:
         save_and_sum({"a": torch.zeros(size)}, "/dev/full")
     assert caught.value.errno == errno.ENOSPC
+
+
+def test_a_long_file_goes_to_the_disk_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(summing, "BYTES_BETWEEN_SYNCS", 1000)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with SummingFile(tmp_path / "file") as file:
+        file.write(b"a" * 999)
+        assert synced == []
+        file.write(b"a")
+    assert len(synced) == 1 and file.record == file_record(tmp_path / "file")
+
+
+def test_a_disk_that_fails_meanwhile_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(summing, "BYTES_BETWEEN_SYNCS", 10)
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output error"), SummingFile(tmp_path / "file") as file:
+        for _ in range(100):
+            file.write(b"a" * 10)
+            time.sleep(0.01)

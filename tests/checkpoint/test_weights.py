@@ -12,7 +12,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import littrainer
 from littrainer.checkpoint.weights import load_weights, read_weights, tied_names, write_weights
+from tests.checkpoint.malicious import Creates
 from tests.scenarios.models import (
     NoisyClassifier,
     VectorClassifier,
@@ -20,7 +22,7 @@ from tests.scenarios.models import (
     tiny_bert_for_masked_tokens,
     tiny_gpt2,
 )
-from tests.scenarios.trainers import quiet_arguments
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
 class TiedClassifier(VectorClassifier):
@@ -335,11 +337,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, write: Callable[[Path], None]) 
 
 
 def test_pickled_weights_cannot_run_code(tmp_path: Path) -> None:
-    class Creates:
-        def __reduce__(self) -> Any:
-            return (Path.touch, (tmp_path / "was-run",))
-
-    torch.save({"a": Creates()}, tmp_path / "pytorch_model.bin")
+    torch.save({"a": Creates(tmp_path / "was-run")}, tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"pytorch_model\.bin is refused: it names .*could run code"):
         read_weights(tmp_path)
     assert not (tmp_path / "was-run").exists()
@@ -409,3 +407,19 @@ def test_tied_weights_of_transformers_are_loaded_without_a_warning_and_stay_tied
     assert caplog.records == []
     assert all_equal(weights_of(model), weights_of(saved))
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+def test_a_best_checkpoint_without_weights_leaves_the_model_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class SavesElsewhere(littrainer.Trainer):
+        def _save(self, output_dir: Any = None, state_dict: Any = None) -> None:
+            Path(output_dir).mkdir(exist_ok=True)
+            (Path(output_dir) / "model.of-its-own").touch()
+
+    evaluating_and_saving = {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 1, "eval_steps": 1}
+    trainer = quiet_trainer(
+        tmp_path, kind=SavesElsewhere, max_steps=2, load_best_model_at_end=True, **evaluating_and_saving
+    )
+    assert trainer.train().global_step == 2
+    assert "has no weights to load: the model keeps those of the last step" in caplog.text

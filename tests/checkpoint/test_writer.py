@@ -11,6 +11,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from littrainer import Trainer
+from littrainer.checkpoint import layout
+from littrainer.checkpoint.manifest import read_manifest
+from littrainer.checkpoint.verification import damage_in
 from littrainer.checkpoint.writer import without_secrets
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, tiny_tokenizer, token_rows
@@ -143,3 +146,86 @@ def test_a_saved_classifier_predicts_what_the_trained_one_does(tmp_path: Path) -
     inputs = pad_tokens(token_rows(3, seed=2))
     with torch.no_grad():
         assert torch.equal(loaded(**inputs).logits, trainer.model.eval()(**inputs).logits)
+
+
+EVERY_STEP: dict[str, Any] = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+
+
+class CardWriter(Trainer):
+    """Writes files of its own before and after the checkpoint is written, and looks at what is there."""
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        folder.mkdir(parents=True)
+        (folder / "before").touch()
+        super()._save_checkpoint(model, trial)
+        assert names_in(folder) >= COMPLETE | {"before"}
+        (folder / "after").touch()
+        (folder / "trainer_state.json").write_text((folder / "trainer_state.json").read_text() + "\n")
+
+
+class Rewriting(transformers.TrainerCallback):
+    """Replaces the model's file by one of another name, as callbacks of adapters do."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        assert names_in(folder) >= COMPLETE
+        (folder / "adapter").mkdir()
+        (folder / "model.safetensors").rename(folder / "adapter" / "weights.safetensors")
+
+
+@pytest.mark.parametrize("given", [{}, {"callbacks": [Rewriting()]}], ids=["override", "and on_save"])
+def test_what_overrides_and_callbacks_do_to_a_checkpoint_is_part_of_it(tmp_path: Path, given: dict[str, Any]) -> None:
+    quiet_trainer(tmp_path, kind=CardWriter, given=given, **EVERY_STEP).train()
+    for step in (1, 2):
+        folder = tmp_path / f"checkpoint-{step}"
+        assert damage_in(folder) == []
+        manifest = read_manifest(folder)
+        assert manifest is not None and {"before", "after", "trainer_state.json"} <= set(manifest.files)
+        assert ("adapter/weights.safetensors" in manifest.files) == bool(given)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_an_overridden_save_model_gets_a_folder_of_the_checkpoints_name(tmp_path: Path) -> None:
+    folders: list[Path] = []
+
+    class Noting(Trainer):
+        def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+            folders.append(Path(output_dir or ""))
+            super().save_model(output_dir, _internal_call)
+
+    quiet_trainer(tmp_path, kind=Noting, **EVERY_STEP).train()
+    assert [folder.name for folder in folders] == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_older_checkpoints_are_deleted_only_after_the_new_one_is_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deleted: list[str] = []
+
+    def watch(path: str) -> None:
+        assert damage_in(tmp_path / "checkpoint-2") == []
+        deleted.append(Path(path).name)
+
+    monkeypatch.setattr(layout, "delete_checkpoint", watch)
+    quiet_trainer(tmp_path, save_total_limit=1, **EVERY_STEP).train()
+    assert deleted == ["checkpoint-1"]
+
+
+def test_the_best_checkpoint_is_noted_though_it_takes_its_place_later(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, eval_strategy="steps", eval_steps=1, metric_for_best_model="loss", **EVERY_STEP)
+    trainer.train()
+    best = tmp_path / f"checkpoint-{trainer.state.best_global_step}"
+    assert trainer.state.best_model_checkpoint == str(best) and best.is_dir()
+    state = json.loads((best / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == str(best)
+
+
+def test_saving_the_same_step_again_leaves_one_whole_checkpoint(tmp_path: Path) -> None:
+    for rate in (0.01, 0.5):
+        trainer = quiet_trainer(tmp_path, learning_rate=rate, **EVERY_STEP)
+        trainer.train()
+    assert damage_in(tmp_path / "checkpoint-2") == []
+    saved = load_file(tmp_path / "checkpoint-2" / "model.safetensors")
+    assert torch.equal(saved["head.weight"], trainer.model.head.weight)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]

@@ -46,3 +46,15 @@ def test_a_backward_outside_training_is_torchs_own(tmp_path: Path) -> None:
     facade.backward(loss, retain_graph=True)
     facade.backward(loss)
     assert leaf.grad is not None and leaf.grad.tolist() == [2.0, 2.0]
+
+
+def test_rows_that_only_fill_an_evaluations_last_batch_are_left_out(tmp_path: Path) -> None:
+    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+    facade.samples_in_last_batch = 1
+    tensors = facade.gather_for_metrics((torch.zeros(3), {"a": torch.zeros(3, 2), "b": torch.tensor(1.0)}))
+    assert tensors[0].shape == (1,) and tensors[1]["a"].shape == (1, 2) and tensors[1]["b"].shape == ()
+    # Objects are one for each sample, and stay whole.
+    boxes = [{"boxes": torch.zeros(2, 4)}] * 3
+    assert [entry["boxes"].shape for entry in facade.gather_for_metrics(boxes, use_gather_object=True)] == [(2, 4)]
+    assert facade.gather_for_metrics(["a", "b", "c"]) == ["a"]
+    assert facade.gather(torch.zeros(3)).shape == (3,)

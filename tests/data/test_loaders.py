@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import Dataset, RandomSampler, SequentialSampler
 from transformers.trainer_pt_utils import find_batch_size
 
 from littrainer.data.loaders import (
@@ -15,7 +15,6 @@ from littrainer.data.loaders import (
     count_examples,
     first_dimension,
     has_length,
-    without_first_batches,
 )
 from littrainer.data.samplers import EpochSeededSampler
 from tests.scenarios.data import SizedStream, Stream
@@ -166,49 +165,6 @@ def test_a_random_order_is_seeded_by_data_seed_and_epoch_unless_that_is_switched
     assert off.sampler is plain
 
 
-@pytest.mark.parametrize("kind", [DataLoader, LookaheadLoader])
-def test_batches_of_a_mapped_dataset_are_left_out_without_reading_a_sample(kind: Any) -> None:
-    dataset = Numbers(10)
-    loader = kind(dataset, 3, collate_fn=list, sampler=EpochSeededSampler(dataset, data_seed=1))
-    whole = list(loader)
-    dataset.read.clear()
-    shorter = without_first_batches(loader, 2)
-    loader.sampler.set_epoch(0)
-    assert type(shorter) is kind and len(shorter) == 2
-    assert list(shorter) == whole[2:]
-    assert dataset.read == [number for batch in whole[2:] for number in batch]
-
-
-def test_a_shortened_loader_keeps_how_its_batches_are_made_and_what_epoch_they_are_told() -> None:
-    dataset = Numbers(10)
-    loader = LookaheadLoader(
-        dataset, 3, collate_fn=tuple, num_workers=1, prefetch_factor=4, sampler=EpochSeededSampler(dataset, data_seed=1)
-    )
-    shorter = without_first_batches(loader, 1)
-    assert (shorter.collate_fn, shorter.num_workers, shorter.prefetch_factor) == (tuple, 1, 4)
-    assert shorter.samples_in_last_batch(None) == 1
-    shorter.set_epoch(6)
-    assert loader.sampler.epoch == 6
-
-
-def test_leaving_out_more_batches_than_there_are_leaves_none() -> None:
-    shorter = without_first_batches(LookaheadLoader(Numbers(4), 2), 5)
-    assert len(shorter) == 0 and list(shorter) == []
-
-
-def test_a_stream_is_read_from_its_start_and_its_first_batches_dropped() -> None:
-    loader = LookaheadLoader(numbered_stream(5), 2, collate_fn=numbers_in)
-    assert list(without_first_batches(loader, 1)) == [[2, 3], [4]]
-
-
-def test_a_loader_of_a_class_of_the_users_own_is_read_from_its_start() -> None:
-    class OwnLoader(DataLoader[Any]):
-        def __iter__(self) -> Any:
-            return iter("abcd")
-
-    assert list(without_first_batches(OwnLoader(Numbers(4)), 3)) == ["d"]
-
-
 class RaisesLength:
     def __init__(self, error: type[Exception]) -> None:
         self.error = error
@@ -254,3 +210,10 @@ def test_examples_are_counted_in_the_dataset_or_estimated_from_the_batches() -> 
 )
 def test_the_samples_of_a_batch_are_counted_where_transformers_counts_them(batch: Any) -> None:
     assert first_dimension(batch) == find_batch_size(batch)
+
+
+@pytest.mark.parametrize(("processes", "samples"), [(1, 2), (2, 2), (3, 10), (5, None)])
+def test_the_last_batch_counts_the_samples_that_all_processes_have_left(processes: int, samples: int | None) -> None:
+    loader = LookaheadLoader(Numbers(10 if samples else 20), 4)
+    loader.processes = processes
+    assert loader.samples_in_last_batch(None) == samples

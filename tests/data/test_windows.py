@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from littrainer.data.loaders import LookaheadLoader
+from littrainer.data.progress import ResumePoint
 from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.windows import MicroBatch, WindowLoader, count_label_tokens, draw
 from tests.data.test_loaders import Numbers
@@ -103,6 +104,10 @@ def shuffled(dataset: Numbers) -> LookaheadLoader:
     return LookaheadLoader(dataset, 2, collate_fn=list, sampler=EpochSeededSampler(dataset, data_seed=5))
 
 
+def nothing() -> None:
+    pass
+
+
 def test_skipped_micro_batches_are_not_read_and_the_rest_is_what_it_would_have_been() -> None:
     dataset = Numbers(14)
     whole = windows_over(shuffled(dataset), 2, 7)
@@ -111,8 +116,8 @@ def test_skipped_micro_batches_are_not_read_and_the_rest_is_what_it_would_have_b
     dataset.read.clear()
 
     loader = windows_over(shuffled(dataset), 2, 7)
+    loader.resume_at(ResumePoint(4, None, nothing))
     loader.start_epoch(3)
-    loader.micro_batches_to_skip = 4
     rest = list(loader)
     assert [batch.inputs for batch in rest] == expected
     assert dataset.read == [number for batch in expected for number in batch]
@@ -122,8 +127,14 @@ def test_skipped_micro_batches_are_not_read_and_the_rest_is_what_it_would_have_b
 
 def test_only_the_first_epoch_after_a_resume_is_shortened() -> None:
     loader = windows_over(shuffled(Numbers(14)), 2, 7)
-    loader.micro_batches_to_skip = 4
+    loader.resume_at(ResumePoint(4, None, nothing))
     assert [len(list(loader)) for _ in range(2)] == [3, 7]
+
+
+def test_a_loader_that_cannot_skip_by_index_is_read_from_its_start() -> None:
+    loader = windows_over("abcd", 2, 4)
+    loader.resume_at(ResumePoint(2, None, nothing))
+    assert [batch.inputs for batch in loader] == ["c", "d"]
 
 
 @pytest.mark.parametrize(
@@ -133,15 +144,42 @@ def test_only_the_first_epoch_after_a_resume_is_shortened() -> None:
         (2, [("drawn", 2, 3), "restored"]),
     ],
 )
-def test_random_states_are_restored_where_the_interrupted_training_had_them(skipped: int, events: list[Any]) -> None:
+def test_without_more_to_go_by_random_states_are_restored_where_transformers_restores_them(
+    skipped: int, events: list[Any]
+) -> None:
     recorder = Recorder()
-    loader = windows_over(range(4), 2, 4, draw_window=recorder.draw_window, restore_random_states=recorder.restore)
-    loader.is_resuming = True
-    loader.micro_batches_to_skip = skipped
+    loader = windows_over(range(4), 2, 4, draw_window=recorder.draw_window)
+    loader.resume_at(ResumePoint(skipped, None, recorder.restore))
     list(loader)
     assert recorder.events == events
     list(loader)
     assert recorder.events.count("restored") == 1
+
+
+def completeness(loader: WindowLoader) -> list[bool]:
+    """Whether the epoch is complete, asked after each micro-batch has been trained on."""
+    found = []
+    for micro_batch in loader:
+        if micro_batch.closes_window:
+            loader.count_optimizer_step()
+        found.append(loader.epoch_is_complete)
+    return found
+
+
+def test_an_epoch_is_complete_when_the_last_window_is_being_trained_on() -> None:
+    loader = windows_over(range(5), 2, 5)
+    assert completeness(loader) == [False, False, False, False, True]
+
+
+def test_a_loader_that_looks_ahead_tells_that_a_stream_ends_with_this_window() -> None:
+    loader = windows_over(shuffled(Numbers(8)), 2, 1000)
+    assert completeness(loader) == [False, False, False, True]
+
+
+def test_a_window_that_the_data_cannot_fill_leaves_the_epoch_incomplete_until_it_ends() -> None:
+    loader = windows_over(shuffled(Numbers(6)), 2, 1000)
+    assert completeness(loader) == [False, False, False]
+    assert loader.epoch_is_complete and loader.micro_batches_done == 2
 
 
 def test_drawing_ends_where_the_data_ends() -> None:

@@ -161,6 +161,45 @@ def test_large_tensors_of_the_host_are_written_into_the_joined_array_when_they_c
     assert collection.arrays().tolist() == [*filled(2, 3).tolist()] * 2
 
 
+def test_tensors_of_a_device_wait_until_they_are_moved_and_are_let_go_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gathering, "STRETCH_BYTES", 1)
+    monkeypatch.setattr(gathering, "_held_bytes_and_place", lambda batch: (batch.nbytes, False))
+    batches = [filled(2, 3) for _ in range(4)]
+    waiting = [weakref.ref(batch) for batch in batches]
+    alive_at_each_write: list[int] = []
+    write = gathering.HostRows.write
+
+    def counting(rows: Any, piece: torch.Tensor) -> None:
+        alive_at_each_write.append(sum(batch() is not None for batch in waiting))
+        write(rows, piece)
+
+    monkeypatch.setattr(gathering.HostRows, "write", counting)
+    collection = BatchCollection(expected_rows=8)
+    while batches:
+        collection.add(batches.pop(0))
+    assert alive_at_each_write == []
+    collection.move_to_host()
+    assert alive_at_each_write == [4, 3, 2, 1]
+    assert collection.arrays().tolist() == filled(2, 3).tolist() * 4
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_part_of_a_large_tensor_does_not_keep_the_rest_of_it(monkeypatch: pytest.MonkeyPatch, nested: bool) -> None:
+    part = filled(100, 30)[:1]
+    for is_on_host in (True, False):
+        monkeypatch.setattr(gathering, "STRETCH_BYTES", 10_000)
+        if not is_on_host:
+            monkeypatch.setattr(gathering, "_held_bytes_and_place", lambda batch: (120, False))
+        collection = BatchCollection()
+        collection.add((part,) if nested else part)
+        held = [batch[0] if nested else batch for batch in collection._waiting]
+        assert [tensor.untyped_storage().nbytes() for tensor in held] == ([] if is_on_host else [part.nbytes])
+        found = collection.arrays()
+        assert (found[0] if nested else found).tolist() == part.tolist()
+
+
 @pytest.mark.parametrize("stretch_bytes", [1, 1000])
 @pytest.mark.parametrize(
     ("batch", "kinds"), [(((filled(1),), {"a": filled(1)}), "Tensor, tuple"), ([filled(1), {"a": filled(1)}], "list")]

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from littrainer import EvalPrediction, TrainerCallback
+from littrainer import EvalPrediction, Trainer, TrainerCallback
+from littrainer.evaluation import gathering, host_rows
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.metrics import accuracy
-from tests.scenarios.models import NoisyClassifier, VectorClassifier
+from tests.scenarios.models import CLASSES, NoisyClassifier, VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
 SPEEDS = {"runtime", "samples_per_second", "steps_per_second"}
@@ -251,3 +252,85 @@ def test_an_evaluation_leaves_the_lightning_trainer_of_the_training_in_place(tmp
     trainer.evaluate()
     trainer.predict(Rows(vector_rows(3)))
     assert trainer.lightning_trainer is fitted
+
+
+def test_all_that_is_collected_goes_through_the_trainers_gather_function_once(tmp_path: Path) -> None:
+    handed: list[Any] = []
+
+    class Vectors(VectorClassifier):
+        main_input_name = "x"
+
+    trainer = quiet_trainer(tmp_path, Vectors(), given={"compute_metrics": accuracy}, include_for_metrics=["inputs"])
+    trainer.gather_function = lambda value: handed.append(value) or value
+    trainer.evaluate()
+    # Losses, logits, labels and inputs of three batches; the last one's losses count as those of a full batch.
+    assert len(handed) == 12
+    assert [tuple(value.shape) for value in handed[-4:]] == [(3,), (1, 3), (1,), (1, 6)]
+    # It holds for one loop, as in transformers.
+    trainer.evaluate()
+    assert len(handed) == 12
+
+
+def test_what_a_script_gathers_in_its_prediction_step_leaves_out_what_fills_the_last_batch(tmp_path: Path) -> None:
+    class Gathering(Trainer):
+        def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+            found.append(len(self.accelerator.gather_for_metrics(torch.zeros(3))))
+            return super().prediction_step(*args, **kwargs)
+
+    found: list[int] = []
+    trainer = quiet_trainer(tmp_path, kind=Gathering)
+    trainer.evaluate()
+    assert found == [3, 3, 1]
+    assert len(trainer.accelerator.gather_for_metrics(torch.zeros(3))) == 3
+
+
+def test_samples_of_a_loader_without_a_dataset_are_counted_by_num_examples(tmp_path: Path) -> None:
+    class Counting(Trainer):
+        def num_examples(self, dataloader: Any) -> int:
+            return 123
+
+    trainer = quiet_trainer(tmp_path, kind=Counting)
+    batch = {"x": torch.ones(2, 6), "labels": torch.tensor([0, 1])}
+    assert trainer.evaluation_loop([batch], "Evaluation").num_samples == 123
+
+
+def test_the_name_of_a_dataset_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    datasets = {"near": Rows(vector_rows(4)), "far": Rows(vector_rows(5))}
+    trainer = quiet_trainer(tmp_path, given={"eval_dataset": datasets})
+    with pytest.raises(KeyError, match=r"'fat'.*near, far"):
+        trainer.evaluate("fat")
+    with pytest.raises(ValueError, match=r"dict of them \(near, far\)"):
+        trainer.get_eval_dataloader()
+
+
+def test_a_name_where_there_is_one_dataset_only_is_refused_with_its_kind(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match=r"'near'.*no dict of them but a Rows"):
+        quiet_trainer(tmp_path).evaluate("near")
+
+
+def test_an_evaluation_without_a_dataset_names_what_to_pass(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="eval_dataset"):
+        quiet_trainer(tmp_path, given={"eval_dataset": None}).evaluate()
+
+
+def test_a_dataset_given_for_once_is_evaluated_although_workers_of_another_are_kept(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, dataloader_num_workers=1, dataloader_persistent_workers=True)
+    kept = trainer.get_eval_dataloader()
+    assert trainer.get_eval_dataloader() is kept
+    other = Rows(vector_rows(4, seed=5))
+    assert len(trainer.get_eval_dataloader(other).dataset) == 4
+    assert trainer.get_eval_dataloader() is kept
+
+
+@pytest.mark.parametrize("samples", [7, 9])
+def test_the_arrays_of_an_evaluation_are_allocated_once_at_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: int
+) -> None:
+    sizes: list[int] = []
+    allocate = host_rows._untouched_memory
+    monkeypatch.setattr(host_rows, "_untouched_memory", lambda size: (sizes.append(size), allocate(size))[1])
+    monkeypatch.setattr(gathering, "STRETCH_BYTES", 1)
+    trainer = quiet_trainer(tmp_path, given={"compute_metrics": accuracy})
+    trainer.evaluate(Rows(vector_rows(samples)))
+    losses, logits, labels = 4 * samples, 4 * samples * CLASSES, 8 * samples
+    assert sorted(sizes) == sorted([losses, logits, labels])

@@ -52,7 +52,7 @@ def test_a_shorter_last_batch_of_a_dataset_with_a_length_counts_as_it_is_either_
 
 @pytest.mark.parametrize("inside_fit", [False, True])
 def test_by_labels_the_loss_of_a_language_model_is_the_mean_over_its_tokens(tmp_path: Path, inside_fit: bool) -> None:
-    rows = language_rows(7, seed=1)
+    rows = [{**row, "labels": [-100, *row["labels"][1:]]} for row in language_rows(7, seed=1)]
     torch.manual_seed(0)
     model = tiny_gpt2()
     given = {"data_collator": pad_tokens, "train_dataset": Rows(rows), "eval_dataset": Rows(rows)}
@@ -97,9 +97,7 @@ class LossesOf(VectorClassifier):
 def test_losses_that_are_not_finite_count_as_the_filter_says(
     tmp_path: Path, losses: list[float], filtered: bool, mean: float
 ) -> None:
-    trainer = quiet_trainer(
-        tmp_path, LossesOf(losses), eval_loss_weighting="samples", logging_nan_inf_filter=filtered
-    )
+    trainer = quiet_trainer(tmp_path, LossesOf(losses), eval_loss_weighting="samples", logging_nan_inf_filter=filtered)
     found = evaluated_in_batches(trainer, vector_rows(7), UNEQUAL)
     assert found == pytest.approx(mean, rel=1e-6, nan_ok=True)
 

@@ -113,7 +113,7 @@ def test_the_conversion_is_told_from_shapes_kinds_of_numbers_and_the_model(
 
 UNTOLD = {
     "a model of one's own": (torch.rand(4, 5, 3), ints(4, 5), UNKNOWN, "'language_model'.*is not known"),
-    "two kinds of labels": (torch.rand(4, 5), (ints(4), ints(4)), OWN, "more than one"),
+    "two kinds of labels": (torch.rand(4, 5), (ints(4), ints(4)), OWN, "not one tensor each"),
     "longer predictions": (torch.rand(4, 7, 3), ints(4, 5), NEXT, r"float32 \(4, 7, 3\), labels int64 \(4, 5\)"),
     "generated tokens": (ints(4, 5), ints(4, 5), TaskFacts(False, generates=True), "predict_with_generate"),
 }

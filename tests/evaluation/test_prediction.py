@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from littrainer.evaluation.prediction import predict_batch
+from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import FEATURES, VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
@@ -116,3 +117,102 @@ def test_a_model_that_returns_a_loss_without_labels_is_asked_for_it_unless_the_b
 def test_only_the_loss_is_returned_where_only_that_is_asked_for(tmp_path: Path) -> None:
     loss, logits, labels = predicted(tmp_path, Talkative(), batch(), only_loss=True)
     assert loss is not None and logits is None and labels is None
+
+
+class Reducing(nn.Module):
+    """Returns what a function makes of its logits."""
+
+    def __init__(self, reduce: Any, as_tuple: bool = False) -> None:
+        super().__init__()
+        self.head = nn.Linear(FEATURES, 2)
+        self.reduce, self.as_tuple = reduce, as_tuple
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        outputs = {"loss": self.head(x).sum(), **self.reduce(self.head(x))}
+        return tuple(outputs.values()) if self.as_tuple else outputs
+
+
+def measured(folder: Path, model: nn.Module, **given: Any) -> Any:
+    trainer = quiet_trainer(folder, model, given={"compute_metrics": lambda prediction: {}, **given})
+    return trainer.evaluate()
+
+
+@pytest.mark.parametrize(
+    ("reduce", "shape"),
+    [
+        (lambda logits: {"logits": logits.mean(dim=0)}, r"\(2,\)"),
+        (lambda logits: {"logits": logits[:1]}, r"\(1, 2\)"),
+        (lambda logits: {"logits": logits.mean()}, r"\(\)"),
+    ],
+    ids=["mean over the batch", "first row", "one number"],
+)
+def test_predictions_that_lose_the_batch_are_named_with_their_shape(tmp_path: Path, reduce: Any, shape: str) -> None:
+    with pytest.raises(ValueError, match=rf"logits of shape {shape}.*'labels' have 3 rows.*first dimension"):
+        measured(tmp_path, Reducing(reduce))
+
+
+def test_outputs_of_a_tuple_are_named_by_their_place(tmp_path: Path) -> None:
+    model = Reducing(lambda logits: {"one": logits[:1], "other": logits.sum()}, as_tuple=True)
+    with pytest.raises(ValueError, match=r"output 0 of shape \(1, 2\), output 1 of shape \(\)"):
+        measured(tmp_path, model)
+
+
+def test_labels_of_another_length_than_the_predictions_are_refused(tmp_path: Path) -> None:
+    def too_many_labels(samples: list[Any]) -> Any:
+        x = torch.stack([sample["x"] for sample in samples])
+        return {"x": x, "labels": torch.zeros(len(samples) + 2, dtype=torch.long)}
+
+    with pytest.raises(ValueError, match=r"logits of shape \(3, 2\).*'labels' have 5 rows.*data collator"):
+        measured(tmp_path, Reducing(lambda logits: {"logits": logits}), data_collator=too_many_labels)
+
+
+@pytest.mark.parametrize(
+    "reduce",
+    [
+        lambda logits: {"auxiliary": logits.mean(), "logits": logits},
+        lambda logits: {"logits": logits.mean(dim=0), "states": (logits,)},
+    ],
+    ids=["one number beside logits", "nested beside"],
+)
+def test_one_output_with_a_row_for_each_label_is_enough(tmp_path: Path, reduce: Any) -> None:
+    assert "eval_loss" in measured(tmp_path, Reducing(reduce))
+
+
+def test_flattened_tokens_fit_their_labels(tmp_path: Path) -> None:
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(1, 2)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+            logits = self.head(x.unsqueeze(-1))
+            return {"loss": logits.mean(), "logits": logits if labels.dim() == 1 else logits.flatten(0, 1)}
+
+    def flat_labels(samples: list[Any]) -> Any:
+        return {"x": torch.stack([s["x"] for s in samples]), "labels": torch.zeros(FEATURES * len(samples))}
+
+    def token_labels(samples: list[Any]) -> Any:
+        return {"x": torch.stack([s["x"] for s in samples]), "labels": torch.zeros(len(samples), FEATURES)}
+
+    for collator in (flat_labels, token_labels):
+        assert "eval_loss" in measured(tmp_path, Tokens(), data_collator=collator)
+
+
+def test_predictions_may_have_any_shape_where_the_script_shapes_them_or_measures_nothing(tmp_path: Path) -> None:
+    model = Reducing(lambda logits: {"logits": logits.mean()})
+    assert "eval_loss" in measured(tmp_path, model, preprocess_logits_for_metrics=lambda logits, labels: logits)
+    assert "eval_loss" in measured(tmp_path, model, compute_metrics=None)
+    output = quiet_trainer(tmp_path, model).predict(Rows(vector_rows(7)))
+    assert output.predictions.shape == (3,)
+
+
+def test_a_bare_tensor_keeps_its_rows_also_for_a_batch_of_one_sample(tmp_path: Path) -> None:
+    model = nn.Linear(FEATURES, 2)
+    model.forward = lambda x: nn.Linear.forward(model, x)  # type: ignore[method-assign]
+    rows = [{"x": row["x"]} for row in vector_rows(7)]
+    assert quiet_trainer(tmp_path, model).predict(Rows(rows)).predictions.shape == (7, 2)
+
+
+def test_a_prediction_of_nothing_names_what_to_pass(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="test_dataset"):
+        quiet_trainer(tmp_path).predict(None)

@@ -378,7 +378,8 @@ def test_a_metric_that_does_not_fit_is_named_with_the_shapes_and_the_ways_of_inp
     assert "'auroc' (MulticlassAUROC)" in message
     assert f"predictions float32 (3, {CLASSES}) and labels int64 (3,)" in message
     assert "inputs='classification' (told from their shapes and the model)" in message
-    assert "int64 (3,)" in message and "'class_scores'" in message
+    assert "what update was called with: int64 (3,), int64 (3,)." in message
+    assert "pass StreamingMetrics(metric, inputs='class_scores')" in message and "'regression'" in message
     assert isinstance(caught.value.__cause__, ValueError)
 
 
@@ -394,6 +395,24 @@ def test_running_out_of_memory_is_no_misfit(tmp_path: Path) -> None:
 
     with pytest.raises(torch.OutOfMemoryError):
         evaluated(tmp_path, Large())
+
+
+@pytest.mark.parametrize("failing", ["update", "compute"])
+def test_a_metric_that_fails_in_a_training_is_noted_with_the_optimizer_step(tmp_path: Path, failing: str) -> None:
+    class Failing(Seen):
+        def update(self, *arguments: Any, **keywords: Any) -> None:
+            super().update(*arguments, **keywords)
+            if failing == "update":
+                raise RuntimeError("broken")
+
+        def compute(self) -> Any:
+            raise RuntimeError("broken")
+
+    given = {"compute_metrics": {"own": Failing()}}
+    trainer = quiet_trainer(tmp_path, given=given, max_steps=3, eval_strategy="steps", eval_steps=2)
+    with pytest.raises((ValueError, RuntimeError), match="broken") as caught:
+        trainer.train()
+    assert "at optimizer step 2 of 3" in " ".join(caught.value.__notes__)
 
 
 # ---- In a training --------------------------------------------------------------------------------------------------

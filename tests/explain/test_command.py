@@ -62,6 +62,12 @@ def test_arguments_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert "learning_rate=3e-05" in told and "accelerator='cpu'" in told
 
 
+def test_arguments_about_generation_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--predict_with_generate", "true", "--generation_num_beams", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "predict_with_generate=True" in printed and "`num_beams` of `generate`" in printed
+
+
 def test_arguments_become_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--as-code", "--data", "mine:rows", "--output_dir", "out", "--optim", "sgd"]) == 0
     printed = capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import safetensors.torch
 import torch
 
+from littrainer.checkpoint.summing import SummingFile
+from littrainer.checkpoint.verification import damage_in
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
@@ -18,24 +21,49 @@ SETTINGS: dict[str, Any] = {"max_steps": 6, "save_strategy": "steps", "save_step
 LAST_GOOD, FULL_AT = 2, 4
 
 
-def fill_disk_at(monkeypatch: pytest.MonkeyPatch, step: int, owner: Any, name: str, argument: int) -> None:
-    """Let a writing function fail, with half a file left behind, for files of one checkpoint."""
+def fill_disk_at(
+    monkeypatch: pytest.MonkeyPatch, step: int, owner: Any, name: str, path_of: Callable[..., Any], only: str = ""
+) -> None:
+    """Let a writing function fail, with half a file left behind, for files of one checkpoint.
+
+    Parameters:
+        path_of: the path in what the function is called with.
+        only: the file to fail at; any by default.
+    """
     original = getattr(owner, name)
 
     def write(*arguments: Any, **keywords: Any) -> Any:
-        path = Path(arguments[argument])
-        if path.parent.name == f"checkpoint-{step}":
-            path.write_bytes(b"half")
+        path = Path(path_of(*arguments))
+        if path.parent.name == f"checkpoint-{step}" and only in path.name:
+            if path.parent.is_dir():
+                path.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return original(*arguments, **keywords)
 
     monkeypatch.setattr(owner, name, write)
 
 
+def with_torch(only: str) -> Callable[[pytest.MonkeyPatch, int], None]:
+    return lambda patch, step: fill_disk_at(
+        patch, step, SummingFile, "_write", lambda file, _: file._file.name, only=only
+    )
+
+
+def path_of_descriptor(descriptor: int) -> str:
+    return os.readlink(f"/proc/self/fd/{descriptor}")
+
+
 FULL: dict[str, Callable[[pytest.MonkeyPatch, int], None]] = {
-    "weights": lambda patch, step: fill_disk_at(patch, step, safetensors.torch, "save_file", 1),
-    "torch.save": lambda patch, step: fill_disk_at(patch, step, torch, "save", 1),
-    "state": lambda patch, step: fill_disk_at(patch, step, Path, "write_text", 0),
+    "folder": lambda patch, step: fill_disk_at(patch, step, Path, "mkdir", lambda path, *_: path / "x"),
+    "weights": lambda patch, step: fill_disk_at(patch, step, safetensors.torch, "save_file", lambda _, path: path),
+    "arguments": with_torch("training_args.bin"),
+    "optimizer": with_torch("optimizer.pt"),
+    "schedule": with_torch("scheduler.pt"),
+    "random states": with_torch("rng_state.pth"),
+    "state": lambda patch, step: fill_disk_at(patch, step, Path, "write_text", lambda path, *_: path),
+    "manifest": lambda patch, step: fill_disk_at(patch, step, os, "replace", lambda _, path: path),
+    # File systems may put off to find room until the data goes to the disk.
+    "fsync": lambda patch, step: fill_disk_at(patch, step, os, "fsync", path_of_descriptor, "optimizer.pt"),
 }
 
 
@@ -46,16 +74,19 @@ def test_a_full_disk_is_an_error_and_the_checkpoint_before_it_still_resumes(
     whole = quiet_trainer(tmp_path / "whole", logging_steps=1, **SETTINGS)
     whole.train()
 
-    trainer = quiet_trainer(tmp_path / "full", logging_steps=1, **SETTINGS)
+    trainer = quiet_trainer(tmp_path / "full", logging_steps=1, save_total_limit=1, **SETTINGS)
     with monkeypatch.context() as patch:
         FULL[what](patch, FULL_AT)
-        with pytest.raises(OSError, match="No space left on device") as caught:
+        told = rf"No space left on device: .*checkpoint-{FULL_AT} could not be written.*bytes are free.*Make room"
+        with pytest.raises(OSError, match=told) as caught:
             trainer.train()
     assert caught.value.errno == errno.ENOSPC
     assert not trainer.is_in_train and trainer.state.global_step == FULL_AT
+    assert os.listdir(tmp_path / "full") == [f"checkpoint-{LAST_GOOD}"]
+    assert damage_in(tmp_path / "full" / f"checkpoint-{LAST_GOOD}") == []
 
     resumed = quiet_trainer(tmp_path / "full", VectorClassifier(), logging_steps=1, **SETTINGS)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "full" / f"checkpoint-{LAST_GOOD}"))
+    resumed.train(resume_from_checkpoint=True)
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], tensor)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -10,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from littrainer import TrainerCallback
+from littrainer import Trainer, TrainerCallback
+from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.weights import read_weights
 from tests.faults.failing import PLACES, Fuse
-from tests.scenarios.trainers import quiet_trainer
+from tests.faults.signals import SignalIn
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 
 @pytest.fixture
@@ -28,6 +33,11 @@ def handler() -> Iterator[Any]:
     signal.signal(signal.SIGINT, before)
 
 
+def press_in(event: str, step: int, times: int = 1) -> SignalIn:
+    """Presses Ctrl-C in an event, at the optimizer step that the event sees."""
+    return SignalIn(event, step, signal.SIGINT, times)
+
+
 @pytest.mark.parametrize("place", ["on_step_end", "forward", "collator", "on_prediction_step", "compute_metrics"])
 def test_an_interrupt_anywhere_in_training_reaches_the_caller_as_one(tmp_path: Path, handler: Any, place: str) -> None:
     trainer = PLACES[place](tmp_path, Fuse(KeyboardInterrupt("stop")))
@@ -38,19 +48,8 @@ def test_an_interrupt_anywhere_in_training_reaches_the_caller_as_one(tmp_path: P
     assert trainer.train().global_step == 3
 
 
-class SignalAt(TrainerCallback):
-    """Presses Ctrl-C at an optimizer step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == self.step:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
 def test_a_signal_is_answered_by_the_handler_that_was_there(tmp_path: Path, handler: Any) -> None:
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [SignalAt(2)]}, max_steps=5)
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [press_in("on_step_end", 2)]}, max_steps=5)
     with pytest.raises(KeyboardInterrupt, match="by the user's own handler"):
         trainer.train()
     assert trainer.state.global_step == 2
@@ -60,7 +59,7 @@ def test_a_signal_is_answered_by_the_handler_that_was_there(tmp_path: Path, hand
 def test_checkpoints_made_before_an_interrupt_resume(tmp_path: Path, handler: Any) -> None:
     settings: dict[str, Any] = {"max_steps": 5, "save_strategy": "steps", "save_steps": 2}
     with pytest.raises(KeyboardInterrupt):
-        quiet_trainer(tmp_path, given={"callbacks": [SignalAt(3)]}, **settings).train()
+        quiet_trainer(tmp_path, given={"callbacks": [press_in("on_step_end", 3)]}, **settings).train()
     resumed = quiet_trainer(tmp_path, **settings)
     assert resumed.train(resume_from_checkpoint=True).global_step == 5
 
@@ -73,3 +72,108 @@ def test_a_training_in_another_thread_leaves_the_handler_alone(tmp_path: Path, h
     thread.join(60)
     assert outputs and outputs[0].global_step == 2
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+STEPS = 6
+# Event and the step it sees -> the steps that are done when Ctrl-C reaches the script.
+MOMENTS: dict[tuple[str, int], int] = {
+    ("on_step_begin", 2): 2,
+    # The weights are about to change, or have changed and the step is not yet counted.
+    ("on_optimizer_step", 2): 3,
+    ("on_log", 3): 3,
+    ("on_save", 4): 4,
+}
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+@pytest.mark.parametrize(("event", "step"), MOMENTS)
+def test_after_an_interrupt_weights_and_step_count_agree_and_what_is_saved_by_hand_resumes(
+    tmp_path: Path, handler: Any, event: str, step: int, kind: type[Trainer]
+) -> None:
+    settings: dict[str, Any] = {
+        "kind": kind,
+        "max_steps": STEPS,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+    }
+    whole = quiet_trainer(tmp_path / "whole", **settings)
+    whole.train()
+    presses = press_in(event, step)
+    stopped = quiet_trainer(tmp_path / "stopped", given={"callbacks": [presses]}, **settings)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.train()
+    done = MOMENTS[event, step]
+    assert stopped.state.global_step == done
+    expected = read_weights(tmp_path / "whole" / f"checkpoint-{done}")
+    assert all(torch.equal(stopped.model.state_dict()[name], tensor) for name, tensor in expected.items())
+    stopped.save_model(str(tmp_path / "model"))
+    assert all(torch.equal(read_weights(tmp_path / "model")[name], tensor) for name, tensor in expected.items())
+    stopped._save_checkpoint(stopped.model, trial=None)
+    assert damage_in(tmp_path / "stopped" / f"checkpoint-{done}") == []
+    before = [number for number in presses.ended if number <= done]
+    presses.ended.clear()
+    presses.step = 0
+    stopped.train(resume_from_checkpoint=True)
+    assert presses.ended == list(range(done + 1, STEPS + 1))
+    # Where an interrupt comes before its callbacks were told of a step, they are not told of it later.
+    assert before in (list(range(1, done + 1)), list(range(1, done)))
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(stopped.model.state_dict()[name], tensor)
+
+
+def test_a_second_interrupt_is_let_through_where_the_first_one_waits(tmp_path: Path, handler: Any) -> None:
+    presses = press_in("on_optimizer_step", 2, times=2)
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [presses]}, max_steps=5)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert trainer.state.global_step == 2
+    assert signal.getsignal(signal.SIGINT) is handler
+    trainer.remove_callback(presses)
+    assert trainer.train().global_step == 5
+
+
+def test_an_interrupt_is_not_lost_where_the_step_that_keeps_it_waiting_fails(tmp_path: Path, handler: Any) -> None:
+    class Failing(TrainerCallback):
+        def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+            raise OverflowError("of the callback")
+
+    callbacks = [press_in("on_optimizer_step", 0), Failing()]
+    trainer = quiet_trainer(tmp_path, given={"callbacks": callbacks}, max_steps=5)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        trainer.train()
+    assert isinstance(caught.value.__context__, OverflowError)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interrupt_while_a_checkpoint_is_written_and_another_while_it_is_tidied_up_tear_nothing(
+    tmp_path: Path, handler: Any, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    settings: dict[str, Any] = {"max_steps": STEPS, "save_strategy": "steps", "save_steps": 2}
+    whole = quiet_trainer(tmp_path / "whole", **settings)
+    whole.train()
+    trainer = quiet_trainer(tmp_path / "run", **settings)
+    save, rmtree = torch.save, shutil.rmtree
+
+    def interrupted_save(*arguments: Any, **keywords: Any) -> None:
+        save(*arguments, **keywords)
+        if trainer.state.global_step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def interrupted_rmtree(*arguments: Any, **keywords: Any) -> None:
+        if times == 2 and trainer.state.global_step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        rmtree(*arguments, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", interrupted_save)
+        patch.setattr(shutil, "rmtree", interrupted_rmtree)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-2"]
+    resumed = quiet_trainer(tmp_path / "run", **settings)
+    resumed.train(resume_from_checkpoint=True)
+    assert not (tmp_path / "run" / ".unfinished").exists()
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], tensor)

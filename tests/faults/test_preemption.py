@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 
 from littrainer import Trainer, TrainerCallback, TrainingArguments
 from littrainer.checkpoint.layout import get_last_checkpoint
+from tests.faults.signals import SignalIn
 from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
@@ -29,25 +29,6 @@ SETTINGS: dict[str, Any] = {
     "logging_steps": 1,
 }
 BATCHES_PER_EVALUATION = 3
-
-
-class SignalIn(TrainerCallback):
-    """Sends this process a signal from a callback event, at one optimizer step.
-
-    Parameters:
-        event: the event.
-        step: `global_step` as the event sees it.
-        number: the signal, `times` times.
-    """
-
-    def __init__(self, event: str, step: int, number: int = signal.SIGTERM, times: int = 1) -> None:
-        self.step, self.number, self.times = step, number, times
-        setattr(self, event, self._send)
-
-    def _send(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.step:
-            for _ in range(self.times):
-                os.kill(os.getpid(), self.number)
 
 
 class Recorder(TrainerCallback):
@@ -135,6 +116,24 @@ def test_training_stops_with_a_checkpoint_from_which_it_goes_on_as_if_it_had_not
     resumed.train(resume_from_checkpoint=True)
     check_same_training(resumed, whole)
     assert resumed.preemption.agreed is None
+
+
+@pytest.mark.parametrize(("event", "step"), [("on_step_end", 3), ("on_prediction_step", 3), ("on_step_begin", 3)])
+def test_what_is_due_at_the_end_of_an_epoch_is_made_up_for_too(tmp_path: Path, event: str, step: int) -> None:
+    settings = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    whole = make(tmp_path / "whole", **settings)
+    whole.train()
+    make(tmp_path / "stopped", SignalIn(event, step), **settings).train()
+    resumed = make(tmp_path / "stopped", **settings)
+    resumed.train(resume_from_checkpoint=True)
+    check_same_training(resumed, whole)
+    assert resumed.state.best_global_step == whole.state.best_global_step
+
+
+def test_a_signal_after_the_last_step_is_known_to_the_script(tmp_path: Path) -> None:
+    trainer = make(tmp_path, SignalIn("on_train_end", 7))
+    assert trainer.train().global_step == 7
+    assert trainer.preemption.agreed == signal.SIGTERM
 
 
 def test_an_evaluation_is_broken_off_and_made_up_for(tmp_path: Path) -> None:
@@ -342,14 +341,17 @@ def wait_for(process: subprocess.Popen[str], found: Callable[[str], bool]) -> No
 
 
 def test_a_process_told_to_end_saves_goes_on_after_train_and_ends_with_status_0(tmp_path: Path) -> None:
-    with start(tmp_path / "saving", "yes") as saving, start(tmp_path / "plain", "no") as plain:
-        for process in (saving, plain):
+    processes = [start(tmp_path / "saving", "yes"), start(tmp_path / "plain", "no")]
+    try:
+        for process in processes:
             wait_for(process, lambda line: line.startswith("step 3"))
             process.terminate()
-        assert saving.stdout is not None
-        last = saving.stdout.read().splitlines()[-1]
-        started = time.monotonic()
-        assert saving.wait(60) == 0 and plain.wait(60) == -signal.SIGTERM, time.monotonic() - started
+        outputs = [process.communicate(timeout=60)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, -signal.SIGTERM]
+    last = outputs[0].splitlines()[-1]
     checkpoint = get_last_checkpoint(tmp_path / "saving")
     assert checkpoint is not None and last == f"returned {checkpoint.rpartition('-')[2]}"
     assert get_last_checkpoint(tmp_path / "plain") is None

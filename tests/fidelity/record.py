@@ -120,7 +120,7 @@ def trainer_state(trainer: Any) -> dict[str, Any]:
     return {
         "state": plain(fields),
         "control": control_flags(trainer.control),
-        # Of a model that was never trained transformers forgets the mode it had before an evaluation; ours gives it back.
+        # An evaluation gives an untrained model its mode back in ours, and forgets it in transformers.
         "training": [module.training for module in trainer.model.modules()] if trainer.state.global_step else None,
         "groups": [
             {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.fidelity.cases import (  # noqa: F401 (importing them registers their scenarios)
     accumulation,
+    best_model,
     callbacks,
     collating,
     data,
@@ -18,6 +19,7 @@ from tests.fidelity.cases import (  # noqa: F401 (importing them registers their
     precision,
     reports,
     resume,
+    resume_changed,
     sampling,
     saving,
     seq2seq,

@@ -248,7 +248,7 @@ def tiny_lora_tagger(adapters: tuple[str, ...] = ("default",)) -> Any:
 
     def adapter() -> Any:
         return peft.LoraConfig(
-            r=2, target_modules=["query", "value"], lora_dropout=0.1, modules_to_save=["classifier"], task_type="TOKEN_CLS"
+            r=2, target_modules=["query"], lora_dropout=0.1, modules_to_save=["classifier"], task_type="TOKEN_CLS"
         )
 
     model = peft.get_peft_model(tiny_bert_tagger(), adapter(), adapter_name=adapters[0])

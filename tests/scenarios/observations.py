@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
+import signal
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +100,38 @@ def files(folder: Path, **changes: Any) -> Any:
     trainer = quiet_trainer(folder / "run", **changes)
     trainer.train()
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def writing_threads(folder: Path, **changes: Any) -> Any:
+    """Names of the threads that wrote the files of checkpoints."""
+    names = set()
+    save = torch.save
+
+    def noting(*arguments: Any, **keywords: Any) -> None:
+        names.add(threading.current_thread().name)
+        save(*arguments, **keywords)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "save", noting)
+        quiet_trainer(folder, **changes).train()
+    return names
+
+
+class SigtermAfterTwoSteps(TrainerCallback):
+    """Tells this process to end."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def files_after_a_signal(folder: Path, **changes: Any) -> Any:
+    """What a training leaves in its folder that is told to end at its second step, if it hears it."""
+    earlier = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        return files(folder, given={"callbacks": [SigtermAfterTwoSteps()]}, **changes)
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
 
 
 def folder_used(folder: Path, output_dir: str, **changes: Any) -> Any:

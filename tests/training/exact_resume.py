@@ -18,7 +18,11 @@ WALL_TIME = ("runtime", "per_second")
 
 
 def noisy_trainer(
-    folder: Path, dataset: Any = None, kind: type[Trainer] = Trainer, given: dict[str, Any] | None = None, **changes: Any
+    folder: Path,
+    dataset: Any = None,
+    kind: type[Trainer] = Trainer,
+    given: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> Trainer:
     """A Trainer that logs and saves at each step, over a model with dropout and batch normalisation."""
     settings: dict[str, Any] = {
@@ -68,7 +72,8 @@ def differences(one: Any, other: Any, where: str = "") -> list[str]:
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return [found for key in one for found in differences(one[key], other[key], f"{where}.{key}")]
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return [found for i, (a, b) in enumerate(zip(one, other, strict=True)) for found in differences(a, b, f"{where}[{i}]")]
+        pairs = enumerate(zip(one, other, strict=True))
+        return [found for place, pair in pairs for found in differences(*pair, f"{where}[{place}]")]
     return [] if one == other else [f"{where}: {one} != {other}"]
 
 

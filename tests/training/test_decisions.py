@@ -3,9 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import transformers
 
+from littrainer import Trainer
+from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
@@ -76,3 +80,69 @@ def test_a_log_is_the_mean_since_the_last_one(tmp_path: Path) -> None:
     pairs = [log["loss"] for log in second.state.log_history if "loss" in log]
     assert len(single) == 6
     assert pairs == pytest.approx([(single[i] + single[i + 1]) / 2 for i in (0, 2, 4)], rel=1e-6)
+
+
+@pytest.mark.parametrize("value", ["good", None, {"mean": 0.5}, [0.5]], ids=str)
+def test_a_best_metric_that_is_no_number_is_named_with_its_value_and_step(tmp_path: Path, value: Any) -> None:
+    trainer = quiet_trainer(
+        tmp_path,
+        given={"compute_metrics": lambda _: {"quality": value}},
+        max_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+        metric_for_best_model="quality",
+    )
+    with pytest.raises(TypeError, match=r"metric_for_best_model='quality'.*optimizer step 1 .*eval_quality="):
+        trainer.train()
+
+
+@pytest.mark.parametrize("value", [np.float64(0.5), torch.tensor(0.5), np.array(0.5), True], ids=str)
+def test_a_number_of_any_kind_can_be_the_best_metric(tmp_path: Path, value: Any) -> None:
+    trainer = quiet_trainer(tmp_path, metric_for_best_model="quality")
+    assert trainer._determine_best_metric({"eval_quality": value}, trial=None)
+
+
+def over_two_datasets(folder: Path, kind: Any = Trainer, **changes: Any) -> Any:
+    datasets = {"near": Rows(vector_rows(4)), "far": Rows(vector_rows(5))}
+    settings = {"max_steps": 1, "eval_strategy": "steps", "eval_steps": 1, **changes}
+    return quiet_trainer(folder, kind=kind, given={"eval_dataset": datasets}, **settings)
+
+
+def test_a_best_metric_that_names_no_dataset_of_several_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    trainer = over_two_datasets(tmp_path, metric_for_best_model="loss")
+    with pytest.raises(KeyError, match=r"'loss'.*'eval_near_loss' or 'eval_far_loss'"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+@pytest.mark.parametrize("name", ["near_loss", "eval_far_loss"])
+def test_a_best_metric_of_one_of_several_datasets_is_found(tmp_path: Path, name: str) -> None:
+    trainer = over_two_datasets(tmp_path, metric_for_best_model=name, greater_is_better=False)
+    trainer.train()
+    assert trainer.state.best_metric is not None
+
+
+def test_metrics_that_a_script_names_itself_are_looked_for_in_what_it_returns(tmp_path: Path) -> None:
+    class Naming(Trainer):
+        def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+            return {"eval_loss": 0.25}
+
+    trainer = over_two_datasets(tmp_path, Naming, metric_for_best_model="loss", greater_is_better=False)
+    trainer.train()
+    assert trainer.state.best_metric == 0.25
+
+
+def test_memory_that_runs_out_in_an_evaluation_does_not_shrink_the_training_batch(tmp_path: Path) -> None:
+    class Large(VectorClassifier):
+        def forward(self, x: torch.Tensor, labels: Any = None) -> Any:
+            if not self.training:
+                raise RuntimeError("CUDA out of memory. Tried to allocate")
+            return super().forward(x, labels)
+
+    trainer = quiet_trainer(
+        tmp_path, Large(), auto_find_batch_size=True, max_steps=1, eval_strategy="steps", eval_steps=1
+    )
+    with pytest.raises(RuntimeError, match=r"Memory ran out.*optimizer step 1,.*per_device_eval_batch_size") as caught:
+        trainer.train()
+    assert "out of memory" in str(caught.value.__cause__)
+    assert trainer._train_batch_size == 4

@@ -146,7 +146,7 @@ def test_results_that_cannot_be_written_leave_those_of_before(tmp_path: Path, mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left on device.*eval_results.json") as caught:
+    with pytest.raises(OSError, match=r"No space left on device.*eval_results\.json") as caught:
         reports.save_metrics(str(tmp_path), "eval", {"eval_loss": 0.25}, combined=True)
     assert caught.value.errno == errno.ENOSPC
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
@@ -164,6 +164,6 @@ def test_a_state_that_cannot_be_written_leaves_the_one_of_before(
 
     monkeypatch.setattr(os, "replace", denied)
     trainer.state.global_step = 7
-    with pytest.raises(PermissionError, match="trainer_state.json"):
+    with pytest.raises(PermissionError, match=r"trainer_state\.json"):
         trainer.save_state()
     assert (tmp_path / "trainer_state.json").read_text() == before

@@ -171,7 +171,9 @@ DESTINATIONS: dict[str, Destination] = {
     "save_steps": Destination(Place.FLOW, "Optimizer steps between two checkpoints."),
     "save_on_each_node": Destination(Place.PROCESSES, "Decides `should_save` of each process."),
     "save_total_limit": Destination(Place.CHECKPOINT, "Older checkpoint folders are deleted after each save."),
-    "enable_jit_checkpoint": Destination(Place.CHECKPOINT, "A signal makes training save at the next optimizer step, and stop."),
+    "enable_jit_checkpoint": Destination(
+        Place.CHECKPOINT, "A signal makes training save at the next optimizer step, and stop."
+    ),
     "push_to_hub": Destination(Place.HUB, "Saved models are uploaded."),
     "hub_token": Destination(Place.HUB, "Read when `push_to_hub` is on."),
     "hub_private_repo": Destination(Place.HUB, "Read when `push_to_hub` is on."),

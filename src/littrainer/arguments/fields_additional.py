@@ -49,8 +49,8 @@ class AdditionalFields:
         default=EVAL_LOSS_WEIGHTINGS[0],
         metadata=about(
             "What a batch's mean loss counts for in the evaluation loss: `batches`, as in transformers, for the batch "
-            "size, or for its samples where it is the last one of a dataset with a length; `samples` for the samples in "
-            "it; `labels` for its labels other than -100, which is exact where each token has one.",
+            "size, or for its samples where it is the last one of a dataset with a length; `samples` for the samples "
+            "in it; `labels` for its labels other than -100, which is exact where each token has one.",
             choices=list(EVAL_LOSS_WEIGHTINGS),
         ),
     )

@@ -132,7 +132,7 @@ def check_values(args: Any) -> None:
     Raises:
         TypeError, ValueError: names the argument, its value and what to give instead.
     """
-    for name, taken in _taken(type(args)).items():
+    for name, taken in _taken(args.__class__).items():
         value = getattr(args, name)
         # A subclass may give a field a default of its own type, which it then knows how to read.
         if name in CHECKED_ELSEWHERE or value is getattr(type(args), name, dataclasses.MISSING):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,14 @@ import torch
 from littrainer.checkpoint.safe_loading import load_safetensors, load_tensors
 from littrainer.ecosystem import is_a
 
+logger = logging.getLogger(__name__)
+
 ADAPTER_WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
+# Parameters that are trained and that PEFT leaves out of an adapter's file: the encoder of p-tuning, of which it keeps
+# what it computes only, and parameters of the base model that a script has unfrozen by hand.
+LEFT_OUT_NAME = "littrainer_trained_beside_adapters.pt"
+# Names in a warning; the rest is counted.
+LONGEST_LIST = 8
 # The name that PEFT gives an adapter by itself; it lies in the checkpoint's own folder, others in one of their names.
 DEFAULT_ADAPTER = "default"
 # What PEFT's own models have before each name; a transformers model that carries adapters is written with it too.
@@ -80,6 +89,58 @@ def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
     if path is None:
         raise ValueError(f"No adapter in {folder}: expected {' or '.join(ADAPTER_WEIGHTS_NAMES)}.")
     return load_safetensors(path) if path.suffix == ".safetensors" else load_tensors(path)
+
+
+def write_left_out(model: Any, folder: Path, state_dict: Mapping[str, Any] | None = None) -> None:
+    """Write the trained parameters that the files of the adapters lack; no file where they lack none.
+
+    Parameters:
+        state_dict: values to write in the place of the model's own.
+    """
+    own = model.state_dict()
+    values = {name: (own if state_dict is None else state_dict).get(name, own[name]) for name in _left_out(model, own)}
+    if values:
+        torch.save(values, folder / LEFT_OUT_NAME)
+    else:
+        (folder / LEFT_OUT_NAME).unlink(missing_ok=True)
+
+
+def load_left_out(model: Any, folder: Path) -> list[str]:
+    """Load what `write_left_out` wrote, and log which trained parameters are in no file at all.
+
+    Returns:
+        what did not match; nothing is loaded then.
+    """
+    own = model.state_dict()
+    path = folder / LEFT_OUT_NAME
+    stored = load_tensors(path) if path.is_file() else {}
+    wrong = [name for name, value in stored.items() if name not in own or own[name].shape != value.shape]
+    if wrong:
+        return [f"{name} in {LEFT_OUT_NAME} is not the model's" for name in wrong]
+    absent = [name for name in _left_out(model, own) if name not in stored]
+    if absent:
+        logger.warning(
+            "%s does not hold %s%s, which is trained: PEFT does not save it. It stays as it is, and numbers will differ "
+            "from those of an uninterrupted training.",
+            folder,
+            ", ".join(absent[:LONGEST_LIST]),
+            f" and {len(absent) - LONGEST_LIST} more" if len(absent) > LONGEST_LIST else "",
+        )
+    model.load_state_dict(stored, strict=False)
+    return []
+
+
+def _left_out(model: Any, own: Mapping[str, Any]) -> list[str]:
+    from peft import get_peft_model_state_dict
+
+    names = list(model.peft_config) if is_a(model, "peft model") else model.active_adapters()
+    kept = {
+        tensor.data_ptr()
+        for name in names
+        for tensor in get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False).values()
+    }
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [name for name in trained if name in own and own[name].numel() and own[name].data_ptr() not in kept]
 
 
 def _weights_file(folder: Path) -> Path | None:

@@ -70,7 +70,7 @@ class BackgroundSaves:
 
     @classmethod
     def for_training(cls, trainer: Trainer) -> BackgroundSaves | None:
-        """The one that `async_save` asks for; None where it is not set, or where a subclass writes checkpoints itself."""
+        """The one that `async_save` asks for; None where it is not set, or a subclass writes checkpoints itself."""
         if not trainer.args.async_save:
             return None
         overridden = [name for name in WRITING_METHODS if not _is_ours(trainer, name)]
@@ -157,7 +157,7 @@ class BackgroundSaves:
         note_changes_of_callbacks(trainer)
 
     def close(self) -> None:
-        """Training has ended, by an error where a checkpoint is still on its way: wait for it, and log its own error."""
+        """Training is over, by an error if a checkpoint is still on its way: wait for it, and log its own error."""
         save = self._end_of_current()
         if save is not None and save.error is not None:
             logger.error(_failure(save), exc_info=save.error)

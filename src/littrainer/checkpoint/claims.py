@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import SaveStrategy
-from littrainer.checkpoint.staging import clean_unfinished
+from littrainer.checkpoint.staging import clean_unfinished, wait_for_deletions
 
 try:
     import fcntl
@@ -84,6 +84,7 @@ def claimed(run_dir: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        wait_for_deletions()
         give_back_claim(key)
 
 

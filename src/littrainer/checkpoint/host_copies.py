@@ -12,8 +12,8 @@ import torch
 class HostCopies:
     """Copies nested states; the memory of copies that were given back is used for the next ones.
 
-    Memory is copied piece by piece as the tensors share it, so that tied weights and views stay tied, and a file written
-    from the copies is the one that the originals would give.
+    Memory is copied piece by piece as the tensors share it, so that tied weights and views stay tied, and a file
+    written from the copies is the one that the originals would give.
     """
 
     def __init__(self) -> None:

@@ -131,12 +131,14 @@ def rotate_checkpoints(
     use_mtime: bool = False,
     checkpoint_prefix: str = PREFIX_CHECKPOINT_DIR,
     newest: str | None = None,
+    in_background: bool = False,
 ) -> None:
     """Delete the oldest checkpoints beyond `save_total_limit`; the newest and the best one always stay.
 
     Parameters:
         save_total_limit: checkpoints to keep; None or 0 keeps all.
         newest: the checkpoint that was written last, where that is known.
+        in_background: free their room while this returns; they are gone from their places when it does.
     """
     if not save_total_limit or save_total_limit < 0:
         return
@@ -146,13 +148,13 @@ def rotate_checkpoints(
         kept.add(str(Path(best_model_checkpoint)))
     surplus = len(ordered) - max(save_total_limit, len(kept))
     for path in [path for path in ordered if path not in kept][: max(surplus, 0)]:
-        delete_checkpoint(path)
+        delete_checkpoint(path, in_background)
 
 
-def delete_checkpoint(path: str) -> None:
+def delete_checkpoint(path: str, in_background: bool = False) -> None:
     """Delete one checkpoint directory; what cannot be deleted is named in a warning, and training goes on."""
     logger.info("Deleting the older checkpoint %s (save_total_limit).", path)
     try:
-        set_aside_and_delete(Path(path))
+        set_aside_and_delete(Path(path), in_background)
     except OSError as error:
         logger.warning("The older checkpoint %s could not be deleted: %s. Delete it by hand.", path, error)

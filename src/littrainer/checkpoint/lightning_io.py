@@ -200,12 +200,17 @@ class TrainerCheckpointIO(TransformersCheckpointIO):
 
 
 def with_checkpoint_io(plugins: list[Any], trainer: Trainer) -> list[Any]:
-    """The plugins for the `lightning.Trainer` of a Trainer: one of them writes checkpoints, a user's own or ours."""
-    given = [plugin for plugin in plugins if isinstance(plugin, CheckpointIO)]
-    for plugin in given:
-        if isinstance(plugin, TransformersCheckpointIO) and plugin.model is None:
-            plugin.model, plugin.processing_class = trainer.model, trainer.processing_class
-    return plugins if given else [*plugins, TrainerCheckpointIO(trainer)]
+    """The plugins for the `lightning.Trainer` of a Trainer: one of them writes checkpoints, a user's own or ours.
+
+    A `TransformersCheckpointIO` that was given no model stands for ours; the Trainer heeds its `max_shard_size` too.
+    """
+    own = [plugin for plugin in plugins if isinstance(plugin, CheckpointIO) and not _stands_for_ours(plugin)]
+    others = [plugin for plugin in plugins if not _stands_for_ours(plugin)]
+    return others if own else [*others, TrainerCheckpointIO(trainer)]
+
+
+def _stands_for_ours(plugin: Any) -> bool:
+    return type(plugin) is TransformersCheckpointIO and plugin.model is None
 
 
 def _local(path: str | Path) -> Path:

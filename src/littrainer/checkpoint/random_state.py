@@ -78,6 +78,6 @@ def _is_same_state(first: Any, second: Any) -> bool:
         return torch.equal(first, second)
     if isinstance(first, np.ndarray):
         return np.array_equal(first, second)
-    if isinstance(first, (tuple, list)):
+    if isinstance(first, (tuple, list)) and set(map(type, first)) != {int}:
         return len(first) == len(second) and all(map(_is_same_state, first, second))
     return bool(first == second)

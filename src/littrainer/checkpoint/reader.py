@@ -80,9 +80,27 @@ def _is_there(folder: Path, name: str) -> bool:
 
 
 def read_state(folder: Path) -> TrainerState:
-    """The trainer state of a checkpoint; a best checkpoint that no longer exists is forgotten."""
+    """The trainer state of a checkpoint.
+
+    The best checkpoint is looked for beside this one, since people move and copy the folder of a run; one that no
+    longer exists is forgotten.
+
+    Raises:
+        ValueError: the file is no trainer state, or counts no steps.
+    """
     state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
-    if state.best_model_checkpoint is not None and not Path(state.best_model_checkpoint).is_dir():
+    if state.global_step < 0:
+        raise ValueError(
+            f"{folder / TRAINER_STATE_NAME} has global_step={state.global_step}, which is no number of optimizer "
+            "steps. Resume from another checkpoint."
+        )
+    if state.best_model_checkpoint is None:
+        return state
+    recorded = Path(state.best_model_checkpoint)
+    beside = folder.parent / recorded.name
+    if beside.is_dir() and not (recorded.is_dir() and recorded.samefile(beside)):
+        state.best_model_checkpoint = str(beside)
+    elif not recorded.is_dir():
         logger.warning("The best checkpoint so far, %s, is gone; it is not loaded.", state.best_model_checkpoint)
         state.best_model_checkpoint = None
     return state

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 UNFINISHED_DIR = ".unfinished"
 REPLACED, DELETED = ".replaced", ".deleted"
+# Freeing the room of large files takes the system as long as a part of writing them.
+_deletions: list[threading.Thread] = []
+FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write failed")
 # What this package puts into the folder for unfinished ones; anything else there is left alone.
 OWN_ENTRY = re.compile(rf".+-\d+({re.escape(REPLACED)}|{re.escape(DELETED)})?")
 
@@ -57,6 +61,8 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
     unfinished = final.parent / UNFINISHED_DIR
     staged = StagedCheckpoint(unfinished / final.name, final)
     try:
+        # Their room may be needed.
+        wait_for_deletions()
         delete_folder(staged.folder)
         staged.folder.mkdir(parents=True)
         yield staged
@@ -109,18 +115,49 @@ def clean_unfinished(run_dir: Path) -> None:
         unfinished.rmdir()
 
 
-def set_aside_and_delete(folder: Path) -> None:
-    """Delete a checkpoint so that no half of it is ever found under its name."""
+def set_aside_and_delete(folder: Path, in_background: bool = False) -> None:
+    """Delete a checkpoint so that no half of it is ever found under its name.
+
+    Parameters:
+        in_background: return when it is gone from its place; `wait_for_deletions` waits for the rest.
+
+    Raises:
+        OSError: it could not be deleted; in the background that is a warning.
+    """
     unfinished = folder.parent / UNFINISHED_DIR
+    # Two may have the same name, one after the other.
+    wait_for_deletions()
     aside = unfinished / f"{folder.name}{DELETED}"
+    unfinished.mkdir(exist_ok=True)
     try:
-        unfinished.mkdir(exist_ok=True)
         delete_folder(aside)
         os.rename(folder, aside)
-        delete_folder(aside)
+        if in_background:
+            thread = threading.Thread(target=_delete_or_warn, args=(aside,))
+            thread.start()
+            _deletions.append(thread)
+        else:
+            delete_folder(aside)
     finally:
         with contextlib.suppress(OSError):
             unfinished.rmdir()
+
+
+def wait_for_deletions() -> None:
+    """Return when no deletion goes on in the background."""
+    for thread in tuple(_deletions):
+        thread.join()
+        with contextlib.suppress(ValueError):
+            _deletions.remove(thread)
+
+
+def _delete_or_warn(aside: Path) -> None:
+    try:
+        delete_folder(aside)
+    except OSError as error:
+        logger.warning("An older checkpoint, now %s, could not be deleted: %s. Delete it by hand.", aside, error)
+    with contextlib.suppress(OSError):
+        aside.parent.rmdir()
 
 
 def delete_folder(path: Path) -> None:
@@ -180,13 +217,12 @@ def sequence_of(folder: Path) -> int | None:
 
 
 def _disk_full_error(error: BaseException, staged: StagedCheckpoint) -> OSError | None:
-    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    # safetensors and torch's zip writer raise errors of their own, with the system's words in them or none.
-    words = f"{error} {error.__context__}"
-    if not is_full and not any(os.strerror(number) in words for number in (errno.ENOSPC, errno.EDQUOT)):
+    if not _says_disk_is_full(error):
         return None
     files = [staged.folder / name for name in files_in(staged.folder)]
     last = max(files, key=lambda path: path.stat().st_mtime_ns, default=staged.folder)
+    if isinstance(error, OSError) and error.filename:
+        last = Path(os.fsdecode(error.filename))
     written = sum(path.stat().st_size for path in files)
     free = shutil.disk_usage(staged.final.parent).free
     return OSError(
@@ -196,3 +232,13 @@ def _disk_full_error(error: BaseException, staged: StagedCheckpoint) -> OSError 
         "go on with resume_from_checkpoint=True",
         str(staged.final / last.name),
     )
+
+
+def _says_disk_is_full(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    # safetensors and torch have exceptions of their own, the first with the system's words, the second with these.
+    words = f"{error} {error.__context__}"
+    if any(os.strerror(number) in words for number in (errno.ENOSPC, errno.EDQUOT)):
+        return True
+    return isinstance(error, RuntimeError) and any(phrase in words for phrase in FAILED_WRITES_OF_TORCH)

@@ -34,11 +34,11 @@ def optimizer_differences(optimizer: Any, state: Any, names: Mapping[int, str] |
     Parameters:
         names: the names of parameters, by `id`.
     """
-    if not isinstance(state, dict) or not {"state", "param_groups"} <= set(state):
-        # An optimizer of a user's own may keep its state in another form.
-        return [] if not _is_of_torch(optimizer) else ["it holds no optimizer's state"]
-    if not _is_of_torch(optimizer):
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        # It may keep its state in a form of its own.
         return []
+    if not isinstance(state, dict) or not {"state", "param_groups"} <= set(state):
+        return ["it holds no optimizer's state"]
     groups, own_groups = state["param_groups"], optimizer.param_groups
     if not isinstance(groups, list) or not all(isinstance(group, dict) and "params" in group for group in groups):
         return ["its param_groups are not parameter groups"]
@@ -49,7 +49,7 @@ def optimizer_differences(optimizer: Any, state: Any, names: Mapping[int, str] |
         for number, (group, own) in enumerate(zip(groups, own_groups, strict=True))
         if len(group["params"]) != len(own["params"])
     ]
-    if differences:
+    if differences or not type(optimizer).__module__.startswith("torch.optim"):
         return differences
     for number, (group, own) in enumerate(zip(groups, own_groups, strict=True)):
         for index, parameter in zip(group["params"], own["params"], strict=True):
@@ -57,10 +57,6 @@ def optimizer_differences(optimizer: Any, state: Any, names: Mapping[int, str] |
             differences += _shape_differences(number, name, parameter, state["state"].get(index, {}))
     more = len(differences) - LONGEST_LIST
     return differences[:LONGEST_LIST] + ([f"and {more} more"] if more > 0 else [])
-
-
-def _is_of_torch(optimizer: Any) -> bool:
-    return type(optimizer).__module__.startswith("torch.optim")
 
 
 def _shape_differences(group: int, name: str, parameter: torch.Tensor, entries: Any) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import zlib
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,12 +15,14 @@ from littrainer.checkpoint.manifest import FileRecord
 
 # Below this number of bytes handing them to another thread takes longer than summing them up.
 WORTH_A_THREAD = 1 << 18
+# After this many bytes the disk begins to take them, while the next ones are written.
+BYTES_BETWEEN_SYNCS = 1 << 26
 
 
 class SummingFile:
     """A file to write to, front to back, that knows the checksum of what was written; use it as a context.
 
-    Large pieces are summed up in a thread while they are written.
+    Large pieces are summed up in a thread while they are written, and a long file goes to the disk while it grows.
 
     Parameters:
         path: the file, made anew.
@@ -27,7 +30,9 @@ class SummingFile:
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115
-        self._summing = ThreadPoolExecutor(1)
+        self._summing, self._syncing = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._synced: Future[None] | None = None
+        self._bytes_at_sync = 0
         self.record = FileRecord(0, 0)
 
     def write(self, data: Any) -> int:
@@ -44,7 +49,16 @@ class SummingFile:
             finally:
                 crc32 = summed.result()
         self.record = FileRecord(self.record.size + len(piece), crc32)
+        if self.record.size - self._bytes_at_sync >= BYTES_BETWEEN_SYNCS:
+            self._begin_sync()
         return len(piece)
+
+    def _begin_sync(self) -> None:
+        if self._synced is None or self._synced.done():
+            if self._synced is not None:
+                self._synced.result()
+            self._bytes_at_sync = self.record.size
+            self._synced = self._syncing.submit(os.fsync, self.fileno())
 
     def _write(self, piece: memoryview) -> None:
         while piece:
@@ -63,7 +77,8 @@ class SummingFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._summing.shutdown()
+        for pool in (self._summing, self._syncing):
+            pool.shutdown()
         self._file.close()
 
 

@@ -17,7 +17,13 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from littrainer.checkpoint.adapters import carries_adapters, load_adapters
+from littrainer.checkpoint.adapters import (
+    adapter_folders,
+    carries_adapters,
+    load_adapters,
+    load_left_out,
+    write_left_out,
+)
 from littrainer.checkpoint.layout import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from littrainer.checkpoint.safe_loading import OTHER_CHECKPOINT, file_inside, load_json, load_safetensors, load_tensors
 from littrainer.ecosystem import is_a
@@ -66,6 +72,8 @@ def write_weights(
         state_dict = {_plain_name(name): tensor for name, tensor in state_dict.items()}
     keywords: dict[str, Any] = {} if max_shard_size is None else {"max_shard_size": max_shard_size}
     inner.save_pretrained(output_dir, state_dict=state_dict, **keywords)
+    if carries_adapters(inner):
+        write_left_out(inner, Path(output_dir), state_dict)
 
 
 def without_wrappers(model: nn.Module) -> nn.Module:
@@ -196,6 +204,12 @@ def read_weights(folder: Path) -> dict[str, Any]:
     return state
 
 
+def holds_weights(folder: Path) -> bool:
+    """Whether a folder has weights in any of the forms that are read, adapters included."""
+    names = (SAFE_WEIGHTS_NAME, WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME)
+    return any((folder / name).is_file() for name in names) or bool(adapter_folders(folder))
+
+
 def _read_shards(index: Path, load: Any) -> dict[str, Any]:
     content = load_json(index)
     places = content.get("weight_map") if isinstance(content, dict) else None
@@ -246,7 +260,7 @@ def load_weights(model: nn.Module, folder: Path, *, to_resume: bool = False) -> 
     """
     inner = without_wrappers(model)
     if carries_adapters(inner) and not _has_whole_weights(folder):
-        complaints = load_adapters(inner, folder, is_trainable=to_resume)
+        complaints = load_adapters(inner, folder, is_trainable=to_resume) or load_left_out(inner, folder)
         if complaints:
             raise ValueError(_another_model(folder, _listed(complaints)))
         return

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from littrainer.callbacks.state import ExportableState, TrainerState, exported_states
 from littrainer.checkpoint.layout import (
     OPTIMIZER_NAME,
@@ -43,7 +41,7 @@ def write_model(trainer: Trainer, output_dir: str, state_dict: dict[str, Any] | 
         output_dir: the folder, created where it does not exist.
         state_dict: weights to write; the model's own by default.
     """
-    write_weights(trainer.model, output_dir, state_dict)
+    write_weights(trainer.model, output_dir, state_dict, _max_shard_size(trainer))
     write_companions(trainer, output_dir)
 
 
@@ -52,7 +50,16 @@ def write_companions(trainer: Trainer, output_dir: str) -> None:
     processing_class = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
     if processing_class is not None:
         processing_class.save_pretrained(output_dir)
-    torch.save(without_secrets(trainer.args), os.path.join(output_dir, TRAINING_ARGS_NAME))
+    save_and_sum(without_secrets(trainer.args), os.path.join(output_dir, TRAINING_ARGS_NAME))
+
+
+def _max_shard_size(trainer: Trainer) -> int | str | None:
+    in_arguments: Any = trainer.args.lightning
+    plugins = {**(in_arguments or {}), **trainer.lightning_keywords}.get("plugins") or []
+    sizes = (
+        getattr(plugin, "max_shard_size", None) for plugin in (plugins if isinstance(plugins, list) else [plugins])
+    )
+    return next((size for size in sizes if size is not None), None)
 
 
 def without_secrets(args: TrainingArguments) -> TrainingArguments:

@@ -22,7 +22,8 @@ def host_states(python: bool = True, numpy: bool = True) -> HostStates:
     if python:
         states["python"] = random.getstate()
     if numpy:
-        kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+        state: Any = np.random.get_state(legacy=True)
+        kind, keys, position, has_gauss, gauss = state
         states["numpy"] = (str(kind), torch.tensor(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss))
     return states
 

@@ -25,7 +25,7 @@ from littrainer.data.worker_states import WorkerStates, reporting_workers
 
 logger = logging.getLogger(__name__)
 
-# Batches at the start of an epoch at which is seen what reading draws from; later ones are watched for that only.
+# Batches at which is seen which generators reading draws from.
 WATCHED_BATCHES = 4
 
 
@@ -62,15 +62,18 @@ class DataProgress:
         self._workers_at_start: dict[int, HostStates] = {}
         self._before_ahead: HostStates | None = None
         self._stream_before_ahead: Any = None
-        self._batches_ahead = 0
+        self._batches_watched = 0
+        self._batches_in_hand = 0
+        self.data_has_ended = False
         self._drawn_from: set[str] = set()
 
     # ---- What a checkpoint keeps -------------------------------------------------------------------------------------
 
-    def state(self, epoch_is_over: bool) -> dict[str, Any]:
+    def state(self, batches_done: int, epoch_is_over: bool) -> dict[str, Any]:
         """What reading on needs, in tensors, numbers, texts and containers of them.
 
         Parameters:
+            batches_done: batches of the epoch that have been trained on.
             epoch_is_over: the next epoch comes next, from its first batch.
         """
         num_workers = getattr(self._loader, "num_workers", 0)
@@ -79,16 +82,18 @@ class DataProgress:
             return {
                 "num_workers": num_workers,
                 "generators": generator_states(self._loader),
-                "workers_at_start": self.workers.latest if lives_on else {},
+                "workers_at_start": dict(self.workers.latest) if lives_on else {},
             }
+        # After an interrupt within a step, batches have been read that are not yet trained on.
+        is_at_step_end = batches_done == self._batches_in_hand
         return {
             "num_workers": num_workers,
             "epoch_start": self._epoch_start,
             "generators": self._generators_at_start,
             "workers_at_start": self._workers_at_start,
-            "before_ahead": self._before_ahead,
-            "stream": self._stream_before_ahead,
-            "workers": self.workers.before_last_batch(),
+            "before_ahead": self._before_ahead if is_at_step_end else None,
+            "stream": self._stream_before_ahead if is_at_step_end else None,
+            "workers": self.workers.before_last_batch() if is_at_step_end else {},
         }
 
     # ---- Reading -----------------------------------------------------------------------------------------------------
@@ -138,7 +143,10 @@ class DataProgress:
         if not getattr(loader, "persistent_workers", False) or started_workers:
             self.workers = WorkerStates(dict(started_workers))
         self._workers_at_start = (kept or {}).get("workers_at_start", dict(self.workers.latest))
-        self._before_ahead, self._batches_ahead = None, 0
+        self._before_ahead, self._stream_before_ahead, self.data_has_ended = None, None, False
+        self._batches_in_hand = self.point.batches if self.point is not None else 0
+        # What reading draws from was seen in the first epoch; one batch of each later one says whether that changed.
+        self._batches_watched = min(self._batches_watched, WATCHED_BATCHES - 1)
         self._stream = ExactStreamState.of(loader)
         if self._stream is not None and kept is not None and kept.get("stream") is not None:
             self._stream.load(kept["stream"])
@@ -163,9 +171,10 @@ class DataProgress:
     def before_batch_ahead(self) -> None:
         """A batch is in hand, and the one after it is about to be collated."""
         self._reach_checkpoint()
+        self._batches_in_hand += 1
         if self._loader.num_workers:
             return
-        everything = self._batches_ahead < WATCHED_BATCHES or self.expects_checkpoint()
+        everything = self._batches_watched < WATCHED_BATCHES or self.expects_checkpoint()
         self._before_ahead = host_states(
             python=everything or "python" in self._drawn_from, numpy=everything or "numpy" in self._drawn_from
         )
@@ -179,9 +188,10 @@ class DataProgress:
             is_one: there was one; else the data has ended.
         """
         if not is_one:
+            self.data_has_ended = True
             self.workers.before_last = None
-        if self._batches_ahead < WATCHED_BATCHES:
-            self._batches_ahead += 1
+        if self._batches_watched < WATCHED_BATCHES:
+            self._batches_watched += 1
             if self._before_ahead is not None:
                 self._drawn_from |= drawn_from(self._before_ahead, host_states())
 

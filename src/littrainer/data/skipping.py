@@ -34,7 +34,7 @@ def without_first_batches(loader: DataLoader, number: int) -> DataLoader:
         number: batches to leave out.
     """
     later = copied_loader(loader)
-    # A DataLoader refuses another sampler once it is constructed, and a subclass may not be constructed like its parent.
+    # A DataLoader refuses another sampler once it stands, and a subclass may not be constructed as its parent is.
     vars(later)["batch_sampler"] = LaterBatches(loader.batch_sampler, number, turns=loader.num_workers)
     return later
 
@@ -72,7 +72,7 @@ class LaterBatches(Sampler[list[int]]):
         return self._rest(self._running)
 
     def skip(self) -> None:
-        """Leave the first batches out now, and not when the next one is asked for: a sampler may draw its order then."""
+        """Leave the first batches out now, and not when the next one is asked for: a sampler draws its order then."""
         number, self.number = self.number, 0
         if self._running is None or not number:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 from typing import Any
@@ -47,12 +48,13 @@ class ExactStreamState:
         """The state now; None where it holds more than tensors, numbers, texts and containers of them."""
         if self._can_be_stored is False:
             return None
-        state = self.dataset.state_dict()
+        # A stream may go on changing what it returned.
+        state = copy.deepcopy(self.dataset.state_dict())
         if self._can_be_stored is None:
             self._can_be_stored = loads_safely(state)
             if not self._can_be_stored:
                 logger.warning(
-                    "%s.state_dict() holds objects that are not stored in a checkpoint: resuming reads the stream again "
+                    "%s.state_dict() holds objects that no checkpoint stores: resuming will read the stream again "
                     "up to where it stood. Return tensors, numbers, texts and containers of them to avoid that.",
                     type(self.dataset).__name__,
                 )

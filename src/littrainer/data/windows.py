@@ -69,6 +69,7 @@ class WindowLoader:
         self.epoch = 0
         self.micro_batches_seen = 0
         self.micro_batches_done = 0
+        self._micro_batches_drawn = 0
         self._data_has_ended = False
 
     def __len__(self) -> int:
@@ -84,11 +85,19 @@ class WindowLoader:
         """Choose the epoch whose micro-batches the next iteration hands out."""
         self.epoch = epoch
         self.micro_batches_seen = self.micro_batches_done = 0
+        self._data_has_ended = self.progress.data_has_ended = False
+
+    def count_optimizer_step(self) -> None:
+        """The optimizer has stepped with the micro-batches handed out so far."""
+        self.micro_batches_done = self.micro_batches_seen
 
     @property
     def epoch_is_complete(self) -> bool:
-        """Whether all micro-batches of the epoch have been handed out."""
-        return self.micro_batches_done >= self.micro_batches_per_epoch or self._data_has_ended
+        """Whether the optimizer has stepped with the last micro-batch of the epoch."""
+        if self.micro_batches_done >= self.micro_batches_per_epoch or self._data_has_ended:
+            return True
+        # A loader that looks ahead knows the last batch of a stream when it hands it out.
+        return self.progress.data_has_ended and self.micro_batches_done == self._micro_batches_drawn
 
     def __iter__(self) -> Iterator[MicroBatch]:
         progress = self.progress
@@ -105,14 +114,13 @@ class WindowLoader:
             wanted = min(self.accumulation, self.micro_batches_per_epoch - seen)
             window, num_items = self.draw_window(batches, wanted)
             progress.finish_resuming()
+            self._micro_batches_drawn = seen + len(window)
             if not window:
                 self._data_has_ended = True
                 return
             for position, inputs in enumerate(window):
                 seen += 1
                 self.micro_batches_seen = seen
-                if position + 1 == wanted:
-                    self.micro_batches_done = seen
                 yield MicroBatch(
                     inputs=inputs,
                     opens_window=position == 0,

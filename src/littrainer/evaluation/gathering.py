@@ -66,7 +66,8 @@ def concatenated(pieces: list[Any]) -> Any:
         columns = [concatenated(list(column)) for column in zip(*pieces, strict=True)]
         return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
     if isinstance(first, torch.Tensor):
-        return torch.cat(_padded([torch.atleast_1d(piece) for piece in pieces], torch.Tensor.new_full), dim=0)
+        rows = [piece if piece.dim() else piece.reshape(1) for piece in pieces]
+        return torch.cat(_padded(rows, torch.Tensor.new_full), dim=0)
     if isinstance(first, np.ndarray):
         return np.concatenate(_padded([np.atleast_1d(piece) for piece in pieces], _numpy_full), axis=0)
     raise TypeError(f"Outputs of type {type(first).__name__} cannot be joined across batches; return tensors.")
@@ -124,13 +125,13 @@ class BatchCollection:
         Raises:
             TypeError, ValueError: it is not built as the batches before it.
         """
-        self._waiting.append(batch)
-        if self.join:
-            size, is_on_host = _size_and_place(batch)
-            self._waiting_bytes += size
-            # A large tensor of the host that waited would be held a second time while it is joined.
-            if is_on_host and self._waiting_bytes >= STRETCH_BYTES:
-                self._take_in_waiting()
+        held_bytes, is_on_host = _held_bytes_and_place(batch)
+        is_soon_copied = self.join and is_on_host
+        self._waiting.append(batch if is_soon_copied else map_nested(_without_unused_storage, batch))
+        self._waiting_bytes += held_bytes
+        # A large tensor of the host that waited would be held a second time while it is joined.
+        if is_soon_copied and self._waiting_bytes >= STRETCH_BYTES:
+            self._take_in_waiting()
 
     def move_to_host(self) -> None:
         """Convert what has been collected to NumPy, which frees the device's memory."""
@@ -175,13 +176,21 @@ class _Pieces:
         return self._pieces[0]
 
 
-def _size_and_place(batch: Any) -> tuple[int, bool]:
-    """Bytes of nested tensors, and whether all are on the host."""
+def _held_bytes_and_place(batch: Any) -> tuple[int, bool]:
+    """Bytes that nested tensors keep from being freed, and whether all are on the host."""
     if isinstance(batch, torch.Tensor):
-        return batch.nbytes, batch.device.type == "cpu"
-    found: list[tuple[int, bool]] = []
-    map_nested(lambda leaf: found.append(_size_and_place(leaf) if isinstance(leaf, torch.Tensor) else (0, True)), batch)
+        return batch.untyped_storage().nbytes(), batch.device.type == "cpu"
+    tensors: list[torch.Tensor] = []
+    map_nested(lambda leaf: tensors.append(leaf) if isinstance(leaf, torch.Tensor) else None, batch)
+    found = [_held_bytes_and_place(tensor) for tensor in tensors]
     return sum(size for size, _ in found), all(on_host for _, on_host in found)
+
+
+def _without_unused_storage(leaf: Any) -> Any:
+    """A part of a larger tensor as a tensor of its own, so that the rest can be freed."""
+    if isinstance(leaf, torch.Tensor) and leaf.untyped_storage().nbytes() > leaf.nbytes:
+        return leaf.clone(memory_format=torch.contiguous_format)
+    return leaf
 
 
 def _write(collected: Any, batch: Any) -> None:

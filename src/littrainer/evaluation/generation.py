@@ -46,26 +46,24 @@ def prepare(trainer: Seq2SeqTrainer, model: nn.Module) -> None:
     if wanted is not None:
         config: Any = load_config(wanted)
         model.generation_config = config
-    if getattr(trainer.args, "predict_with_generate", False) and _generates_itself(trainer):
-        _check_that_it_can_generate(model)
+    has_own_step = type(trainer).prediction_step.__module__ != "littrainer.seq2seq"
+    if getattr(trainer.args, "predict_with_generate", False) and not has_own_step:
+        check_that_it_can_generate(model)
 
 
-def _generates_itself(trainer: Any) -> bool:
-    return type(trainer).prediction_step.__module__ == "littrainer.seq2seq"
+def check_that_it_can_generate(model: nn.Module) -> None:
+    """Refuse a model that cannot generate.
 
-
-def _check_that_it_can_generate(model: nn.Module) -> None:
-    can_generate = getattr(model, "can_generate", None)
-    if not callable(getattr(model, "generate", None)) or (callable(can_generate) and not can_generate()):
-        lacks = "has no `generate` method that would work"
-    elif getattr(model, "generation_config", None) is None:
-        lacks = "has no `generation_config`"
-    else:
-        return
-    raise ValueError(
-        f"predict_with_generate=True needs a model that can generate, and {type(model).__name__} {lacks}. Load it with "
-        "a language modeling head (AutoModelForSeq2SeqLM, AutoModelForCausalLM), or set predict_with_generate=False."
-    )
+    Raises:
+        ValueError: it has no method `generate`, or no generation config.
+    """
+    for name in ("generate", "generation_config"):
+        if getattr(model, name, None) is None:
+            raise ValueError(
+                f"predict_with_generate=True needs a model that can generate, and {type(model).__name__} has no "
+                f"`{name}`. Load it with a language modeling head (AutoModelForSeq2SeqLM, AutoModelForCausalLM), or "
+                "leave predict_with_generate off."
+            )
 
 
 # ---- Settings --------------------------------------------------------------------------------------------------------
@@ -192,6 +190,7 @@ def generate_batch(
         model: what computes the loss; `trainer.model` generates.
         gen_kwargs: keywords of `generate`.
     """
+    check_that_it_can_generate(trainer.model)
     inputs = trainer._prepare_inputs(inputs)
     labels = inputs.get("labels")
     keywords = {name: value for name, value in gen_kwargs.items() if value is not None or name not in UNSET_BY_NONE}

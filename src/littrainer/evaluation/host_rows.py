@@ -116,7 +116,7 @@ class _Block:
         if piece.shape == place.shape:
             place.copy_(piece)
         else:
-            place[:, : piece.shape[1]] = piece
+            place[:, : piece.shape[1]].copy_(piece)
             place[:, piece.shape[1] :] = PADDING
         self.filled += len(piece)
 
@@ -127,7 +127,7 @@ class _Block:
         for start in range(0, self.filled, step):
             end = min(start + step, self.filled)
             other.write(self.tensor[start:end])
-            _give_back(self._memory, end * row_bytes)
+            _give_back(self._memory, start * row_bytes, end * row_bytes)
 
 
 def _untouched_memory(size: int) -> Any:
@@ -139,11 +139,11 @@ def _untouched_memory(size: int) -> Any:
     return mmap.mmap(-1, size)
 
 
-def _give_back(memory: Any, length: int) -> None:
-    """Let the system have the pages at the start of mapped memory; they are not read again."""
-    whole_pages = length // mmap.PAGESIZE * mmap.PAGESIZE
-    if isinstance(memory, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") and whole_pages:
-        memory.madvise(mmap.MADV_DONTNEED, 0, whole_pages)
+def _give_back(memory: Any, start: int, end: int) -> None:
+    """Let the system have pages of mapped memory that are not read again; those before them are given back already."""
+    start, end = (position // mmap.PAGESIZE * mmap.PAGESIZE for position in (start, end))
+    if isinstance(memory, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") and end > start:
+        memory.madvise(mmap.MADV_DONTNEED, start, end - start)
 
 
 def different_shapes(before: tuple[int, ...], now: tuple[int, ...]) -> str:

@@ -20,8 +20,8 @@ class ExactLossMean:
     Parameters:
         trainer: the Trainer; `args.eval_loss_weighting` says whether a batch counts by its samples or by its labels.
 
-    The loss of a batch is a mean over its samples, or over its labels where each token has one. Weighted by the same, the
-    mean over batches is that over the whole set, however it is divided into batches.
+    The loss of a batch is a mean over its samples, or over its labels where each token has one. Weighted by the same,
+    the mean over batches is that over the whole set, however it is divided into batches.
     """
 
     def __init__(self, trainer: Trainer):
@@ -49,8 +49,8 @@ class ExactLossMean:
     def value(self) -> float | None:
         """The mean over all batches; None where there was none.
 
-        Batches without weight, as where all labels are ignored, have a loss that is not a number and do not count. Where
-        `logging_nan_inf_filter` is set, no batch counts whose loss is not finite, unless none is.
+        Batches without weight, as where all labels are ignored, have a loss that is not a number and do not count.
+        Where `logging_nan_inf_filter` is set, no batch counts whose loss is not finite, unless none is.
         """
         if not self._losses:
             return None

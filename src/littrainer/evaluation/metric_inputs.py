@@ -74,6 +74,9 @@ CONVERSIONS: dict[str, Callable[[Any, Any], Arguments]] = {
     )
 }
 
+# Conversion to the likeliest class -> the one that keeps the scores of all.
+SCORES_INSTEAD = {"classification": "class_scores", "language_model": "language_model_scores"}
+
 
 @dataclass(frozen=True)
 class TaskFacts:
@@ -93,9 +96,9 @@ class TaskFacts:
 def task_facts(trainer: Trainer) -> TaskFacts:
     """What is known of the task of a Trainer's model."""
     model = base_model(trainer.accelerator.unwrap_model(trainer.model))
-    next_token: bool | None = trainer._loss_shifts_labels or predicts_next_token(model)
-    if not next_token and not is_a(model, "pretrained model"):
-        next_token = None
+    next_token: bool | None = trainer._loss_shifts_labels or None
+    if next_token is None and is_a(model, "pretrained model"):
+        next_token = predicts_next_token(model)
     return TaskFacts(
         predicts_next_token=next_token,
         problem_type=getattr(getattr(model, "config", None), "problem_type", None),
@@ -113,7 +116,7 @@ def guessed_conversion(prediction: EvalPrediction, facts: TaskFacts) -> str:
     if facts.generates:
         raise _untold(prediction, "predict_with_generate makes the predictions generated tokens")
     if not isinstance(logits, torch.Tensor) or not isinstance(labels, torch.Tensor):
-        raise _untold(prediction, "there is more than one of them")
+        raise _untold(prediction, "they are not one tensor each")
     is_score, is_class = logits.is_floating_point(), not labels.is_floating_point()
     if is_score and logits.shape == (*labels.shape, 1):
         return "regression"
@@ -167,6 +170,13 @@ def described(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"{type(value).__name__} of [{', '.join(map(described, value))}]"
     return type(value).__name__
+
+
+def listed(arguments: Arguments) -> str:
+    """Kinds and shapes of what update is called with."""
+    if isinstance(arguments, dict):
+        return ", ".join(f"{name}={described(value)}" for name, value in arguments.items())
+    return ", ".join(map(described, arguments))
 
 
 def _likeliest(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

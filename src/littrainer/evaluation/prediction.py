@@ -48,7 +48,8 @@ def predict_batch(
                 inputs = {**inputs, "skip_logits": True}
             num_items = trainer._get_num_items_in_batch([inputs], trainer.args.device)
             loss, outputs = trainer.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
-            loss = loss.detach().mean()
+            loss = loss.detach()
+            loss = loss.mean() if loss.dim() else loss
             logits = _without(outputs, [*ignore_keys, "loss"]) if isinstance(outputs, dict) else outputs[1:]
         else:
             loss = None
@@ -61,7 +62,9 @@ def predict_batch(
         names = [name for name in outputs if name not in (*ignore_keys, "loss")] if isinstance(outputs, dict) else None
         check_rows(logits, labels, names, label_names)
     logits = detached(logits)
-    return loss, logits[0] if len(logits) == 1 else logits, labels
+    # A bare tensor keeps its dimensions, also where the batch is of one sample.
+    is_only_one = isinstance(logits, (list, tuple)) and len(logits) == 1
+    return loss, logits[0] if is_only_one else logits, labels
 
 
 def check_rows(logits: Any, labels: Any, names: list[str] | None, label_names: Sequence[str]) -> None:
@@ -95,7 +98,8 @@ def _fit_together(output: torch.Tensor, labels: torch.Tensor) -> bool:
     if output.dim() == 0:
         return False
     # Scripts flatten tokens on either side, and the other in compute_metrics.
-    return output.shape[0] in (len(labels), labels.numel()) or len(labels) == output.shape[:2].numel()
+    rows = labels.shape[0]
+    return output.shape[0] in (rows, labels.numel()) or rows == output.shape[:2].numel()
 
 
 def _without(outputs: dict[str, Any], names: Sequence[str]) -> tuple[Any, ...]:

@@ -43,7 +43,7 @@ def continue_random_draws() -> None:
     draws, _last_draws = _last_draws, None
     if draws is None or draws.seedings != seeds.seedings():
         return
-    if random_states_are_equal(_captured(), draws.given_back):
+    if random_states_are_equal(capture_random_states(gpu="cuda" in draws.given_back), draws.given_back):
         set_random_states(draws.ended_at)
 
 
@@ -52,26 +52,31 @@ def left_as_found(trainer: Trainer) -> Iterator[None]:
     """A context for an evaluation or prediction: outside of training it leaves no trace but its results.
 
     Inside a training nothing is restored: its numbers go on from the evaluation's draws. After a training the model
-    keeps evaluation mode (and an optimizer that has modes too), because scripts go on to infer with it.
+    keeps evaluation mode (and an optimizer that has modes too), because scripts go on to infer with it. Of contexts
+    within each other the outermost restores, so that callbacks find the model in evaluation mode.
     """
     global _last_draws
-    if trainer.is_in_train:
+    if trainer.is_in_train or trainer._is_left_as_found:
         yield
         return
+    # Asking for a GPU's generator would start CUDA in a process that does not use it.
+    has_gpu = trainer.args.device.type == "cuda" or (torch.cuda.is_available() and torch.cuda.is_initialized())
+    found = capture_random_states(gpu=has_gpu)
     continue_random_draws()
-    found = _captured()
     keeps_modes, trainer._has_modes_of_training = trainer._has_modes_of_training, False
     modes = [] if keeps_modes else [(module, module.training) for module in trainer.model.modules()]
     optimizer_trains = not keeps_modes and _is_in_train_mode(trainer.optimizer)
     device = model_device(trainer.model)
     seedings = seeds.seedings()
+    trainer._is_left_as_found = True
     try:
         yield
     finally:
-        # Evaluations inside this one have given back theirs.
+        trainer._is_left_as_found = False
+        # Another Trainer's evaluations inside this one have given back theirs.
         continue_random_draws()
         if seeds.seedings() == seedings:
-            _last_draws = _Draws(_captured(), found, seedings)
+            _last_draws = _Draws(capture_random_states(gpu=has_gpu), found, seedings)
             set_random_states(found)
         for module, was_training in modes:
             module.training = was_training
@@ -85,11 +90,6 @@ def model_device(model: nn.Module) -> torch.device | None:
     """The device of a model's parameters; None where it has none, or has them on several."""
     devices = {parameter.device for parameter in model.parameters()}
     return devices.pop() if len(devices) == 1 else None
-
-
-def _captured() -> dict[str, Any]:
-    # Asking for a GPU's generator would start CUDA in a process that has not used it.
-    return capture_random_states(gpu=torch.cuda.is_available() and torch.cuda.is_initialized())
 
 
 def _is_in_train_mode(optimizer: Any) -> bool:

@@ -13,10 +13,12 @@ import torch
 from littrainer.ecosystem import is_a, known_classes
 from littrainer.evaluation.metric_inputs import (
     CONVERSIONS,
+    SCORES_INSTEAD,
     TaskFacts,
     converted,
     described,
     guessed_conversion,
+    listed,
     task_facts,
 )
 from littrainer.evaluation.results import EvalPrediction
@@ -67,7 +69,9 @@ class StreamingMetrics:
 
     def begin(self, trainer: Trainer) -> None:
         """Forget what earlier evaluations have left, and move to the device of the model."""
-        self._facts, self._guess, self.batches = task_facts(trainer), None, 0
+        self._guess, self.batches = None, 0
+        if any(part.inputs is None for part in self._parts.values()):
+            self._facts = task_facts(trainer)
         for part in self._parts.values():
             part.metric.reset()
             if callable(getattr(part.metric, "to", None)):
@@ -236,12 +240,14 @@ def _misfit(
     given = (
         f"{way} failed before update was called"
         if arguments is None
-        else f"{way} made of them what update was called with, {described(arguments)}"
+        else f"{way} made of them what update was called with: {listed(arguments)}"
     )
+    with_scores = SCORES_INSTEAD.get(conversion) if isinstance(conversion, str) else None
+    hint = f" If it needs the scores, pass StreamingMetrics(metric, inputs={with_scores!r})." if with_scores else ""
     others = [repr(other) for other in CONVERSIONS if other != conversion]
     return (
         f"The metric {name!r} ({type(part.metric).__name__}) cannot take a batch: {error} (a {type(error).__name__}). "
         f"The batch has predictions {described(prediction.predictions)} and labels {described(prediction.label_ids)}; "
-        f"{given}. Check how the metric was made, or pass StreamingMetrics(metric, inputs=...) with one of "
+        f"{given}. Check what the metric was made for.{hint} StreamingMetrics takes as inputs also "
         f"{', '.join(others)}, or a function of predictions and labels that returns what update takes."
     )

@@ -21,7 +21,7 @@ def trainer_for(args: Seq2SeqTrainingArguments) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         copied = with_folder(args, folder)
         # A model of one weight generates nothing.
-        copied.predict_with_generate = False
+        copied.predict_with_generate, copied.generation_config = False, None
         return Trainer(
             model=nn.Linear(1, 1),
             args=copied,

@@ -87,9 +87,10 @@ def _check_optimizers(trainer: Trainer) -> None:
 
 
 def _say_if_nothing_is_generated(trainer: Trainer) -> None:
-    own_homes = {getattr(type(trainer), name).__module__ for name in ("prediction_step", "evaluation_loop")}
-    if getattr(trainer.args, "predict_with_generate", False) and own_homes == {"littrainer.trainer"}:
-        logger.warning("predict_with_generate=True has no effect in a plain Trainer: use Seq2SeqTrainer.")
+    homes = {getattr(type(trainer), name).__module__ for name in ("prediction_step", "evaluation_loop")}
+    idle = [name for name in ("predict_with_generate", "generation_config") if getattr(trainer.args, name, None)]
+    if idle and homes == {"littrainer.trainer"}:
+        logger.warning("%s: without effect in a plain Trainer; use Seq2SeqTrainer.", ", ".join(idle))
 
 
 def _check_metrics(trainer: Trainer) -> None:
@@ -160,8 +161,8 @@ def chosen_eval_dataset(of_trainer: Any, wanted: Any) -> Any:
         dataset = of_trainer if wanted is None else wanted
         if isinstance(dataset, dict):
             raise ValueError(
-                f"A loader reads one dataset, and eval_dataset is a dict of them ({', '.join(map(str, dataset))}): name "
-                "one, as in get_eval_dataloader(name)."
+                f"A loader reads one dataset, and eval_dataset is a dict of them ({', '.join(map(str, dataset))}): "
+                "name one, as in get_eval_dataloader(name)."
             )
         return dataset
     if not isinstance(of_trainer, dict):

@@ -64,7 +64,8 @@ def log_and_maybe_evaluate_and_save(
 def expects_checkpoint(args: TrainingArguments, state: TrainerState) -> bool:
     """Whether the arguments may ask for a checkpoint at the end of the step that is being prepared."""
     step = state.global_step + 1
-    if step >= state.max_steps:
+    # A signal may ask for one at any step.
+    if step >= state.max_steps or args.enable_jit_checkpoint:
         return True
     if args.save_strategy == SaveStrategy.STEPS:
         return state.save_steps > 0 and step % state.save_steps == 0
@@ -81,10 +82,12 @@ def evaluate_in_training(trainer: Trainer, ignore_keys: Sequence[str] | None) ->
         return trainer.evaluate(ignore_keys=ignore_keys)
     except RuntimeError as error:
         if trainer.args.auto_find_batch_size and ran_out_of_memory(error):
-            # Training again with smaller micro-batches would not help the evaluation.
+            # Training again with smaller micro-batches would not help the evaluation; this message must not look like
+            # one that asks for it.
             raise RuntimeError(
-                f"The evaluation at optimizer step {trainer.state.global_step} ran out of memory. auto_find_batch_size "
-                "finds a size for training only: lower per_device_eval_batch_size, or set eval_accumulation_steps."
+                f"Memory ran out in the evaluation at optimizer step {trainer.state.global_step}, and "
+                "auto_find_batch_size finds a size for training only: lower per_device_eval_batch_size, or set "
+                "eval_accumulation_steps."
             ) from error
         raise
 

@@ -103,7 +103,6 @@ class Preemption:
             number = largest_of_all(int(self._received or 0), self._process_group)
             if number:
                 self.agreed = signal.Signals(number)
-                logger.warning("%s: saving a checkpoint and stopping at this optimizer step.", self.agreed.name)
 
     @contextmanager
     def breaking_off_evaluation(self, state: TrainerState) -> Iterator[None]:
@@ -133,13 +132,14 @@ class Preemption:
             if self.agreed is not None:
                 raise EvaluationBrokenOff
 
-
     def save_and_stop_if_asked(self, state: TrainerState, control: TrainerControl) -> None:
-        """After logging and evaluation of a step: ask for a checkpoint, once for a step, and for the end of training."""
+        """After a step was logged and evaluated: ask for its checkpoint, once, and for the end of training."""
         if self.agreed is None:
             return
         control.should_training_stop = True
         is_saved = self.saved_step == state.global_step
+        if self.saved_step is None:
+            logger.warning("%s: training saves and stops at optimizer step %d.", self.agreed.name, state.global_step)
         if not is_saved and (self._evaluation_is_due or control.should_evaluate):
             state.stateful_callbacks[BROKEN_OFF] = {"args": {}, "attributes": {"should_save": control.should_save}}
         control.should_evaluate = False

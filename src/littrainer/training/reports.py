@@ -78,8 +78,8 @@ def _as_json(path: Path, metrics: dict[str, Any]) -> str:
                 json.dumps({name: value})
             except (TypeError, ValueError):
                 raise TypeError(
-                    f"{path} cannot hold the metric {name!r}: {value!r} is a {type(value).__name__}, for which JSON has "
-                    "no form. Make it a number, a text or a list of them (.item(), .tolist()); nothing was written."
+                    f"{path} cannot hold the metric {name!r}: {value!r} is a {type(value).__name__}, for which JSON "
+                    "has no form. Make it a number, a text or a list of them (.item(), .tolist()); nothing was written."
                 ) from error
         raise
 
@@ -93,11 +93,10 @@ def _known_results(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is no JSON ({error}), so the metrics were not added to it. {_NEXT_STEP}") from error
     if not isinstance(known, dict):
         raise ValueError(
-            f"{path} holds a JSON {type(known).__name__} and no object, so the metrics were not added to it. {_NEXT_STEP}"
+            f"{path} holds a JSON {type(known).__name__} and no object, so the metrics were not added to it. "
+            f"{_NEXT_STEP}"
         )
     return known
 
 
-_NEXT_STEP = (
-    "Mend it, or move it away and save the metrics again; those of this call are in the file of their split."
-)
+_NEXT_STEP = "Mend it, or move it away and save the metrics again; those of this call are in the file of their split."

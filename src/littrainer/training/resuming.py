@@ -6,7 +6,9 @@ place in the data that the number of optimizer steps stands for.
 
 from __future__ import annotations
 
+import copy
 import logging
+import math
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -87,12 +89,18 @@ class Position:
 def resume_record(run: TrainingRun) -> dict[str, Any]:
     """What `littrainer_resume.pt` holds for the step that a training stands at."""
     position = run.position()
+    if run.resumed_at is not None:
+        # No epoch has begun since: the data stands where it stood.
+        data = (run.record or {}).get("data")
+    else:
+        is_over = position.epoch_end_is_due or not position.micro_batches
+        data = run.windows.progress.state(position.micro_batches, epoch_is_over=is_over)
     return {
         "version": 1,
         "position": vars(position),
         "sizes": _sizes(run.trainer, run.plan),
         "arguments": _compared_arguments(run.trainer.args),
-        "data": run.windows.progress.state(epoch_is_over=position.epoch_end_is_due or not position.micro_batches),
+        "data": data,
         "lightning_callbacks": _states_of_lightning_callbacks(run.trainer),
     }
 
@@ -193,8 +201,6 @@ def _other_sizes(record: dict[str, Any] | None, trainer: Trainer, plan: Training
 
 
 def _resolved(interval: float | None, max_steps: int) -> float | None:
-    import math
-
     return math.ceil(interval * max_steps) if interval is not None and interval < 1 else interval
 
 
@@ -220,7 +226,7 @@ def _compared_arguments(args: TrainingArguments) -> dict[str, Any]:
 
 def _states_of_lightning_callbacks(trainer: Trainer) -> dict[str, Any]:
     states = {callback.state_key: callback.state_dict() for callback in _lightning_callbacks(trainer)}
-    return {key: state for key, state in states.items() if state and loads_safely(state)}
+    return {key: copy.deepcopy(state) for key, state in states.items() if state and loads_safely(state)}
 
 
 def restore_lightning_callbacks(trainer: Trainer, record: dict[str, Any] | None) -> None:

@@ -101,6 +101,8 @@ class TrainingRun:
         self.epoch = 0
         self.is_between_epochs = True
         self.record: dict[str, Any] | None = None
+        # Until the first epoch of this call begins.
+        self.resumed_at: Position | None = None
         self.epoch_end_is_due = False
         self._restores_before_epoch = False
         self.evaluation_due: dict[str, bool] | None = None
@@ -130,7 +132,7 @@ class TrainingRun:
         warn_of_differences(checkpoint, self.record, trainer, plan)
         position = position_of(self.record, trainer, plan)
         kept = self.record["data"] if self.record is not None and position is not None else None
-        position = position or counted_position(trainer, plan)
+        position = self.resumed_at = position or counted_position(trainer, plan)
         self.first_epoch = self.epoch = position.epoch
         micro_batches = position.micro_batches
         if position.epoch_end_is_due:
@@ -152,6 +154,8 @@ class TrainingRun:
 
     def position(self) -> Position:
         """The place in the data at which a training that resumes from here goes on."""
+        if self.resumed_at is not None:
+            return self.resumed_at
         is_over = self.windows.epoch_is_complete or self.trainer.control.should_epoch_stop
         if self.is_between_epochs and is_over:
             return Position(self.epoch + 1, 0)
@@ -161,7 +165,7 @@ class TrainingRun:
         if self._random_states is not None:
             set_random_states(self._random_states)
         elif self.checkpoint is not None:
-            load_random_states(self.checkpoint)
+            load_random_states(self.checkpoint, self.trainer.args)
 
     @property
     def epochs_left(self) -> int:
@@ -224,13 +228,22 @@ class TrainingRun:
         self._restore_random_states()
         trainer.control.should_log = trainer.control.should_evaluate = trainer.control.should_save = False
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
-        self.windows.start_epoch(self.first_epoch)
+        self.resumed_at = Position(self.first_epoch, 0)
         self._log_save_evaluate()
         self._random_states = capture_random_states()
 
     def begin_without_steps(self) -> None:
         """Training is over before it begins, as where one that had ended is resumed: make optimizer and schedule."""
         self.trainer._optimizer_and_schedule(self.plan.max_steps)
+        if self.is_finished:
+            step, last = self.trainer.state.global_step, self.plan.max_steps
+            logger.warning(
+                "No step is left: the checkpoint %s has %d optimizer steps, and this training takes %d. Raise "
+                "num_train_epochs or max_steps to train on.",
+                self.checkpoint,
+                step,
+                last,
+            )
         self.begin()
 
     def begin_epoch(self, epochs_done_here: int) -> None:
@@ -238,6 +251,7 @@ class TrainingRun:
         trainer = self.trainer
         self.epoch = self.first_epoch + epochs_done_here
         self.is_between_epochs = False
+        self.resumed_at = None
         if self._restores_before_epoch:
             self._restore_random_states()
             self._restores_before_epoch = False
@@ -287,6 +301,7 @@ class TrainingRun:
             return
         trainer.model.zero_grad()
         trainer.state.global_step += 1
+        self.windows.count_optimizer_step()
         trainer.state.epoch = self.epoch + micro_batch.epoch_fraction
         trainer.update_guard.release()
         if trainer.background_saves is not None:
@@ -357,6 +372,8 @@ class TrainingRun:
             trainer._load_best_model()
         self._delete_all_but_best()
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, state, trainer.control)
+        # One that came after the last step stops nothing here, and the script may want to know of it.
+        trainer.preemption.agree()
         return TrainOutput(state.global_step, train_loss, metrics)
 
     def _delete_all_but_best(self) -> None:

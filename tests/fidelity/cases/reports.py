@@ -147,3 +147,16 @@ def input_tokens_that_cannot_be_told_from_padding(side: Side) -> Record:
     )
     output = trainer.train()
     return side.record(trainer, output, extra={"tokens": trainer.state.num_input_tokens_seen})
+
+
+@scenario(predicts=True)
+def memory_metrics_of_evaluations_alone(side: Side) -> Record:
+    trainer = side.Trainer(
+        model=VectorClassifier(),
+        args=side.arguments(skip_memory_metrics=False),
+        eval_dataset=Rows(vector_rows(5, seed=1)),
+        compute_metrics=accuracy,
+        callbacks=[side.watcher],
+    )
+    outputs = [trainer.evaluate(), trainer.evaluate()]
+    return side.record(trainer, *outputs, predictions=trainer.predict(Rows(vector_rows(4, seed=2))))

@@ -1,0 +1,16 @@
+"""What a harmful checkpoint would hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+class Creates:
+    """Creates a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))

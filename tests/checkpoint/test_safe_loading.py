@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from littrainer.checkpoint.safe_loading import file_inside, load_json, load_safetensors, load_tensors
+from tests.checkpoint.malicious import Creates
+
+
+def test_tensors_numbers_and_text_are_loaded(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2), "b": [1, 0.5, "text", None, True]}, tmp_path / "file.pt")
+    loaded = load_tensors(tmp_path / "file.pt")
+    assert loaded["a"].tolist() == [1, 1] and loaded["b"] == [1, 0.5, "text", None, True]
+
+
+def test_code_is_refused_and_has_not_run(tmp_path: Path) -> None:
+    torch.save({"a": [Creates(tmp_path / "was-run")]}, tmp_path / "file.pt")
+    with pytest.raises(ValueError, match=r"file\.pt is refused: it names pathlib\.Path\.touch|it names \S+, which"):
+        load_tensors(tmp_path / "file.pt")
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_what_is_allowed_for_one_file_is_refused_in_the_next(tmp_path: Path) -> None:
+    torch.save(Path("a"), tmp_path / "file.pt")
+    posix_path = type(Path())
+    load_tensors(tmp_path / "file.pt", [posix_path])
+    with pytest.raises(ValueError, match="is refused"):
+        load_tensors(tmp_path / "file.pt")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"not a file of torch", b"\x80\x02"])
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    for load in (load_tensors, load_safetensors):
+        (tmp_path / "file").write_bytes(content)
+        with pytest.raises(ValueError, match=r"file is damaged: .*Resume from another checkpoint"):
+            load(tmp_path / "file")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe"])
+def test_what_is_no_json_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"file\.json is not readable as JSON"):
+        load_json(tmp_path / "file.json")
+
+
+@pytest.mark.parametrize("load", [load_tensors, load_safetensors, load_json])
+def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path: Path, load: Any) -> None:
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["../a", "/a", "b/a", "..", ".", "", "b\\a", None, 3])
+def test_only_a_name_in_the_folder_itself_is_taken_from_an_index(tmp_path: Path, name: object) -> None:
+    with pytest.raises(ValueError, match=r"index\.json is refused: it names"):
+        file_inside(tmp_path, name, tmp_path / "index.json")
+
+
+def test_a_link_within_the_folder_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "real").touch()
+    (tmp_path / "link").symlink_to("real")
+    assert file_inside(tmp_path, "link", tmp_path / "index.json") == tmp_path / "link"

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from littrainer.checkpoint import verification
+from littrainer.checkpoint.manifest import write_manifest
+from littrainer.checkpoint.verification import damage_in
+
+STATES = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
+
+
+def write_checkpoint(folder: Path) -> Path:
+    """A checkpoint as transformers writes it, without a manifest."""
+    folder.mkdir()
+    save_file({"a": torch.arange(64.0)}, folder / "model.safetensors")
+    for name in (*STATES, "training_args.bin"):
+        torch.save({"b": torch.arange(64.0)}, folder / name)
+    for name in ("trainer_state.json", "config.json"):
+        (folder / name).write_text(json.dumps({"global_step": 5}))
+    return folder
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "checkpoint-5")
+
+
+@pytest.fixture
+def own(foreign: Path) -> Path:
+    (foreign / "README.md").write_text("card")
+    write_manifest(foreign)
+    return foreign
+
+
+def test_whole_checkpoints_have_no_damage(foreign: Path) -> None:
+    assert damage_in(foreign) == []
+    write_manifest(foreign)
+    assert damage_in(foreign) == []
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "optimizer.pt", "trainer_state.json"])
+def test_every_changed_bit_and_length_of_a_sealed_file_is_found(own: Path, name: str) -> None:
+    path = own / name
+    data = path.read_bytes()
+    for bit in (0, 7, len(data) * 4, len(data) * 8 - 1):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        assert damage_in(own) == [f"{name} is not as it was written (its checksum differs)."]
+    path.write_bytes(data[:-1])
+    assert damage_in(own) == [f"{name} has {len(data) - 1:,} bytes and was written with {len(data):,}."]
+    path.unlink()
+    assert damage_in(own) == [f"{name} is missing."]
+
+
+def test_several_damaged_files_are_all_named(own: Path) -> None:
+    (own / "optimizer.pt").unlink()
+    (own / "config.json").write_text("")
+    assert [sentence.split()[0] for sentence in damage_in(own)] == ["config.json", "optimizer.pt"]
+
+
+def test_what_no_resume_reads_may_change_and_files_may_be_added(own: Path) -> None:
+    (own / "README.md").write_text("edited")
+    (own / "training_args.bin").unlink()
+    (own / "notes.txt").touch()
+    assert damage_in(own) == []
+
+
+def test_files_that_are_needed_are_named_where_the_manifest_does_not_list_them(own: Path) -> None:
+    assert damage_in(own, needed=("scaler.pt", "optimizer.pt")) == ["scaler.pt is missing."]
+
+
+def test_a_damaged_manifest_is_damage(own: Path) -> None:
+    (own / "littrainer_manifest.json").write_text("")
+    (sentence,) = damage_in(own)
+    assert sentence.startswith("littrainer_manifest.json is not readable")
+
+
+def test_a_folder_that_is_not_there_is_damaged(tmp_path: Path) -> None:
+    assert damage_in(tmp_path / "nothing") == [f"{tmp_path / 'nothing'} is no folder."]
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {"emptied": lambda path: path.write_bytes(b""), "halved": cut}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.json", "config.json", *STATES])
+def test_an_incomplete_file_is_found_without_a_manifest(
+    foreign: Path, name: str, damage: Callable[[Path], object]
+) -> None:
+    damage(foreign / name)
+    (sentence,) = damage_in(foreign)
+    assert sentence.startswith(f"{name} is damaged: ")
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_flipped_bits_in_files_of_torch_are_found_without_a_manifest(foreign: Path, name: str) -> None:
+    data = (foreign / name).read_bytes()
+    at = data.index(torch.arange(64.0).numpy().tobytes())
+    for byte in (0, at, at + 255):
+        changed = bytearray(data)
+        changed[byte] ^= 16
+        (foreign / name).write_bytes(changed)
+        assert [sentence.split()[0] for sentence in damage_in(foreign)] == [name], byte
+
+
+def test_flipped_bits_in_the_header_of_weights_are_found_or_leave_them_loadable(foreign: Path) -> None:
+    # What changes numbers or names without changing lengths goes unseen: the format has no checksum.
+    path = foreign / "model.safetensors"
+    data = path.read_bytes()
+    for byte in range(8):
+        changed = bytearray(data)
+        changed[byte] ^= 1
+        path.write_bytes(changed)
+        assert damage_in(foreign) != [], byte
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.json", *STATES])
+def test_a_missing_file_is_found_without_a_manifest(foreign: Path, name: str) -> None:
+    (foreign / name).unlink()
+    (sentence,) = damage_in(foreign)
+    assert name in sentence
+
+
+def test_a_checkpoint_of_the_model_only_lacks_nothing(foreign: Path) -> None:
+    for name in STATES:
+        (foreign / name).unlink()
+    assert damage_in(foreign) == []
+
+
+def test_random_states_may_be_one_file_for_each_process(foreign: Path) -> None:
+    os.rename(foreign / "rng_state.pth", foreign / "rng_state_0.pth")
+    assert damage_in(foreign) == []
+
+
+def write_shards(folder: Path, files: dict[str, str]) -> None:
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    for file in files.values():
+        if "/" not in file:
+            save_file({"a": torch.ones(2)}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+def test_each_shard_of_an_index_has_to_be_there(foreign: Path) -> None:
+    write_shards(foreign, {"a": "model-1.safetensors", "b": "model-2.safetensors"})
+    assert damage_in(foreign) == []
+    (foreign / "model-2.safetensors").unlink()
+    assert damage_in(foreign) == ["model-2.safetensors, a shard in model.safetensors.index.json, is missing."]
+
+
+@pytest.mark.parametrize("shard", ["../model.safetensors", "/model.safetensors"])
+def test_an_index_that_names_a_file_outside_is_damage(foreign: Path, shard: str) -> None:
+    write_shards(foreign, {"a": shard})
+    assert damage_in(foreign) == [f"model.safetensors.index.json names {shard!r}, which is outside of the checkpoint."]
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"weight_map": 3}'])
+def test_an_index_of_another_kind_is_damage(foreign: Path, text: str) -> None:
+    write_shards(foreign, {"a": "model-1.safetensors"})
+    (foreign / "model.safetensors.index.json").write_text(text)
+    (sentence,) = damage_in(foreign)
+    assert sentence.startswith("model.safetensors.index.json is no readable index")
+
+
+def test_weights_in_the_format_of_early_torch_are_not_taken_for_damage(foreign: Path) -> None:
+    (foreign / "model.safetensors").unlink()
+    torch.save({"a": torch.ones(2)}, foreign / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    assert damage_in(foreign) == []
+
+
+def test_a_users_own_files_of_other_formats_are_not_looked_into(foreign: Path) -> None:
+    for name in ("vectors.bin", "state.pt", "notes.json"):
+        (foreign / name).write_text("something else")
+    assert damage_in(foreign) == []
+
+
+def test_a_checkpoint_that_did_not_change_is_read_once(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert damage_in(own) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(verification, "file_record", lambda path: pytest.fail(f"{path} is read again"))
+        assert damage_in(own) == []
+    (own / "optimizer.pt").write_bytes(b"")
+    assert damage_in(own) != []

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from littrainer.data.generators import drawn_from, host_states, set_host_states
+from littrainer.data.stream_states import loads_safely
+
+DRAWS: dict[str, Callable[[], Any]] = {
+    "torch": lambda: torch.rand(1).item(),
+    "python": random.random,
+    "numpy": np.random.random,
+}
+
+
+def draw_all() -> list[Any]:
+    # Normal variates come in pairs, of which the second one is held back.
+    return [
+        torch.rand(2).tolist(),
+        random.gauss(0, 1),
+        random.random(),
+        float(np.random.randn()),
+        np.random.randint(99),
+    ]
+
+
+def test_generators_go_on_from_where_they_were_found() -> None:
+    draw_all()
+    states = host_states()
+    expected = draw_all()
+    set_host_states(states)
+    assert draw_all() == expected
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_generator_that_was_drawn_from_is_told_from_the_others(name: str) -> None:
+    before = host_states()
+    DRAWS[name]()
+    assert drawn_from(before, host_states()) == {name}
+
+
+def test_a_normal_variate_that_was_held_back_counts_as_a_draw() -> None:
+    np.random.randn()
+    before = host_states()
+    np.random.randn()
+    assert drawn_from(before, host_states()) == {"numpy"}
+
+
+def test_what_was_not_read_is_not_put_back() -> None:
+    states = host_states(python=False, numpy=False)
+    random.random()
+    np.random.random()
+    there = host_states()
+    set_host_states(states)
+    assert not drawn_from(there, host_states())
+
+
+def test_states_can_be_stored_and_loaded_without_running_code() -> None:
+    assert loads_safely(host_states())

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pickle
+import random
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from littrainer.data.generators import drawn_from, host_states
+from littrainer.data.loaders import LookaheadLoader
+from littrainer.data.worker_states import Report, ReportingCollate, WorkerStates, reporting_workers, without_reports
+from tests.data.test_loaders import Numbers
+
+
+def drawing(samples: list[Any]) -> list[Any]:
+    return [*samples, random.random(), torch.rand(1).item()]
+
+
+def test_a_report_survives_the_way_from_the_worker() -> None:
+    states = host_states()
+    received = pickle.loads(pickle.dumps(Report(1, states, is_padding=False)))
+    assert received.worker == 1 and not drawn_from(states, received.states)
+
+
+def test_generators_are_reported_first_and_then_where_they_were_drawn_from() -> None:
+    collate = ReportingCollate(lambda samples: drawing(samples) if 3 in samples else samples)
+    reports = [collate([number])[1] for number in range(5)]
+    assert [report.states is not None for report in reports] == [True, False, False, True, False]
+
+
+def test_no_samples_are_not_handed_to_the_collator() -> None:
+    def refuse(samples: list[Any]) -> Any:
+        raise AssertionError("called")
+
+    batch, report = ReportingCollate(refuse)([])
+    assert batch is None and report.is_padding
+
+
+def test_batches_come_without_reports_and_each_workers_states_are_kept() -> None:
+    first, second, third = host_states(), draw_and_read(), draw_and_read()
+    answers = [
+        (["a"], Report(0, first, is_padding=False)),
+        (None, Report(1, None, is_padding=True)),
+        (["b"], Report(1, second, is_padding=False)),
+        (["c"], Report(0, third, is_padding=False)),
+    ]
+    workers = WorkerStates()
+    assert list(workers.batches(iter(answers))) == [["a"], ["b"], ["c"]]
+    before_last = workers.before_last_batch()
+    assert not drawn_from(before_last[0], first) and not drawn_from(before_last[1], second)
+
+
+def draw_and_read() -> Any:
+    drawing([])
+    return host_states()
+
+
+def test_a_worker_before_its_first_batch_stands_where_a_new_one_does() -> None:
+    workers = WorkerStates()
+    list(workers.batches(iter([(["a"], Report(0, host_states(), is_padding=False))])))
+    assert workers.before_last_batch() == {}
+
+
+def test_other_pairs_than_reports_are_batches() -> None:
+    pairs: list[Any] = [("x", "y"), [1, 2]]
+    assert list(without_reports(iter(pairs))) == pairs
+
+
+def test_a_loader_has_its_own_collator_again_after_its_workers_were_started() -> None:
+    loader = DataLoader(Numbers(2), collate_fn=drawing, worker_init_fn=print)
+    with reporting_workers(loader, {0: host_states()}):
+        assert loader.collate_fn is not drawing and loader.worker_init_fn is not print
+    assert loader.collate_fn is drawing and loader.worker_init_fn is print
+
+
+def test_a_worker_goes_on_from_the_states_it_is_given() -> None:
+    loader = DataLoader(Numbers(4), 1, collate_fn=drawing, num_workers=1)
+    workers = WorkerStates()
+    with reporting_workers(loader, {}):
+        batches = workers.batches(iter(loader))
+    expected = list(batches)[3]
+    again = DataLoader(Numbers(4), 1, sampler=[3], collate_fn=drawing, num_workers=1)
+    with reporting_workers(again, workers.before_last_batch()):
+        answers = iter(again)
+    assert list(without_reports(answers)) == [expected]
+
+
+def test_a_loader_whose_workers_report_and_live_on_still_gives_plain_batches() -> None:
+    class Watch:
+        def begin(self, loader: Any, make_iterator: Any) -> Any:
+            with reporting_workers(loader, {}):
+                return without_reports(make_iterator())
+
+        def before_batch_ahead(self) -> None: ...
+
+        def after_batch_ahead(self, is_one: bool) -> None: ...
+
+    loader = LookaheadLoader(Numbers(3), 1, collate_fn=list, num_workers=1, persistent_workers=True)
+    assert list(loader.read(Watch())) == list(loader) == [[0], [1], [2]]

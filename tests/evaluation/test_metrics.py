@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import logging
+from collections import UserDict, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from littrainer.checkpoint.layout import get_last_checkpoint
+from littrainer.evaluation import metrics as metrics_module
+from tests.scenarios.metrics import accuracy
+from tests.scenarios.trainers import quiet_trainer
+
+WITH_CHECKPOINTS: dict[str, Any] = {
+    "max_steps": 6,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "save_strategy": "steps",
+    "save_steps": 2,
+}
+
+
+class MetricError(Exception):
+    """A script's own error, which scripts catch by its type."""
+
+
+def notes_of(error: BaseException) -> str:
+    return " ".join(getattr(error, "__notes__", ()))
+
+
+def failing_at_call(number: int) -> Any:
+    calls: list[int] = []
+
+    def word_error_rate(prediction: Any) -> dict[str, float]:
+        calls.append(1)
+        if len(calls) == number:
+            raise MetricError("division of words")
+        return accuracy(prediction)
+
+    return word_error_rate
+
+
+def test_an_error_of_the_metric_function_keeps_its_type_and_names_step_and_function(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, given={"compute_metrics": failing_at_call(2)}, **WITH_CHECKPOINTS)
+    with pytest.raises(MetricError, match="division of words") as caught:
+        trainer.train()
+    note = notes_of(caught.value)
+    assert "word_error_rate" in note and "optimizer step 4 of 6" in note and "resume_from_checkpoint=True" in note
+
+
+def test_the_last_checkpoint_before_such_an_error_resumes_to_the_same_weights(tmp_path: Path) -> None:
+    broken = quiet_trainer(tmp_path / "broken", given={"compute_metrics": failing_at_call(2)}, **WITH_CHECKPOINTS)
+    with pytest.raises(MetricError):
+        broken.train()
+    last = get_last_checkpoint(str(tmp_path / "broken"))
+    assert last is not None and last.endswith("checkpoint-2")
+    mended = quiet_trainer(tmp_path / "broken", given={"compute_metrics": accuracy}, **WITH_CHECKPOINTS)
+    mended.train(resume_from_checkpoint=True)
+    whole = quiet_trainer(tmp_path / "whole", given={"compute_metrics": accuracy}, **WITH_CHECKPOINTS)
+    whole.train()
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, mended.model.state_dict()[name])
+    assert mended.state.best_metric == whole.state.best_metric
+
+
+def test_outside_of_training_the_note_speaks_of_no_step(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, given={"compute_metrics": failing_at_call(1)})
+    with pytest.raises(MetricError) as caught:
+        trainer.evaluate()
+    assert "outside of training" in notes_of(caught.value) and "step" not in notes_of(caught.value)
+
+
+def test_an_error_in_a_metric_of_single_batches_is_noted_too(tmp_path: Path) -> None:
+    def summing(prediction: Any, compute_result: bool) -> dict[str, float]:
+        raise MetricError
+
+    trainer = quiet_trainer(tmp_path, given={"compute_metrics": summing}, batch_eval_metrics=True)
+    with pytest.raises(MetricError) as caught:
+        trainer.evaluate()
+    assert "summing" in notes_of(caught.value)
+
+
+def test_where_python_prints_no_notes_the_note_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class OldError:
+        """An exception of Python 3.10 has no `add_note`."""
+
+    error: Any = OldError()
+    with caplog.at_level(logging.ERROR, logger=metrics_module.__name__):
+        metrics_module.add_note(error, "where it happened")
+        metrics_module.add_note(error, "and when")
+    assert error.__notes__ == ["where it happened", "and when"]
+    assert "where it happened" in caplog.text
+
+
+@pytest.mark.parametrize("returned", [None, 0.5, [("accuracy", 0.5)], (0.5,), "0.5"])
+def test_metrics_that_are_no_dict_are_refused_with_what_they_are(tmp_path: Path, returned: Any) -> None:
+    def half(_: Any) -> Any:
+        return returned
+
+    trainer = quiet_trainer(tmp_path, given={"compute_metrics": half}, eval_strategy="epoch", num_train_epochs=1)
+    with pytest.raises(TypeError, match=r"half.*returned .*optimizer step 3 of 3.*dict") as caught:
+        trainer.train()
+    assert type(returned).__name__ in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [UserDict, lambda items: defaultdict(float, items)], ids=["mapping", "defaultdict"])
+def test_metrics_may_be_any_mapping(tmp_path: Path, kind: Any) -> None:
+    trainer = quiet_trainer(tmp_path, given={"compute_metrics": lambda _: kind({"half": np.float32(0.5)})})
+    found = trainer.evaluate()["eval_half"]
+    assert found == 0.5 and type(found) is float
+
+
+@pytest.mark.parametrize(
+    "value", [np.arange(3), torch.ones(2), {1, 2}, object()], ids=lambda value: type(value).__name__
+)
+def test_a_metric_that_no_checkpoint_can_hold_is_refused_at_the_evaluation(tmp_path: Path, value: Any) -> None:
+    def report(_: Any) -> dict[str, Any]:
+        return {"accuracy": 0.5, "by_class": value}
+
+    trainer = quiet_trainer(tmp_path, given={"compute_metrics": report}, **WITH_CHECKPOINTS)
+    with pytest.raises(TypeError, match=r"report.*'by_class'.*optimizer step 2 of 6.*JSON") as caught:
+        trainer.train()
+    assert type(value).__name__ in str(caught.value)
+
+
+def test_a_long_value_is_named_by_its_beginning(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, given={"compute_metrics": lambda _: ["word"] * 1000})
+    with pytest.raises(TypeError) as caught:
+        trainer.evaluate()
+    assert len(str(caught.value)) < 400
+
+
+def test_where_nothing_is_saved_any_value_may_stand_among_the_metrics(tmp_path: Path) -> None:
+    table = np.eye(2)
+    trainer = quiet_trainer(tmp_path, given={"compute_metrics": lambda _: {"table": table}}, max_steps=1)
+    assert trainer.evaluate()["eval_table"] is table

@@ -1,0 +1,90 @@
+"""A run on disks that are full after more and more bytes: each write of a checkpoint is once the one that fails.
+
+    python -m tests.faults.full_disk              where mounting is allowed
+    unshare -rm python -m tests.faults.full_disk  elsewhere on Linux
+
+Each disk is a tmpfs with room for a number of pages. A training of six steps saves at steps 2, 4 and 6 until it fails.
+Its error has to name a checkpoint, a file in it and the room that is left; every checkpoint on the disk has to be
+intact; and after the disk is made larger, the training is resumed and has to end with the weights of one that was never
+stopped.
+"""
+
+from __future__ import annotations
+
+import collections
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+
+import torch
+
+from littrainer.checkpoint.verification import damage_in
+from tests.faults.damage import build_trainer, is_equal, quiet, weights_of
+
+PAGE = 4096
+LIBRARY = "littrainer"
+
+
+def mount(folder: Path, pages: int, options: str = "") -> None:
+    """Mount, or change, a disk with room for a number of pages."""
+    size = f"{options}size={pages * PAGE}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)], check=True)
+
+
+def outcome_on(folder: Path, expected: dict[str, torch.Tensor]) -> tuple[str, str]:
+    """What a training on a mounted disk ends with, and the file that did not fit."""
+    trainer, file = build_trainer(LIBRARY, folder / "run"), ""
+    try:
+        with quiet():
+            trainer.train()
+        return "fits", file
+    except OSError as error:
+        text = str(error)
+        file = Path(error.filename or "").name
+        if not all(part in text for part in ("No space left", "checkpoint-", "bytes are free")) or not file:
+            return f"unclear error: {text}", file
+    except Exception as error:
+        return f"other error: {error!r}", file
+    checkpoints = sorted((folder / "run").glob("checkpoint-*"))
+    if any(damage_in(checkpoint) for checkpoint in checkpoints):
+        return "torn checkpoint", file
+    if any((folder / "run").glob(".*")):
+        return "something left behind", file
+    mount(folder, 100_000, "remount,")
+    resumed = build_trainer(LIBRARY, folder / "run")
+    with quiet():
+        resumed.train(resume_from_checkpoint=bool(checkpoints))
+    return ("exact after a clear error" if is_equal(weights_of(resumed), expected) else "different"), file
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    with tempfile.TemporaryDirectory() as root:
+        whole, disk = Path(root, "whole"), Path(root, "disk")
+        with quiet():
+            trainer = build_trainer(LIBRARY, whole)
+            trainer.train()
+        expected = weights_of(trainer)
+        files = [path for path in (whole / "checkpoint-2").rglob("*") if path.is_file()]
+        pages_of_one = sum(-(-path.stat().st_size // PAGE) for path in files)
+        disk.mkdir()
+        counts: collections.Counter[str] = collections.Counter()
+        failed_at: collections.Counter[str] = collections.Counter()
+        # From no room for the first checkpoint to room for all but the last page of the third.
+        for pages in range(2, 3 * pages_of_one + 4):
+            mount(disk, pages)
+            try:
+                outcome, file = outcome_on(disk, expected)
+            finally:
+                subprocess.run(["umount", str(disk)], check=True)
+            counts[outcome] += 1
+            failed_at[file] += 1
+        del failed_at[""]
+        print(f"{sum(counts.values())} disks: {dict(counts)}")
+        print(f"failed at: {dict(failed_at)}")
+
+
+if __name__ == "__main__":
+    main()

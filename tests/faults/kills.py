@@ -1,0 +1,206 @@
+"""A run that saves every two steps is killed (SIGKILL) at random moments, and resumed after each kill.
+
+    python -m tests.faults.kills                         50 kills
+    python -m tests.faults.kills --trainer transformers  transformers' own Trainer through the same
+
+After each kill a copy of the run's folder is resumed with `resume_from_checkpoint=True` and trained to its end: the
+final weights have to be those of a run that was never killed, bit for bit, and the newest checkpoint that the killed
+run had reported (by `on_save`) must still be there. Then the run itself goes on to its next kill. A run that ends
+before it is killed makes room for a new one. Runs are forked from one process, so that a moment is one of training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.faults.damage import SIDES, is_equal
+
+WIDTH, STEPS, SAVE_STEPS, KEPT = 400, 40, 2, 3
+FINISHED = "final.pt"
+
+
+class Dropping(nn.Module):
+    """Large enough that writing a checkpoint takes as long as some steps, with dropout that random states decide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.layers(x)
+        return {"loss": nn.functional.mse_loss(logits[:, 0], labels), "logits": logits}
+
+
+def samples() -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [{"x": torch.randn(8, generator=generator), "labels": torch.tensor(float(n))} for n in range(24)]
+
+
+def train(library: str, folder: Path, report: Callable[[int], None] = lambda step: None) -> None:
+    """Train to the end, from the newest checkpoint where there is one, and leave the final weights in a file."""
+    names = importlib.import_module(library)
+
+    class Report(names.TrainerCallback):  # type: ignore[name-defined, misc]
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            report(state.global_step)
+
+    torch.manual_seed(0)
+    arguments = names.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=STEPS,
+        save_strategy="steps",
+        save_steps=SAVE_STEPS,
+        save_total_limit=KEPT,
+        per_device_train_batch_size=4,
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+    )
+    trainer = names.Trainer(model=Dropping(), args=arguments, train_dataset=samples(), callbacks=[Report()])
+    trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")))
+    torch.save(trainer.model.state_dict(), folder / FINISHED)
+
+
+@dataclass
+class Child:
+    """A run in a process of its own.
+
+    Parameters:
+        pid: its process.
+        reports: the pipe on which it reports each step it saved, one byte each.
+    """
+
+    pid: int
+    reports: int
+
+    @classmethod
+    def start(cls, library: str, folder: Path) -> Child:
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid:
+            os.close(writing)
+            return cls(pid, reading)
+        status = 1
+        try:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
+            train(library, folder, lambda step: os.write(writing, bytes([step])) and None)
+            status = 0
+        finally:
+            os._exit(status)
+
+    def end(self) -> tuple[bool, int]:
+        """Wait for it: whether it ended well, and the last step it had saved (0: none)."""
+        _, status = os.waitpid(self.pid, 0)
+        saved = b""
+        while piece := os.read(self.reports, 4096):
+            saved += piece
+        os.close(self.reports)
+        return status == 0, saved[-1] if saved else 0
+
+
+def steps_in(folder: Path) -> list[int]:
+    return sorted(int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*"))
+
+
+def run_to_the_end(library: str, folder: Path) -> dict[str, torch.Tensor] | None:
+    """The final weights; None where the run ended with an exception."""
+    ended_well, _ = Child.start(library, folder).end()
+    return torch.load(folder / FINISHED, weights_only=True) if ended_well else None
+
+
+def outcome_of_a_kill(
+    library: str, root: Path, expected: dict[str, torch.Tensor], saved: int, still_there: list[int]
+) -> str:
+    """What a resume after the kill gives."""
+    if saved and saved not in still_there:
+        return "a checkpoint lost"
+    copy = root / "copy"
+    shutil.copytree(root / "run", copy)
+    try:
+        final = run_to_the_end(library, copy)
+        if final is None:
+            return "the resume failed"
+        if not is_equal(final, expected):
+            return "different"
+        # What is left over would be found by a later run, or by a script that uploads the folder.
+        expected_names = {FINISHED, *(f"checkpoint-{step}" for step in steps_in(copy))}
+        left = {path.name for path in copy.iterdir()} - expected_names
+        return f"exact, but {sorted(left)} left behind" if left else "exact"
+    finally:
+        shutil.rmtree(copy)
+
+
+def kill_often(library: str, root: Path, kills: int, seed: int) -> collections.Counter[str]:
+    """Kill a run `kills` times and count what the resumes give, and how many kills were amid a write."""
+    random_moment = random.Random(seed)
+    expected = run_to_the_end(library, root / "whole")
+    begun = time.monotonic()
+    shutil.rmtree(root / "whole")
+    if run_to_the_end(library, root / "whole") is None or expected is None:
+        raise RuntimeError("The run ends with an exception even when it is not killed.")
+    length = time.monotonic() - begun
+    counts: collections.Counter[str] = collections.Counter()
+    saved = killed = 0
+    while killed < kills:
+        child = Child.start(library, root / "run")
+        # Several kills on the way from the first step to the last.
+        time.sleep(random_moment.uniform(0, length / 2))
+        os.kill(child.pid, signal.SIGKILL)
+        ended_well, newest = child.end()
+        saved = max(saved, newest)
+        if ended_well:
+            shutil.rmtree(root / "run")
+            saved = 0
+            continue
+        killed += 1
+        if not (root / "run").exists():
+            (root / "run").mkdir()
+        if any((root / "run" / ".unfinished").glob("*")):
+            counts["amid a write"] += 1
+        counts[outcome_of_a_kill(library, root, expected, saved, steps_in(root / "run"))] += 1
+        if library == "transformers" and saved != max(steps_in(root / "run"), default=0):
+            # It cannot go on from there.
+            shutil.rmtree(root / "run")
+            saved = 0
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainer", choices=SIDES, default=SIDES[0], help="which library trains")
+    parser.add_argument("--kills", type=int, default=50, help="how often a run is killed (default: 50)")
+    parser.add_argument("--seed", type=int, default=0, help="which moments (default: 0)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    importlib.import_module("transformers" if options.trainer == "transformers" else "littrainer.engine")
+    if options.trainer == "littrainer":
+        importlib.import_module("littrainer.engine").import_lightning()
+        importlib.import_module("littrainer.trainer")
+    with tempfile.TemporaryDirectory() as root:
+        counts = kill_often(options.trainer, Path(root), options.kills, options.seed)
+    print(f"{options.trainer}, killed {options.kills} times: {dict(counts)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Damaged checkpoints: `python -m tests.faults.damage` runs every case to its end, here a few do."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from littrainer.checkpoint.verification import damage_in
+from tests.faults.damage import DAMAGED, DAMAGES, Matrix, random_bits
+
+# What no resume reads, and a checkpoint that has lost its manifest is one like those of transformers.
+HARMLESS = {("training_args.bin", name) for name in DAMAGES} | {("littrainer_manifest.json", "deleted")}
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Matrix:
+    return Matrix(tmp_path_factory.mktemp("matrix"), "littrainer", "littrainer")
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_every_damage_to_every_file_is_found_and_named(matrix: Matrix, tmp_path: Path, name: str) -> None:
+    assert len(matrix.files) >= 9
+    for file in matrix.files:
+        folder = tmp_path / file
+        shutil.copytree(matrix.root / "stopped" / DAMAGED, folder)
+        DAMAGES[name](folder / file)
+        damage = damage_in(folder)
+        if (file, name) in HARMLESS:
+            assert damage == []
+        else:
+            assert len(damage) == 1 and damage[0].startswith(file), file
+
+
+def test_every_flipped_bit_of_what_a_resume_reads_is_found(matrix: Matrix, tmp_path: Path) -> None:
+    folder = tmp_path / DAMAGED
+    shutil.copytree(matrix.root / "stopped" / DAMAGED, folder)
+    for file in set(matrix.files) - {"training_args.bin"}:
+        data = (folder / file).read_bytes()
+        for name, damage in random_bits(10).items():
+            damage(folder / file)
+            assert len(damage_in(folder)) == 1, (file, name)
+            (folder / file).write_bytes(data)
+
+
+FEW: list[tuple[str, Callable[[Path], None], bool, str]] = [
+    ("model.safetensors", DAMAGES["bit flipped"], False, "earlier"),
+    ("optimizer.pt", DAMAGES["deleted"], False, "earlier"),
+    ("rng_state.pth", DAMAGES["halved"], True, "error"),
+    ("littrainer_manifest.json", DAMAGES["deleted"], True, "exact"),
+]
+
+
+@pytest.mark.parametrize(("file", "damage", "by_name", "outcome"), FEW, ids=[case[0] for case in FEW])
+def test_a_resume_is_exact_or_refused(
+    matrix: Matrix, file: str, damage: Callable[[Path], None], by_name: bool, outcome: str
+) -> None:
+    assert matrix.outcome(file, damage, by_name) == outcome
+
+
+def test_without_damage_the_comparison_can_tell_weights_apart(matrix: Matrix, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert matrix.outcome("model.safetensors", lambda path: None, True) == "exact"
+    monkeypatch.setattr(matrix, "expected", {name: tensor + 1 for name, tensor in matrix.expected.items()})
+    assert matrix.outcome("model.safetensors", lambda path: None, True) == "different"

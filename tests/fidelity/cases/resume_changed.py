@@ -1,0 +1,160 @@
+"""Resuming as something else than what was broken off: longer, with other arguments, finished, or a second time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.fidelity.cases.callbacks import raising
+from tests.fidelity.record import Record
+from tests.fidelity.registry import scenario
+from tests.fidelity.side import Side
+from tests.scenarios.data import Rows, SizedStream, vector_rows
+from tests.scenarios.models import NoisyClassifier, VectorClassifier
+
+SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3}
+
+
+def trainer_of(side: Side, *callbacks: Any, rows: int = 18, dataset: Any = None, **changes: Any) -> Any:
+    return side.Trainer(
+        model=NoisyClassifier(),
+        args=side.arguments(**{**SAVING, **changes}),
+        train_dataset=Rows(vector_rows(rows)) if dataset is None else dataset,
+        eval_dataset=Rows(vector_rows(5, seed=1)),
+        callbacks=[*callbacks, side.watcher],
+    )
+
+
+def resumed_otherwise(side: Side, before: dict[str, Any], after: dict[str, Any], resume_from: Any = True) -> Record:
+    """Train under some arguments up to step 3, and resume under others."""
+    stop = raising(side, "on_step_end", 3, "should_training_stop")
+    first = trainer_of(side, stop, **before).train()
+    second = trainer_of(side, **after)
+    return side.record(second, first, second.train(resume_from_checkpoint=resume_from))
+
+
+@scenario(saves=True, resumes=True)
+def resumed_for_more_epochs(side: Side) -> Record:
+    return resumed_otherwise(side, {"num_train_epochs": 1}, {"num_train_epochs": 2})
+
+
+@scenario(saves=True, resumes=True)
+def resumed_for_more_steps_than_it_was_finished_with(side: Side) -> Record:
+    return resumed_otherwise(side, {"max_steps": 3}, {"max_steps": 7})
+
+
+@scenario(saves=True, resumes=True)
+def resumed_with_smaller_micro_batches(side: Side) -> Record:
+    return resumed_otherwise(side, {}, {"per_device_train_batch_size": 2})
+
+
+@scenario(saves=True, resumes=True)
+def resumed_with_another_accumulation(side: Side) -> Record:
+    return resumed_otherwise(side, {}, {"gradient_accumulation_steps": 2, "num_train_epochs": 3})
+
+
+@scenario(saves=True, resumes=True)
+def resumed_with_other_rates_intervals_and_seed(side: Side) -> Record:
+    changed = {"learning_rate": 0.5, "weight_decay": 0.3, "seed": 7, "logging_steps": 2, "save_steps": 2}
+    return resumed_otherwise(side, {}, {**changed, "lr_scheduler_type": "cosine", "max_grad_norm": 0.1})
+
+
+@scenario(saves=True, resumes=True)
+def resumed_over_more_data(side: Side) -> Record:
+    return resumed_otherwise(side, {}, {"rows": 30})
+
+
+@scenario(saves=True, resumes=True)
+def resumed_with_workers(side: Side) -> Record:
+    workers = {"dataloader_num_workers": 2}
+    return resumed_otherwise(side, workers, workers)
+
+
+@scenario(saves=True, resumes=True)
+def resumed_over_a_stream_of_known_length(side: Side) -> Record:
+    rows = SizedStream(vector_rows(18))
+    return resumed_otherwise(side, {"dataset": rows}, {"dataset": rows})
+
+
+@scenario(saves=True, resumes=True)
+def resumed_in_a_later_epoch_with_short_last_windows(side: Side) -> Record:
+    """Eight micro-batches in windows of three: the last window of each epoch has two."""
+    settings = {"rows": 30, "gradient_accumulation_steps": 3, "num_train_epochs": 3, "save_steps": 1}
+    stop = raising(side, "on_step_end", 5, "should_training_stop")
+    first = trainer_of(side, stop, **settings).train()
+    second = trainer_of(side, **settings)
+    return side.record(second, first, second.train(resume_from_checkpoint="out/checkpoint-4"))
+
+
+@scenario(saves=True, resumes=True)
+def resumed_twice(side: Side) -> Record:
+    outputs = []
+    for step in (3, 6):
+        stop = raising(side, "on_step_end", step, "should_training_stop")
+        outputs.append(trainer_of(side, stop).train(resume_from_checkpoint=step > 3))
+    last = trainer_of(side)
+    return side.record(last, *outputs, last.train(resume_from_checkpoint=True))
+
+
+@scenario(saves=True, resumes=True)
+def resumed_though_it_is_finished(side: Side) -> Record:
+    settings = {"eval_strategy": "steps", "eval_steps": 3, "load_best_model_at_end": True}
+    first = trainer_of(side, **settings).train()
+    second = trainer_of(side, **settings)
+    return side.record(second, first, second.train(resume_from_checkpoint=True))
+
+
+def patience_resumed(side: Side, **changes: Any) -> Record:
+    """An evaluation that never improves: the patience of four is used up by the first two and the resumed ones."""
+    settings = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "score", "save_steps": 1, **changes}
+
+    def trainer(*callbacks: Any) -> Any:
+        return side.Trainer(
+            model=VectorClassifier(),
+            args=side.arguments(**{**SAVING, **settings}),
+            train_dataset=Rows(vector_rows(18)),
+            eval_dataset=Rows(vector_rows(5, seed=1)),
+            compute_metrics=lambda _: {"score": 0.5},
+            callbacks=[*callbacks, side.watcher, side.EarlyStoppingCallback(early_stopping_patience=4)],
+        )
+
+    first = trainer(raising(side, "on_step_end", 3, "should_training_stop")).train()
+    second = trainer()
+    return side.record(second, first, second.train(resume_from_checkpoint=True))
+
+
+@scenario(saves=True, resumes=True)
+def resumed_with_the_patience_that_is_left(side: Side) -> Record:
+    return patience_resumed(side, restore_callback_states_from_checkpoint=True)
+
+
+@scenario(saves=True, resumes=True)
+def resumed_with_patience_anew(side: Side) -> Record:
+    return patience_resumed(side)
+
+
+@scenario(saves=True, resumes=True)
+def resumed_with_the_best_model_so_far(side: Side) -> Record:
+    """The best evaluation comes before the break, and its checkpoint is kept through the resumed part."""
+    scores = iter([0.1, 0.9, 0.2, *[0.3] * 9])
+
+    def trainer(*callbacks: Any) -> Any:
+        return side.Trainer(
+            model=VectorClassifier(),
+            args=side.arguments(
+                save_strategy="steps",
+                save_steps=1,
+                eval_strategy="steps",
+                eval_steps=1,
+                metric_for_best_model="score",
+                load_best_model_at_end=True,
+                save_total_limit=2,
+            ),
+            train_dataset=Rows(vector_rows(18)),
+            eval_dataset=Rows(vector_rows(5, seed=1)),
+            compute_metrics=lambda _: {"score": next(scores)},
+            callbacks=[*callbacks, side.watcher],
+        )
+
+    first = trainer(raising(side, "on_step_end", 3, "should_training_stop")).train()
+    second = trainer()
+    return side.record(second, first, second.train(resume_from_checkpoint=True))

@@ -1,0 +1,17 @@
+"""Where the tests find the earlier release of transformers that checkpoints are exchanged with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+VARIABLE = "LITTRAINER_TRANSFORMERS_5_3"
+"""Names the folder; by default it is where `make test` installs it."""
+ABSENT = f"transformers 5.3.0 is not installed beside the environment: `make test` does it, or set {VARIABLE}"
+
+
+def earlier_release() -> Path | None:
+    """The folder that has transformers 5.3.0 when it stands on PYTHONPATH; None where there is none."""
+    folder = Path(os.environ.get(VARIABLE) or ROOT / ".venv" / "transformers-5.3.0")
+    return folder if (folder / "transformers").is_dir() else None

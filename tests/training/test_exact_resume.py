@@ -1,0 +1,295 @@
+"""A training that was broken off and resumed ends as one that was not: bit for bit, with all it drew at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from littrainer import Trainer, TrainerCallback
+from tests.scenarios.data import AugmentedRows, Rows, Stream, token_rows, vector_rows
+from tests.training.exact_resume import differences, differences_after_resuming, noisy_trainer, outcome
+
+
+def none_of(*steps: int) -> dict[int, list[str]]:
+    return {step: [] for step in steps}
+
+
+def augmented() -> AugmentedRows:
+    """Eighteen rows, five micro-batches, with noise that reading them draws from all generators."""
+    return AugmentedRows(vector_rows(18))
+
+
+def collated_with_noise(rows: list[Any]) -> Any:
+    """A collator that draws from all generators, and an odd number of normal variates from NumPy's."""
+    noise = torch.rand(1) + random.random() + np.random.random() + np.random.randn()
+    x = torch.stack([row["x"] for row in rows])
+    return {"x": x + 0.1 * noise, "labels": torch.tensor([row["labels"] for row in rows])}
+
+
+class ShuffledStream(Stream):
+    """Draws its order anew in each pass, and noise for each row."""
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = list(self.rows)
+        random.shuffle(rows)
+        for row in rows:
+            yield {**row, "x": row["x"] + 0.1 * torch.rand(1)}
+
+
+class StreamWithState(Stream):
+    """Tells where it stands, and counts the rows that are read."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        super().__init__(rows)
+        self.next_row = self.rows_read = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next_row": self.next_row}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next_row = state["next_row"]
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.next_row < len(self.rows):
+            row = self.rows[self.next_row]
+            self.next_row += 1
+            self.rows_read += 1
+            yield {**row, "x": row["x"] + 0.1 * torch.rand(1)}
+        self.next_row = 0
+
+
+class OwnLoaderTrainer(Trainer):
+    """Brings a DataLoader of its own, whose order comes from a generator that goes on from epoch to epoch."""
+
+    def get_train_dataloader(self) -> Any:
+        return DataLoader(
+            self.train_dataset,
+            batch_size=4,
+            shuffle=True,
+            generator=torch.Generator().manual_seed(3),
+            collate_fn=collated_with_noise,
+        )
+
+
+class PlainLoaderTrainer(Trainer):
+    """Brings an object that is only iterable, in an order drawn anew each time."""
+
+    def get_train_dataloader(self) -> Any:
+        rows = self.train_dataset
+
+        class Batches:
+            def __len__(self) -> int:
+                return 5
+
+            def __iter__(self) -> Iterator[Any]:
+                order = torch.randperm(len(rows)).tolist()
+                for start in range(0, len(order), 4):
+                    yield collated_with_noise([rows[index] for index in order[start : start + 4]])
+
+        return Batches()
+
+
+class PreparedLoaderTrainer(Trainer):
+    """Has its own loader made into one that looks ahead, as `accelerator.prepare` does."""
+
+    def get_train_dataloader(self) -> Any:
+        loader = DataLoader(self.train_dataset, batch_size=4, shuffle=True, collate_fn=collated_with_noise)
+        return self.accelerator.prepare(loader)
+
+
+WITH_NOISE = {"data_collator": collated_with_noise}
+BALANCED: dict[str, Any] = {"remove_unused_columns": False, "given": WITH_NOISE}
+
+
+class RowsWithLengths(Rows):
+    """Rows that can be ordered by length."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {**super().__getitem__(index), "input_ids": [0] * (1 + index % 5)}
+
+
+class OwnKeysTrainer(Trainer):
+    """Hands the model what it takes."""
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        return super()._prepare_inputs({name: inputs[name] for name in ("x", "labels")})
+
+
+CASES: dict[str, tuple[Any, dict[str, Any], tuple[int, ...]]] = {
+    "within and at the end of epochs": (augmented, {}, (1, 3, 5, 6, 9)),
+    "windows of two, the last of one": (
+        augmented,
+        {"gradient_accumulation_steps": 2, "num_train_epochs": 3, "given": WITH_NOISE},
+        (1, 2, 3, 5),
+    ),
+    "micro-batches of balanced cost": (
+        lambda: RowsWithLengths(vector_rows(16)),
+        {
+            "train_sampling_strategy": "batch_rebalance",
+            "kind": OwnKeysTrainer,
+            "gradient_accumulation_steps": 2,
+            **BALANCED,
+        },
+        (1, 3),
+    ),
+    "an order by length": (
+        lambda: RowsWithLengths(vector_rows(18)),
+        {"train_sampling_strategy": "group_by_length", "kind": OwnKeysTrainer, **BALANCED},
+        (2, 7),
+    ),
+    "in its own order": (augmented, {"train_sampling_strategy": "sequential"}, (2, 7)),
+    "evaluations between steps": (augmented, {"eval_strategy": "steps", "eval_steps": 2}, (3, 4)),
+    "evaluations after epochs": (augmented, {"eval_strategy": "epoch", "num_train_epochs": 3}, (5, 6, 10)),
+    "saved after epochs": (augmented, {"eval_strategy": "epoch", "save_strategy": "epoch"}, (5,)),
+    "a stream in a new order in each pass": (
+        lambda: ShuffledStream(vector_rows(18)),
+        {"max_steps": 12, "given": WITH_NOISE},
+        (1, 5, 7),
+    ),
+    "a stream that tells where it stands": (lambda: StreamWithState(vector_rows(18)), {"max_steps": 12}, (1, 5, 7)),
+    "a loader with a generator of its own": (augmented, {"kind": OwnLoaderTrainer}, (1, 5, 7)),
+    "an own loader that looks ahead": (augmented, {"kind": PreparedLoaderTrainer}, (1, 5, 7)),
+    "batches from any object": (augmented, {"kind": PlainLoaderTrainer}, (1, 5, 7)),
+    "two workers": (augmented, {"dataloader_num_workers": 2, "given": WITH_NOISE}, (3, 6)),
+    "two workers that live on": (
+        augmented,
+        {"dataloader_num_workers": 2, "dataloader_persistent_workers": True, "given": WITH_NOISE},
+        (5, 8),
+    ),
+    "a stream read by two workers": (
+        lambda: ShuffledStream(vector_rows(18)),
+        {"dataloader_num_workers": 2, "max_steps": 9, "given": WITH_NOISE},
+        (7,),
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "changes", "steps"), CASES.values(), ids=CASES)
+def test_a_resumed_training_ends_as_the_one_that_was_not_broken_off(
+    tmp_path: Path, data: Any, changes: dict[str, Any], steps: tuple[int, ...]
+) -> None:
+    found = differences_after_resuming(tmp_path, lambda: noisy_trainer(tmp_path, data(), **changes), *steps)
+    assert found == none_of(*steps)
+
+
+def test_an_epoch_that_a_callback_cut_short_is_not_gone_on_with(tmp_path: Path) -> None:
+    class CutShort(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_epoch_stop = state.global_step in (2, 5)
+
+    found = differences_after_resuming(
+        tmp_path,
+        lambda: noisy_trainer(tmp_path, augmented(), given={"callbacks": [CutShort()]}, num_train_epochs=3),
+        1,
+        2,
+        3,
+        5,
+        6,
+    )
+    assert found == none_of(1, 2, 3, 5, 6)
+
+
+def test_a_checkpoint_that_nobody_foresaw_is_exact_too(tmp_path: Path) -> None:
+    class SaveAtSteps(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_save = state.global_step in (7, 9)
+
+    def build() -> Trainer:
+        given = {"callbacks": [SaveAtSteps()], **WITH_NOISE}
+        return noisy_trainer(tmp_path, AugmentedRows(vector_rows(50)), given=given, save_strategy="no")
+
+    assert differences_after_resuming(tmp_path, build, 7, 9) == none_of(7, 9)
+
+
+def test_a_training_resumed_from_a_resumed_one_ends_as_it_should(tmp_path: Path) -> None:
+    def build() -> Trainer:
+        return noisy_trainer(tmp_path, augmented(), given=WITH_NOISE)
+
+    whole = build()
+    whole.train()
+    expected = outcome(whole)
+    # Each writes the checkpoint of the next step, in the same epoch, before the next one resumes from it.
+    for step in (1, 2, 3):
+        resumed = build()
+        resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert differences(expected, outcome(resumed)) == []
+
+
+class CountedRows(Rows):
+    """Counts the rows that are read."""
+
+    rows_read = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.rows_read += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("strategy", ["random", "sequential"])
+def test_no_row_of_a_skipped_batch_is_read(tmp_path: Path, strategy: str) -> None:
+    settings = {"num_train_epochs": 1, "save_steps": 20, "train_sampling_strategy": strategy}
+    noisy_trainer(tmp_path, Rows(vector_rows(100)), **settings).train()
+    rows = CountedRows(vector_rows(100))
+    noisy_trainer(tmp_path, rows, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-20"))
+    assert rows.rows_read == 100 - 20 * 4
+
+
+def test_a_stream_that_tells_where_it_stands_is_not_read_again(tmp_path: Path) -> None:
+    settings = {"max_steps": 10, "save_steps": 8}
+    noisy_trainer(tmp_path, StreamWithState(vector_rows(60)), **settings).train()
+    stream = StreamWithState(vector_rows(60))
+    noisy_trainer(tmp_path, stream, **settings).train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    # Two steps, and the batch that is collated ahead.
+    assert stream.rows_read == 3 * 4
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_streamed_dataset_is_read_again_only_where_it_shuffles_in_a_buffer(tmp_path: Path, shuffled: bool) -> None:
+    from datasets import Dataset
+
+    read: list[int] = []
+
+    def noted(row: Any) -> Any:
+        read.append(1)
+        return row
+
+    def stream() -> Any:
+        columns = {"x": [row["x"].tolist() for row in vector_rows(60)], "labels": [0, 1, 2] * 20}
+        rows = Dataset.from_dict(columns).to_iterable_dataset().map(noted)
+        return (rows.shuffle(seed=1, buffer_size=8) if shuffled else rows).with_format("torch")
+
+    settings = {"max_steps": 10, "save_steps": 8}
+    expected = noisy_trainer(tmp_path, stream(), **settings)
+    expected.train()
+    read.clear()
+    resumed = noisy_trainer(tmp_path, stream(), **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-8"))
+    assert len(read) >= 44 if shuffled else len(read) == 12
+    weights = expected.model.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in resumed.model.state_dict().items())
+
+
+def test_tokens_masked_at_random_are_the_same_after_a_resume(tmp_path: Path) -> None:
+    from tests.scenarios.collators import mask_at_random
+    from tests.scenarios.models import tiny_bert_for_masked_tokens
+    from tests.scenarios.trainers import quiet_arguments
+
+    weights = []
+    for checkpoint in (None, str(tmp_path / "checkpoint-3")):
+        torch.manual_seed(0)
+        trainer = Trainer(
+            model=tiny_bert_for_masked_tokens(),
+            args=quiet_arguments(tmp_path, save_strategy="steps", save_steps=3, neftune_noise_alpha=5.0, max_steps=5),
+            data_collator=mask_at_random,
+            train_dataset=Rows(token_rows(18)),
+        )
+        trainer.train(resume_from_checkpoint=checkpoint)
+        weights.append(trainer.model.state_dict())
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())

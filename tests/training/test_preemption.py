@@ -1,0 +1,74 @@
+"""Agreement of several processes on the optimizer step at which they stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from littrainer.training.preemption import Preemption, gloo_group, largest_of_all
+
+# Two processes take the same steps; one of them is told to stop in the middle of its third.
+PROCESS = """
+import json, os, signal, sys
+import torch.distributed as dist
+from littrainer.training.preemption import Preemption
+
+rank, rendezvous = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+preemption = Preemption([signal.SIGUSR1, signal.SIGTERM])
+preemption.start()
+for step in range(1, 7):
+    if rank == 1 and step == 3:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    dist.barrier()
+    preemption.agree()
+    if preemption.agreed is not None:
+        break
+preemption.stop()
+print(json.dumps([step, preemption.agreed.name, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL]))
+dist.destroy_process_group()
+"""
+
+
+def test_a_signal_to_one_of_two_processes_stops_both_at_the_same_step(tmp_path: Path) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(rank), str(tmp_path / "rendezvous")],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in (0, 1)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert [json.loads(output.splitlines()[-1]) for output in outputs] == [[3, "SIGUSR1", True]] * 2
+
+
+def test_a_process_on_its_own_needs_no_agreement() -> None:
+    assert gloo_group() is None and largest_of_all(15, None) == 15
+    preemption = Preemption([signal.SIGUSR1])
+    preemption.start()
+    try:
+        preemption.agree()
+        assert preemption.agreed is None
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert preemption.agreed is None
+        preemption.agree()
+        assert preemption.agreed is signal.SIGUSR1
+    finally:
+        preemption.stop()
+
+
+def test_without_signals_nothing_is_taken_over() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    preemption = Preemption()
+    preemption.start()
+    assert signal.getsignal(signal.SIGTERM) is before
+    preemption.agree()
+    assert preemption.agreed is None

@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from littrainer import EarlyStoppingCallback, Trainer, TrainerCallback
+from littrainer.checkpoint.names import RESUME_RECORD_NAME, TRAINER_STATE_NAME
+from littrainer.checkpoint.safe_loading import load_tensors
+from tests.scenarios.data import AugmentedRows, Rows, Stream, vector_rows
+from tests.scenarios.trainers import quiet_trainer
+from tests.training.exact_resume import noisy_trainer
+
+SAVING: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
+
+
+def broken_off(folder: Path, step: int, **changes: Any) -> str:
+    """Train up to a step and return its checkpoint."""
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = state.global_step == step
+
+    given = {"callbacks": [Stop()], **changes.pop("given", {})}
+    quiet_trainer(folder, **{**SAVING, "rows": 18, "num_train_epochs": 2, **changes}, given=given).train()
+    return str(folder / f"checkpoint-{step}")
+
+
+def resumed(folder: Path, checkpoint: str | bool, **changes: Any) -> Trainer:
+    trainer = quiet_trainer(folder, **{**SAVING, "rows": 18, "num_train_epochs": 2, **changes})
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return trainer
+
+
+def without_record(checkpoint: str) -> str:
+    """Make a checkpoint one of transformers', which has no record of ours."""
+    for file in Path(checkpoint).glob("littrainer_*"):
+        file.unlink()
+    return checkpoint
+
+
+def test_the_record_is_read_without_running_code_and_says_where_training_goes_on(tmp_path: Path) -> None:
+    record = load_tensors(Path(broken_off(tmp_path, 7)) / RESUME_RECORD_NAME)
+    assert record["position"] == {"epoch": 1, "micro_batches": 2, "epoch_end_is_due": False}
+    assert record["sizes"]["epoch_length"] == 5 and record["arguments"]["per_device_train_batch_size"] == 4
+
+
+@pytest.mark.parametrize("as_transformers", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"per_device_train_batch_size": 2}, ["per_device_train_batch_size=2 (4)", "9 micro-batches per epoch (5)"]),
+        ({"gradient_accumulation_steps": 2}, ["gradient_accumulation_steps=2 (1)", "counted in optimizer steps"]),
+        ({"rows": 30}, ["8 micro-batches per epoch (5)", "30 training samples (18)"]),
+        ({"num_train_epochs": 3}, ["num_train_epochs=3 (2)"]),
+        ({"learning_rate": 0.5}, ["learning_rate=0.5 has no effect (0.01)"]),
+        ({"save_steps": 2}, ["save_steps=2 has no effect (1)"]),
+        ({"seed": 7, "optim": "adamw_torch"}, ["seed=7 (42)", "optim='adamw_torch' ('adamw_torch_fused')"]),
+    ],
+    ids=lambda value: next(iter(value), "") if isinstance(value, dict) else "",
+)
+def test_what_differs_from_the_training_that_wrote_the_checkpoint_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], words: list[str], as_transformers: bool
+) -> None:
+    checkpoint = broken_off(tmp_path, 3)
+    if as_transformers:
+        without_record(checkpoint)
+        # Its trainer state tells of these only, the sizes of the data by the epochs that its steps were.
+        if not changes.keys() & {"per_device_train_batch_size", "gradient_accumulation_steps", "rows", "save_steps"}:
+            return
+        words = ["save_steps=2 has no effect (1)"] if "save_steps" in changes else ["3 optimizer steps were 0.6 epochs"]
+    caplog.clear()
+    resumed(tmp_path, checkpoint, **changes)
+    assert caplog.text.count("written by another training") == 1
+    for word in words:
+        assert word in caplog.text
+
+
+@pytest.mark.parametrize("as_transformers", [False, True])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"gradient_accumulation_steps": 3, "num_train_epochs": 4},
+        {"logging_steps": 0.5, "logging_strategy": "steps"},
+    ],
+    ids=str,
+)
+def test_the_same_training_is_resumed_without_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], as_transformers: bool
+) -> None:
+    checkpoint = broken_off(tmp_path, 4, **changes)
+    if as_transformers:
+        without_record(checkpoint)
+    caplog.clear()
+    resumed(tmp_path, checkpoint, **changes)
+    assert "another training" not in caplog.text
+
+
+def test_a_stream_is_no_other_data_because_training_is_longer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = {"train_dataset": Stream(vector_rows(18))}
+    checkpoint = broken_off(tmp_path, 7, given=given, max_steps=8)
+    caplog.clear()
+    trainer = resumed(tmp_path, checkpoint, given=given, max_steps=9)
+    assert "max_steps=9 (8)" in caplog.text and "micro-batches per epoch" not in caplog.text
+    # The second pass over the stream's five batches goes on, and is not begun anew.
+    assert trainer.state.epoch == pytest.approx(1 + 4 / 9)
+
+
+@pytest.mark.parametrize("changes", [{"max_steps": 3}, {"max_steps": 2}, {"num_train_epochs": 0.4}], ids=str)
+def test_a_training_that_is_finished_takes_no_further_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]
+) -> None:
+    checkpoint = broken_off(tmp_path, 3)
+    trainer = quiet_trainer(tmp_path, rows=18, **changes)
+    output = trainer.train(resume_from_checkpoint=checkpoint)
+    assert output.global_step == 3 and "train_loss" in output.metrics
+    assert "No step is left" in caplog.text and "has 3 optimizer steps" in caplog.text
+    weights = resumed_weights(checkpoint)
+    assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
+
+
+def resumed_weights(checkpoint: str) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(Path(checkpoint) / "model.safetensors")
+
+
+def test_a_stream_that_is_finished_is_not_read_on(tmp_path: Path) -> None:
+    given = {"train_dataset": Stream(vector_rows(60))}
+    checkpoint = broken_off(tmp_path, 3, given=given, max_steps=3)
+    trainer = quiet_trainer(tmp_path, given=given, max_steps=3)
+    assert trainer.train(resume_from_checkpoint=checkpoint).global_step == 3
+
+
+def test_a_state_that_counts_fewer_than_no_steps_is_refused(tmp_path: Path) -> None:
+    checkpoint = without_record(broken_off(tmp_path, 3))
+    path = Path(checkpoint) / TRAINER_STATE_NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), "global_step": -1}))
+    with pytest.raises(ValueError, match=rf"{TRAINER_STATE_NAME} has global_step=-1.*another checkpoint"):
+        resumed(tmp_path, checkpoint)
+
+
+def test_a_checkpoint_of_the_model_only_is_not_resumed(tmp_path: Path) -> None:
+    checkpoint = broken_off(tmp_path, 3, save_only_model=True)
+    with pytest.raises(ValueError, match=r"optimizer.pt.*missing.*from_pretrained"):
+        resumed(tmp_path, checkpoint)
+
+
+BEST: dict[str, Any] = {
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+    "metric_for_best_model": "quality",
+    "load_best_model_at_end": True,
+}
+
+
+def falling() -> dict[str, Any]:
+    values = iter(range(9, -9, -1))
+    return {"compute_metrics": lambda _: {"quality": next(values)}}
+
+
+@pytest.mark.parametrize("copied", [False, True], ids=["moved", "copied"])
+def test_the_best_checkpoint_is_found_where_the_run_was_moved_to(tmp_path: Path, copied: bool) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    broken_off(old, 3, given=falling(), **BEST)
+    shutil.copytree(old, new)
+    if not copied:
+        shutil.rmtree(old)
+    left = iter([-10.0] * 20)
+    given = {"compute_metrics": lambda _: {"quality": next(left)}}
+    trainer = resumed(new, True, given=given, save_total_limit=1, **BEST)
+    assert trainer.state.best_model_checkpoint == str(new / "checkpoint-1")
+    assert [path.name for path in new.glob("checkpoint-*")] == ["checkpoint-1"]
+    weights = resumed_weights(str(new / "checkpoint-1"))
+    assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_a_best_checkpoint_that_is_gone_is_forgotten_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = broken_off(tmp_path, 3, given=falling(), **BEST)
+    shutil.rmtree(tmp_path / "checkpoint-1")
+    trainer = resumed(tmp_path, checkpoint, given=falling(), **BEST)
+    assert "checkpoint-1, is gone" in caplog.text
+    assert trainer.state.best_model_checkpoint is None and trainer.state.best_metric == 9
+
+
+class CountingCallback(pl.Callback):
+    """A callback of Lightning's kind with a state of its own."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.batches += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.batches = state_dict["batches"]
+
+
+def test_callbacks_of_lightnings_kind_go_on_from_their_states(tmp_path: Path) -> None:
+    checkpoint = broken_off(tmp_path, 3, given={"callbacks": [CountingCallback()]})
+    counting = CountingCallback()
+    resumed(tmp_path, checkpoint, given={"callbacks": [counting]})
+    # The third batch is counted after the checkpoint of its step was written.
+    assert counting.batches == 2 + 7
+
+
+def test_restored_callbacks_stay_where_they_stand_in_the_list(tmp_path: Path) -> None:
+    def given() -> dict[str, Any]:
+        return {"callbacks": [EarlyStoppingCallback(early_stopping_patience=20), TrainerCallback()], **falling()}
+
+    checkpoint = broken_off(tmp_path, 3, given=given(), **BEST)
+    trainer = quiet_trainer(
+        tmp_path,
+        rows=18,
+        num_train_epochs=2,
+        given=given(),
+        restore_callback_states_from_checkpoint=True,
+        **SAVING,
+        **BEST,
+    )
+    names = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
+    trainer.train(resume_from_checkpoint=checkpoint)
+    assert [type(callback).__name__ for callback in trainer.callback_handler.callbacks] == names
+    stopping = next(c for c in trainer.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback))
+    # The values fall from 9 before the break, and anew after it: two evaluations did not improve, nor did seven.
+    assert stopping.early_stopping_patience_counter == 2 + 7
+
+
+def test_an_evaluation_of_the_epoch_that_the_checkpoint_was_written_in_is_made_after_a_resume(tmp_path: Path) -> None:
+    settings = {"eval_strategy": "epoch", "logging_strategy": "no"}
+    checkpoint = broken_off(tmp_path, 5, **settings)
+    steps = [
+        entry["step"] for entry in resumed(tmp_path, checkpoint, **settings).state.log_history if "eval_loss" in entry
+    ]
+    assert steps == [5, 10]
+
+
+def test_a_stop_at_the_evaluation_that_was_due_ends_the_training(tmp_path: Path) -> None:
+    class StopAtEvaluation(TrainerCallback):
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_training_stop = True
+
+    settings = {"eval_strategy": "epoch"}
+    checkpoint = broken_off(tmp_path, 5, **settings)
+    trainer = resumed(tmp_path, checkpoint, given={"callbacks": [StopAtEvaluation()]}, **settings)
+    assert trainer.state.global_step == 5
+
+
+def test_data_of_another_batch_size_is_counted_in_steps_of_the_new_size(tmp_path: Path) -> None:
+    rows = Rows(vector_rows(18))
+    checkpoint = broken_off(tmp_path, 3)
+    trainer = resumed(tmp_path, checkpoint, per_device_train_batch_size=2, given={"train_dataset": rows})
+    # Nine steps an epoch now: three of them are done.
+    assert trainer.state.global_step == 18 and trainer.state.epoch == 2
+
+
+def test_skipping_can_be_left_out(tmp_path: Path) -> None:
+    read: list[int] = []
+
+    class Noted(Rows):
+        def __getitem__(self, index: int) -> Any:
+            read.append(index)
+            return super().__getitem__(index)
+
+    given = {"train_dataset": Noted(vector_rows(18))}
+    resumed(tmp_path, broken_off(tmp_path, 3), given=given, ignore_data_skip=True)
+    assert sorted(read[:18]) == list(range(18))
+
+
+def test_a_checkpoint_of_transformers_goes_on_where_transformers_would(tmp_path: Path) -> None:
+    settings = {"num_train_epochs": 2}
+    whole = noisy_trainer(tmp_path, **settings)
+    whole.train()
+    checkpoint = without_record(str(tmp_path / "checkpoint-7"))
+    again = noisy_trainer(tmp_path, **settings)
+    again.train(resume_from_checkpoint=checkpoint)
+    weights = whole.model.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in again.model.state_dict().items())
+
+
+def test_random_data_is_resumed_exactly_with_the_record_only(tmp_path: Path) -> None:
+    losses = []
+    for with_record in (True, False):
+        whole = noisy_trainer(tmp_path, AugmentedRows(vector_rows(18)))
+        whole.train()
+        checkpoint = str(tmp_path / "checkpoint-3")
+        again = noisy_trainer(tmp_path, AugmentedRows(vector_rows(18)))
+        again.train(resume_from_checkpoint=checkpoint if with_record else without_record(checkpoint))
+        losses.append(whole.state.log_history[3]["loss"] == again.state.log_history[3]["loss"])
+    assert losses == [True, False]
