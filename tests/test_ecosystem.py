@@ -14,7 +14,7 @@ from littrainer.ecosystem import CLASSES, is_a
 from tests.scenarios.data import tiny_tokenizer
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 
-OPTIONAL = {"peft", "pytorch_lightning"}
+OPTIONAL = {"pytorch_lightning"}
 ENTRIES = sorted({entry for entries in CLASSES.values() for entry in entries})
 
 

@@ -18,6 +18,7 @@ from transformers import BertConfig, BertForMaskedLM
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint import background
 from littrainer.checkpoint.background import BackgroundSaveError
+from littrainer.checkpoint.host_copies import HostCopies
 from littrainer.checkpoint.layout import get_last_checkpoint
 from littrainer.checkpoint.verification import damage_in
 from littrainer.checkpoint.weights import read_weights
@@ -192,6 +193,19 @@ def test_a_write_that_fails_beside_another_error_is_logged(
     with caplog.at_level(logging.ERROR), pytest.raises(OverflowError, match="of the callback"):
         make(tmp_path, Failing()).train()
     assert "checkpoint-2 could not be written in the background" in caplog.text
+
+
+def test_a_copy_for_which_there_is_no_memory_is_an_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: Any, **__: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(HostCopies, "buffer", no_memory)
+    # A smaller batch would not help, and is not tried.
+    with pytest.raises(BackgroundSaveError, match=r"checkpoint-2.*host memory.*async_save at False"):
+        make(tmp_path, auto_find_batch_size=True).train()
+    assert not list(tmp_path.glob("checkpoint-*")) and not (tmp_path / ".unfinished").exists()
 
 
 ENDINGS: dict[str, BaseException] = {

@@ -72,7 +72,7 @@ def test_rotation_deletes_what_transformers_deletes(
         for name, library in (("ours", ours), ("theirs", theirs)):
             root = make_folders(tmp_path / f"{name} {limit}", times)
             best_folder = None if best is None else str(root / best)
-            library.rotate_checkpoints(  # type: ignore[attr-defined]
+            library.rotate_checkpoints(
                 str(root), save_total_limit=limit, best_model_checkpoint=best_folder, use_mtime=use_mtime
             )
             left[name] = sorted(os.listdir(root))

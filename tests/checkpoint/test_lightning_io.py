@@ -311,3 +311,25 @@ def test_lightnings_own_plugin_is_left_in_its_place(tmp_path: Path) -> None:
     plugin = TorchCheckpointIO()
     quiet_trainer(tmp_path, max_steps=1, given={"lightning": {"plugins": [plugin], "callbacks": [keeper]}}).train()
     assert Path(keeper.best_model_path).is_file()
+
+
+def test_a_module_with_other_optimizers_than_a_trainer_has_is_refused(tmp_path: Path) -> None:
+    class TwoOptimizers(VectorModule):
+        def configure_optimizers(self) -> Any:
+            self.automatic_optimization = False
+            names = dict(self.model.named_parameters())
+            decayed = [names["inner.weight"], names["head.weight"]]
+            others = [p for p in names.values() if not any(p is member for member in decayed)]
+            groups = [{"params": decayed}, {"params": others}]
+            return [torch.optim.AdamW(groups), torch.optim.SGD(self.parameters(), lr=0.1)]
+
+    class OneGroup(VectorModule):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters())
+
+    quiet_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
+    for kind, message in ((TwoOptimizers, "the LightningModule has several"), (OneGroup, "number of parameter groups")):
+        module = kind(has_temperature=False)
+        trainer = pl.Trainer(plugins=[TransformersCheckpointIO(module)], max_epochs=2, **QUIET)
+        with pytest.raises(ValueError, match=message):
+            trainer.fit(module, batches(), ckpt_path=tmp_path / "checkpoint-1")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -75,6 +76,16 @@ def test_a_disk_that_fails_is_an_error(folder: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="Input/output error"):
         sealed(folder)
+
+
+def test_a_file_system_that_cannot_wait_for_the_disk_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int) -> None:
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    sealed(folder)
+    assert damage_in(folder) == []
 
 
 def test_what_a_users_code_does_to_the_files_afterwards_is_no_damage(folder: Path) -> None:

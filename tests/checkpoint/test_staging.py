@@ -160,7 +160,7 @@ def test_a_full_disk_is_told_with_checkpoint_file_room_and_what_to_do(tmp_path: 
 
 def test_a_file_that_the_system_names_is_the_one_that_is_told(tmp_path: Path) -> None:
     with (
-        pytest.raises(OSError, match="beyond optimizer.pt") as caught,
+        pytest.raises(OSError, match=r"beyond optimizer\.pt") as caught,
         staged_folder(tmp_path / "checkpoint-5") as folder,
     ):
         (folder / "config.json").write_text("written")

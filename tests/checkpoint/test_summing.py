@@ -34,7 +34,7 @@ def test_the_bytes_are_those_that_torch_writes_itself(tmp_path: Path) -> None:
 def test_pieces_of_any_kind_are_written(tmp_path: Path) -> None:
     with SummingFile(tmp_path / "file") as file:
         assert file.write(b"ab") == 2
-        assert file.write(memoryview(torch.arange(WORTH_A_THREAD).numpy())) == WORTH_A_THREAD * 8
+        assert file.write(memoryview(torch.arange(WORTH_A_THREAD).numpy().tobytes())) == WORTH_A_THREAD * 8
     assert file.record == file_record(tmp_path / "file")
 
 

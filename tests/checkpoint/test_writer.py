@@ -46,13 +46,18 @@ def test_a_token_is_written_to_no_file(tmp_path: Path, write: str) -> None:
     assert trainer.args.hub_token == SECRET
 
 
-def test_only_what_ends_in_token_is_blanked(tmp_path: Path) -> None:
-    args = quiet_arguments(tmp_path, hub_token=SECRET, hub_model_id="someone/model", learning_rate=0.5)
-    args.other_token = SECRET
+def test_access_tokens_keys_and_passwords_are_blanked_and_nothing_else(tmp_path: Path) -> None:
+    kept = {"hub_model_id": "someone/model", "learning_rate": 0.5}
+    args = quiet_arguments(tmp_path, hub_token=SECRET, **kept)
+    secrets = ("hub_token", "other_token", "wandb_api_key", "api_key", "client_secret", "password")
+    # As the configurations of libraries on top have them.
+    kept.update(eos_token="</s>", pad_token="<pad>", secret_santa="no")
+    for name, value in {**dict.fromkeys(secrets, SECRET), **kept}.items():
+        setattr(args, name, value)
     shared = without_secrets(args)
-    assert shared.hub_token is None and shared.other_token is None
-    assert (shared.hub_model_id, shared.learning_rate) == ("someone/model", 0.5)
-    assert args.hub_token == args.other_token == SECRET
+    assert {name: getattr(shared, name) for name in secrets} == dict.fromkeys(secrets)
+    assert {name: getattr(shared, name) for name in kept} == kept
+    assert args.hub_token == args.api_key == SECRET
 
 
 def test_saved_arguments_are_those_of_the_training(tmp_path: Path) -> None:
@@ -203,7 +208,7 @@ def test_older_checkpoints_are_deleted_only_after_the_new_one_is_safe(
 ) -> None:
     deleted: list[str] = []
 
-    def watch(path: str) -> None:
+    def watch(path: str, in_background: bool) -> None:
         assert damage_in(tmp_path / "checkpoint-2") == []
         deleted.append(Path(path).name)
 

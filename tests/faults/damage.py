@@ -48,15 +48,15 @@ def flip_bit(path: Path, bit: int) -> None:
     path.write_bytes(data)
 
 
-DAMAGES: dict[str, Callable[[Path], None]] = {
+DAMAGES: dict[str, Callable[[Path], object]] = {
     "deleted": lambda path: path.unlink(),
-    "emptied": lambda path: path.write_bytes(b"") and None,
-    "halved": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]) and None,
+    "emptied": lambda path: path.write_bytes(b""),
+    "halved": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "bit flipped": lambda path: flip_bit(path, path.stat().st_size * 4),
 }
 
 
-def random_bits(count: int, seed: int = 0) -> dict[str, Callable[[Path], None]]:
+def random_bits(count: int, seed: int = 0) -> dict[str, Callable[[Path], object]]:
     """Damages that flip one bit each, at places that are the same on every call."""
     return {
         f"bit {number}": lambda path, number=number: flip_bit(  # type: ignore[misc]
@@ -129,7 +129,7 @@ class Matrix:
         folder = root / "stopped" / DAMAGED
         self.files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
-    def outcome(self, file: str, damage: Callable[[Path], None], by_name: bool) -> str:
+    def outcome(self, file: str, damage: Callable[[Path], object], by_name: bool) -> str:
         """Damage one file of the newest checkpoint and resume."""
         run_dir = self.root / "run"
         shutil.copytree(self.root / "stopped", run_dir)
@@ -169,7 +169,9 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def print_table(matrix: Matrix, damages: dict[str, Callable[[Path], None]], by_name: bool) -> collections.Counter[str]:
+def print_table(
+    matrix: Matrix, damages: dict[str, Callable[[Path], object]], by_name: bool
+) -> collections.Counter[str]:
     """Run all cases and print a row for each file."""
     counts: collections.Counter[str] = collections.Counter()
     print(f"\nresume_from_checkpoint={DAMAGED!r}" if by_name else "\nresume_from_checkpoint=True")
@@ -181,7 +183,7 @@ def print_table(matrix: Matrix, damages: dict[str, Callable[[Path], None]], by_n
     return counts
 
 
-def count_bits(matrix: Matrix, damages: dict[str, Callable[[Path], None]], by_name: bool) -> collections.Counter[str]:
+def count_bits(matrix: Matrix, damages: dict[str, Callable[[Path], object]], by_name: bool) -> collections.Counter[str]:
     """Run all cases and print for each file how often each outcome was found."""
     total: collections.Counter[str] = collections.Counter()
     print(f"\nresume_from_checkpoint={DAMAGED!r}" if by_name else "\nresume_from_checkpoint=True")

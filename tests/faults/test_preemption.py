@@ -258,9 +258,8 @@ def test_ctrl_c_can_be_one_of_the_signals_and_interrupts_when_it_comes_twice(tmp
         make(tmp_path / "twice", SignalIn("on_step_begin", 2, signal.SIGINT, times=2), **settings).train()
 
 
-def test_signals_without_the_switch_and_unknown_ones_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="enable_jit_checkpoint"):
-        TrainingArguments(str(tmp_path), jit_checkpoint_signals="SIGUSR1")
+def test_naming_signals_turns_the_switch_on_and_unknown_ones_are_refused(tmp_path: Path) -> None:
+    assert TrainingArguments(str(tmp_path), jit_checkpoint_signals="SIGUSR1").enable_jit_checkpoint
     with pytest.raises(ValueError, match="SIGUSR1"):
         TrainingArguments(str(tmp_path), enable_jit_checkpoint=True, jit_checkpoint_signals="SIGUSR")
 

@@ -42,7 +42,8 @@ class AdditionalFields:
     jit_checkpoint_signals: list[str] | str | None = field(
         default=None,
         metadata=about(
-            "Signals on which `enable_jit_checkpoint` saves and stops, one or several by name; unset, SIGTERM."
+            "Signals on which `enable_jit_checkpoint` saves and stops, one or several by name, which set it; unset, "
+            "SIGTERM."
         ),
     )
     eval_loss_weighting: str = field(

@@ -70,6 +70,7 @@ def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
     _normalize_console(args)
     _derive_evaluation(args)
     _derive_best_model(args)
+    _derive_signals(args)
     _derive_compilation(args)
     _derive_loading(args)
     args.accelerator_config = AcceleratorConfig.from_argument(args.accelerator_config)
@@ -190,6 +191,11 @@ def _derive_best_model(args: ArgumentFields) -> None:
         args.metric_for_best_model = "loss"
     if args.greater_is_better is None and args.metric_for_best_model is not None:
         args.greater_is_better = not args.metric_for_best_model.endswith("loss")
+
+
+def _derive_signals(args: ArgumentFields) -> None:
+    if args.jit_checkpoint_signals:
+        args.enable_jit_checkpoint = True
 
 
 def _derive_compilation(args: ArgumentFields) -> None:

@@ -44,7 +44,6 @@ def validate(args: ArgumentFields) -> None:
     _check_string_choices(args)
     _check_step_intervals(args)
     _check_best_model(args)
-    _check_signals(args)
     _check_precision(args)
     _check_schedule(args)
     _check_memory(args)
@@ -88,14 +87,6 @@ def _check_best_model(args: ArgumentFields) -> None:
         raise ValueError(
             "load_best_model_at_end needs an evaluation at each checkpoint, but "
             f"save_steps={args.save_steps} is not a multiple of eval_steps={args.eval_steps}."
-        )
-
-
-def _check_signals(args: ArgumentFields) -> None:
-    if args.jit_checkpoint_signals and not args.enable_jit_checkpoint:
-        raise ValueError(
-            f"jit_checkpoint_signals={args.jit_checkpoint_signals!r} says on which signals enable_jit_checkpoint saves, "
-            "which is not set; set it as well."
         )
 
 

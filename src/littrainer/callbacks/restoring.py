@@ -29,6 +29,9 @@ def restore_callbacks(trainer: Trainer) -> None:
         present = [callback for callback in handler.callbacks if type(callback).__name__ == class_name]
         if not present:
             without_callback.append(class_name)
+        if len(present) > 1 and len(states) % len(present) == 0:
+            # transformers adds the states of several callbacks at each save; those of the last one count.
+            states = states[-len(present) :]
         for callback, state in zip(present, states, strict=False):
             if isinstance(callback, ExportableState):
                 place = handler.callbacks.index(callback)

@@ -120,7 +120,7 @@ def load_left_out(model: Any, folder: Path) -> list[str]:
     absent = [name for name in _left_out(model, own) if name not in stored]
     if absent:
         logger.warning(
-            "%s does not hold %s%s, which is trained: PEFT does not save it. It stays as it is, and numbers will differ "
+            "%s does not hold %s%s, which is trained: PEFT does not save it. It stays as it is, and numbers differ "
             "from those of an uninterrupted training.",
             folder,
             ", ".join(absent[:LONGEST_LIST]),

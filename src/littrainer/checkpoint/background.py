@@ -88,7 +88,7 @@ class BackgroundSaves:
         """Copy what the checkpoint of this step holds, and begin to write it; the save before is waited for.
 
         Raises:
-            BackgroundSaveError: the save before has failed.
+            BackgroundSaveError: the save before has failed, or there is no memory for the copy.
         """
         self.wait()
         trainer = self._trainer
@@ -106,7 +106,7 @@ class BackgroundSaves:
             else:
                 write_weights(model, staged.folder)
             states = collect_states(trainer, run_dir)
-            weights, states.files = self._copies.copy((weights, states.files))
+            weights, states.files = self._copied(final, (weights, states.files))
             trainer.control.should_save = False
             state = copy.copy(trainer.state)
             state.log_history = list(state.log_history)
@@ -127,6 +127,15 @@ class BackgroundSaves:
         self._current = save
         save.thread = threading.Thread(target=_keeping_error, args=(write, save), name=f"saving {final.name}")
         save.thread.start()
+
+    def _copied(self, final: Path, states: Any) -> Any:
+        try:
+            return self._copies.copy(states)
+        except (MemoryError, RuntimeError) as error:
+            raise BackgroundSaveError(
+                f"{final}: model and optimizer could not be copied to host memory, as async_save needs it. Make room "
+                "there, or leave async_save at False."
+            ) from error
 
     def report(self) -> None:
         """At a step boundary: if the checkpoint on its way has been written, tell the callbacks.

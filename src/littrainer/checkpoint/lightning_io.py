@@ -9,7 +9,7 @@ import argparse
 import enum
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -239,12 +239,22 @@ def _own_state(folder: Path) -> dict[str, Any]:
 def _states_of_a_trainer(folder: Path) -> dict[str, Any]:
     states: dict[str, Any] = {}
     if (folder / OPTIMIZER_NAME).is_file():
-        states["optimizer_states"] = [load_tensors(folder / OPTIMIZER_NAME)]
+        states["optimizer_states"] = _StatesOfOneOptimizer([load_tensors(folder / OPTIMIZER_NAME)])
     if (folder / SCHEDULER_NAME).is_file():
         states["lr_schedulers"] = [load_tensors(folder / SCHEDULER_NAME)]
     if (folder / SCALER_NAME).is_file():
         states[LOSS_SCALING] = load_tensors(folder / SCALER_NAME)
     return states
+
+
+class _StatesOfOneOptimizer(list[Any]):
+    # Lightning pairs optimizers with states and would leave a second optimizer as it was made, without a word.
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()
+        raise ValueError(
+            f"The checkpoint has the state of one optimizer ({OPTIMIZER_NAME}), and the LightningModule has several. "
+            "Load its model with from_pretrained and start a new training."
+        )
 
 
 def _fit_loop_state(state: TrainerState, accumulate_grad_batches: int) -> dict[str, Any]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from littrainer.checkpoint.manifest import FileRecord, file_record, files_in, read_manifest, write_manifest
+
+# What file systems answer that cannot do it, some for folders only.
+NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 
 
 class Stamp(NamedTuple):
@@ -25,10 +29,17 @@ def stamp_of(path: Path) -> Stamp:
 
 
 def to_disk(path: Path) -> None:
-    """Wait until a file's data, or a folder's names, are on the disk."""
+    """Wait until a file's data, or a folder's names, are on the disk, where the file system can say so.
+
+    Raises:
+        OSError: the disk is full, or fails.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NOT_SUPPORTED:
+            raise
     finally:
         os.close(descriptor)
 

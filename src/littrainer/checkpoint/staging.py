@@ -181,7 +181,7 @@ def _put_in_place(folder: Path, final: Path) -> None:
             os.rename(aside, final)
         raise
     to_disk(final.parent)
-    delete_folder(aside)
+    _delete_or_warn(aside)
 
 
 def _carry_over(earlier: Path, folder: Path) -> None:

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SECRET_SUFFIX = "_token"
+# Endings of the names of arguments that hold secrets, and names that end so and hold parts of a vocabulary.
+SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")
+VOCABULARY_TOKENS = tuple(f"{kind}_token" for kind in ("bos", "cls", "eos", "image", "mask", "pad", "sep", "unk"))
 
 
 def write_model(trainer: Trainer, output_dir: str, state_dict: dict[str, Any] | None = None) -> None:
@@ -63,10 +65,10 @@ def _max_shard_size(trainer: Trainer) -> int | str | None:
 
 
 def without_secrets(args: TrainingArguments) -> TrainingArguments:
-    """A copy of the arguments whose tokens are blanked, for a file that may be shared."""
+    """A copy of the arguments whose access tokens, keys and passwords are blanked, for a file that may be shared."""
     shared = copy.copy(args)
     for name in vars(args):
-        if name.endswith(SECRET_SUFFIX):
+        if name.endswith(SECRET_ENDINGS) and not name.endswith(VOCABULARY_TOKENS):
             setattr(shared, name, None)
     return shared
 
