@@ -70,7 +70,7 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         processing_class: tokenizer or processor, saved with the model.
         model_init: makes the model anew at each `train()`; instead of `model`.
         compute_loss_func: takes outputs, labels and `num_items_in_batch`, returns the loss.
-        compute_metrics: takes an `EvalPrediction`, returns a dict of metrics; or torchmetrics metrics, which are updated
+        compute_metrics: takes an `EvalPrediction`, returns a dict of metrics; or torchmetrics metrics, updated
             batch by batch (see `StreamingMetrics`).
         callbacks: Trainer callbacks, and Lightning callbacks, in one list.
         optimizers: optimizer and schedule to use instead of those that the arguments name.

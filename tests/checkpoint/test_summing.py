@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +13,23 @@ import torch
 
 from littrainer.checkpoint import summing
 from littrainer.checkpoint.manifest import file_record
-from littrainer.checkpoint.summing import WORTH_A_THREAD, SummingFile, save_and_sum
+from littrainer.checkpoint.summing import SummingFile, save_and_sum
+
+LARGE = 1 << 18
 
 
-@pytest.mark.parametrize("numbers", [1, 10, WORTH_A_THREAD // 4, WORTH_A_THREAD])
-def test_the_sum_of_a_saved_object_is_that_of_its_file(tmp_path: Path, numbers: int) -> None:
+@pytest.mark.parametrize("without_inner_sums", [False, True])
+@pytest.mark.parametrize("numbers", [1, 10, LARGE])
+def test_the_sum_of_a_saved_object_is_that_of_its_file(tmp_path: Path, numbers: int, without_inner_sums: bool) -> None:
     value = {"state": {0: torch.randn(numbers), 1: torch.arange(3)}, "lr": 0.5}
-    record = save_and_sum(value, tmp_path / "file")
+    record = save_and_sum(value, tmp_path / "file", without_inner_sums)
     assert record == file_record(tmp_path / "file")
     loaded: Any = torch.load(tmp_path / "file", weights_only=True)
     assert torch.equal(loaded["state"][0], value["state"][0]) and loaded["lr"] == 0.5  # type: ignore[index]
 
 
 def test_the_bytes_are_those_that_torch_writes_itself(tmp_path: Path) -> None:
-    value = {"a": torch.arange(WORTH_A_THREAD)}
+    value = {"a": torch.arange(LARGE)}
     save_and_sum(value, tmp_path / "file")
     torch.save(value, tmp_path / "theirs")
     # The folder in the archive has the file's name where torch knows it.
@@ -34,11 +39,11 @@ def test_the_bytes_are_those_that_torch_writes_itself(tmp_path: Path) -> None:
 def test_pieces_of_any_kind_are_written(tmp_path: Path) -> None:
     with SummingFile(tmp_path / "file") as file:
         assert file.write(b"ab") == 2
-        assert file.write(memoryview(torch.arange(WORTH_A_THREAD).numpy().tobytes())) == WORTH_A_THREAD * 8
+        assert file.write(memoryview(torch.arange(LARGE).numpy().tobytes())) == LARGE * 8
     assert file.record == file_record(tmp_path / "file")
 
 
-@pytest.mark.parametrize("size", [1, WORTH_A_THREAD])
+@pytest.mark.parametrize("size", [1, LARGE])
 def test_a_full_disk_is_the_systems_own_error(size: int) -> None:
     with pytest.raises(OSError, match="No space left") as caught:
         save_and_sum({"a": torch.zeros(size)}, "/dev/full")
@@ -66,3 +71,24 @@ def test_a_disk_that_fails_meanwhile_is_an_error(tmp_path: Path, monkeypatch: py
         for _ in range(100):
             file.write(b"a" * 10)
             time.sleep(0.01)
+
+
+def inner_sums(path: Path) -> set[bool]:
+    with zipfile.ZipFile(path) as archive:
+        return {entry.CRC != 0 for entry in archive.infolist()}
+
+
+def test_torchs_own_sums_are_left_out_of_this_file_only(tmp_path: Path) -> None:
+    value = {"a": torch.arange(10)}
+    save_and_sum(value, tmp_path / "without", without_inner_sums=True)
+    save_and_sum(value, tmp_path / "with")
+    torch.save(value, tmp_path / "torch's")
+    assert inner_sums(tmp_path / "without") == {False}
+    assert inner_sums(tmp_path / "with") == inner_sums(tmp_path / "torch's") == {True}
+
+
+def test_another_thread_leaves_the_setting_of_all_threads_alone(tmp_path: Path) -> None:
+    thread = threading.Thread(target=save_and_sum, args=({"a": torch.arange(10)}, tmp_path / "file", True))
+    thread.start()
+    thread.join(60)
+    assert inner_sums(tmp_path / "file") == {True}

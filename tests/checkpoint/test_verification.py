@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from littrainer.checkpoint import verification
 from littrainer.checkpoint.manifest import write_manifest
+from littrainer.checkpoint.summing import save_and_sum
 from littrainer.checkpoint.verification import damage_in
 
 STATES = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
@@ -171,6 +172,13 @@ def test_an_index_of_another_kind_is_damage(foreign: Path, text: str) -> None:
     (foreign / "model.safetensors.index.json").write_text(text)
     (sentence,) = damage_in(foreign)
     assert sentence.startswith("model.safetensors.index.json is no readable index")
+
+
+def test_a_file_of_torch_without_sums_is_judged_by_its_structure(foreign: Path) -> None:
+    save_and_sum({"b": torch.arange(64.0)}, foreign / "optimizer.pt", without_inner_sums=True)
+    assert damage_in(foreign) == []
+    cut(foreign / "optimizer.pt")
+    assert len(damage_in(foreign)) == 1
 
 
 def test_weights_in_the_format_of_early_torch_are_not_taken_for_damage(foreign: Path) -> None:

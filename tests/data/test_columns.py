@@ -71,6 +71,10 @@ def stacking_collator(rows: list[dict[str, Any]]) -> Any:
     return default_collate([{**row, "x": torch.as_tensor(row["x"])} for row in rows])
 
 
+def weighted(rows: dict[str, Any]) -> dict[str, Any]:
+    return {**rows, "x": [torch.tensor(x) * weight for x, weight in zip(rows["x"], rows["weight"], strict=True)]}
+
+
 def trained(trainer: Trainer) -> Any:
     return trainer.train()
 
@@ -140,11 +144,8 @@ def test_columns_that_worker_processes_drop_are_named_too(
 
 
 def test_a_transform_of_the_dataset_that_misses_a_dropped_column_is_told_so(tmp_path: Path) -> None:
-    def halved(rows: dict[str, Any]) -> dict[str, Any]:
-        return {**rows, "x": [torch.tensor(x) * weight for x, weight in zip(rows["x"], rows["weight"], strict=True)]}
-
     with pytest.raises(KeyError) as caught:
-        over(tmp_path, FORMS["datasets"]().with_transform(halved)).train()
+        over(tmp_path, FORMS["datasets"]().with_transform(weighted)).train()
     assert_explained(caught.value, "weight", "training set")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import zlib
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -13,8 +16,6 @@ import torch
 
 from littrainer.checkpoint.manifest import FileRecord
 
-# Below this number of bytes handing them to another thread takes longer than summing them up.
-WORTH_A_THREAD = 1 << 18
 # After this many bytes the disk begins to take them, while the next ones are written.
 BYTES_BETWEEN_SYNCS = 1 << 26
 
@@ -22,7 +23,7 @@ BYTES_BETWEEN_SYNCS = 1 << 26
 class SummingFile:
     """A file to write to, front to back, that knows the checksum of what was written; use it as a context.
 
-    Large pieces are summed up in a thread while they are written, and a long file goes to the disk while it grows.
+    A long file goes to the disk while it grows.
 
     Parameters:
         path: the file, made anew.
@@ -30,7 +31,7 @@ class SummingFile:
 
     def __init__(self, path: Path) -> None:
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115
-        self._summing, self._syncing = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._syncing = ThreadPoolExecutor(1)
         self._synced: Future[None] | None = None
         self._bytes_at_sync = 0
         self.record = FileRecord(0, 0)
@@ -38,16 +39,8 @@ class SummingFile:
     def write(self, data: Any) -> int:
         """Write all of a piece."""
         piece = memoryview(data).cast("B")
-        if len(piece) < WORTH_A_THREAD:
-            self._write(piece)
-            crc32 = zlib.crc32(piece, self.record.crc32)
-        else:
-            # The memory is the caller's again when this returns, so the sum is waited for.
-            summed = self._summing.submit(zlib.crc32, piece, self.record.crc32)
-            try:
-                self._write(piece)
-            finally:
-                crc32 = summed.result()
+        self._write(piece)
+        crc32 = zlib.crc32(piece, self.record.crc32)
         self.record = FileRecord(self.record.size + len(piece), crc32)
         if self.record.size - self._bytes_at_sync >= BYTES_BETWEEN_SYNCS:
             self._begin_sync()
@@ -77,17 +70,34 @@ class SummingFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for pool in (self._summing, self._syncing):
-            pool.shutdown()
+        self._syncing.shutdown()
         self._file.close()
 
 
-def save_and_sum(value: Any, path: Path | str) -> FileRecord:
+def save_and_sum(value: Any, path: Path | str, without_inner_sums: bool = False) -> FileRecord:
     """`torch.save` to a file.
+
+    Parameters:
+        without_inner_sums: leave out the checksums that torch puts into its archives, which take half as long again as
+            the writing. For large files with a record in a manifest.
 
     Returns:
         the file's size and checksum.
     """
-    with SummingFile(Path(path)) as file:
+    with SummingFile(Path(path)) as file, _inner_sums(not without_inner_sums):
         torch.save(value, file)  # type: ignore[arg-type]
     return file.record
+
+
+@contextlib.contextmanager
+def _inner_sums(wanted: bool) -> Iterator[None]:
+    before = torch.serialization.get_crc32_options()
+    # It is one setting for all threads, and another one may be saving a file of the user's own.
+    if wanted or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(before)

@@ -144,7 +144,7 @@ def write_states(states: CheckpointStates, folder: Path, seal: Seal | None = Non
         seal: is told of each file as soon as it is complete.
     """
     for name, value in states.files.items():
-        record = save_and_sum(value, folder / name)
+        record = save_and_sum(value, folder / name, without_inner_sums=seal is not None and name == OPTIMIZER_NAME)
         if seal is not None:
             seal.add(folder / name, record)
     (folder / TRAINER_STATE_NAME).write_text(states.trainer_state, "utf-8")
