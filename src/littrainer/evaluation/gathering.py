@@ -70,7 +70,10 @@ def concatenated(pieces: list[Any]) -> Any:
         return torch.cat(_padded(rows, torch.Tensor.new_full), dim=0)
     if isinstance(first, np.ndarray):
         return np.concatenate(_padded([np.atleast_1d(piece) for piece in pieces], _numpy_full), axis=0)
-    raise TypeError(f"Outputs of type {type(first).__name__} cannot be joined across batches; return tensors.")
+    raise TypeError(
+        f"Outputs of type {type(first).__name__} cannot be joined across batches. Let the model return tensors, or name "
+        "the other outputs in ignore_keys, which leaves them out."
+    )
 
 
 def _different_kinds(kinds: list[type]) -> TypeError:

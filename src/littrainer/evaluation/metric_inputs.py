@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from littrainer.ecosystem import is_a
@@ -29,6 +30,12 @@ def classification(predictions: Any, labels: Any) -> Arguments:
 def class_scores(predictions: Any, labels: Any) -> Arguments:
     """All classes' scores of each sample or token, `(N, C)`, and the label; labels of -100 are left out."""
     return _counted(_in_full_precision(predictions), labels)
+
+
+def positive_class_scores(predictions: Any, labels: Any) -> Arguments:
+    """The probability of the second of two classes, and the label, 0 or 1; labels of -100 are left out."""
+    # Torchmetrics makes probabilities of scores only in batches where one is below 0 or above 1.
+    return _counted(_in_full_precision(predictions).softmax(dim=-1)[..., 1], labels)
 
 
 def language_model(predictions: Any, labels: Any) -> Arguments:
@@ -66,6 +73,7 @@ CONVERSIONS: dict[str, Callable[[Any, Any], Arguments]] = {
     for conversion in (
         classification,
         class_scores,
+        positive_class_scores,
         language_model,
         language_model_scores,
         multi_label,
@@ -74,8 +82,11 @@ CONVERSIONS: dict[str, Callable[[Any, Any], Arguments]] = {
     )
 }
 
-# Conversion to the likeliest class -> the one that keeps the scores of all.
-SCORES_INSTEAD = {"classification": "class_scores", "language_model": "language_model_scores"}
+# Conversion to the likeliest class -> those that keep scores.
+SCORES_INSTEAD = {
+    "classification": ("class_scores", "positive_class_scores"),
+    "language_model": ("language_model_scores",),
+}
 
 
 @dataclass(frozen=True)
@@ -139,6 +150,22 @@ def guessed_conversion(prediction: EvalPrediction, facts: TaskFacts) -> str:
     raise _untold(prediction, "no conversion fits their shapes")
 
 
+def conversion_for(metric: Any, guess: str, prediction: EvalPrediction) -> str:
+    """The guessed conversion, or the one that keeps scores where a metric goes over thresholds.
+
+    Some of these, such as `BinaryAUROC`, would take likeliest classes for scores, and give a wrong number.
+    """
+    logits = scores_in(prediction.predictions)
+    if guess != "classification" or not logits.is_floating_point() or not is_a(metric, "torchmetrics metric"):
+        return guess
+    # Those in a collection or a wrapper too.
+    metrics = [module for module in metric.modules() if hasattr(module, "thresholds")]
+    if not metrics:
+        return guess
+    takes_one_score = logits.shape[-1] == 2 and all(hasattr(metric, "num_classes") is False for metric in metrics)
+    return "positive_class_scores" if takes_one_score else "class_scores"
+
+
 def converted(prediction: EvalPrediction, conversion: str | Callable[..., Any]) -> Arguments | None:
     """What update is to be called with; None where a function says that the batch is to be left out.
 
@@ -162,8 +189,8 @@ def scores_in(predictions: Any) -> Any:
 
 
 def described(value: Any) -> str:
-    """Kinds and shapes of nested tensors, in one line."""
-    if isinstance(value, torch.Tensor):
+    """Kinds and shapes of nested tensors or arrays, in one line."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}: {described(item)}" for name, item in value.items()) + "}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.error_notes import add_note
+from littrainer.evaluation.metric_inputs import described
 from littrainer.evaluation.results import EvalPrediction, denumpify_detensorize
 
 if TYPE_CHECKING:
@@ -22,17 +23,26 @@ def call_metric_function(trainer: Trainer, prediction: EvalPrediction, **keyword
         keywords: further ones it is called with.
     """
     assert trainer.compute_metrics is not None
-    with noting_where(trainer):
+    with noting_where(trainer, prediction):
         return trainer.compute_metrics(prediction, **keywords)
 
 
 @contextmanager
-def noting_where(trainer: Trainer) -> Iterator[None]:
-    """Errors of metrics within leave with a note that says where they happened."""
+def noting_where(trainer: Trainer, prediction: EvalPrediction | None = None) -> Iterator[None]:
+    """Errors of metrics within leave with a note that says where they happened.
+
+    Parameters:
+        prediction: what the metrics were given, for its kinds and shapes.
+    """
     try:
         yield
     except Exception as error:
-        add_note(error, f"{_name_of(trainer.compute_metrics)} raised this {_where(trainer)}.{_what_is_left(trainer)}")
+        given = "" if prediction is None else (
+            f" It was given predictions {described(prediction.predictions)} and labels {described(prediction.label_ids)}."
+        )
+        add_note(
+            error, f"{_name_of(trainer.compute_metrics)} raised this {_where(trainer)}.{given}{_what_is_left(trainer)}"
+        )
         raise
 
 
@@ -40,7 +50,7 @@ def checked_metrics(trainer: Trainer, metrics: Any) -> dict[str, Any]:
     """Metrics as Python numbers under their names.
 
     Raises:
-        TypeError: they are no dict; or a checkpoint is to hold one of them, and JSON cannot.
+        TypeError: they are no dict, or a name in it is no text; or a checkpoint is to hold one of them, and JSON cannot.
     """
     function = _name_of(trainer.compute_metrics)
     if not isinstance(metrics, Mapping):
@@ -48,6 +58,12 @@ def checked_metrics(trainer: Trainer, metrics: Any) -> dict[str, Any]:
             f"{function} returned {_shortened(metrics)} {_where(trainer)}. It has to return a dict of names and "
             "numbers, such as {'accuracy': 0.5}."
         )
+    for name in metrics:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"{function} returned a dict with the name {_shortened(name)} {_where(trainer)}. Names of metrics are "
+                "texts; write str(...) around it."
+            )
     plain = denumpify_detensorize(dict(metrics))
     if trainer.is_in_train and trainer.args.save_strategy != SaveStrategy.NO:
         for name, value in plain.items():

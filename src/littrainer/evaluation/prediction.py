@@ -25,7 +25,13 @@ def predict_batch(
     Parameters:
         prediction_loss_only: leave out predictions and labels.
         ignore_keys: outputs to leave out; by default those the model's config names, else `past_key_values`.
+
+    Raises:
+        TypeError: `ignore_keys` is a single text.
+        ValueError: the predictions cannot belong to the labels that metrics compare them with.
     """
+    if isinstance(ignore_keys, str):
+        raise TypeError(f"ignore_keys={ignore_keys!r} is one text; pass the outputs' names in a list, [{ignore_keys!r}].")
     label_names = trainer.label_names
     has_labels = bool(label_names) and all(inputs.get(name) is not None for name in label_names)
     return_loss = inputs.get("return_loss")
@@ -74,14 +80,16 @@ def check_rows(logits: Any, labels: Any, names: list[str] | None, label_names: S
         names: names of the model's outputs; None where it returns a tuple.
 
     Raises:
-        ValueError: none of the outputs has a row for each row of the first label, not even where either is flattened.
+        ValueError: no output has a row, or several, for each row of the first label, not even where either is flattened.
     """
     first_label = labels[0] if isinstance(labels, (list, tuple)) and labels else labels
     outputs = list(logits) if isinstance(logits, (list, tuple)) else [logits]
     tensors = [output for output in outputs if isinstance(output, torch.Tensor)]
     if not isinstance(first_label, torch.Tensor) or first_label.dim() == 0 or len(tensors) < len(outputs):
         return
-    if not tensors or any(_fit_together(output, first_label) for output in tensors):
+    # Single numbers, as the parts of a loss, have no rows to be compared.
+    with_rows = [output for output in tensors if output.dim()]
+    if not with_rows or any(_fit_together(output, first_label) for output in with_rows):
         return
     shown = [
         f"{name} of shape {tuple(output.shape)}"
@@ -95,10 +103,11 @@ def check_rows(logits: Any, labels: Any, names: list[str] | None, label_names: S
 
 
 def _fit_together(output: torch.Tensor, labels: torch.Tensor) -> bool:
-    if output.dim() == 0:
-        return False
-    # Scripts flatten tokens on either side, and the other in compute_metrics.
     rows = labels.shape[0]
+    # Pairs and candidates of a sample may have a row each.
+    if rows and output.shape[0] and output.shape[0] % rows == 0:
+        return True
+    # Scripts flatten tokens on either side, and the other in compute_metrics.
     return output.shape[0] in (rows, labels.numel()) or rows == output.shape[:2].numel()
 
 

@@ -15,6 +15,7 @@ from littrainer.evaluation.metric_inputs import (
     CONVERSIONS,
     SCORES_INSTEAD,
     TaskFacts,
+    conversion_for,
     converted,
     described,
     guessed_conversion,
@@ -36,8 +37,8 @@ class StreamingMetrics:
         metric: a torchmetrics `Metric` or `MetricCollection`, any object with `update`, `compute` and `reset`, or a
             dict of these by name.
         inputs: how predictions and labels of a batch go into `update`: a name in `CONVERSIONS` (`"classification"`,
-            `"class_scores"`, `"language_model"`, `"language_model_scores"`, `"multi_label"`, `"regression"`,
-            `"unchanged"`), or a function of predictions and labels that returns update's arguments (a tuple, a dict of
+            `"class_scores"`, `"positive_class_scores"`, `"language_model"`, `"language_model_scores"`, `"multi_label"`,
+            `"regression"`, `"unchanged"`), or a function of predictions and labels that returns update's arguments (a tuple, a dict of
             keywords, or None to leave the batch out); one with a single parameter is given an `EvalPrediction`. By
             default it is told from the shapes, the kinds of numbers and the model.
 
@@ -113,7 +114,7 @@ class StreamingMetrics:
         if conversion is None:
             if self._guess is None:
                 self._guess = guessed_conversion(prediction, self._facts)
-            conversion = self._guess
+            conversion = conversion_for(part.metric, self._guess, prediction)
         arguments: Any = None
         try:
             arguments = converted(prediction, conversion)
@@ -136,11 +137,11 @@ class _Part:
         names_itself: a dict that it computes holds full names.
     """
 
-    def __init__(self, metric: Any, inputs: str | Callable[..., Any] | None, names_itself: bool):
+    def __init__(self, name: str, metric: Any, inputs: str | Callable[..., Any] | None, names_itself: bool):
         if not has_metric_methods(metric):
             raise TypeError(
-                f"{_class_name(metric)} is no metric: it needs the methods {', '.join(METHODS)}, as those of "
-                "torchmetrics have them."
+                f"{name!r} of compute_metrics is a {_class_name(metric)} and no metric: it needs the methods "
+                f"{', '.join(METHODS)}, as those of torchmetrics have them."
             )
         self.metric = metric
         self.inputs = inputs
@@ -186,9 +187,10 @@ def _parts_of(metric: Any, inputs: Any) -> Iterator[tuple[str, _Part]]:
         for name, entry in metric.items():
             own = entry.inputs if isinstance(entry, StreamingMetrics) else None
             entry = entry.metric if isinstance(entry, StreamingMetrics) else entry
-            yield str(name), _Part(entry, inputs if own is None else own, names_itself=False)
+            yield str(name), _Part(str(name), entry, inputs if own is None else own, names_itself=False)
     else:
-        yield _snake_case(type(metric).__name__), _Part(metric, inputs, names_itself=True)
+        name = _snake_case(type(metric).__name__)
+        yield name, _Part(name, metric, inputs, names_itself=True)
 
 
 def _synchronises_itself(metric: Any) -> bool:
@@ -242,8 +244,9 @@ def _misfit(
         if arguments is None
         else f"{way} made of them what update was called with: {listed(arguments)}"
     )
-    with_scores = SCORES_INSTEAD.get(conversion) if isinstance(conversion, str) else None
-    hint = f" If it needs the scores, pass StreamingMetrics(metric, inputs={with_scores!r})." if with_scores else ""
+    with_scores = SCORES_INSTEAD.get(conversion, ()) if isinstance(conversion, str) else ()
+    ways = " or ".join(f"inputs={way!r}" for way in with_scores)
+    hint = f" If it needs the scores, pass StreamingMetrics with {ways}." if ways else ""
     others = [repr(other) for other in CONVERSIONS if other != conversion]
     return (
         f"The metric {name!r} ({type(part.metric).__name__}) cannot take a batch: {error} (a {type(error).__name__}). "

@@ -97,7 +97,7 @@ def _check_metrics(trainer: Trainer) -> None:
     args = trainer.args
     if args.eval_strategy not in (None, IntervalStrategy.NO) and trainer.eval_dataset is None:
         raise ValueError(
-            f"eval_strategy={str(args.eval_strategy)!r} asks for evaluations, but there is no eval_dataset. Pass "
+            f"eval_strategy={IntervalStrategy(args.eval_strategy).value!r} asks for evaluations, but there is no eval_dataset. Pass "
             "one to the Trainer, or set eval_strategy='no'."
         )
     needs_metric = args.save_strategy == SaveStrategy.BEST or args.load_best_model_at_end
