@@ -139,6 +139,11 @@ class TrainerModule(pl.LightningModule):
         self._active_run().after_optimizer_step()
         self._step_own_schedule()
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients in a training. Lightning asks for it before an evaluation too; there they stay."""
+        if self.run is not None:
+            super().zero_grad(set_to_none)
+
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
         """Do nothing: gradients are cleared after the optimizer step, where callbacks can still see them."""
 

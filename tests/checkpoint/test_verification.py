@@ -200,3 +200,21 @@ def test_a_checkpoint_that_did_not_change_is_read_once(own: Path, monkeypatch: p
         assert damage_in(own) == []
     (own / "optimizer.pt").write_bytes(b"")
     assert damage_in(own) != []
+
+
+@pytest.mark.parametrize("kind", ["foreign", "own"])
+def test_files_that_are_links_as_in_a_download_are_judged_by_what_they_link_to(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder: Path = request.getfixturevalue(kind)
+    blobs = tmp_path / "blobs"
+    folder.rename(blobs)
+    folder.mkdir()
+    for file in blobs.iterdir():
+        (folder / file.name).symlink_to(file)
+    weights, away = blobs / "model.safetensors", tmp_path / "away"
+    assert damage_in(folder) == []
+    weights.rename(away)
+    assert len(damage_in(folder)) == 1
+    away.rename(weights)
+    assert damage_in(folder) == []

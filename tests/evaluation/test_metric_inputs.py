@@ -33,6 +33,16 @@ def test_class_scores_keep_all_classes_where_there_is_a_label() -> None:
     assert torch.equal(scores, SCORES.half().float()[LABELS != -100]) and labels.tolist() == [1, 0, 1, 1]
 
 
+def test_scores_of_classes_become_probabilities_unless_they_are_some() -> None:
+    logits, labels = torch.tensor([[2.0, 0.0], [0.5, 0.9], [0.0, 0.0]]), torch.tensor([0, 1, -100])
+    scores, counted = converted(batch(logits, labels), "class_scores") or ()
+    assert torch.equal(scores, logits[:2].softmax(-1)) and counted.tolist() == [0, 1]
+    positive, _ = converted(batch(logits, labels), "positive_class_scores") or ()
+    assert torch.equal(positive, logits[:2].softmax(-1)[:, 1])
+    positive, _ = converted(batch(logits.softmax(-1), labels), "positive_class_scores") or ()
+    assert torch.equal(positive, logits[:2].softmax(-1)[:, 1])
+
+
 def test_a_language_models_prediction_belongs_to_the_label_after_it() -> None:
     assert lists(converted(batch(SCORES, LABELS), "language_model")) == [[1, 0, 1], [0, 1, 1]]
     scores, labels = converted(batch(SCORES, LABELS), "language_model_scores") or ()

@@ -71,6 +71,7 @@ def test_outside_of_training_the_note_speaks_of_no_step(tmp_path: Path) -> None:
     with pytest.raises(MetricError) as caught:
         trainer.evaluate()
     assert "outside of training" in notes_of(caught.value) and "step" not in notes_of(caught.value)
+    assert "given predictions float32 (7, 3), labels int64 (7,)." in notes_of(caught.value)
 
 
 def test_an_error_in_a_metric_of_single_batches_is_noted_too(tmp_path: Path) -> None:
@@ -104,6 +105,12 @@ def test_metrics_that_are_no_dict_are_refused_with_what_they_are(tmp_path: Path,
     with pytest.raises(TypeError, match=r"half.*returned .*optimizer step 3 of 3.*dict") as caught:
         trainer.train()
     assert type(returned).__name__ in str(caught.value)
+
+
+def test_a_metric_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, given={"compute_metrics": lambda _: {"all": 0.5, 3: 0.5}})
+    with pytest.raises(TypeError, match=r"the name 3 \(a int\).*Names of metrics are texts"):
+        trainer.evaluate()
 
 
 @pytest.mark.parametrize("kind", [UserDict, lambda items: defaultdict(float, items)], ids=["mapping", "defaultdict"])

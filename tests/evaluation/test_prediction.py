@@ -142,9 +142,9 @@ def measured(folder: Path, model: nn.Module, **given: Any) -> Any:
     [
         (lambda logits: {"logits": logits.mean(dim=0)}, r"\(2,\)"),
         (lambda logits: {"logits": logits[:1]}, r"\(1, 2\)"),
-        (lambda logits: {"logits": logits.mean()}, r"\(\)"),
+        (lambda logits: {"logits": logits.repeat(2, 1)[1:]}, r"\(5, 2\)"),
     ],
-    ids=["mean over the batch", "first row", "one number"],
+    ids=["mean over the batch", "first row", "more rows"],
 )
 def test_predictions_that_lose_the_batch_are_named_with_their_shape(tmp_path: Path, reduce: Any, shape: str) -> None:
     with pytest.raises(ValueError, match=rf"logits of shape {shape}.*'labels' have 3 rows.*first dimension"):
@@ -176,6 +176,19 @@ def test_labels_of_another_length_than_the_predictions_are_refused(tmp_path: Pat
 )
 def test_one_output_with_a_row_for_each_label_is_enough(tmp_path: Path, reduce: Any) -> None:
     assert "eval_loss" in measured(tmp_path, Reducing(reduce))
+
+
+def test_parts_of_the_loss_come_as_one_number_for_each_batch(tmp_path: Path) -> None:
+    def shapes(prediction: Any) -> dict[str, Any]:
+        return {"shapes": [part.shape for part in prediction.predictions]}
+
+    parts = Reducing(lambda logits: {"cross_entropy": logits.mean(), "penalty": logits.abs().mean()})
+    assert measured(tmp_path, parts, compute_metrics=shapes)["eval_shapes"] == [(3,), (3,)]
+
+
+def test_ignored_outputs_in_a_single_text_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"ignore_keys='hidden'.*\['hidden'\]"):
+        quiet_trainer(tmp_path, Talkative()).evaluate(ignore_keys="hidden")
 
 
 def test_flattened_tokens_fit_their_labels(tmp_path: Path) -> None:

@@ -235,6 +235,15 @@ def test_optimizer_and_schedule_are_not_touched(tmp_path: Path) -> None:
     assert (groups, schedule) == (groups_after, schedule_after)
 
 
+@pytest.mark.parametrize("work", WORK.values(), ids=WORK.keys())
+def test_gradients_of_a_loop_of_the_script_stay(tmp_path: Path, work: Callable[[Trainer], Any]) -> None:
+    trainer = drawing_trainer(tmp_path)
+    for parameter in trainer.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    work(trainer)
+    assert all(torch.equal(parameter.grad, torch.ones_like(parameter)) for parameter in trainer.model.parameters())
+
+
 def test_neither_optimizer_nor_schedule_is_made_for_an_evaluation(tmp_path: Path) -> None:
     trainer = drawing_trainer(tmp_path)
     trainer.evaluate()

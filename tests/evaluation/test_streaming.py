@@ -10,6 +10,7 @@ import pytest
 import torch
 from torchmetrics import MeanSquaredError, Metric, MetricCollection
 from torchmetrics.classification import (
+    BinaryAUROC,
     MulticlassAccuracy,
     MulticlassAUROC,
     MulticlassConfusionMatrix,
@@ -99,6 +100,34 @@ def test_a_language_models_accuracy_and_perplexity_are_those_of_a_function_over_
     whole = evaluated(tmp_path, of_next_tokens, model, given=given)
     assert whole["eval_perplexity"] > 1
     assert evaluated(tmp_path, metrics, model, given=given) == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7])
+@pytest.mark.parametrize("wrap", [lambda metric: metric, lambda metric: MetricCollection([metric])])
+def test_metrics_over_thresholds_are_given_scores_that_do_not_depend_on_the_batches(
+    tmp_path: Path, batch_size: int, wrap: Any
+) -> None:
+    def small_logits(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        # Single samples' scores often lie between 0 and 1, those of several samples hardly ever all do.
+        return logits * 0.5
+
+    def auroc(prediction: EvalPrediction) -> dict[str, float]:
+        scores, labels = torch.from_numpy(prediction.predictions), torch.from_numpy(prediction.label_ids)
+        metric = BinaryAUROC() if scores.shape[-1] == 2 else MulticlassAUROC(scores.shape[-1])
+        probabilities = scores.softmax(-1)
+        return {"auroc": metric(probabilities[:, 1] if scores.shape[-1] == 2 else probabilities, labels).item()}
+
+    given = {"preprocess_logits_for_metrics": small_logits}
+    for classes, metric in ((2, BinaryAUROC()), (CLASSES, MulticlassAUROC(CLASSES))):
+        rows = [{**row, "labels": row["labels"] % classes} for row in vector_rows(40)]
+        torch.manual_seed(0)
+        model = VectorClassifier()
+        model.head = torch.nn.Linear(model.head.in_features, classes)
+        changes: dict[str, Any] = {"given": {**given, "eval_dataset": Rows(rows)}}
+        (expected,) = evaluated(tmp_path, auroc, model, **changes).values()
+        changes["per_device_eval_batch_size"] = batch_size
+        (streamed,) = evaluated(tmp_path, wrap(metric), model, **changes).values()
+        assert streamed == pytest.approx(expected, abs=1e-6)
 
 
 def test_logits_are_preprocessed_before_they_are_streamed(tmp_path: Path) -> None:
@@ -207,7 +236,9 @@ def test_what_can_be_called_is_a_function_unless_it_is_of_torchmetrics() -> None
     [
         ("accuracy", TypeError, "compute_metrics is 'accuracy'.*function of an EvalPrediction"),
         ({}, ValueError, "dict without a metric"),
-        ({"accuracy": accuracy}, TypeError, "function is no metric.*update, compute, reset"),
+        ({"accuracy": accuracy}, TypeError, r"compute_metrics\['accuracy'\] is no metric \(function\).*update"),
+        ({"all": {"f1": accuracy}}, TypeError, r"compute_metrics\['all'\] is no metric \(dict\)"),
+        (StreamingMetrics, TypeError, "compute_metrics is the class StreamingMetrics"),
         (MulticlassAccuracy, TypeError, "is the class MulticlassAccuracy; pass a metric"),
     ],
 )
@@ -373,13 +404,13 @@ def test_only_metrics_that_do_not_synchronise_are_given_the_batches_of_all_proce
 
 def test_a_metric_that_does_not_fit_is_named_with_the_shapes_and_the_ways_of_input(tmp_path: Path) -> None:
     with pytest.raises(ValueError) as caught:
-        evaluated(tmp_path, {"mse": MeanSquaredError(), "auroc": MulticlassAUROC(CLASSES)})
+        evaluated(tmp_path, {"mse": MeanSquaredError(), "perplexity": Perplexity()})
     message = str(caught.value)
-    assert "'auroc' (MulticlassAUROC)" in message
+    assert "'perplexity' (Perplexity)" in message
     assert f"predictions float32 (3, {CLASSES}) and labels int64 (3,)" in message
     assert "inputs='classification' (told from their shapes and the model)" in message
     assert "what update was called with: int64 (3,), int64 (3,)." in message
-    assert "pass StreamingMetrics(metric, inputs='class_scores')" in message and "'regression'" in message
+    assert "pass StreamingMetrics with inputs='class_scores' or inputs=" in message and "'regression'" in message
     assert isinstance(caught.value.__cause__, ValueError)
 
 

@@ -60,13 +60,19 @@ def file_record(path: Path) -> FileRecord:
     return FileRecord(size, crc32)
 
 
-def files_in(folder: Path) -> Iterator[str]:
-    """The paths of the files that a manifest lists, relative to the folder; links are nobody's own data."""
+def files_in(folder: Path, with_links: bool = False) -> Iterator[str]:
+    """The paths of the files that a manifest lists, relative to the folder.
+
+    Parameters:
+        with_links: links to files too, of which a folder may consist that was downloaded or is kept under versions.
+            Those to nothing are left out.
+    """
     for parent, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
             path = Path(parent, name)
-            if not path.is_symlink() and path != folder / MANIFEST_NAME:
+            is_wanted = path.is_file() if with_links else not path.is_symlink()
+            if is_wanted and path != folder / MANIFEST_NAME:
                 yield path.relative_to(folder).as_posix()
 
 

@@ -56,7 +56,8 @@ def damage_in(folder: Path, needed: Iterable[str] = ()) -> list[str]:
     folder, needed = Path(folder), tuple(needed)
     if not folder.is_dir():
         return [f"{folder} is no folder."]
-    stamps = {name: stamp_of(folder / name) for name in [*files_in(folder), MANIFEST_NAME] if (folder / name).exists()}
+    names = [*files_in(folder, with_links=True), MANIFEST_NAME]
+    stamps = {name: stamp_of(folder / name) for name in names if (folder / name).exists()}
     key = folder.resolve()
     if key in _found and _found[key][:2] == (stamps, needed):
         return list(_found[key][2])

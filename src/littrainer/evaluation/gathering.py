@@ -71,8 +71,8 @@ def concatenated(pieces: list[Any]) -> Any:
     if isinstance(first, np.ndarray):
         return np.concatenate(_padded([np.atleast_1d(piece) for piece in pieces], _numpy_full), axis=0)
     raise TypeError(
-        f"Outputs of type {type(first).__name__} cannot be joined across batches. Let the model return tensors, or name "
-        "the other outputs in ignore_keys, which leaves them out."
+        f"Outputs of type {type(first).__name__} cannot be joined across batches. Let the model return tensors, and "
+        "name its other outputs in ignore_keys, which leaves them out."
     )
 
 

@@ -28,14 +28,13 @@ def classification(predictions: Any, labels: Any) -> Arguments:
 
 
 def class_scores(predictions: Any, labels: Any) -> Arguments:
-    """All classes' scores of each sample or token, `(N, C)`, and the label; labels of -100 are left out."""
-    return _counted(_in_full_precision(predictions), labels)
+    """All classes' probabilities of each sample or token, `(N, C)`, and the label; labels of -100 are left out."""
+    return _counted(_class_probabilities(predictions), labels)
 
 
 def positive_class_scores(predictions: Any, labels: Any) -> Arguments:
     """The probability of the second of two classes, and the label, 0 or 1; labels of -100 are left out."""
-    # Torchmetrics makes probabilities of scores only in batches where one is below 0 or above 1.
-    return _counted(_in_full_precision(predictions).softmax(dim=-1)[..., 1], labels)
+    return _counted(_class_probabilities(predictions)[..., 1], labels)
 
 
 def language_model(predictions: Any, labels: Any) -> Arguments:
@@ -81,6 +80,9 @@ CONVERSIONS: dict[str, Callable[[Any, Any], Arguments]] = {
         unchanged,
     )
 }
+
+# How far half precision may take the sum of a sample's probabilities from 1.
+ROUNDING_OF_A_SUM = 1e-2
 
 # Conversion to the likeliest class -> those that keep scores.
 SCORES_INSTEAD = {
@@ -159,11 +161,11 @@ def conversion_for(metric: Any, guess: str, prediction: EvalPrediction) -> str:
     if guess != "classification" or not logits.is_floating_point() or not is_a(metric, "torchmetrics metric"):
         return guess
     # Those in a collection or a wrapper too.
-    metrics = [module for module in metric.modules() if hasattr(module, "thresholds")]
-    if not metrics:
+    over_thresholds = [module for module in metric.modules() if hasattr(module, "thresholds")]
+    if not over_thresholds:
         return guess
-    takes_one_score = logits.shape[-1] == 2 and all(hasattr(metric, "num_classes") is False for metric in metrics)
-    return "positive_class_scores" if takes_one_score else "class_scores"
+    takes_all_classes = any(hasattr(module, "num_classes") for module in over_thresholds)
+    return "class_scores" if takes_all_classes or logits.shape[-1] != 2 else "positive_class_scores"
 
 
 def converted(prediction: EvalPrediction, conversion: str | Callable[..., Any]) -> Arguments | None:
@@ -214,6 +216,14 @@ def _likeliest(predictions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def _counted(predictions: torch.Tensor, labels: torch.Tensor) -> Arguments:
     counted = labels != PADDING
     return predictions[counted], labels[counted]
+
+
+def _class_probabilities(predictions: torch.Tensor) -> torch.Tensor:
+    # Torchmetrics turns scores into probabilities batch by batch, where one is below 0 or above 1: the scores of other
+    # batches it would compare with the probabilities of these.
+    scores = _in_full_precision(predictions)
+    are_probabilities = (scores >= 0).all() & ((scores.sum(dim=-1) - 1).abs() < ROUNDING_OF_A_SUM).all()
+    return torch.where(are_probabilities, scores, scores.softmax(dim=-1))
 
 
 def _in_full_precision(values: torch.Tensor) -> torch.Tensor:

@@ -37,12 +37,8 @@ def noting_where(trainer: Trainer, prediction: EvalPrediction | None = None) -> 
     try:
         yield
     except Exception as error:
-        given = "" if prediction is None else (
-            f" It was given predictions {described(prediction.predictions)} and labels {described(prediction.label_ids)}."
-        )
-        add_note(
-            error, f"{_name_of(trainer.compute_metrics)} raised this {_where(trainer)}.{given}{_what_is_left(trainer)}"
-        )
+        name, given = _name_of(trainer.compute_metrics), _what_was_given(prediction)
+        add_note(error, f"{name} raised this {_where(trainer)}.{given}{_what_is_left(trainer)}")
         raise
 
 
@@ -50,7 +46,7 @@ def checked_metrics(trainer: Trainer, metrics: Any) -> dict[str, Any]:
     """Metrics as Python numbers under their names.
 
     Raises:
-        TypeError: they are no dict, or a name in it is no text; or a checkpoint is to hold one of them, and JSON cannot.
+        TypeError: they are no dict, one has no text as its name, or a checkpoint is to hold one and JSON cannot.
     """
     function = _name_of(trainer.compute_metrics)
     if not isinstance(metrics, Mapping):
@@ -91,6 +87,12 @@ def _where(trainer: Trainer) -> str:
     if not trainer.is_in_train:
         return "in an evaluation outside of training"
     return f"in the evaluation at optimizer step {trainer.state.global_step} of {trainer.state.max_steps}"
+
+
+def _what_was_given(prediction: EvalPrediction | None) -> str:
+    if prediction is None:
+        return ""
+    return f" It was given predictions {described(prediction.predictions)}, labels {described(prediction.label_ids)}."
 
 
 def _what_is_left(trainer: Trainer) -> str:

@@ -31,7 +31,7 @@ def predict_batch(
         ValueError: the predictions cannot belong to the labels that metrics compare them with.
     """
     if isinstance(ignore_keys, str):
-        raise TypeError(f"ignore_keys={ignore_keys!r} is one text; pass the outputs' names in a list, [{ignore_keys!r}].")
+        raise TypeError(f"ignore_keys={ignore_keys!r} is one text; pass a list of the names, [{ignore_keys!r}].")
     label_names = trainer.label_names
     has_labels = bool(label_names) and all(inputs.get(name) is not None for name in label_names)
     return_loss = inputs.get("return_loss")
@@ -80,7 +80,7 @@ def check_rows(logits: Any, labels: Any, names: list[str] | None, label_names: S
         names: names of the model's outputs; None where it returns a tuple.
 
     Raises:
-        ValueError: no output has a row, or several, for each row of the first label, not even where either is flattened.
+        ValueError: no output with rows has one for each row of the first label, not even where either is flattened.
     """
     first_label = labels[0] if isinstance(labels, (list, tuple)) and labels else labels
     outputs = list(logits) if isinstance(logits, (list, tuple)) else [logits]
@@ -103,11 +103,8 @@ def check_rows(logits: Any, labels: Any, names: list[str] | None, label_names: S
 
 
 def _fit_together(output: torch.Tensor, labels: torch.Tensor) -> bool:
-    rows = labels.shape[0]
-    # Pairs and candidates of a sample may have a row each.
-    if rows and output.shape[0] and output.shape[0] % rows == 0:
-        return True
     # Scripts flatten tokens on either side, and the other in compute_metrics.
+    rows = labels.shape[0]
     return output.shape[0] in (rows, labels.numel()) or rows == output.shape[:2].numel()
 
 

@@ -38,9 +38,9 @@ class StreamingMetrics:
             dict of these by name.
         inputs: how predictions and labels of a batch go into `update`: a name in `CONVERSIONS` (`"classification"`,
             `"class_scores"`, `"positive_class_scores"`, `"language_model"`, `"language_model_scores"`, `"multi_label"`,
-            `"regression"`, `"unchanged"`), or a function of predictions and labels that returns update's arguments (a tuple, a dict of
-            keywords, or None to leave the batch out); one with a single parameter is given an `EvalPrediction`. By
-            default it is told from the shapes, the kinds of numbers and the model.
+            `"regression"`, `"unchanged"`), or a function of predictions and labels that returns update's arguments (a
+            tuple, a dict of keywords, or None to leave the batch out); one with a single parameter is given an
+            `EvalPrediction`. By default it is told from the shapes, the kinds of numbers, the model and the metric.
 
     Raises:
         TypeError: it is no metric.
@@ -134,14 +134,15 @@ class _Part:
     """One metric, or one collection of them.
 
     Parameters:
+        place: where the script has given it, for errors.
         names_itself: a dict that it computes holds full names.
     """
 
-    def __init__(self, name: str, metric: Any, inputs: str | Callable[..., Any] | None, names_itself: bool):
+    def __init__(self, place: str, metric: Any, inputs: str | Callable[..., Any] | None, names_itself: bool):
         if not has_metric_methods(metric):
             raise TypeError(
-                f"{name!r} of compute_metrics is a {_class_name(metric)} and no metric: it needs the methods "
-                f"{', '.join(METHODS)}, as those of torchmetrics have them."
+                f"{place} is no metric ({_class_name(metric)}): it needs the methods {', '.join(METHODS)}, as those of "
+                "torchmetrics have them."
             )
         self.metric = metric
         self.inputs = inputs
@@ -161,7 +162,8 @@ def streaming_metrics(compute_metrics: Any) -> StreamingMetrics | None:
         return compute_metrics
     if is_a(compute_metrics, "torchmetrics metric"):
         return StreamingMetrics(compute_metrics)
-    if inspect.isclass(compute_metrics) and issubclass(compute_metrics, known_classes("torchmetrics metric")):
+    kinds = (StreamingMetrics, *known_classes("torchmetrics metric"))
+    if inspect.isclass(compute_metrics) and issubclass(compute_metrics, kinds):
         raise TypeError(
             f"compute_metrics is the class {compute_metrics.__name__}; pass a metric, made with its arguments."
         )
@@ -187,10 +189,10 @@ def _parts_of(metric: Any, inputs: Any) -> Iterator[tuple[str, _Part]]:
         for name, entry in metric.items():
             own = entry.inputs if isinstance(entry, StreamingMetrics) else None
             entry = entry.metric if isinstance(entry, StreamingMetrics) else entry
-            yield str(name), _Part(str(name), entry, inputs if own is None else own, names_itself=False)
+            place = f"compute_metrics[{name!r}]"
+            yield str(name), _Part(place, entry, inputs if own is None else own, names_itself=False)
     else:
-        name = _snake_case(type(metric).__name__)
-        yield name, _Part(name, metric, inputs, names_itself=True)
+        yield _snake_case(type(metric).__name__), _Part("compute_metrics", metric, inputs, names_itself=True)
 
 
 def _synchronises_itself(metric: Any) -> bool:

@@ -96,9 +96,10 @@ def _say_if_nothing_is_generated(trainer: Trainer) -> None:
 def _check_metrics(trainer: Trainer) -> None:
     args = trainer.args
     if args.eval_strategy not in (None, IntervalStrategy.NO) and trainer.eval_dataset is None:
+        strategy = IntervalStrategy(args.eval_strategy).value
         raise ValueError(
-            f"eval_strategy={IntervalStrategy(args.eval_strategy).value!r} asks for evaluations, but there is no eval_dataset. Pass "
-            "one to the Trainer, or set eval_strategy='no'."
+            f"eval_strategy={strategy!r} asks for evaluations, but there is no eval_dataset. Pass one to the Trainer, "
+            "or set eval_strategy='no'."
         )
     needs_metric = args.save_strategy == SaveStrategy.BEST or args.load_best_model_at_end
     if needs_metric and args.metric_for_best_model is None:
