@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
@@ -14,3 +15,7 @@ SETTINGS = {
 # Before torch, transformers or datasets is imported, since they read these when they are imported.
 for _name, _value in SETTINGS.items():
     os.environ.setdefault(_name, _value)
+
+# A shell starts what runs in its background with Ctrl-C ignored, and tests send it to themselves and to what they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

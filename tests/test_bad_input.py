@@ -97,7 +97,7 @@ def test_evaluating_without_an_evaluation_set_says_which_argument_is_missing(tmp
 
 @pytest.mark.parametrize("strategy", ["steps", "epoch"])
 def test_evaluation_during_training_needs_an_evaluation_set_from_the_start(tmp_path: Path, strategy: str) -> None:
-    with one_line_error(ValueError, "eval_strategy.*eval_dataset"):
+    with one_line_error(ValueError, f"eval_strategy='{strategy}'.*eval_dataset"):
         Trainer(
             model=VectorClassifier(),
             args=arguments(tmp_path, eval_strategy=strategy),

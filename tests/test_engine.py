@@ -129,12 +129,13 @@ sys.path.insert(0, {root!r})
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.trainers import StepwiseTrainer, Trainer, quiet_trainer
 for kind in (Trainer, StepwiseTrainer):
-    trainer = quiet_trainer("out", kind=kind, max_steps=2, eval_strategy="steps", eval_steps=1, save_strategy="steps")
+    steps = dict(max_steps=2, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1)
+    trainer = quiet_trainer("out", kind=kind, **steps)
     trainer.callback_handler.callbacks.pop()
     trainer.train()
     trainer.evaluate()
     trainer.predict(Rows(vector_rows(4)))
-    trainer.train(resume_from_checkpoint=True)
+    trainer.train(resume_from_checkpoint="out/checkpoint-1")
 """
 
 

@@ -85,7 +85,8 @@ class OverridePoints:
     def _set_signature_columns_if_needed(self: Any) -> None:
         if self._signature_columns is None:
             forward = inspect.signature(base_model(self.model).forward)
-            self._signature_columns = [*forward.parameters, *{"label", "label_ids", *self.label_names}]
+            names = [*forward.parameters, *self.label_names, "label", "label_ids"]
+            self._signature_columns = list(dict.fromkeys(names))
 
     def _accepted_columns(self: Any) -> list[str]:
         self._set_signature_columns_if_needed()

@@ -229,6 +229,32 @@ def test_whatever_ends_training_the_checkpoint_on_its_way_is_finished(tmp_path: 
     assert make(tmp_path).train(resume_from_checkpoint=True).global_step == 7
 
 
+def test_ctrl_c_while_a_save_waits_for_the_one_before_leaves_nothing_on_its_way(tmp_path: Path, gate: Gate) -> None:
+    class Interrupting(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 4:
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+                threading.Timer(0.6, gate.opened.set).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path, Interrupting()).train()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2"]
+
+
+def test_a_save_for_which_there_is_no_thread_is_written_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NoThread(threading.Thread):
+        def start(self) -> None:
+            if self.name.startswith("saving"):
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    monkeypatch.setattr(threading, "Thread", NoThread)
+    make(tmp_path).train()
+    assert (tmp_path / "checkpoint-7").is_dir() and damage_in(tmp_path / "checkpoint-7") == []
+
+
 def test_a_signal_to_stop_waits_for_the_checkpoint_on_its_way_and_for_its_own(tmp_path: Path, gate: Gate) -> None:
     class Stopping(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -242,7 +268,12 @@ def test_a_signal_to_stop_waits_for_the_checkpoint_on_its_way_and_for_its_own(tm
 
 
 def test_the_best_model_is_loaded_from_a_checkpoint_that_is_complete(tmp_path: Path) -> None:
-    settings = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True, "learning_rate": 0.3}
+    settings: dict[str, Any] = {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "load_best_model_at_end": True,
+        "learning_rate": 0.3,
+    }
     trainers = []
     for flag in (False, True):
         trainers.append(make(tmp_path / str(flag), async_save=flag, **settings))

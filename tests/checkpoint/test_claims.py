@@ -53,6 +53,18 @@ def test_another_live_run_is_refused_and_a_dead_one_is_not(tmp_path: Path, other
     assert os.listdir(tmp_path) == ["checkpoint-1"], "what the dead run left is gone"
 
 
+def test_the_claim_ends_though_the_wait_for_deletions_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(claims, "wait_for_deletions", interrupted)
+    with pytest.raises(KeyboardInterrupt), claimed(tmp_path):
+        pass
+    assert not (tmp_path / CLAIM_NAME).exists()
+
+
 def test_trainings_one_after_the_other_and_one_inside_the_other_are_fine(tmp_path: Path) -> None:
     for _ in range(2):
         with claimed(tmp_path):

@@ -50,6 +50,11 @@ class VectorModule(pl.LightningModule):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         pass
 
+    test_step = validation_step
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.model(**batch)["logits"]
+
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
@@ -162,6 +167,9 @@ def test_a_folder_that_a_trainer_wrote_is_resumed_by_lightning(tmp_path: Path, l
     assert at_start == {name: value.tolist() for name, value in load_file(folder / "model.safetensors").items()}
     assert sorted(map(str, moments)) == sorted(str(entry["exp_avg"].tolist()) for entry in stored.values())
     assert len(module.losses) == 2 * EPOCH_STEPS - saved_at and trainer.global_step == 2 * EPOCH_STEPS
+    for use in (trainer.validate, trainer.test, trainer.predict):
+        use(module, batches(), ckpt_path=folder)
+        assert weights(module.model) == at_start
 
 
 def test_a_folder_with_a_model_alone_is_enough_to_validate_and_not_to_fit(tmp_path: Path) -> None:
@@ -265,6 +273,12 @@ def test_a_damaged_folder_is_refused_with_the_name_of_the_file(tmp_path: Path) -
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no checkpoint folder .*gone"):
         TransformersCheckpointIO(VectorClassifier()).load_checkpoint(tmp_path / "gone")
+
+
+def test_a_file_in_the_format_of_lightning_is_refused_as_such(tmp_path: Path) -> None:
+    (tmp_path / "epoch=0.ckpt").touch()
+    with pytest.raises(ValueError, match=r"epoch=0\.ckpt is a file"):
+        TransformersCheckpointIO(VectorClassifier()).load_checkpoint(tmp_path / "epoch=0.ckpt")
 
 
 def test_only_a_checkpoint_is_deleted(tmp_path: Path) -> None:

@@ -64,6 +64,12 @@ def test_a_checkpoint_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
         checkpoint_to_resume(str(tmp_path / "checkpoint-8"), str(tmp_path))
 
 
+def test_the_folder_of_a_run_given_for_one_of_its_checkpoints_is_refused_with_one_of_these(tmp_path: Path) -> None:
+    folder = complete_checkpoint(tmp_path / "run" / "checkpoint-3")
+    with pytest.raises(ValueError, match=re.escape(f"such as {folder}")):
+        checkpoint_to_resume(str(tmp_path / "run"), "unused")
+
+
 @pytest.mark.parametrize("missing", [[name] for name in NEEDED_TO_RESUME] + [list(NEEDED_TO_RESUME[1:])], ids=str)
 def test_a_checkpoint_that_lacks_files_is_refused_with_each_of_them(tmp_path: Path, missing: list[str]) -> None:
     folder = complete_checkpoint(tmp_path / "checkpoint-3")

@@ -16,6 +16,15 @@ def test_tensors_numbers_and_text_are_loaded(tmp_path: Path) -> None:
     assert loaded["a"].tolist() == [1, 1] and loaded["b"] == [1, 0.5, "text", None, True]
 
 
+@pytest.mark.parametrize("parts", range(2, 9))
+def test_a_file_of_torch_that_is_cut_off_is_named(tmp_path: Path, parts: int) -> None:
+    path = tmp_path / "file.pt"
+    torch.save({"a": list(range(3000))}, path)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // parts])
+    with pytest.raises(ValueError, match=r"file\.pt is damaged"):
+        load_tensors(path)
+
+
 def test_code_is_refused_and_has_not_run(tmp_path: Path) -> None:
     torch.save({"a": [Creates(tmp_path / "was-run")]}, tmp_path / "file.pt")
     with pytest.raises(ValueError, match=r"file\.pt is refused: it names pathlib\.Path\.touch|it names \S+, which"):

@@ -96,10 +96,13 @@ DAMAGES: dict[str, Callable[[Path], object]] = {"emptied": lambda path: path.wri
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
-@pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.json", "config.json", *STATES])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "trainer_state.json", "config.json", "littrainer_resume.pt", *STATES]
+)
 def test_an_incomplete_file_is_found_without_a_manifest(
     foreign: Path, name: str, damage: Callable[[Path], object]
 ) -> None:
+    torch.save({}, foreign / "littrainer_resume.pt")
     damage(foreign / name)
     (sentence,) = damage_in(foreign)
     assert sentence.startswith(f"{name} is damaged: ")

@@ -100,7 +100,7 @@ def over(
 def assert_explained(error: BaseException, missing: str, where: str) -> None:
     (note,) = error.__notes__
     assert f"remove_unused_columns has left {missing!r} out of the {where}: " in note
-    assert "VectorClassifier.forward takes x, labels" in note
+    assert "VectorClassifier.forward takes x, labels, label, label_ids, and the other" in note
     assert "were dropped (text, weight)" in note and "remove_unused_columns=False" in note
 
 

@@ -60,7 +60,8 @@ def generators_read(progress: DataProgress, batch: int, collate: Any = list) -> 
     """The generators whose states were read before a batch was collated ahead."""
     batches = progress.batches(LookaheadLoader(Numbers(40), 2, collate_fn=collate))
     read(batches, batch)
-    return set(progress.state(batch, epoch_is_over=False)["before_ahead"])
+    assert progress._before_ahead is not None
+    return set(progress._before_ahead)
 
 
 def test_generators_that_reading_does_not_draw_from_are_soon_not_read_any_more() -> None:
@@ -71,6 +72,25 @@ def test_generators_that_reading_does_not_draw_from_are_soon_not_read_any_more()
 
 def test_before_an_expected_checkpoint_all_generators_are_read() -> None:
     assert generators_read(DataProgress(expects_checkpoint=lambda: True), 9) == {"torch", "python", "numpy"}
+
+
+def test_a_generator_that_reading_draws_from_now_and_then_goes_on_where_it_stood() -> None:
+    def rarely_noisy(samples: list[int]) -> Any:
+        return (*samples, random.random()) if samples[0] in (12, 24) else samples
+
+    def loader() -> LookaheadLoader:
+        return LookaheadLoader(Numbers(30), 2, collate_fn=rarely_noisy)
+
+    progress = DataProgress()
+    batches = progress.batches(loader())
+    for _ in range(9):
+        next(batches)
+    kept = progress.state(9, epoch_is_over=False)
+    expected = list(batches)
+
+    resumed = DataProgress()
+    resumed.point = ResumePoint(9, kept, lambda: None)
+    assert list(resumed.batches(resumed.resumed_loader(loader()))) == expected
 
 
 def test_a_loaders_own_generators_go_on_over_an_epochs_end() -> None:

@@ -225,6 +225,14 @@ def test_the_samples_of_a_stream_are_counted_as_they_come(tmp_path: Path) -> Non
     assert output.predictions.shape == (7, 3)
 
 
+def test_a_stream_that_gives_nothing_is_refused(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, given={"eval_dataset": Stream([])})
+    with pytest.raises(ValueError, match="The evaluation set is a stream that gave no batch"):
+        trainer.evaluate()
+    with pytest.raises(ValueError, match="The test set is a stream"):
+        trainer.predict(Stream([]))
+
+
 def test_the_loop_takes_any_iterable_of_batches(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path)
     batch = {"x": torch.ones(2, 6), "labels": torch.tensor([0, 1])}

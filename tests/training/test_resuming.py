@@ -12,6 +12,7 @@ import torch
 from littrainer import EarlyStoppingCallback, Trainer, TrainerCallback
 from littrainer.checkpoint.names import RESUME_RECORD_NAME, TRAINER_STATE_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
+from littrainer.training.resuming import read_resume_record
 from tests.scenarios.data import AugmentedRows, Rows, Stream, vector_rows
 from tests.scenarios.trainers import quiet_trainer
 from tests.training.exact_resume import noisy_trainer
@@ -48,6 +49,13 @@ def test_the_record_is_read_without_running_code_and_says_where_training_goes_on
     record = load_tensors(Path(broken_off(tmp_path, 7)) / RESUME_RECORD_NAME)
     assert record["position"] == {"epoch": 1, "micro_batches": 2, "epoch_end_is_due": False}
     assert record["sizes"]["epoch_length"] == 5 and record["arguments"]["per_device_train_batch_size"] == 4
+
+
+@pytest.mark.parametrize("record", [[1], {"position": {}}, {"version": 2}], ids=["a list", "no version", "version 2"])
+def test_a_record_of_another_kind_is_refused_by_name(tmp_path: Path, record: Any) -> None:
+    torch.save(record, tmp_path / RESUME_RECORD_NAME)
+    with pytest.raises(ValueError, match=r"littrainer_resume\.pt .*Use .* or delete"):
+        read_resume_record(tmp_path)
 
 
 @pytest.mark.parametrize("as_transformers", [False, True])
@@ -179,6 +187,16 @@ def test_the_best_checkpoint_is_found_where_the_run_was_moved_to(tmp_path: Path,
     assert [path.name for path in new.glob("checkpoint-*")] == ["checkpoint-1"]
     weights = resumed_weights(str(new / "checkpoint-1"))
     assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_a_best_checkpoint_in_another_folder_is_no_reason_to_delete_all_here(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    checkpoint = broken_off(old, 3, given=falling(), **BEST)
+    left = iter([-10.0] * 20)
+    given = {"compute_metrics": lambda _: {"quality": next(left)}}
+    trainer = resumed(new, checkpoint, given=given, save_total_limit=1, **BEST)
+    assert trainer.state.best_model_checkpoint == str(old / "checkpoint-1")
+    assert (new / f"checkpoint-{trainer.state.global_step}").is_dir()
 
 
 def test_a_best_checkpoint_that_is_gone_is_forgotten_with_a_warning(

@@ -48,10 +48,8 @@ class _Save:
     state: TrainerState
     stamps: dict[str, Stamp] = field(default_factory=dict)
     error: BaseException | None = None
-    thread: threading.Thread | None = None
-
-    def is_written(self) -> bool:
-        return self.thread is not None and not self.thread.is_alive()
+    # Not the thread's own end: a join that Ctrl-C interrupts takes a running thread for one that has ended.
+    has_ended: threading.Event = field(default_factory=threading.Event)
 
 
 class BackgroundSaves:
@@ -125,8 +123,11 @@ class BackgroundSaves:
                 rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=str(final))
 
         self._current = save
-        save.thread = threading.Thread(target=_keeping_error, args=(write, save), name=f"saving {final.name}")
-        save.thread.start()
+        try:
+            threading.Thread(target=_keeping_error, args=(write, save), name=f"saving {final.name}").start()
+        except RuntimeError:
+            # The system has no further thread to give.
+            _keeping_error(write, save)
 
     def _copied(self, final: Path, states: Any) -> Any:
         try:
@@ -143,7 +144,7 @@ class BackgroundSaves:
         Raises:
             BackgroundSaveError: it could not be written.
         """
-        if self._current is not None and self._current.is_written():
+        if self._current is not None and self._current.has_ended.is_set():
             self.wait()
 
     def wait(self) -> None:
@@ -173,9 +174,9 @@ class BackgroundSaves:
 
     def _end_of_current(self) -> _Save | None:
         save = self._current
-        if save is None or save.thread is None:
+        if save is None:
             return None
-        save.thread.join()
+        save.has_ended.wait()
         self._current = None
         self._copies.give_back()
         return save
@@ -186,6 +187,8 @@ def _keeping_error(write: Callable[[], None], save: _Save) -> None:
         write()
     except BaseException as error:
         save.error = error
+    finally:
+        save.has_ended.set()
 
 
 def _failure(save: _Save) -> str:

@@ -84,8 +84,10 @@ def claimed(run_dir: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        wait_for_deletions()
-        give_back_claim(key)
+        try:
+            wait_for_deletions()
+        finally:
+            give_back_claim(key)
 
 
 def take_claim(run_dir: Path) -> Path:

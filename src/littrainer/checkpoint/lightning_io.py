@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 LIGHTNING_STATE_NAME = "lightning_state.pt"
 # In that file: weights of the LightningModule beside the model's.
 FURTHER_WEIGHTS = "further_weights"
+# What Lightning asks for where a checkpoint is validated, tested or predicted with.
+LOOPS_AT_THEIR_START: dict[str, Any] = {"validate_loop": {}, "test_loop": {}, "predict_loop": {}}
 # Where Lightning looks for the loss scaling of fp16 in a checkpoint.
 LOSS_SCALING = "MixedPrecision"
 
@@ -106,9 +108,14 @@ class TransformersCheckpointIO(CheckpointIO):
 
         Raises:
             FileNotFoundError: there is no such folder.
-            ValueError: the path is not local, a file is damaged, or the weights are those of another model.
+            ValueError: the path is not local or a file, the folder is damaged, or its weights are another model's.
         """
         folder = _local(path)
+        if folder.is_file():
+            raise ValueError(
+                f"{folder} is a file, as Lightning writes checkpoints by itself, and TransformersCheckpointIO reads "
+                "folders. Go on from it without this plugin."
+            )
         if not folder.is_dir():
             raise FileNotFoundError(f"There is no checkpoint folder {folder}. TransformersCheckpointIO reads folders.")
         # A folder with a model alone is no checkpoint of either kind, and as good.
@@ -174,7 +181,7 @@ class TransformersCheckpointIO(CheckpointIO):
         state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
         epochs = int(state.epoch)
         checkpoint.update(epoch=epochs, global_step=state.global_step)
-        checkpoint["loops"] = {"fit_loop": _fit_loop_state(state, self.accumulate_grad_batches)}
+        checkpoint["loops"] = {"fit_loop": _fit_loop_state(state, self.accumulate_grad_batches), **LOOPS_AT_THEIR_START}
         checkpoint.update(_states_of_a_trainer(folder))
         return checkpoint
 

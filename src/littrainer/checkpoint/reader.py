@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.layout import (
     OPTIMIZER_NAME,
+    PREFIX_CHECKPOINT_DIR,
     RANDOM_STATE_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
@@ -59,9 +60,14 @@ def checkpoint_to_resume(resume_from_checkpoint: str | bool | None, output_dir: 
         raise ValueError(f"There is no checkpoint folder {folder} to resume from.")
     missing = [name for name in NEEDED_TO_RESUME if not _is_there(folder, name)]
     if missing:
+        within = next(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), None)
         raise ValueError(
-            f"The checkpoint {folder} cannot be resumed exactly: {', '.join(missing)} is missing. Resume from another "
-            "checkpoint, or load its model with from_pretrained and start a new training."
+            f"The checkpoint {folder} cannot be resumed exactly: {', '.join(missing)} is missing. "
+            + (
+                f"There are checkpoints in it: give one of these, such as {within}."
+                if within is not None
+                else "Resume from another checkpoint, or load its model with from_pretrained and start a new training."
+            )
         )
     damage = damage_in(folder)
     if damage:

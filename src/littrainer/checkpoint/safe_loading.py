@@ -28,9 +28,9 @@ def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
     try:
         with torch.serialization.safe_globals(list(allowed)):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
-    # A damaged file makes the reader fail in many ways.
+    # A damaged file makes the reader fail in many ways, among them an OSError where it seeks before the start.
     except Exception as error:
         forbidden = FORBIDDEN.search(str(error))
         if forbidden is not None:

@@ -187,5 +187,6 @@ FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
     re.compile(r".*\.safetensors"): safetensors_damage,
     re.compile(r"(.*/)?(trainer_state|config|generation_config|adapter_config|.*\.index)\.json"): json_damage,
     re.compile(r"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state(_\d+)?\.pth"): archive_damage,
+    re.compile(r"(littrainer_.*|lightning_state)\.pt"): archive_damage,
     re.compile(r"(.*/)?(pytorch_model|adapter_model).*\.bin"): archive_damage,
 }

@@ -91,10 +91,15 @@ class DataProgress:
             "epoch_start": self._epoch_start,
             "generators": self._generators_at_start,
             "workers_at_start": self._workers_at_start,
-            "before_ahead": self._before_ahead if is_at_step_end else None,
+            "before_ahead": self._all_before_ahead() if is_at_step_end else None,
             "stream": self._stream_before_ahead if is_at_step_end else None,
             "workers": self.workers.before_last_batch() if is_at_step_end else {},
         }
+
+    def _all_before_ahead(self) -> HostStates | None:
+        # One that was not read is one that reading has not been seen to draw from. Where it does after all, now and
+        # then, the batch ahead is most likely not the one that did, so that it stood there then as it does now.
+        return None if self._before_ahead is None else {**host_states(), **self._before_ahead}
 
     # ---- Reading -----------------------------------------------------------------------------------------------------
 

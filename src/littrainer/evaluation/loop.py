@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.utils.data import IterableDataset
 
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length
 from littrainer.evaluation.gathering import PADDING, BatchCollection, truncated
@@ -127,8 +128,18 @@ class EvaluationPass:
                 collection.move_to_host()
 
     def finish(self) -> EvalLoopOutput:
-        """Compute the metrics over all batches and name them."""
+        """Compute the metrics over all batches and name them.
+
+        Raises:
+            ValueError: the dataset is a stream, and gave no batch.
+        """
         trainer, args = self.trainer, self.trainer.args
+        if self.batches_done == 0 and isinstance(getattr(self.dataloader, "dataset", None), IterableDataset):
+            name = "test" if self.is_prediction else "evaluation"
+            raise ValueError(
+                f"The {name} set is a stream that gave no batch. Check how it was filtered; a generator can be read "
+                "only once, and dataloader_drop_last=True leaves out a short last batch."
+            )
         trainer.gather_function = trainer._gather_for_metrics
         everything = BatchOutputs(
             *(collection.arrays() for collection in (self.losses, self.predictions, self.labels, self.inputs))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+RECORD_VERSION = 1
 # What a resumed training reads from the checkpoint, whatever the arguments say now.
 KEPT_FROM_CHECKPOINT = (
     "learning_rate",
@@ -96,7 +97,7 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
         is_over = position.epoch_end_is_due or not position.micro_batches
         data = run.windows.progress.state(position.micro_batches, epoch_is_over=is_over)
     return {
-        "version": 1,
+        "version": RECORD_VERSION,
         "position": vars(position),
         "sizes": _sizes(run.trainer, run.plan),
         "arguments": _compared_arguments(run.trainer.args),
@@ -109,10 +110,19 @@ def read_resume_record(folder: Path) -> dict[str, Any] | None:
     """The record of a checkpoint; None where transformers wrote it.
 
     Raises:
-        ValueError: the file is damaged, or could run code.
+        ValueError: the file is damaged, of another version, or could run code.
     """
     path = folder / RESUME_RECORD_NAME
-    return load_tensors(path) if path.is_file() else None
+    if not path.is_file():
+        return None
+    record = load_tensors(path)
+    version = record.get("version") if isinstance(record, dict) else None
+    if version != RECORD_VERSION:
+        raise ValueError(
+            f"{path} has version {version!r}, and this littrainer reads version {RECORD_VERSION}. Use the littrainer "
+            "that wrote it, or delete it and littrainer_manifest.json to resume as transformers does."
+        )
+    return record
 
 
 def position_of(record: dict[str, Any] | None, trainer: Trainer, plan: TrainingPlan) -> Position | None:

@@ -380,7 +380,11 @@ class TrainingRun:
         trainer, best = self.trainer, self.trainer.state.best_model_checkpoint
         if best is None or trainer.args.save_total_limit != 1 or not trainer.args.should_save:
             return
-        for folder in sort_checkpoints(trainer._get_output_dir(self.trial), best_model_checkpoint=best):
+        run_dir = trainer._get_output_dir(self.trial)
+        # The best one of a training resumed from another folder lies there, and none would be left here.
+        if not Path(best).parent.samefile(run_dir):
+            return
+        for folder in sort_checkpoints(run_dir, best_model_checkpoint=best):
             if not Path(folder).samefile(best):
                 delete_checkpoint(folder)
 

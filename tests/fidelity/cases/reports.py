@@ -64,7 +64,7 @@ def reports_of_a_training_that_is_resumed(side: Side) -> Record:
     return side.record(resumed, output, predictions=predictions, extra={"printed": printed, "texts": texts})
 
 
-@scenario(saves=True, extra=True)
+@scenario(extra=True)
 def reports_of_an_evaluation_without_training(side: Side) -> Record:
     trainer = bert_trainer(side)
     metrics = trainer.evaluate()
