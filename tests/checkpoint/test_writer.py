@@ -14,11 +14,10 @@ from littrainer import Trainer
 from littrainer.checkpoint import layout
 from littrainer.checkpoint.manifest import read_manifest
 from littrainer.checkpoint.verification import damage_in
-from littrainer.checkpoint.writer import without_secrets
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, tiny_tokenizer, token_rows
 from tests.scenarios.models import tiny_bert_classifier, tiny_gpt2
-from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+from tests.scenarios.trainers import quiet_trainer
 
 SECRET = "hf_not_to_be_written"
 COMPLETE = {
@@ -44,26 +43,6 @@ def test_a_token_is_written_to_no_file(tmp_path: Path, write: str) -> None:
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files and all(SECRET.encode() not in path.read_bytes() for path in files)
     assert trainer.args.hub_token == SECRET
-
-
-def test_access_tokens_keys_and_passwords_are_blanked_and_nothing_else(tmp_path: Path) -> None:
-    kept = {"hub_model_id": "someone/model", "learning_rate": 0.5}
-    args = quiet_arguments(tmp_path, hub_token=SECRET, **kept)
-    secrets = ("hub_token", "other_token", "wandb_api_key", "api_key", "client_secret", "password")
-    # As the configurations of libraries on top have them.
-    kept.update(eos_token="</s>", pad_token="<pad>", secret_santa="no")
-    for name, value in {**dict.fromkeys(secrets, SECRET), **kept}.items():
-        setattr(args, name, value)
-    shared = without_secrets(args)
-    assert {name: getattr(shared, name) for name in secrets} == dict.fromkeys(secrets)
-    assert {name: getattr(shared, name) for name in kept} == kept
-    assert args.hub_token == args.api_key == SECRET
-
-
-def test_saved_arguments_are_those_of_the_training(tmp_path: Path) -> None:
-    quiet_trainer(tmp_path, learning_rate=0.125, max_steps=3).save_model()
-    args = torch.load(tmp_path / "training_args.bin", weights_only=False)
-    assert (args.learning_rate, args.max_steps, args.output_dir) == (0.125, 3, str(tmp_path))
 
 
 def test_a_checkpoint_holds_all_that_a_resume_needs(tmp_path: Path) -> None:

@@ -104,6 +104,15 @@ def assert_explained(error: BaseException, missing: str, where: str) -> None:
     assert "were dropped (text, weight)" in note and "remove_unused_columns=False" in note
 
 
+def test_an_error_that_is_among_its_own_causes_leaves(tmp_path: Path) -> None:
+    class Stopping(Trainer):
+        def prediction_step(self, *_: Any, **__: Any) -> Any:
+            raise StopIteration("in a step")
+
+    with pytest.raises(StopIteration, match="in a step"):
+        over(tmp_path, Rows(WEIGHTED), kind=Stopping).evaluate()
+
+
 @pytest.mark.parametrize(("call", "where"), CALLS)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_collator_that_misses_a_dropped_column_is_told_so(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.callbacks.state import ExportableState, TrainerState, exported_states
+from littrainer.checkpoint.arguments_file import write_arguments
 from littrainer.checkpoint.layout import (
     OPTIMIZER_NAME,
     PREFIX_CHECKPOINT_DIR,
@@ -26,14 +26,9 @@ from littrainer.checkpoint.summing import save_and_sum
 from littrainer.checkpoint.weights import write_weights
 
 if TYPE_CHECKING:
-    from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
-
-# Endings of the names of arguments that hold secrets, and names that end so and hold parts of a vocabulary.
-SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")
-VOCABULARY_TOKENS = tuple(f"{kind}_token" for kind in ("bos", "cls", "eos", "image", "mask", "pad", "sep", "unk"))
 
 
 def write_model(trainer: Trainer, output_dir: str, state_dict: dict[str, Any] | None = None) -> None:
@@ -52,7 +47,7 @@ def write_companions(trainer: Trainer, output_dir: str) -> None:
     processing_class = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
     if processing_class is not None:
         processing_class.save_pretrained(output_dir)
-    save_and_sum(without_secrets(trainer.args), os.path.join(output_dir, TRAINING_ARGS_NAME))
+    write_arguments(trainer.args, os.path.join(output_dir, TRAINING_ARGS_NAME))
 
 
 def _max_shard_size(trainer: Trainer) -> int | str | None:
@@ -62,15 +57,6 @@ def _max_shard_size(trainer: Trainer) -> int | str | None:
         getattr(plugin, "max_shard_size", None) for plugin in (plugins if isinstance(plugins, list) else [plugins])
     )
     return next((size for size in sizes if size is not None), None)
-
-
-def without_secrets(args: TrainingArguments) -> TrainingArguments:
-    """A copy of the arguments whose access tokens, keys and passwords are blanked, for a file that may be shared."""
-    shared = copy.copy(args)
-    for name in vars(args):
-        if name.endswith(SECRET_ENDINGS) and not name.endswith(VOCABULARY_TOKENS):
-            setattr(shared, name, None)
-    return shared
 
 
 @dataclass

@@ -91,7 +91,10 @@ def _explanation(missing: list[str], dropped: DroppedColumns) -> str:
 def _missing_names(error: BaseException | None) -> set[str]:
     """Names that an error, or one that led to it, did not find."""
     missing: set[str] = set()
-    while error is not None:
+    # An error that was carried out of a generator may be among its own causes.
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         text = str(error)
         if isinstance(error, KeyError):
             missing.update(argument for argument in error.args[:1] if type(argument) is str)

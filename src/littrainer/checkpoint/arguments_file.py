@@ -1,0 +1,62 @@
+"""training_args.bin, for other tools: it names transformers' classes, so that it opens where littrainer is not installed.
+
+Nothing here reads such a file.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from littrainer.compat.names import REPLACED
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+
+# Our class, as "module:name" -> the module of transformers that has it, and its name there.
+NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
+    **{ours: (module, name) for module, names in REPLACED.items() for name, ours in names.items()},
+    "littrainer.arguments.accelerator_config:AcceleratorConfig": ("transformers.trainer_pt_utils", "AcceleratorConfig"),
+}
+# Endings of the names of arguments that hold secrets, and names that end so and hold parts of a vocabulary.
+SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")
+VOCABULARY_TOKENS = tuple(f"{kind}_token" for kind in ("bos", "cls", "eos", "image", "mask", "pad", "sep", "unk"))
+
+
+def write_arguments(args: TrainingArguments, path: Path | str) -> None:
+    """Write training arguments, without secrets, as transformers would."""
+    shared = without_secrets(args)
+    # It may hold objects of Lightning, a whole model among them, and means nothing to other tools.
+    shared.lightning = None
+    torch.save(shared, path, pickle_module=_naming_transformers())
+
+
+def without_secrets(args: TrainingArguments) -> TrainingArguments:
+    """A copy of the arguments whose access tokens, keys and passwords are blanked, for a file that may be shared."""
+    shared = copy.copy(args)
+    for name in vars(args):
+        if name.endswith(SECRET_ENDINGS) and not name.endswith(VOCABULARY_TOKENS):
+            setattr(shared, name, None)
+    return shared
+
+
+def _naming_transformers() -> ModuleType:
+    module = ModuleType("naming_transformers")
+    module.Pickler = _TransformersPickler  # type: ignore[attr-defined]
+    return module
+
+
+# The pickler that is written in Python, since the one in C lets nobody choose the name of a class.
+class _TransformersPickler(pickle._Pickler):  # type: ignore[name-defined,misc]
+    def save_global(self, obj: Any, name: str | None = None) -> None:
+        ours = f"{getattr(obj, '__module__', None)}:{getattr(obj, '__qualname__', None)}"
+        if ours not in NAMES_IN_TRANSFORMERS:
+            super().save_global(obj, name)
+            return
+        self.write(pickle.GLOBAL + "{}\n{}\n".format(*NAMES_IN_TRANSFORMERS[ours]).encode("ascii"))
+        self.memoize(obj)
