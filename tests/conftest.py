@@ -16,6 +16,6 @@ SETTINGS = {
 for _name, _value in SETTINGS.items():
     os.environ.setdefault(_name, _value)
 
-# A shell starts what runs in its background with Ctrl-C ignored, and tests send it to themselves and to what they start.
+# A shell starts what runs in its background with Ctrl-C ignored; tests send it to themselves and to what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""Explanations that are added to an error without changing its type or its arguments."""
+"""Explanations that are added to an error without changing its type or its arguments, and words for them."""
 
 from __future__ import annotations
 
@@ -20,3 +20,9 @@ def add_note(error: BaseException, note: str) -> None:
     # Python 3.10 knows no notes and prints none.
     noted.__notes__ = [*notes, note]
     logger.error(note)
+
+
+def kind_of(value: Any) -> str:
+    """The type of a value with its article: "a list", "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

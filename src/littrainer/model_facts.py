@@ -64,6 +64,12 @@ def base_model(model: Any) -> Any:
     return model.base_model.model
 
 
+def catch_all_name(model: Any) -> str | None:
+    """The name under which the model's forward takes any further keywords, such as `kwargs`; None where it does not."""
+    parameters = inspect.signature(base_model(model).forward).parameters.values()
+    return next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD), None)
+
+
 def predicts_next_token(model: Any) -> bool:
     """Whether the model's class is one that transformers lists as a causal language model."""
     # A script's own model may bear the name of one of them, and then counts as one, so the table is read whenever

@@ -25,7 +25,7 @@ from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.ecosystem import is_a
 from littrainer.evaluation.results import EvalLoopOutput, speed_metrics
-from littrainer.model_facts import base_model
+from littrainer.model_facts import base_model, catch_all_name
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
 from littrainer.training import decisions, loss
 from littrainer.training.device_memory import empty_device_cache_if_due
@@ -98,7 +98,9 @@ class OverridePoints:
         accepted, model_name = self._accepted_columns(), type(self.model).__name__
         kept = without_extra_columns(dataset, accepted, model_name, description)
         names = [name for name in dataset.column_names if name not in accepted]
-        self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted)
+        self._dropped_columns[description] = DroppedColumns(
+            names, description, model_name, accepted, catch_all_name(self.model)
+        )
         warn_that_lengths_are_dropped(self.args, dataset, kept)
         return kept
 
@@ -109,7 +111,9 @@ class OverridePoints:
             return data_collator
         accepted, model_name = self._accepted_columns(), type(self.model).__name__
         collator = RemoveColumnsCollator(data_collator, accepted, logger, model_name, description)
-        self._dropped_columns[description] = DroppedColumns(collator.dropped.keys(), description, model_name, accepted)
+        self._dropped_columns[description] = DroppedColumns(
+            collator.dropped.keys(), description, model_name, accepted, catch_all_name(self.model)
+        )
         return collator
 
     def _get_num_items_in_batch(self: Any, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,22 +29,35 @@ SILENCED_WARNINGS = (
 )
 
 
-def _is_no_chatter(record: logging.LogRecord) -> bool:
-    return not CHATTER.match(record.getMessage().strip())
+# Lists of filters are read and replaced in two steps, which those of two trainings must not do at a time.
+_while_filters_change = threading.Lock()
+
+
+class _NoChatter(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not CHATTER.match(record.getMessage().strip())
 
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Drop that chatter and advice, and nothing else; what a callback logs, or filters, in between is left alone."""
+    """Drop that chatter and advice, and nothing else; what a callback logs, or filters, in between is left alone.
+
+    One training may run within another, or beside it in another thread: each has filters of its own.
+    """
     loggers = [logging.getLogger(name) for name in CHATTING_LOGGERS]
+    no_chatter = _NoChatter()
     ours = [("ignore", re.compile(text, re.IGNORECASE), Warning, None, 0) for text in SILENCED_WARNINGS]
-    for logger in loggers:
-        logger.addFilter(_is_no_chatter)
-    # Not warnings.catch_warnings(), which would also undo the filters that a script sets while it trains.
-    warnings.filters[:0] = ours  # type: ignore[index]
+    own = {id(entry) for entry in ours}
+    with _while_filters_change:
+        for logger in loggers:
+            logger.addFilter(no_chatter)
+        # Not warnings.catch_warnings(), which would also undo the filters that a script sets while it trains.
+        warnings.filters[:0] = ours  # type: ignore[index]
     try:
         yield
     finally:
-        warnings.filters[:] = [entry for entry in warnings.filters if entry not in ours]  # type: ignore[index]
-        for logger in loggers:
-            logger.removeFilter(_is_no_chatter)
+        with _while_filters_change:
+            # Those of another training are equal to these, and stay.
+            warnings.filters[:] = [entry for entry in warnings.filters if id(entry) not in own]  # type: ignore[index]
+            for logger in loggers:
+                logger.removeFilter(no_chatter)

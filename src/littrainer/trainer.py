@@ -194,7 +194,7 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         self._model_is_prepared = False
         # Whether the model is in the mode that train() left it in, and not in one that its user chose.
         self._has_modes_of_training = False
-        self._is_left_as_found = False
+        self._is_left_as_found = self._is_told_of_missing_result = False
         # `accelerator.gather` instead, as some subclasses set it for one loop, lets a last batch count as a full one.
         self.gather_function: Callable[[Any], Any] = self._gather_for_metrics
         self._signature_columns: list[str] | None = None
@@ -221,6 +221,7 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         """
         if self.train_dataset is None:
             raise ValueError("train() needs a train_dataset: pass one to the Trainer.")
+        checks.check_is_no_loader(self.train_dataset, "train_dataset", "get_train_dataloader")
         return self._get_dataloader(
             self.train_dataset, "Training", self._train_batch_size, self._get_train_sampler, is_training=True
         )
@@ -253,6 +254,7 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         """
         if test_dataset is None:
             raise ValueError("predict() needs a test_dataset, and was given None.")
+        checks.check_is_no_loader(test_dataset, "test_dataset", "get_test_dataloader")
         checks.check_not_empty(test_dataset, "test_dataset")
         return self._get_dataloader(test_dataset, "test", self.args.eval_batch_size, self._get_eval_sampler)
 

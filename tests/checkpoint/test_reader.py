@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import re
@@ -81,7 +82,7 @@ def test_a_checkpoint_that_lacks_files_is_refused_with_each_of_them(tmp_path: Pa
 
 
 def test_resuming_from_a_saved_model_only_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
-    settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    settings: dict[str, Any] = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     quiet_trainer(tmp_path, save_only_model=True, **settings).train()
     trainer = quiet_trainer(tmp_path, **settings)
     weights = trainer.model.head.weight.clone()
@@ -141,6 +142,18 @@ def trained_checkpoint(folder: Path, **changes: Any) -> Path:
     return folder / "checkpoint-2"
 
 
+def test_the_refusal_of_an_edited_checkpoint_says_how_its_manifest_is_written_anew(tmp_path: Path) -> None:
+    folder = trained_checkpoint(tmp_path)
+    (folder / "scheduler.pt").write_bytes(b"edited")
+    command = f"python -m littrainer.checkpoint.manifest {folder}"
+    with pytest.raises(ValueError, match=re.escape(command)):
+        checkpoint_to_resume(str(folder), str(tmp_path))
+    (folder / "littrainer_manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"scheduler\.pt is damaged") as caught:
+        checkpoint_to_resume(str(folder), str(tmp_path))
+    assert command not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
 def test_code_in_a_checkpoint_does_not_run_and_is_refused_by_the_name_of_the_file(tmp_path: Path, name: str) -> None:
     folder, trace = trained_checkpoint(tmp_path), tmp_path / "was-run"
@@ -191,12 +204,39 @@ def test_each_of_several_processes_reads_its_own_random_states(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("global_step", "3"), ("epoch", None), ("log_history", {}), ("best_metric", "good"), ("max_steps", 1.5)],
+    [
+        ("global_step", "3"),
+        ("epoch", None),
+        ("log_history", {}),
+        ("best_metric", "good"),
+        ("max_steps", 1.5),
+        ("logging_steps", None),
+        ("eval_steps", None),
+        ("save_steps", None),
+    ],
 )
 def test_a_state_of_the_wrong_type_is_an_error_that_names_the_field(tmp_path: Path, field: str, value: object) -> None:
-    (tmp_path / "trainer_state.json").write_text(json.dumps({field: value}))
-    with pytest.raises(ValueError, match=rf"trainer_state\.json is not a readable trainer state: {field} is "):
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"global_step": 3, field: value}))
+    told = rf"trainer_state\.json is not a readable trainer state: {field} is .*resume from another checkpoint"
+    with pytest.raises(ValueError, match=told):
         read_state(tmp_path)
+
+
+def test_a_state_without_its_step_is_an_error_and_no_fresh_start(tmp_path: Path) -> None:
+    (tmp_path / "trainer_state.json").write_text('{"globl_step": 3, "epoch": 1.0}')
+    with pytest.raises(ValueError, match="not a readable trainer state: global_step is missing"):
+        read_state(tmp_path)
+
+
+def test_a_field_that_is_not_known_is_passed_over_and_said_to_who_debugs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 3, "of_a_later_release": [1], "epoch": 1.5}')
+    with caplog.at_level(logging.DEBUG, "littrainer"):
+        state = read_state(tmp_path)
+    assert (state.global_step, state.epoch) == (3, 1.5)
+    (record,) = [record for record in caplog.records if "of_a_later_release" in record.getMessage()]
+    assert record.levelno == logging.DEBUG
 
 
 def test_the_loss_scaling_goes_on_where_it_was(tmp_path: Path) -> None:

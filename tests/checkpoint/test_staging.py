@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from littrainer.checkpoint.staging import (
     sequence_of,
     set_aside_and_delete,
     staged_folder,
+    wait_for_deletions,
 )
 from littrainer.checkpoint.verification import damage_in
 
@@ -136,6 +139,28 @@ def test_a_link_to_a_checkpoint_is_deleted_and_not_what_it_leads_to(tmp_path: Pa
     set_aside_and_delete(tmp_path / "checkpoint-5")
     assert os.listdir(tmp_path) == ["elsewhere"]
     assert contents(tmp_path / "elsewhere" / "checkpoint-5") == {"a": "x"}
+
+
+def test_a_deletion_is_waited_for_again_after_ctrl_c_has_interrupted_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "checkpoint-5", a="x")
+    opened = threading.Event()
+    original = staging._delete_or_warn
+
+    def slowly(aside: Path) -> None:
+        opened.wait()
+        original(aside)
+
+    monkeypatch.setattr(staging, "_delete_or_warn", slowly)
+    set_aside_and_delete(tmp_path / "checkpoint-5", in_background=True)
+    assert os.listdir(tmp_path) == [UNFINISHED_DIR]
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        wait_for_deletions()
+    threading.Timer(0.1, opened.set).start()
+    wait_for_deletions()
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def test_a_model_that_hides_its_arguments_is_told_which_of_them_were_dropped(tmp
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'") as caught:
         Trainer(Hiding(), args, train_dataset=Rows(vector_rows(4))).train()
     (note,) = caught.value.__notes__
-    assert "has left 'x' out of the training set: Hiding.forward takes labels, inputs" in note
+    assert "has left 'x' out of the training set: Hiding.forward takes labels, label, label_ids, and the other" in note
 
 
 def test_an_attribute_of_a_batch_that_was_dropped_is_explained(tmp_path: Path) -> None:

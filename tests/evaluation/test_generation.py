@@ -42,6 +42,12 @@ def test_arguments_of_a_plain_trainer_fill_in_nothing() -> None:
     assert keywords_of_a_call(SimpleNamespace(), {"num_beams": None}) == {"num_beams": None}
 
 
+@pytest.mark.parametrize("beams", [-3, 0, 1.5, "2"])
+def test_a_number_of_beams_that_cannot_be_is_refused_by_name(beams: Any) -> None:
+    with pytest.raises(ValueError, match=rf"num_beams={beams!r} in a call of evaluate\(\) or predict\(\)"):
+        keywords_of_a_call(SimpleNamespace(), {"num_beams": beams})
+
+
 def test_a_config_object_is_copied() -> None:
     wanted = GenerationConfig(max_length=7)
     loaded = load_config(wanted)
@@ -98,7 +104,7 @@ def test_a_path_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("wanted", [7, {"max_length": 7}, True])
 def test_a_value_of_another_type_is_refused(wanted: Any) -> None:
-    with pytest.raises(TypeError, match=f"generation_config is a {type(wanted).__name__}; give a GenerationConfig"):
+    with pytest.raises(TypeError, match=f"generation_config is an? {type(wanted).__name__}; give a GenerationConfig"):
         load_config(wanted)
 
 

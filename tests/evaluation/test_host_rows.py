@@ -123,3 +123,37 @@ def test_at_no_moment_is_much_more_resident_than_the_array_itself(
     seen.append(resident_bytes())
     assert array.shape == (64, last_width, 2**15)
     assert (max(seen) - before) / array.nbytes < 1.1
+
+
+@pytest.mark.skipif(not hasattr(host_rows.mmap, "MADV_DONTNEED"), reason="the system takes no advice about memory")
+def test_pages_are_given_back_once_each_and_none_that_is_still_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = host_rows.mmap.PAGESIZE
+    given_back: list[tuple[int, int]] = []
+
+    class Advised(host_rows.mmap.mmap):
+        def madvise(self, advice: int, start: int = 0, length: int | None = None) -> None:
+            assert advice == host_rows.mmap.MADV_DONTNEED and length is not None
+            given_back.append((start // page, (start + length) // page))
+            super().madvise(advice, start, length)
+
+    def mapped(size: int) -> Any:
+        return Advised(-1, size) if size >= host_rows.MAPPED_FROM_BYTES else np.empty(max(size, 1), dtype=np.uint8)
+
+    monkeypatch.setattr(host_rows, "_untouched_memory", mapped)
+    monkeypatch.setattr(host_rows, "SLICE_BYTES", 3 * page)
+    # Rows of five quarters of a page: what is copied ends within one.
+    pieces = [numbered(256, 5 * page // 16), numbered(8, 5 * page // 16 + 1)]
+    joined = written(pieces)
+    assert np.array_equal(joined[:256, :-1], pieces[0].numpy()) and np.array_equal(joined[256:], pieces[1].numpy())
+    of_first_block, number = [], 0
+    for start, end in given_back:
+        if start != number:
+            break
+        of_first_block.append(end - start)
+        number = end
+    # 256 rows, two in a slice of 2.5 pages.
+    assert (len(of_first_block), number) == (128, 320) and set(of_first_block) == {2, 3}
+    host_rows._give_back(np.empty(2 * page, dtype=np.uint8), 0, 2 * page)
+    before = len(given_back)
+    host_rows._give_back(Advised(-1, 2 * page), 0, page - 1)
+    assert len(given_back) == before

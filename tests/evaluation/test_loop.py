@@ -7,6 +7,7 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from littrainer import EvalPrediction, Trainer, TrainerCallback
 from littrainer.evaluation import gathering, host_rows
@@ -300,6 +301,37 @@ def test_samples_of_a_loader_without_a_dataset_are_counted_by_num_examples(tmp_p
     trainer = quiet_trainer(tmp_path, kind=Counting)
     batch = {"x": torch.ones(2, 6), "labels": torch.tensor([0, 1])}
     assert trainer.evaluation_loop([batch], "Evaluation").num_samples == 123
+
+
+def test_samples_that_came_are_counted_where_the_loader_or_its_dataset_tells_of_none(tmp_path: Path) -> None:
+    class Counting(Trainer):
+        def num_examples(self, dataloader: Any) -> int:
+            return 0
+
+    class Unsure(list[Any]):
+        dataset = ()
+
+    batch = {"x": torch.ones(2, 6), "labels": torch.tensor([0, 1])}
+    trainer = quiet_trainer(tmp_path, kind=Counting)
+    assert trainer.evaluation_loop([batch, batch], "Evaluation").num_samples == 4
+    assert trainer.evaluation_loop(Unsure([batch]), "Evaluation").num_samples == 2
+    assert trainer.evaluation_loop([], "Evaluation").num_samples == 0
+
+
+def test_a_loader_in_place_of_a_dataset_is_refused_with_the_method_it_belongs_into(tmp_path: Path) -> None:
+    loader = DataLoader(Rows(vector_rows(4)))
+    trainer = quiet_trainer(tmp_path, given={"train_dataset": loader, "eval_dataset": loader})
+    for evaluate, named in (
+        (trainer.train, r"train_dataset is a DataLoader.*get_train_dataloader\(\)"),
+        (trainer.evaluate, r"eval_dataset is a DataLoader.*get_eval_dataloader\(\)"),
+        (lambda: trainer.evaluate(loader), r"eval_dataset is a DataLoader.*get_eval_dataloader\(\)"),
+        (lambda: trainer.predict(loader), r"test_dataset is a DataLoader.*get_test_dataloader\(\)"),
+    ):
+        with pytest.raises(TypeError, match=named):
+            evaluate()
+    named = quiet_trainer(tmp_path, given={"eval_dataset": {"near": loader}})
+    with pytest.raises(TypeError, match=r"eval_dataset 'near' is a DataLoader"):
+        named.evaluate("near")
 
 
 def test_the_name_of_a_dataset_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:

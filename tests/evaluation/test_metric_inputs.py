@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from littrainer import EvalPrediction
+from littrainer import EvalPrediction, Trainer
 from littrainer.evaluation.metric_inputs import CONVERSIONS, TaskFacts, converted, guessed_conversion, task_facts
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_bert_tagger, tiny_gpt2, tiny_llama
 from tests.scenarios.trainers import quiet_trainer
@@ -68,6 +68,20 @@ def test_labels_that_may_hold_together_become_whole_numbers() -> None:
     assert scores.shape == (2, 3) and labels.tolist() == [[1, 0, 1], [0, 0, 1]] and labels.dtype == torch.int64
 
 
+def test_logits_of_several_labels_become_probabilities_wherever_they_lie() -> None:
+    logits, holds = torch.tensor([[0.2, 0.9], [-3.0, 4.0]]), torch.tensor([[1.0, 0], [0, 1]])
+    scores, labels = converted(batch(logits, holds), "multi_label_logits") or ()
+    assert torch.equal(scores, logits.sigmoid()) and labels.tolist() == [[1, 0], [0, 1]]
+    assert (converted(batch(logits.half(), holds), "multi_label_logits") or ())[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1)])
+def test_one_logit_per_sample_becomes_a_probability_where_there_is_a_label(shape: tuple[int, ...]) -> None:
+    logits = torch.tensor([0.2, -3.0, 0.9])
+    scores, labels = converted(batch(logits.reshape(shape), torch.tensor([1.0, 0, -100])), "binary_logits") or ()
+    assert torch.equal(scores, logits[:2].sigmoid()) and labels.tolist() == [1, 0]
+
+
 def test_the_first_of_several_outputs_holds_the_logits() -> None:
     assert lists(converted(batch((SCORES, torch.zeros(1)), LABELS), "unchanged")) == lists((SCORES, LABELS))
 
@@ -105,6 +119,12 @@ GUESSES = {
         torch.rand(4, 2),
         torch.rand(4, 2),
         TaskFacts(False, "multi_label_classification"),
+        "multi_label_logits",
+    ),
+    "several labels, preprocessed": (
+        torch.rand(4, 2),
+        torch.rand(4, 2),
+        TaskFacts(False, "multi_label_classification", keeps_scores=False),
         "multi_label",
     ),
     "several whole labels": (torch.rand(4, 2), ints(4, 2), UNKNOWN, "multi_label"),
@@ -153,4 +173,13 @@ def test_what_a_models_labels_belong_to_is_known_of_the_models_of_transformers(
 
 def test_the_problem_is_read_from_the_models_config(tmp_path: Path) -> None:
     model = tiny_bert_classifier(problem_type="multi_label_classification")
-    assert task_facts(quiet_trainer(tmp_path, model)).problem_type == "multi_label_classification"
+    facts = task_facts(quiet_trainer(tmp_path, model))
+    assert facts.problem_type == "multi_label_classification" and facts.has_multi_label_logits
+    given = {"preprocess_logits_for_metrics": lambda logits, labels: logits.sigmoid()}
+    assert not task_facts(quiet_trainer(tmp_path, model, given=given)).has_multi_label_logits
+
+    class OwnStep(Trainer):
+        def prediction_step(self, *given: Any, **keywords: Any) -> Any:
+            return super().prediction_step(*given, **keywords)
+
+    assert not task_facts(quiet_trainer(tmp_path, model, kind=OwnStep)).has_multi_label_logits

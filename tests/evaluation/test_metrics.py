@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import logging
 from collections import UserDict, defaultdict
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
+from littrainer import Trainer
 from littrainer.checkpoint.layout import get_last_checkpoint
 from littrainer.evaluation import metrics as metrics_module
 from tests.scenarios.metrics import accuracy
@@ -109,7 +112,7 @@ def test_metrics_that_are_no_dict_are_refused_with_what_they_are(tmp_path: Path,
 
 def test_a_metric_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, given={"compute_metrics": lambda _: {"all": 0.5, 3: 0.5}})
-    with pytest.raises(TypeError, match=r"the name 3 \(a int\).*Names of metrics are texts"):
+    with pytest.raises(TypeError, match=r"the name 3 \(an int\).*Names of metrics are texts"):
         trainer.evaluate()
 
 
@@ -140,7 +143,88 @@ def test_a_long_value_is_named_by_its_beginning(tmp_path: Path) -> None:
     assert len(str(caught.value)) < 400
 
 
-def test_where_nothing_is_saved_any_value_may_stand_among_the_metrics(tmp_path: Path) -> None:
+def test_where_nothing_is_saved_whatever_can_be_logged_may_stand_among_the_metrics(tmp_path: Path) -> None:
     table = np.eye(2)
-    trainer = quiet_trainer(tmp_path, given={"compute_metrics": lambda _: {"table": table}}, max_steps=1)
-    assert trainer.evaluate()["eval_table"] is table
+    metrics = {
+        "table": table,
+        "words": np.array(["a", None], dtype=object),
+        "vector": torch.ones(2),
+        "text": "a",
+        "nothing": None,
+        "truth": np.bool_(True),
+        "exact": Fraction(1, 3),
+        "nested": {"a": [1, (2.5, None)], 3: np.int64(4), "empty": {}},
+    }
+    trainer = quiet_trainer(tmp_path, given={"compute_metrics": lambda _: metrics}, eval_strategy="epoch", max_steps=1)
+    trainer.train()
+    found = trainer.evaluate()
+    assert found["eval_table"] is table and found["eval_nested"] == metrics["nested"]
+    assert {f"eval_{name}" for name in metrics} <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ({1, 2}, "a set"),
+        (object(), "an object"),
+        (len, "a builtin_function_or_method"),
+        (np.float64, "a type"),
+        (b"a", "a bytes"),
+        ({"a": [0.5, {1}]}, r"a dict\) which holds \{1\} \(a set"),
+        (np.array([{1}], dtype=object), r"a ndarray\) which holds \{1\} \(a set"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("in_training", [False, True])
+def test_a_metric_that_is_neither_number_nor_text_is_refused_where_nothing_is_saved_too(
+    tmp_path: Path, value: Any, kind: str, in_training: bool
+) -> None:
+    def report(_: Any) -> dict[str, Any]:
+        return {"accuracy": 0.5, "by_class": value}
+
+    trainer = quiet_trainer(tmp_path, given={"compute_metrics": report}, eval_strategy="epoch", max_steps=1)
+    where = "optimizer step 1 of 1" if in_training else "outside of training"
+    with pytest.raises(TypeError, match=rf"report.*'by_class'.*\({kind}\).*{where}.*is a number"):
+        trainer.train() if in_training else trainer.evaluate()
+
+
+class OwnLoaderTrainer(Trainer):
+    """Evaluates on a loader of its own, which does not tell its last batch."""
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        return DataLoader(self.eval_dataset, batch_size=3)
+
+
+class PreparedLoaderTrainer(OwnLoaderTrainer):
+    """Has its loader prepared."""
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        return self.accelerator.prepare(super().get_eval_dataloader(eval_dataset))
+
+
+def rows_seen(_: Any, compute_result: bool) -> dict[str, float]:
+    return {"result": 1.0} if compute_result else {}
+
+
+def test_where_no_batch_asks_for_a_result_this_is_said_once_with_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = quiet_trainer(
+        tmp_path, kind=OwnLoaderTrainer, given={"compute_metrics": rows_seen}, batch_eval_metrics=True
+    )
+    with caplog.at_level(logging.WARNING, logger=metrics_module.__name__):
+        assert "eval_result" not in trainer.evaluate()
+        trainer.evaluate()
+    (record,) = (record for record in caplog.records if record.name == metrics_module.__name__)
+    assert "rows_seen" in record.getMessage() and "compute_result=True" in record.getMessage()
+    assert "accelerator.prepare(dataloader)" in record.getMessage()
+
+
+@pytest.mark.parametrize("changes", [{}, {"kind": PreparedLoaderTrainer}, {"prediction_loss_only": True}])
+def test_nothing_is_said_where_a_result_was_asked_for_or_nothing_at_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any]
+) -> None:
+    trainer = quiet_trainer(tmp_path, given={"compute_metrics": rows_seen}, batch_eval_metrics=True, **changes)
+    with caplog.at_level(logging.WARNING, logger=metrics_module.__name__):
+        assert ("eval_result" in trainer.evaluate()) is ("prediction_loss_only" not in changes)
+    assert not [record for record in caplog.records if record.name == metrics_module.__name__]

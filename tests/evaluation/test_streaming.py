@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torchmetrics.classification import (
     MulticlassConfusionMatrix,
     MulticlassF1Score,
     MulticlassRecall,
+    MultilabelAccuracy,
 )
 from torchmetrics.text import Perplexity
 from torchmetrics.wrappers import ClasswiseWrapper
@@ -128,6 +130,35 @@ def test_metrics_over_thresholds_are_given_scores_that_do_not_depend_on_the_batc
         changes["per_device_eval_batch_size"] = batch_size
         (streamed,) = evaluated(tmp_path, wrap(metric), model, **changes).values()
         assert streamed == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7])
+@pytest.mark.parametrize("inputs", [None, "multi_label"])
+@pytest.mark.parametrize("problem_type", [None, "multi_label_classification"])
+def test_scores_of_several_labels_do_not_depend_on_the_batches(
+    tmp_path: Path, batch_size: int, inputs: str | None, problem_type: str | None
+) -> None:
+    class Logits(torch.nn.Module):
+        """Hands its inputs on as logits, and finds out about its problem as models of transformers do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = SimpleNamespace(problem_type=problem_type)
+            self.unused = torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            self.config.problem_type = "multi_label_classification"
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(x, labels)
+            return {"loss": loss, "logits": x + 0 * self.unused}
+
+    # Taken for probabilities, those of the first rows lie below one half.
+    logits = torch.tensor([[0.2, 0.3], [0.4, 0.1], [-2.0, 3.0], [0.6, -1.0]])
+    rows = [{"x": row, "labels": torch.ones(2)} for row in logits]
+    metric: Any = StreamingMetrics({"accuracy": MultilabelAccuracy(2)}, inputs=inputs)
+    found = evaluated(
+        tmp_path, metric, Logits(), given={"eval_dataset": Rows(rows)}, per_device_eval_batch_size=batch_size
+    )
+    assert found["eval_accuracy"] == pytest.approx(0.75)
 
 
 def test_logits_are_preprocessed_before_they_are_streamed(tmp_path: Path) -> None:

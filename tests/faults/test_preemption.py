@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ def test_training_stops_with_a_checkpoint_from_which_it_goes_on_as_if_it_had_not
 
 @pytest.mark.parametrize(("event", "step"), [("on_step_end", 3), ("on_prediction_step", 3), ("on_step_begin", 3)])
 def test_what_is_due_at_the_end_of_an_epoch_is_made_up_for_too(tmp_path: Path, event: str, step: int) -> None:
-    settings = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    settings: dict[str, Any] = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
     whole = make(tmp_path / "whole", **settings)
     whole.train()
     make(tmp_path / "stopped", SignalIn(event, step), **settings).train()
@@ -151,7 +151,7 @@ def test_an_evaluation_is_broken_off_and_made_up_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("event", ["on_prediction_step", "on_step_end"])
 def test_the_best_evaluation_is_known_though_it_was_broken_off(tmp_path: Path, event: str) -> None:
-    settings = {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True}
+    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True}
     whole = make(tmp_path / "whole", **settings)
     whole.train()
     make(tmp_path / "stopped", SignalIn(event, 4), **settings).train()
@@ -252,7 +252,7 @@ def test_without_enable_jit_checkpoint_signals_do_what_they_did_before_training(
 
 
 def test_ctrl_c_can_be_one_of_the_signals_and_interrupts_when_it_comes_twice(tmp_path: Path) -> None:
-    settings = {"jit_checkpoint_signals": "SIGINT"}
+    settings: dict[str, Any] = {"jit_checkpoint_signals": "SIGINT"}
     assert make(tmp_path / "once", SignalIn("on_step_end", 2, signal.SIGINT), **settings).train().global_step == 2
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path / "twice", SignalIn("on_step_begin", 2, signal.SIGINT, times=2), **settings).train()
@@ -310,8 +310,9 @@ def test_lightning_on_a_cluster_takes_no_signal_and_writes_no_checkpoint_of_its_
 
 
 SCRIPT = """
-import sys, time
+import os, sys, time
 from littrainer import TrainerCallback
+from littrainer.engine import import_lightning
 from tests.scenarios.trainers import quiet_trainer
 
 class Telling(TrainerCallback):
@@ -319,38 +320,51 @@ class Telling(TrainerCallback):
         print("step", state.global_step, flush=True)
         time.sleep(0.05)
 
-output = quiet_trainer(
-    sys.argv[1], given={"callbacks": [Telling()]}, max_steps=2000, enable_jit_checkpoint=sys.argv[2] == "yes"
-).train()
-print("returned", output.global_step, flush=True)
+def train(name, switch):
+    folder = os.path.join(sys.argv[1], name)
+    callbacks = [Telling()]
+    return quiet_trainer(folder, given={"callbacks": callbacks}, max_steps=2000, enable_jit_checkpoint=switch).train()
+
+# A fork, since importing takes longer than all else here.
+import_lightning()
+plain = os.fork()
+if not plain:
+    train("plain", False)
+    os._exit(0)
+print("plain", plain, flush=True)
+print("ended with", os.waitstatus_to_exitcode(os.waitpid(plain, 0)[1]), flush=True)
+print("returned", train("saving", True).global_step, flush=True)
 """
 
 
-def start(folder: Path, switch: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SCRIPT, str(folder), switch]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
-
-
-def wait_for(process: subprocess.Popen[str], found: Callable[[str], bool]) -> None:
+def wait_for(process: subprocess.Popen[str], beginning: str) -> str:
+    """The rest of the first further line of the process's output that begins so."""
     assert process.stdout is not None
     for line in process.stdout:
-        if found(line):
-            return
+        if line.startswith(beginning):
+            return line.removeprefix(beginning).strip()
     raise AssertionError("the process ended before")
 
 
 def test_a_process_told_to_end_saves_goes_on_after_train_and_ends_with_status_0(tmp_path: Path) -> None:
-    processes = [start(tmp_path / "saving", "yes"), start(tmp_path / "plain", "no")]
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    plain = None
     try:
-        for process in processes:
-            wait_for(process, lambda line: line.startswith("step 3"))
-            process.terminate()
-        outputs = [process.communicate(timeout=60)[0] for process in processes]
+        plain = int(wait_for(process, "plain "))
+        wait_for(process, "step 3")
+        os.kill(plain, signal.SIGTERM)
+        status = int(wait_for(process, "ended with "))
+        plain = None
+        wait_for(process, "step 3")
+        process.terminate()
+        output = process.communicate(timeout=60)[0]
     finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, -signal.SIGTERM]
-    last = outputs[0].splitlines()[-1]
+        if plain is not None:
+            os.kill(plain, signal.SIGKILL)
+        process.kill()
+    assert (process.returncode, status) == (0, -signal.SIGTERM)
+    last = output.splitlines()[-1]
     checkpoint = get_last_checkpoint(tmp_path / "saving")
     assert checkpoint is not None and last == f"returned {checkpoint.rpartition('-')[2]}"
     assert get_last_checkpoint(tmp_path / "plain") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ from littrainer.whole_files import write_whole
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
+
+logger = logging.getLogger(__name__)
 
 
 class ExportableState:
@@ -116,17 +119,30 @@ class TrainerState:
 
     @classmethod
     def load_from_json(cls, json_path: str) -> TrainerState:
-        """Read a state that `save_to_json`, or transformers, wrote.
+        """Read a state that `save_to_json`, or transformers, wrote; fields that are not known here are passed over.
 
         Raises:
-            ValueError: the file is not JSON or holds fields this version does not know.
+            ValueError: the file is not JSON, counts no steps, or a field is not of its type.
         """
         try:
-            state = cls(**json.loads(Path(json_path).read_text("utf-8")))
+            content = json.loads(Path(json_path).read_text("utf-8"))
+            if not isinstance(content, dict):
+                raise TypeError("it holds no object with fields")
+            if "global_step" not in content:
+                # The default would be a fresh start; it may stand there under a misspelled name.
+                raise TypeError("global_step is missing")
+            known = {entry.name for entry in dataclasses.fields(cls)}
+            state = cls(**{name: value for name, value in content.items() if name in known})
             check_types(state)
-            return state
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{json_path} is not a readable trainer state: {error}") from error
+            raise ValueError(
+                f"{json_path} is not a readable trainer state: {error}. Correct the file, or resume from another "
+                "checkpoint."
+            ) from error
+        unknown = sorted(content.keys() - known)
+        if unknown:
+            logger.debug("%s has fields that are not known here and have no effect: %s.", json_path, ", ".join(unknown))
+        return state
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
         """Resolve the logging, evaluation and saving intervals; one below 1 is a fraction of `max_steps`."""
@@ -144,12 +160,12 @@ class TrainerState:
         self.is_world_process_zero = trainer.is_world_process_zero()
 
 
-# What trainer_state.json may hold, by field; any field may be absent.
+# What trainer_state.json may hold, by field; any but global_step may be absent.
 KINDS_OF_FIELDS: dict[type | tuple[type, ...], tuple[str, ...]] = {
     int: ("global_step", "max_steps", "num_train_epochs", "num_input_tokens_seen"),
-    (int, float): ("epoch", "total_flos"),
+    (int, float): ("epoch", "total_flos", "logging_steps", "eval_steps", "save_steps"),
     (int, type(None)): ("train_batch_size", "best_global_step"),
-    (int, float, type(None)): ("best_metric", "logging_steps", "eval_steps", "save_steps"),
+    (int, float, type(None)): ("best_metric",),
     (str, type(None)): ("best_model_checkpoint", "trial_name"),
     list: ("log_history",),
     bool: ("is_world_process_zero", "is_local_process_zero", "is_hyper_param_search"),

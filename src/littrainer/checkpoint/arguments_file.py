@@ -1,4 +1,4 @@
-"""training_args.bin, for other tools: it names transformers' classes, so that it opens where littrainer is not installed.
+"""training_args.bin, for other tools: it names transformers' classes, and so opens where littrainer is not installed.
 
 Nothing here reads such a file.
 """
@@ -52,7 +52,10 @@ def _naming_transformers() -> ModuleType:
 
 
 # The pickler that is written in Python, since the one in C lets nobody choose the name of a class.
-class _TransformersPickler(pickle._Pickler):  # type: ignore[name-defined,misc]
+_PythonPickler: Any = pickle._Pickler
+
+
+class _TransformersPickler(_PythonPickler):
     def save_global(self, obj: Any, name: str | None = None) -> None:
         ours = f"{getattr(obj, '__module__', None)}:{getattr(obj, '__qualname__', None)}"
         if ours not in NAMES_IN_TRANSFORMERS:

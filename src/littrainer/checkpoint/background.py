@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ from littrainer.checkpoint.host_copies import HostCopies
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from littrainer.checkpoint.sealing import Stamp
 from littrainer.checkpoint.staging import staged_checkpoint
+from littrainer.checkpoint.threaded_work import ThreadedWork
 from littrainer.checkpoint.weights import without_wrappers, write_weights
 from littrainer.checkpoint.writer import collect_states, note_changes_of_callbacks, write_companions, write_states
 
@@ -42,14 +41,14 @@ class _Save:
     Parameters:
         final: its folder.
         state: the Trainer's state at its step.
+        writing: the thread's work.
+        stamps: its files, once they are written.
     """
 
     final: Path
     state: TrainerState
+    writing: ThreadedWork
     stamps: dict[str, Stamp] = field(default_factory=dict)
-    error: BaseException | None = None
-    # Not the thread's own end: a join that Ctrl-C interrupts takes a running thread for one that has ended.
-    has_ended: threading.Event = field(default_factory=threading.Event)
 
 
 class BackgroundSaves:
@@ -108,7 +107,6 @@ class BackgroundSaves:
             trainer.control.should_save = False
             state = copy.copy(trainer.state)
             state.log_history = list(state.log_history)
-            save = _Save(final, state)
             limit, best = trainer.args.save_total_limit, trainer.state.best_model_checkpoint
             unfinished = stack.pop_all()
 
@@ -122,12 +120,9 @@ class BackgroundSaves:
             if trainer.args.should_save:
                 rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=str(final))
 
+        save = _Save(final, state, ThreadedWork(write, name=f"saving {final.name}"))
         self._current = save
-        try:
-            threading.Thread(target=_keeping_error, args=(write, save), name=f"saving {final.name}").start()
-        except RuntimeError:
-            # The system has no further thread to give.
-            _keeping_error(write, save)
+        save.writing.start()
 
     def _copied(self, final: Path, states: Any) -> Any:
         try:
@@ -144,7 +139,7 @@ class BackgroundSaves:
         Raises:
             BackgroundSaveError: it could not be written.
         """
-        if self._current is not None and self._current.has_ended.is_set():
+        if self._current is not None and self._current.writing.has_ended():
             self.wait()
 
     def wait(self) -> None:
@@ -156,8 +151,8 @@ class BackgroundSaves:
         save = self._end_of_current()
         if save is None:
             return
-        if save.error is not None:
-            raise BackgroundSaveError(_failure(save)) from save.error
+        if save.writing.error is not None:
+            raise BackgroundSaveError(_failure(save)) from save.writing.error
         trainer = self._trainer
         control = trainer.control
         asked_meanwhile = control.should_save
@@ -169,32 +164,24 @@ class BackgroundSaves:
     def close(self) -> None:
         """Training is over, by an error if a checkpoint is still on its way: wait for it, and log its own error."""
         save = self._end_of_current()
-        if save is not None and save.error is not None:
-            logger.error(_failure(save), exc_info=save.error)
+        if save is not None and save.writing.error is not None:
+            logger.error(_failure(save), exc_info=save.writing.error)
 
     def _end_of_current(self) -> _Save | None:
         save = self._current
         if save is None:
             return None
-        save.has_ended.wait()
+        save.writing.wait()
         self._current = None
         self._copies.give_back()
         return save
 
 
-def _keeping_error(write: Callable[[], None], save: _Save) -> None:
-    try:
-        write()
-    except BaseException as error:
-        save.error = error
-    finally:
-        save.has_ended.set()
-
-
 def _failure(save: _Save) -> str:
+    error = save.writing.error
     return (
-        f"{save.final} could not be written in the background ({type(save.error).__name__}: {save.error}). Checkpoints "
-        "before it are as they were."
+        f"{save.final} could not be written in the background ({type(error).__name__}: {error}). Checkpoints before it "
+        "are as they were."
     )
 
 

@@ -22,6 +22,8 @@ from torch import nn
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.layout import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from littrainer.checkpoint.manifest import MANIFEST_NAME
+from littrainer.checkpoint.names import LIGHTNING_STATE_NAME
+from littrainer.checkpoint.resealing import advice_after_editing
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.staging import set_aside_and_delete, staged_folder
 from littrainer.checkpoint.verification import damage_in
@@ -30,7 +32,6 @@ from littrainer.checkpoint.weights import load_weights, write_weights
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
-LIGHTNING_STATE_NAME = "lightning_state.pt"
 # In that file: weights of the LightningModule beside the model's.
 FURTHER_WEIGHTS = "further_weights"
 # What Lightning asks for where a checkpoint is validated, tested or predicted with.
@@ -122,7 +123,10 @@ class TransformersCheckpointIO(CheckpointIO):
         marks = (MANIFEST_NAME, TRAINER_STATE_NAME)
         damage = damage_in(folder) if any((folder / name).is_file() for name in marks) else []
         if damage:
-            raise ValueError(f"The checkpoint {folder} is damaged: {' '.join(damage)} Resume from another one.")
+            raise ValueError(
+                f"The checkpoint {folder} is damaged: {' '.join(damage)} Resume from another one."
+                f"{advice_after_editing(folder)}"
+            )
         checkpoint = _own_state(folder) if _is_own(folder) else self._translated(folder)
         further = checkpoint.pop(FURTHER_WEIGHTS, {})
         model = self._model()

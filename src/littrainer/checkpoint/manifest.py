@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 MANIFEST_NAME = "littrainer_manifest.json"
+UNFINISHED_MANIFEST_NAME = f"{MANIFEST_NAME}.unfinished"
 MANIFEST_VERSION = 1
 # Bytes read at a time: large enough that summing them up leaves other threads to run, small enough for the cache.
 BYTES_AT_A_TIME = 1 << 20
@@ -72,7 +73,7 @@ def files_in(folder: Path, with_links: bool = False) -> Iterator[str]:
         for name in sorted(names):
             path = Path(parent, name)
             is_wanted = path.is_file() if with_links else not path.is_symlink()
-            if is_wanted and path != folder / MANIFEST_NAME:
+            if is_wanted and path not in (folder / MANIFEST_NAME, folder / UNFINISHED_MANIFEST_NAME):
                 yield path.relative_to(folder).as_posix()
 
 
@@ -91,7 +92,7 @@ def write_manifest(folder: Path, files: Mapping[str, FileRecord] | None = None, 
         "files": {name: {"size": record.size, "crc32": f"{record.crc32:08x}"} for name, record in files.items()},
     }
     content["crc32"] = _own_checksum(content)
-    unfinished = folder / f"{MANIFEST_NAME}.unfinished"
+    unfinished = folder / UNFINISHED_MANIFEST_NAME
     with open(unfinished, "w", encoding="utf-8") as file:
         file.write(json.dumps(content, indent=1, sort_keys=True) + "\n")
         file.flush()
@@ -138,3 +139,9 @@ def leaves_folder(name: str) -> bool:
 
 def _own_checksum(content: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
+
+
+if __name__ == "__main__":
+    from littrainer.checkpoint.resealing import main
+
+    raise SystemExit(main())

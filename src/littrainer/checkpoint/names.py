@@ -14,3 +14,5 @@ SCALER_NAME = "scaler.pt"
 RANDOM_STATE_NAME = "rng_state.pth"
 # Ours: what exact resuming needs beside the files of transformers.
 RESUME_RECORD_NAME = "littrainer_resume.pt"
+# Ours: the state of a lightning.Trainer that writes folders of this format.
+LIGHTNING_STATE_NAME = "lightning_state.pt"

@@ -17,6 +17,7 @@ from littrainer.checkpoint.layout import (
     get_last_checkpoint,
 )
 from littrainer.checkpoint.random_state import random_state_name, restore_random_states
+from littrainer.checkpoint.resealing import advice_after_editing
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.state_checks import optimizer_differences, scaler_differences, schedule_differences
 from littrainer.checkpoint.verification import damage_in
@@ -73,7 +74,7 @@ def checkpoint_to_resume(resume_from_checkpoint: str | bool | None, output_dir: 
     if damage:
         raise ValueError(
             f"The checkpoint {folder} is damaged: {' '.join(damage)} Resume from another checkpoint, or give "
-            "resume_from_checkpoint=True to take the newest intact one."
+            f"resume_from_checkpoint=True to take the newest intact one.{advice_after_editing(folder)}"
         )
     return folder
 

@@ -1,6 +1,6 @@
 """The manifest of a checkpoint written anew, after someone has edited the checkpoint on purpose.
 
-    python -m littrainer.checkpoint.manifest runs/checkpoint-500
+It is a command: `python -m littrainer.checkpoint.manifest runs/checkpoint-500`.
 """
 
 from __future__ import annotations
@@ -70,8 +70,10 @@ def reseal(folder: Path, tensors_too: bool = False) -> Changes:
     """
     states = (TRAINER_STATE_NAME, LIGHTNING_STATE_NAME)
     if not any((folder / name).is_file() for name in states):
-        raise NotResealed(f"{folder} is no checkpoint: it has neither {' nor '.join(states)}. Give a checkpoint-<step>.")
-    # A folder that Lightning's state lies in needs no Trainer's.
+        raise NotResealed(
+            f"{folder} is no checkpoint: it has neither {' nor '.join(states)}. Give a checkpoint's folder."
+        )
+    # Where Lightning's state lies, a Trainer's is not needed.
     damage = [text for text in damage_by_format(folder) if text != f"{TRAINER_STATE_NAME} is missing."]
     if damage:
         raise NotResealed(f"{folder} is damaged: {' '.join(damage)} Correct this first, or use another checkpoint.")

@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import re
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from littrainer.checkpoint.manifest import MANIFEST_NAME, DamagedManifest, files_in, read_manifest
 from littrainer.checkpoint.names import TRAINER_STATE_NAME
 from littrainer.checkpoint.sealing import Seal, Stamp, to_disk
+from littrainer.checkpoint.threaded_work import ThreadedWork
 
 logger = logging.getLogger(__name__)
 
 UNFINISHED_DIR = ".unfinished"
 REPLACED, DELETED = ".replaced", ".deleted"
 # Freeing the room of large files takes the system as long as a part of writing them.
-_deletions: list[threading.Thread] = []
+_deletions: list[ThreadedWork] = []
 FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write failed")
 # What this package puts into the folder for unfinished ones; anything else there is left alone.
 OWN_ENTRY = re.compile(rf".+-\d+({re.escape(REPLACED)}|{re.escape(DELETED)})?")
@@ -133,9 +134,9 @@ def set_aside_and_delete(folder: Path, in_background: bool = False) -> None:
         delete_folder(aside)
         os.rename(folder, aside)
         if in_background:
-            thread = threading.Thread(target=_delete_or_warn, args=(aside,))
-            thread.start()
-            _deletions.append(thread)
+            deletion = ThreadedWork(functools.partial(_delete_or_warn, aside), name=f"deleting {folder.name}")
+            _deletions.append(deletion)
+            deletion.start()
         else:
             delete_folder(aside)
     finally:
@@ -145,10 +146,12 @@ def set_aside_and_delete(folder: Path, in_background: bool = False) -> None:
 
 def wait_for_deletions() -> None:
     """Return when no deletion goes on in the background."""
-    for thread in tuple(_deletions):
-        thread.join()
+    for deletion in tuple(_deletions):
+        deletion.wait()
         with contextlib.suppress(ValueError):
-            _deletions.remove(thread)
+            _deletions.remove(deletion)
+        if deletion.error is not None:
+            raise deletion.error
 
 
 def _delete_or_warn(aside: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 import struct
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def _find_damage(folder: Path, present: set[str], needed: tuple[str, ...]) -> li
         manifest = read_manifest(folder)
     except DamagedManifest as error:
         return [*damage, f"{error}."]
-    found = _incomplete_files(folder, present) if manifest is None else _differences(folder, manifest)
+    found = damage_by_format(folder, present) if manifest is None else _differences(folder, manifest)
     return [*damage, *(sentence for sentence in found if sentence not in damage)]
 
 
@@ -99,7 +99,13 @@ def _record_or_error(path: Path) -> Any:
         return str(error)
 
 
-def _incomplete_files(folder: Path, present: set[str]) -> list[str]:
+def damage_by_format(folder: Path, present: Collection[str] | None = None) -> list[str]:
+    """What is wrong with a checkpoint as far as the formats of its files can tell, whatever a manifest says.
+
+    Parameters:
+        present: its files, relative to it; by default those that are there.
+    """
+    present = set(files_in(folder, with_links=True) if present is None else present)
     found = []
     indexes = [name for name in WEIGHT_INDEXES if name in present]
     has_weights = bool(indexes) or any(Path(name).name in WEIGHTS for name in present)

@@ -30,12 +30,14 @@ class DroppedColumns(NamedTuple):
         description: which dataset, such as "Training".
         model_name: class of the model whose forward they were compared with.
         accepted: the names that are kept: the arguments of forward and those of labels.
+        catch_all: the name that forward has for any further keywords (`**kwargs`), which is no argument.
     """
 
     names: Collection[str]
     description: str | None
     model_name: str
     accepted: Sequence[str]
+    catch_all: str | None = None
 
 
 def without_extra_columns(dataset: Any, accepted: list[str], model_name: str, description: str | None) -> Any:
@@ -81,9 +83,10 @@ def naming_dropped_columns(trainer: Trainer) -> Iterator[None]:
 def _explanation(missing: list[str], dropped: DroppedColumns) -> str:
     where = f"the {dropped.description.lower()} set" if dropped.description else "the data"
     names = ", ".join(map(repr, missing))
+    arguments = ", ".join(name for name in dropped.accepted if name != dropped.catch_all)
     return (
         f"remove_unused_columns has left {names} out of {where}: {dropped.model_name}.forward takes "
-        f"{', '.join(dropped.accepted)}, and the other columns were dropped ({', '.join(sorted(dropped.names))}). Set "
+        f"{arguments}, and the other columns were dropped ({', '.join(sorted(dropped.names))}). Set "
         f"remove_unused_columns=False to keep them all, or make {names} an argument of forward."
     )
 

@@ -9,6 +9,7 @@ import inspect
 import logging
 import os
 from collections.abc import Iterator, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from torch import nn
 from littrainer.arguments.fields_generation import GenerationConfig
 from littrainer.arguments.nearest import nearest_name
 from littrainer.ecosystem import is_a
+from littrainer.error_notes import kind_of
 
 if TYPE_CHECKING:
     from littrainer.seq2seq import Seq2SeqTrainer
@@ -87,7 +89,7 @@ def load_config(wanted: Any) -> Any:
         named, config = "generation_config", copy.deepcopy(wanted)
     else:
         raise TypeError(
-            f"generation_config is a {type(wanted).__name__}; give a GenerationConfig, the path of a file or of a "
+            f"generation_config is {kind_of(wanted)}; give a GenerationConfig, the path of a file or of a "
             "folder that holds one, or a model id."
         )
     try:
@@ -128,8 +130,16 @@ def keywords_of_a_call(args: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     Parameters:
         args: arguments whose length and beams fill in what the call leaves open.
         given: the keywords of the call; None leaves a keyword open.
+
+    Raises:
+        ValueError: the call asks for no beam, or for a part of one.
     """
     keywords = dict(given)
+    wanted = keywords.get("num_beams")
+    if wanted is not None and not (isinstance(wanted, Integral) and int(wanted) > 0):
+        raise ValueError(
+            f"num_beams={wanted!r} in a call of evaluate() or predict() is out of range; give a whole number from 1."
+        )
     length, beams = (getattr(args, name, None) for name in ("generation_max_length", "generation_num_beams"))
     if length is not None and keywords.get("max_length") is None and keywords.get("max_new_tokens") is None:
         keywords["max_length"] = length

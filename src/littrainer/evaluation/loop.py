@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length
 from littrainer.evaluation.gathering import PADDING, BatchCollection, truncated
 from littrainer.evaluation.loss_mean import ExactLossMean
-from littrainer.evaluation.metrics import call_metric_function, checked_metrics, noting_where
+from littrainer.evaluation.metrics import call_metric_function, checked_metrics, noting_where, warn_without_result
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
 from littrainer.evaluation.side_effects import model_device
 from littrainer.evaluation.streaming import StreamingMetrics, streaming_metrics
@@ -74,6 +74,8 @@ class EvaluationPass:
         self.streaming = streaming_metrics(trainer.compute_metrics)
         self.exact_loss = ExactLossMean(trainer) if trainer.args.eval_loss_weighting != "batches" else None
         self.metrics: dict[str, Any] | None = None
+        # Whether a function of single batches was called, and then whether for a result.
+        self.has_called_for: set[bool] = set()
         self.batches_done = 0
         self.examples_seen = 0
         self.model: Any = trainer.model
@@ -152,6 +154,8 @@ class EvaluationPass:
                 metrics = self.streaming.compute() if self.streaming.batches else {}
         elif trainer.compute_metrics is not None and is_complete and not args.batch_eval_metrics:
             metrics = call_metric_function(trainer, self._for_metrics(everything))
+        if self.has_called_for == {False}:
+            warn_without_result(trainer)
         metrics = checked_metrics(trainer, metrics)
         mean_loss = self._mean_loss(losses)
         if mean_loss is not None:
@@ -215,6 +219,7 @@ class EvaluationPass:
 
     def _update_batch_metrics(self, batch: BatchOutputs, is_last: bool) -> None:
         if self.trainer.compute_metrics is not None and batch.predictions is not None and batch.labels is not None:
+            self.has_called_for.add(is_last)
             self.metrics = call_metric_function(self.trainer, self._for_metrics(batch), compute_result=is_last)
 
     def _update_streaming_metrics(

@@ -55,6 +55,21 @@ def multi_label(predictions: Any, labels: Any) -> Arguments:
     return _in_full_precision(predictions), labels.long()
 
 
+def multi_label_logits(predictions: Any, labels: Any) -> Arguments:
+    """Each label's probability, made from a logit, and whether it holds, as 0 or 1."""
+    return _in_full_precision(predictions).sigmoid(), labels.long()
+
+
+def binary_logits(predictions: Any, labels: Any) -> Arguments:
+    """The probability of the positive class, made from one logit, and the label, 0 or 1; labels of -100 are left out.
+
+    A last dimension of 1 that the labels lack is dropped.
+    """
+    if predictions.dim() == labels.dim() + 1 and predictions.shape[-1] == 1:
+        predictions = predictions.squeeze(-1)
+    return _counted(_in_full_precision(predictions).sigmoid(), labels.long())
+
+
 def regression(predictions: Any, labels: Any) -> Arguments:
     """Predicted and true numbers in one shape; a last dimension of 1 that only one side has is dropped."""
     if predictions.dim() == labels.dim() + 1 and predictions.shape[-1] == 1:
@@ -76,10 +91,14 @@ CONVERSIONS: dict[str, Callable[[Any, Any], Arguments]] = {
         language_model,
         language_model_scores,
         multi_label,
+        multi_label_logits,
+        binary_logits,
         regression,
         unchanged,
     )
 }
+
+MULTI_LABEL = "multi_label_classification"
 
 # How far half precision may take the sum of a sample's probabilities from 1.
 ROUNDING_OF_A_SUM = 1e-2
@@ -97,13 +116,20 @@ class TaskFacts:
 
     Parameters:
         predicts_next_token: labels belong to the position before; None where the model is not one whose class says.
-        problem_type: `config.problem_type` of the model.
+        problem_type: `config.problem_type` of the model, which may have been set by its first forward pass.
+        keeps_scores: predictions are what the model returned, and no code of the script has come in between.
         generates: predictions are generated tokens.
     """
 
     predicts_next_token: bool | None = None
     problem_type: str | None = None
+    keeps_scores: bool = True
     generates: bool = False
+
+    @property
+    def has_multi_label_logits(self) -> bool:
+        """Whether predictions are logits of labels that may hold together, as the losses of this problem take them."""
+        return self.problem_type == MULTI_LABEL and self.keeps_scores
 
 
 def task_facts(trainer: Trainer) -> TaskFacts:
@@ -112,9 +138,12 @@ def task_facts(trainer: Trainer) -> TaskFacts:
     next_token: bool | None = trainer._loss_shifts_labels or None
     if next_token is None and is_a(model, "pretrained model"):
         next_token = predicts_next_token(model)
+    # A script's own step may return probabilities, and their sigmoid would be above one half throughout.
+    is_our_step = type(trainer).prediction_step.__module__.startswith("littrainer.")
     return TaskFacts(
         predicts_next_token=next_token,
         problem_type=getattr(getattr(model, "config", None), "problem_type", None),
+        keeps_scores=trainer.preprocess_logits_for_metrics is None and is_our_step,
         generates=bool(getattr(trainer.args, "predict_with_generate", False)),
     )
 
@@ -131,6 +160,8 @@ def guessed_conversion(prediction: EvalPrediction, facts: TaskFacts) -> str:
     if not isinstance(logits, torch.Tensor) or not isinstance(labels, torch.Tensor):
         raise _untold(prediction, "they are not one tensor each")
     is_score, is_class = logits.is_floating_point(), not labels.is_floating_point()
+    if is_score and logits.shape == labels.shape and facts.has_multi_label_logits:
+        return "multi_label_logits"
     if is_score and logits.shape == (*labels.shape, 1):
         return "regression"
     has_classes = is_score and is_class and logits.shape[:-1] == labels.shape
@@ -146,10 +177,19 @@ def guessed_conversion(prediction: EvalPrediction, facts: TaskFacts) -> str:
             )
         return "language_model" if facts.predicts_next_token else "classification"
     if is_score and logits.shape == labels.shape:
-        if facts.problem_type == "multi_label_classification" or (is_class and labels.dim() > 1):
+        if facts.problem_type == MULTI_LABEL or (is_class and labels.dim() > 1):
             return "multi_label"
         return "unchanged" if is_class else "regression"
     raise _untold(prediction, "no conversion fits their shapes")
+
+
+def settled_conversion(named: str, facts: TaskFacts) -> str:
+    """The conversion of a name that a script has given, for the scores that the model gives.
+
+    Torchmetrics takes the sigmoid batch by batch, where a score is below 0 or above 1: a batch of logits between them
+    it would take for probabilities.
+    """
+    return "multi_label_logits" if named == "multi_label" and facts.has_multi_label_logits else named
 
 
 def conversion_for(metric: Any, guess: str, prediction: EvalPrediction) -> str:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from littrainer.arguments.choices import SaveStrategy
-from littrainer.error_notes import add_note
+from littrainer.error_notes import add_note, kind_of
 from littrainer.evaluation.metric_inputs import described
 from littrainer.evaluation.results import EvalPrediction, denumpify_detensorize
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 
 def call_metric_function(trainer: Trainer, prediction: EvalPrediction, **keywords: Any) -> Any:
@@ -46,7 +52,8 @@ def checked_metrics(trainer: Trainer, metrics: Any) -> dict[str, Any]:
     """Metrics as Python numbers under their names.
 
     Raises:
-        TypeError: they are no dict, one has no text as its name, or a checkpoint is to hold one and JSON cannot.
+        TypeError: they are no dict, one has no text as its name or is nothing that can be logged, or a checkpoint is
+            to hold one and JSON cannot.
     """
     function = _name_of(trainer.compute_metrics)
     if not isinstance(metrics, Mapping):
@@ -68,7 +75,45 @@ def checked_metrics(trainer: Trainer, metrics: Any) -> dict[str, Any]:
                     f"{function} returned {name!r}: {_shortened(value)} {_where(trainer)}, and the checkpoints of this "
                     "training hold metrics as JSON. Return a number; an array of them as a list (.tolist())."
                 )
+    for name, value in plain.items():
+        for culprit in _unloggable(value):
+            holding = "" if culprit is value else f" which holds {_shortened(culprit)}"
+            raise TypeError(
+                f"{function} returned {name!r}: {_shortened(value)}{holding} {_where(trainer)}. A metric is a number; "
+                "text, a bool, None, and lists, dicts and arrays of these are accepted too. Return what was computed, "
+                "not what computes it."
+            )
     return plain
+
+
+def warn_without_result(trainer: Trainer) -> None:
+    """Say once that `batch_eval_metrics` has never asked for a result, since no batch was known to be the last."""
+    if trainer._is_told_of_missing_result:
+        return
+    trainer._is_told_of_missing_result = True
+    logger.warning(
+        "%s was never called with compute_result=True %s: with batch_eval_metrics=True the last batch asks for the "
+        "result, and a DataLoader of one's own does not tell which batch is its last (as under transformers). Return "
+        "trainer.accelerator.prepare(dataloader) from get_eval_dataloader or get_test_dataloader.",
+        _name_of(trainer.compute_metrics),
+        _where(trainer),
+    )
+
+
+def _unloggable(value: Any) -> Iterator[Any]:
+    """What there is within a metric that is neither number, text nor None."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        for entry in value:
+            yield from _unloggable(entry)
+    # Classes have the methods of their instances.
+    elif isinstance(value, type) or not (
+        value is None or isinstance(value, (str, Number, np.generic)) or hasattr(value, "__array__")
+    ):
+        yield value
 
 
 def _fits_into_json(value: Any) -> bool:
@@ -106,4 +151,4 @@ def _what_is_left(trainer: Trainer) -> str:
 
 def _shortened(value: Any, longest: int = 80) -> str:
     text = " ".join(repr(value).split())
-    return f"{text if len(text) <= longest else text[:longest] + '...'} (a {type(value).__name__})"
+    return f"{text if len(text) <= longest else text[:longest] + '...'} ({kind_of(value)})"

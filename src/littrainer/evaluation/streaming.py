@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from littrainer.evaluation.metric_inputs import (
     described,
     guessed_conversion,
     listed,
+    settled_conversion,
     task_facts,
 )
 from littrainer.evaluation.results import EvalPrediction
@@ -38,9 +40,10 @@ class StreamingMetrics:
             dict of these by name.
         inputs: how predictions and labels of a batch go into `update`: a name in `CONVERSIONS` (`"classification"`,
             `"class_scores"`, `"positive_class_scores"`, `"language_model"`, `"language_model_scores"`, `"multi_label"`,
-            `"regression"`, `"unchanged"`), or a function of predictions and labels that returns update's arguments (a
-            tuple, a dict of keywords, or None to leave the batch out); one with a single parameter is given an
-            `EvalPrediction`. By default it is told from the shapes, the kinds of numbers, the model and the metric.
+            `"multi_label_logits"`, `"binary_logits"`, `"regression"`, `"unchanged"`), or a function of predictions and
+            labels that returns update's arguments (a tuple, a dict of keywords, or None to leave the batch out); one
+            with a single parameter is given an `EvalPrediction`. By default it is told from the shapes, the kinds of
+            numbers, the model and the metric.
 
     Raises:
         TypeError: it is no metric.
@@ -59,7 +62,8 @@ class StreamingMetrics:
         self._parts = dict(_parts_of(metric, inputs))
         if not self._parts:
             raise ValueError("compute_metrics is a dict without a metric: name one, such as {'accuracy': metric}.")
-        self._facts = TaskFacts()
+        self._read_facts: Callable[[], TaskFacts] = TaskFacts
+        self._facts: TaskFacts | None = None
         self._guess: str | None = None
         self.batches = 0
 
@@ -70,9 +74,9 @@ class StreamingMetrics:
 
     def begin(self, trainer: Trainer) -> None:
         """Forget what earlier evaluations have left, and move to the device of the model."""
-        self._guess, self.batches = None, 0
-        if any(part.inputs is None for part in self._parts.values()):
-            self._facts = task_facts(trainer)
+        self._guess, self._facts, self.batches = None, None, 0
+        # Not before the first batch: models of transformers find out about their problem in a forward pass.
+        self._read_facts = partial(task_facts, trainer)
         for part in self._parts.values():
             part.metric.reset()
             if callable(getattr(part.metric, "to", None)):
@@ -111,10 +115,14 @@ class StreamingMetrics:
 
     def _update(self, name: str, part: _Part, prediction: EvalPrediction) -> None:
         conversion = part.inputs
+        if self._facts is None:
+            self._facts, self._read_facts = self._read_facts(), TaskFacts
         if conversion is None:
             if self._guess is None:
                 self._guess = guessed_conversion(prediction, self._facts)
             conversion = conversion_for(part.metric, self._guess, prediction)
+        elif isinstance(conversion, str):
+            conversion = settled_conversion(conversion, self._facts)
         arguments: Any = None
         try:
             arguments = converted(prediction, conversion)

@@ -6,6 +6,8 @@ import inspect
 import logging
 from typing import TYPE_CHECKING, Any
 
+from torch.utils.data import DataLoader
+
 from littrainer.arguments.accelerator_config import settle_accelerator_config
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.arguments.support import refuse_unsupported
@@ -165,6 +167,7 @@ def chosen_eval_dataset(of_trainer: Any, wanted: Any) -> Any:
                 f"A loader reads one dataset, and eval_dataset is a dict of them ({', '.join(map(str, dataset))}): "
                 "name one, as in get_eval_dataloader(name)."
             )
+        check_is_no_loader(dataset, "eval_dataset", "get_eval_dataloader")
         return dataset
     if not isinstance(of_trainer, dict):
         raise KeyError(
@@ -173,7 +176,25 @@ def chosen_eval_dataset(of_trainer: Any, wanted: Any) -> Any:
         )
     if wanted not in of_trainer:
         raise KeyError(f"There is no eval_dataset named {wanted!r}; there are {', '.join(map(str, of_trainer))}.")
+    check_is_no_loader(of_trainer[wanted], f"eval_dataset {wanted!r}", "get_eval_dataloader")
     return of_trainer[wanted]
+
+
+def check_is_no_loader(dataset: Any, name: str, method: str) -> None:
+    """Refuse a loader where a dataset is asked for.
+
+    Parameters:
+        name: the dataset's, for the error.
+        method: the Trainer's method that a loader belongs into.
+
+    Raises:
+        TypeError: it is a DataLoader.
+    """
+    if isinstance(dataset, DataLoader):
+        raise TypeError(
+            f"{name} is a {type(dataset).__name__}, and the Trainer makes one from a dataset: pass its dataset, or "
+            f"override {method}() to return the loader itself."
+        )
 
 
 def check_not_empty(dataset: Any, name: str) -> None:

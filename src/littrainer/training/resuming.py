@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.checkpoint.names import RESUME_RECORD_NAME
+from littrainer.checkpoint.resealing import COMMAND
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.data.stream_states import loads_safely
 
@@ -120,7 +121,7 @@ def read_resume_record(folder: Path) -> dict[str, Any] | None:
     if version != RECORD_VERSION:
         raise ValueError(
             f"{path} has version {version!r}, and this littrainer reads version {RECORD_VERSION}. Use the littrainer "
-            "that wrote it, or delete it and littrainer_manifest.json to resume as transformers does."
+            f"that wrote it, or delete it and run {COMMAND} {folder} to resume as transformers does."
         )
     return record
 
