@@ -12,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from littrainer.checkpoint import writer
 from littrainer.checkpoint.summing import SummingFile
 from littrainer.checkpoint.verification import damage_in
 from tests.scenarios.models import VectorClassifier
@@ -56,7 +57,7 @@ def path_of_descriptor(descriptor: int) -> str:
 FULL: dict[str, Callable[[pytest.MonkeyPatch, int], None]] = {
     "folder": lambda patch, step: fill_disk_at(patch, step, Path, "mkdir", lambda path, *_: path / "x"),
     "weights": lambda patch, step: fill_disk_at(patch, step, safetensors.torch, "save_file", lambda _, path: path),
-    "arguments": with_torch("training_args.bin"),
+    "arguments": lambda patch, step: fill_disk_at(patch, step, writer, "write_arguments", lambda _, path: path),
     "optimizer": with_torch("optimizer.pt"),
     "schedule": with_torch("scheduler.pt"),
     "random states": with_torch("rng_state.pth"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -360,9 +361,10 @@ def test_a_process_told_to_end_saves_goes_on_after_train_and_ends_with_status_0(
         process.terminate()
         output = process.communicate(timeout=60)[0]
     finally:
-        if plain is not None:
-            os.kill(plain, signal.SIGKILL)
         process.kill()
+        if plain is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(plain, signal.SIGKILL)
     assert (process.returncode, status) == (0, -signal.SIGTERM)
     last = output.splitlines()[-1]
     checkpoint = get_last_checkpoint(tmp_path / "saving")
