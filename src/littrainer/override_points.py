@@ -216,10 +216,16 @@ class OverridePoints:
 
     def overrides_evaluation(self: Any) -> bool:
         """Whether a subclass, or this instance, has its own `evaluate` or loop, whose metrics have names of its own."""
-        return any(
-            name in vars(self) or not getattr(type(self), name).__module__.startswith("littrainer.")
-            for name in ("evaluate", "evaluation_loop", "_evaluate")
-        )
+        return bool(self._own_methods("evaluate", "evaluation_loop", "_evaluate"))
+
+    def _own_methods(self: Any, *names: str) -> list[str]:
+        """Those of the named methods that a subclass, or this instance, has its own version of."""
+        package = __name__.partition(".")[0]
+        return [
+            name
+            for name in names
+            if name in vars(self) or getattr(type(self), name).__module__.partition(".")[0] != package
+        ]
 
     def _gather_for_metrics(self: Any, value: Any) -> Any:
         return self.accelerator.gather_for_metrics(value, use_gather_object=self.args.eval_use_gather_object)

@@ -70,7 +70,7 @@ class BackgroundSaves:
         """The one that `async_save` asks for; None where it is not set, or a subclass writes checkpoints itself."""
         if not trainer.args.async_save:
             return None
-        overridden = [name for name in WRITING_METHODS if not _is_ours(trainer, name)]
+        overridden = trainer._own_methods(*WRITING_METHODS)
         if overridden:
             logger.warning(
                 "async_save: %s has its own %s, which has to find the model as it is at that step, so training waits "
@@ -183,11 +183,6 @@ def _failure(save: _Save) -> str:
         f"{save.final} could not be written in the background ({type(error).__name__}: {error}). Checkpoints before it "
         "are as they were."
     )
-
-
-def _is_ours(trainer: Trainer, name: str) -> bool:
-    owner = next(cls for cls in type(trainer).__mro__ if name in vars(cls))
-    return name not in vars(trainer) and owner.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def writes_given_weights(model: Any) -> bool:

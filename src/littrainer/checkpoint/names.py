@@ -1,4 +1,4 @@
-"""Names of the files in a checkpoint's folder, those that transformers gives them."""
+"""Names of the files in a checkpoint's folder: those that transformers gives them, and those of our own."""
 
 from __future__ import annotations
 
