@@ -52,6 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from littrainer.explain.command import main as explain
 
         return explain(given[1:])
+    if given[0] == "report":
+        from littrainer.report.command import main as report
+
+        return report(given[1:])
     own, program = _split_at_program(given)
     parser.parse_args(own)
     try:
@@ -72,6 +76,7 @@ def _build_parser() -> argparse.ArgumentParser:
         usage="littrainer run [-h] SCRIPT [ARGS ...]\n       littrainer run [-h] -m MODULE [ARGS ...]",
     )
     commands.add_parser("explain", help="say what arguments, or a script's, turn into; --as-code prints a program")
+    commands.add_parser("report", help="write what trainings logged as an HTML page and a picture")
     program = run.add_mutually_exclusive_group(required=True)
     program.add_argument(
         "script", nargs="?", metavar="SCRIPT", help="path of a script, or of a folder with __main__.py"
@@ -135,7 +140,7 @@ def _wait_for(command: list[str], environment: dict[str, str]) -> int:
 
 
 def _looks_like_a_script(argument: str) -> bool:
-    return argument.endswith(".py") or (argument not in ("run", "explain") and os.path.isfile(argument))
+    return argument.endswith(".py") or (argument not in ("run", "explain", "report") and os.path.isfile(argument))
 
 
 def _check_script(script: str) -> None:

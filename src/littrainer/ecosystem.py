@@ -29,6 +29,12 @@ CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
         ("lightning.pytorch.callbacks.callback", "Callback"),
         ("pytorch_lightning.callbacks.callback", "Callback"),
     ),
+    "exportable state": (("transformers.trainer_callback", "ExportableState"),),
+    "default flow": (("transformers.trainer_callback", "DefaultFlowCallback"),),
+    "lightning logger": (
+        ("lightning.fabric.loggers.logger", "Logger"),
+        ("lightning_fabric.loggers.logger", "Logger"),
+    ),
     "torchmetrics metric": (("torchmetrics.metric", "Metric"), ("torchmetrics.collections", "MetricCollection")),
 }
 

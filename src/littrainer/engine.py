@@ -5,14 +5,25 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from littrainer.arguments.choices import IntervalStrategy
 from littrainer.arguments.destinations import derived_keywords
 from littrainer.arguments.nearest import suggestion
+from littrainer.callbacks.lightning_callbacks import (
+    LOGGING,
+    check_can_resume,
+    check_set_up,
+    is_one_of,
+    refuse_what_cannot_work,
+)
+from littrainer.callbacks.published_metrics import publish as publish_metrics
 from littrainer.ecosystem import known_classes
 from littrainer.evaluation.batch_stream import BATCHES_PER_STRETCH, BatchStream
 from littrainer.interruptions import PythonInterruptions
 from littrainer.quiet import quiet_lightning
+from littrainer.tracking.lightning_loggers import LightningLoggersCallback, loggers_of
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -27,7 +38,7 @@ if TYPE_CHECKING:
 FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
     "devices": (1, "this process trains on one device"),
     "max_steps": (-1, "the Trainer's own flow callback stops at max_steps"),
-    "logger": (False, "the Trainer's callbacks log"),
+    "logger": (False, "it gets those of the trackers that the Trainer reports to"),
     "enable_checkpointing": (False, "the Trainer saves checkpoints, in the transformers format"),
     "enable_progress_bar": (False, "the Trainer's callbacks show progress"),
     "enable_model_summary": (False, "a Trainer prints none"),
@@ -61,6 +72,9 @@ DECIDED_BY_ARGUMENTS: dict[str, str] = {
     "reload_dataloaders_every_n_epochs": "override get_train_dataloader",
     "inference_mode": "evaluation runs under no_grad",
 }
+FIXED_LOGGER = {"logger": FIXED_KEYWORDS["logger"][0]}
+# As check_val_every_n_epoch: Lightning never validates by itself, and callbacks look for metrics after evaluations.
+NOT_BY_ITSELF = 2**62
 # Lightning reads max_epochs into a loop counter; a stream's sys.maxsize of epochs means no limit.
 NO_EPOCH_LIMIT = -1
 
@@ -98,22 +112,31 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
     from lightning.pytorch.callbacks import Checkpoint
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-    from littrainer.callbacks.bridge import TrainerEvents
+    from littrainer.callbacks.bridge import events_around
     from littrainer.checkpoint.lightning_io import with_checkpoint_io
-    from littrainer.lightning_internals import leave_signals_alone
+    from littrainer.lightning_internals import count_from, leave_signals_alone
     from littrainer.precision import mixed_precision_plugin
     from littrainer.strategies import ResidentSingleDeviceStrategy
 
     keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
     keywords.setdefault("strategy", ResidentSingleDeviceStrategy(device=trainer.args.device))
-    callbacks = [*trainer.lightning_callbacks, *_as_list(keywords.pop("callbacks", None))]
+    callbacks = _user_callbacks(trainer, keywords)
+    keywords["logger"] = _loggers(trainer, callbacks)
+    if any(is_one_of(callback, "ProgressBar") for callback in callbacks):
+        # Lightning asks for it where a callback is a bar; one of its own it adds only where there is none.
+        keywords["enable_progress_bar"] = True
     if trainer.overrides_training_step():
         # Lightning accepts no other number in manual optimization, where it does not count micro-batches anyway.
         keywords["accumulate_grad_batches"] = 1
     if run is not None:
-        epochs = run.epochs_left
+        check_set_up(callbacks, trainer)
+        if run.checkpoint is not None:
+            check_can_resume(callbacks)
+        epochs = run.plan.num_train_epochs
         keywords["max_epochs"] = epochs if epochs < sys.maxsize // 2 else NO_EPOCH_LIMIT
-        callbacks.insert(0, TrainerEvents(run))
+        if trainer.args.eval_strategy != IntervalStrategy.NO:
+            keywords["check_val_every_n_epoch"] = NOT_BY_ITSELF
+        callbacks = events_around(callbacks, run)
         keywords["plugins"] = with_checkpoint_io(_as_list(keywords.get("plugins")), trainer)
     if any(isinstance(callback, Checkpoint) for callback in callbacks):
         # Lightning asks for it where a callback saves; one of its own it adds only where there is none.
@@ -135,7 +158,56 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
         except MisconfigurationException as error:
             raise ValueError(f"lightning.Trainer refuses a keyword given as `lightning`: {error}") from error
     leave_signals_alone(built)
+    if run is not None and run.checkpoint is not None:
+        count_from(built, epochs=run.first_epoch, optimizer_steps=trainer.state.global_step)
     return built
+
+
+def _user_callbacks(trainer: Trainer, keywords: dict[str, Any]) -> list[Any]:
+    """Lightning callbacks of the user's, from all places; takes those among the keywords out of them."""
+    callbacks = [*trainer.lightning_callbacks, *_as_list(keywords.pop("callbacks", None))]
+    for callback in callbacks:
+        refuse_what_cannot_work(callback)
+    longest = keywords.pop("max_time", None)
+    if longest is not None:
+        from lightning.pytorch.callbacks import Timer
+
+        # Lightning would add it behind the Trainer's own events, which then could not end an optimizer step first.
+        callbacks.append(Timer(longest))
+    return callbacks
+
+
+def _loggers(trainer: Trainer, callbacks: list[Any]) -> list[Any]:
+    """Loggers for the `lightning.Trainer`: those of the trackers, or the Trainer's history where callbacks need one."""
+    adopt_loggers(trainer)
+    loggers = loggers_of(trainer)
+    if not loggers and any(is_one_of(callback, *LOGGING) for callback in callbacks):
+        from littrainer.callbacks.history_logger import HistoryLogger
+
+        loggers = [HistoryLogger(trainer)]
+    return loggers
+
+
+def adopt_loggers(trainer: Trainer) -> None:
+    """Make trackers of the loggers that were given by `lightning={"logger": ...}`, as `report_to` has them.
+
+    Raises:
+        ValueError: `True` was given, which names none.
+    """
+    given = {**FIXED_LOGGER, **_further_keywords(trainer)}["logger"]
+    if given is True:
+        raise ValueError(
+            'lightning={"logger": True} does not say where to log to: set report_to="tensorboard", or give a logger.'
+        )
+    known = [
+        logger
+        for callback in trainer.callback_handler.callbacks
+        if isinstance(callback, LightningLoggersCallback)
+        for logger in callback.loggers
+    ]
+    new = [logger for logger in _as_list(given or None) if all(logger is not one for one in known)]
+    if new:
+        trainer.callback_handler.add_callback(LightningLoggersCallback(new))
 
 
 def import_lightning() -> None:
@@ -179,9 +251,10 @@ def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
         batches = _batch_stream(trainer, running.trainer, evaluation_pass)
         outer, running.evaluation_pass = running.evaluation_pass, evaluation_pass
         try:
-            evaluate_inside_fit(running.trainer, batches)
+            end = evaluate_inside_fit(running.trainer, batches, lambda: _put_weights_back(running.trainer))
         finally:
             running.evaluation_pass = outer
+        trainer.validation_rounds.add(end)
         return
     evaluator = _evaluator_for(trainer)
     lightning_trainer, module = evaluator.lightning_trainer, evaluator.module
@@ -197,6 +270,40 @@ def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
     module.evaluation_pass = None
     batches.release()
     trainer.idle_evaluator = evaluator
+
+
+def validation_round(trainer: Trainer) -> AbstractContextManager[None]:
+    """What is evaluated within it is one validation to Lightning callbacks that monitor metrics."""
+    return trainer.validation_rounds.round(lambda: stop_if_lightning_stops(trainer))
+
+
+def stop_if_lightning_stops(trainer: Trainer) -> None:
+    """Let training end where a Lightning callback has asked for it."""
+    running = trainer.lightning_module
+    if running is not None and running.trainer.should_stop:
+        trainer.control.should_training_stop = True
+
+
+def publish(trainer: Trainer, logs: dict[str, Any]) -> None:
+    """Show Lightning callbacks what the Trainer logs while it trains."""
+    running = trainer.lightning_module
+    if running is not None and is_listened_to(running.trainer):
+        publish_metrics(running.trainer, logs)
+
+
+def is_listened_to(lightning_trainer: pl.Trainer) -> bool:
+    """Whether there are Lightning callbacks beside the Trainer's own."""
+    from littrainer.callbacks.bridge import ClosingEvents, OpeningEvents
+
+    callbacks = lightning_trainer.callbacks  # type: ignore[attr-defined]
+    return any(not isinstance(callback, (OpeningEvents, ClosingEvents)) for callback in callbacks)
+
+
+def _put_weights_back(lightning_trainer: pl.Trainer) -> None:
+    # Training may go on after an evaluation that was broken off, as when a signal asks for a checkpoint.
+    for callback in lightning_trainer.callbacks:  # type: ignore[attr-defined]
+        if is_one_of(callback, "WeightAveraging"):
+            callback.on_validation_epoch_end(lightning_trainer, lightning_trainer.lightning_module)
 
 
 class Evaluator(NamedTuple):

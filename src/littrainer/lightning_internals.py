@@ -5,41 +5,145 @@ Tests in tests/test_lightning_internals.py fail by name when a Lightning release
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.trainer.call import _call_callback_hooks
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 
+# Calls `on_validation_end` of the callbacks that monitor metrics (True), or of all others (False).
+EndOfValidation = Callable[[bool], None]
 
-def evaluate_inside_fit(lightning_trainer: pl.Trainer, batches: Iterable[Any]) -> None:
+# A limit_val_batches that somebody has set is smaller.
+LARGEST_LIMIT = 2**32
+
+
+class _ValidationInsideFit(_EvaluationLoop):
+    """Lightning's evaluation loop, without its last hook."""
+
+    # Whether the hooks of the beginning have been called, and those of the end not yet.
+    is_open = False
+
+    def on_run_start(self) -> None:
+        self.is_open = True
+        super().on_run_start()
+
+    def _on_evaluation_epoch_end(self) -> None:
+        super()._on_evaluation_epoch_end()
+        self.is_open = False
+
+    def _on_evaluation_end(self, *args: Any, **kwargs: Any) -> None:
+        # The metrics are computed after the loop, and callbacks look at them in this hook.
+        self.trainer._logger_connector.reset_results()
+
+
+def evaluate_inside_fit(
+    lightning_trainer: pl.Trainer, batches: Iterable[Any], when_broken_off: Callable[[], None] = lambda: None
+) -> EndOfValidation:
     """Run Lightning's evaluation loop from within a hook of fit.
 
     Parameters:
         batches: handed to the module's `validation_step` one by one.
+        when_broken_off: called where an error ends the loop between the first hooks and the last ones.
+
+    Returns:
+        What calls the last hook, `on_validation_end`, which is due when the metrics are known.
 
     Lightning can only validate inside fit at intervals counted in micro-batches, over loaders known beforehand; a
     Trainer evaluates at optimizer steps, at epoch ends and when a callback asks, over whatever dataset is named. So a
     fresh loop takes the place of fit's own for one run.
     """
-    epoch_loop = lightning_trainer.fit_loop.epoch_loop
-    loop = _EvaluationLoop(
+    loop = _ValidationInsideFit(
         lightning_trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False
     )
     # Where a loader is looked for when the loop sets up its data.
     loop._data_source.instance = batches
+    with _in_the_place_of_fits_own(loop):
+        try:
+            loop.run()
+        except BaseException:
+            if loop.is_open:
+                when_broken_off()
+            raise
+
+    def end(is_monitoring: bool) -> None:
+        with _in_the_place_of_fits_own(loop), torch.no_grad():
+            _call_callback_hooks(lightning_trainer, "on_validation_end", monitoring_callbacks=is_monitoring)
+
+    return end
+
+
+@contextmanager
+def _in_the_place_of_fits_own(loop: _EvaluationLoop) -> Iterator[None]:
+    trainer = loop.trainer
+    epoch_loop = trainer.fit_loop.epoch_loop
     # Lightning asserts that the first micro-batch after a validation is the first of its logging round.
-    connector = lightning_trainer._logger_connector
-    first_loop_iteration = connector._first_loop_iter
+    connector = trainer._logger_connector
+    first_loop_iteration, was_validating = connector._first_loop_iter, trainer.validating
     own_loop, epoch_loop.val_loop = epoch_loop.val_loop, loop
-    lightning_trainer.validating = True
+    trainer.validating = True
     try:
-        loop.run()
+        yield
     finally:
         epoch_loop.val_loop = own_loop
-        lightning_trainer.training = True
+        if not was_validating:
+            trainer.training = True
         connector._first_loop_iter = first_loop_iteration
+
+
+def announce_validations(lightning_trainer: pl.Trainer, module: pl.LightningModule, are_announced: bool) -> None:
+    """Let `enable_validation` say whether there are evaluations, while callbacks are set up.
+
+    Afterwards it has to say no, or Lightning would begin some by itself.
+    """
+    source = lightning_trainer.fit_loop.epoch_loop.val_loop._data_source
+    source.instance = () if are_announced else module
+
+
+def show_number_of_batches(lightning_trainer: pl.Trainer, number: float) -> None:
+    """Let progress bars show how many batches the evaluation or prediction going on has.
+
+    Parameters:
+        number: batches; infinity where that is not known.
+
+    To be called when the loop has set up its data: the number that Lightning was given before that is the one at which
+    its loop stops, and a loader may give more batches than its length says.
+    """
+    loop: Any
+    if lightning_trainer.predicting:
+        loop, name = lightning_trainer.predict_loop, "max_batches"
+    elif lightning_trainer.state.fn == TrainerFn.FITTING:
+        loop, name = lightning_trainer.fit_loop.epoch_loop.val_loop, "_max_batches"
+    else:
+        loop, name = lightning_trainer.validate_loop, "_max_batches"
+    limits = getattr(loop, name)
+    # A new list, since the loop goes by the one that it has.
+    setattr(loop, name, [number if limit > LARGEST_LIMIT else min(limit, number) for limit in limits])
+
+
+def count_from(lightning_trainer: pl.Trainer, *, epochs: int, optimizer_steps: int) -> None:
+    """Let Lightning count on from where a resumed training stands, before it is fitted.
+
+    Parameters:
+        epochs: complete epochs.
+        optimizer_steps: optimizer steps that have been taken.
+    """
+    fit_loop = lightning_trainer.fit_loop
+    for progress in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
+        progress.ready = progress.completed = epochs
+        progress.started = progress.processed = epochs  # type: ignore[attr-defined]
+    epoch_loop = fit_loop.epoch_loop
+    for steps in (
+        epoch_loop.automatic_optimization.optim_progress.optimizer.step,
+        epoch_loop.manual_optimization.optim_step_progress,
+    ):
+        steps.total.ready = steps.total.completed = optimizer_steps
+    # The step under which Lightning and its callbacks log.
+    epoch_loop._batches_that_stepped = optimizer_steps
 
 
 def leave_signals_alone(lightning_trainer: pl.Trainer) -> None:

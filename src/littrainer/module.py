@@ -7,6 +7,7 @@ optimization. Both modes share everything but who calls backward and who steps t
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +16,16 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from littrainer.callbacks.published_metrics import publish
 from littrainer.data.windows import MicroBatch
-from littrainer.evaluation.batch_stream import single_batches
+from littrainer.engine import is_listened_to
+from littrainer.evaluation.batch_stream import Stretch, single_batches
 from littrainer.interruptions import carries_stop_iteration
 from littrainer.optim.closures import closure_before_step, updates_during_backward
 from littrainer.optim.schedules import steps_with_metric
 
 if TYPE_CHECKING:
-    from littrainer.evaluation.loop import EvaluationPass
+    from littrainer.evaluation.loop import BatchOutputs, EvaluationPass
     from littrainer.trainer import Trainer
     from littrainer.training.run import TrainingRun
 
@@ -48,6 +51,31 @@ class TrainerModule(pl.LightningModule):
         self._own_schedule: Any = None
         self._micro_batch: MicroBatch | None = None
         self.automatic_optimization = not trainer.overrides_training_step()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainerModule:
+        # Callbacks that average weights copy the module; the Trainer, with its data, is not part of the model.
+        for shared in (self.owner, self.run, self.evaluation_pass, self._own_schedule, self._micro_batch):
+            memo[id(shared)] = shared
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        return copied
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The part of the model below its head, which Lightning's `BackboneFinetuning` freezes and unfreezes.
+
+        Raises:
+            AttributeError: the model has no module of that kind.
+        """
+        for name in ("backbone", "base_model"):
+            found = getattr(self.model, name, None)
+            if isinstance(found, nn.Module) and found is not self.model:
+                return found
+        raise AttributeError(
+            f"{type(self.model).__name__} has no `backbone`, and is no transformers model with a base model under its "
+            "head; derive from Lightning's BaseFinetuning, where the model is pl_module.model."
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Lightning notes the running hook on the module, some fifty times a step, and torch.nn.Module looks for
@@ -101,9 +129,9 @@ class TrainerModule(pl.LightningModule):
             super().backward(loss, *args, **kwargs)
 
     @property
-    def closes_window(self) -> bool:
-        """Whether the micro-batch at hand is the last one of its optimizer step."""
-        return self._micro_batch is None or self._micro_batch.closes_window
+    def micro_batch(self) -> MicroBatch | None:
+        """The micro-batch at hand; None before the first one."""
+        return self._micro_batch
 
     def on_before_backward(self, loss: torch.Tensor) -> None:
         """The division of the loss is past: whether to step is asked for again after the backward pass."""
@@ -161,33 +189,68 @@ class TrainerModule(pl.LightningModule):
         with closure_before_step(self.owner.optimizer):
             optimizer.step()
         run.after_optimizer_step()
-        for schedule in self.trainer.lr_scheduler_configs:
-            self.lr_scheduler_step(schedule.scheduler, None)
+        self._step_schedules("step")
         self._step_own_schedule()
+
+    @carries_stop_iteration
+    def on_train_epoch_end(self) -> None:
+        """In manual optimization Lightning leaves it to the module to step schedules, of callbacks' too."""
+        if not self.automatic_optimization:
+            self._step_schedules("epoch")
+
+    def _step_schedules(self, interval: str) -> None:
+        for config in self.trainer.lr_scheduler_configs:
+            if config.interval == interval:
+                self.lr_scheduler_step(config.scheduler, None)
 
     def _step_own_schedule(self) -> None:
         if self._own_schedule is not None and not self.owner.accelerator.optimizer_step_was_skipped:
             self._own_schedule.step()
 
     @carries_stop_iteration
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """One batch of an evaluation, or a stretch of them."""
-        self._step_pass(batch)
+    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
+        """One batch of an evaluation, or a stretch of them.
+
+        Returns:
+            this process's loss, predictions and labels, for callbacks that hear of single batches.
+        """
+        outputs = self._step_pass(batch)
+        return None if outputs is None else outputs._asdict()
 
     @carries_stop_iteration
-    def predict_step(self, batch: Any, batch_idx: int) -> tuple[()]:
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
         """One batch of a prediction, or a stretch of them.
 
-        The pass keeps what is predicted; Lightning would warn if nothing was returned.
+        Returns:
+            this process's predictions, for callbacks that hear of single batches; else an empty tuple, since Lightning
+            would warn if nothing was returned.
         """
-        self._step_pass(batch)
-        return ()
+        outputs = self._step_pass(batch)
+        return () if outputs is None else outputs.predictions
 
-    def _step_pass(self, handed_out: Any) -> None:
+    def _step_pass(self, handed_out: Any) -> BatchOutputs | None:
         evaluation_pass = self._active_pass()
+        outputs = None
         for batch in single_batches(handed_out):
             self.owner.preemption.break_off_if_asked()
-            evaluation_pass.step(batch)
+            outputs = evaluation_pass.step(batch)
+        return None if isinstance(handed_out, Stretch) else outputs
+
+    @carries_stop_iteration
+    def on_validation_epoch_end(self) -> None:
+        """An evaluation has seen its last batch."""
+        self._compute_metrics()
+
+    @carries_stop_iteration
+    def on_predict_epoch_end(self) -> None:
+        """A prediction has seen its last batch."""
+        self._compute_metrics()
+
+    def _compute_metrics(self) -> None:
+        # Inside fit, Lightning's last hook waits until the Trainer has logged the metrics. Outside it does not.
+        evaluation_pass = self._active_pass()
+        if self.run is None and is_listened_to(self.trainer):
+            publish(self.trainer, evaluation_pass.finish().metrics or {})
 
     def _active_run(self) -> TrainingRun:
         assert self.run is not None

@@ -10,25 +10,31 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from littrainer.checkpoint import writer
+from littrainer import engine
+from littrainer.callbacks.restoring import restore_callbacks
+from littrainer.checkpoint import reader, writer
 from littrainer.checkpoint.layout import rotate_checkpoints
-from littrainer.checkpoint.weights import holds_weights, load_weights
+from littrainer.checkpoint.weights import holds_weights, load_weights, log_names_that_differ
+from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, without_extra_columns
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.ecosystem import is_a
-from littrainer.evaluation.results import EvalLoopOutput, speed_metrics
+from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.model_facts import base_model, catch_all_name
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
-from littrainer.training import decisions, loss
+from littrainer.training import decisions, loss, run
 from littrainer.training.device_memory import empty_device_cache_if_due
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +45,8 @@ class OverridePoints:
     optimizer: Any
     lr_scheduler: Any
     _created_lr_scheduler: bool
+    # Whether a Lightning callback drives the learning rate by a schedule of its own.
+    schedule_is_replaced: bool = False
     # Names of what forward takes, and of labels; None until a dataset is first trimmed to them.
     _signature_columns: list[str] | None
 
@@ -134,13 +142,50 @@ class OverridePoints:
         return self.optimizer, self.lr_scheduler
 
     def _get_learning_rate(self: Any) -> float:
-        if steps_with_metric(self.lr_scheduler):
+        if steps_with_metric(self.lr_scheduler) or self.schedule_is_replaced:
             rate = self._existing_optimizer().param_groups[0]["lr"]
         else:
             rate = self.lr_scheduler.get_last_lr()[0]
         return rate.item() if isinstance(rate, torch.Tensor) else rate
 
     # ---- Training ----------------------------------------------------------------------------------------------------
+
+    def create_accelerator_and_postprocess(self: Any) -> None:
+        """Make `accelerator`, and what is read from it."""
+        self.accelerator = AcceleratorFacade(self.args)
+        # `accelerator.gather` instead, as some subclasses set it for one loop, lets a last batch count as a full one.
+        self.gather_function = self._gather_for_metrics
+        self.is_deepspeed_enabled = self.is_fsdp_enabled = False
+
+    def _inner_training_loop(
+        self: Any,
+        batch_size: int | None = None,
+        args: TrainingArguments | None = None,
+        resume_from_checkpoint: str | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: Sequence[str] | None = None,
+    ) -> TrainOutput:
+        return run.train_with_batch_size(self, batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval)
+
+    def _update_auto_batch_size(self: Any, batch_size: int) -> None:
+        self._train_batch_size = batch_size
+        self.model_wrapped = self.model
+
+    def _init_training_state(
+        self: Any,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: str | None,
+        trial: Any,
+    ) -> tuple[int, int]:
+        return self.training_run.reset_state()
+
+    def _finalize_training(self: Any, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
+        return self.training_run.finish(num_train_samples, start_time)
+
+    def _wrap_model(self: Any, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+        return model
 
     def _forward_for_training(
         self: Any, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
@@ -221,11 +266,12 @@ class OverridePoints:
     def _own_methods(self: Any, *names: str) -> list[str]:
         """Those of the named methods that a subclass, or this instance, has its own version of."""
         package = __name__.partition(".")[0]
-        return [
-            name
-            for name in names
-            if name in vars(self) or getattr(type(self), name).__module__.partition(".")[0] != package
-        ]
+
+        def home(name: str) -> str:
+            method = getattr(type(self), name, None)
+            return package if method is None else getattr(method, "__module__", "").partition(".")[0]
+
+        return [name for name in names if name in vars(self) or home(name) != package]
 
     def _gather_for_metrics(self: Any, value: Any) -> Any:
         return self.accelerator.gather_for_metrics(value, use_gather_object=self.args.eval_use_gather_object)
@@ -239,11 +285,12 @@ class OverridePoints:
         **gen_kwargs: Any,
     ) -> dict[str, float]:
         metrics: dict[str, float] = {}
-        for name, dataset in datasets.items():
-            one = name if are_named else dataset
-            metrics.update(
-                self.evaluate(one, ignore_keys=ignore_keys, metric_key_prefix=f"{prefix}_{name}", **gen_kwargs)
-            )
+        with engine.validation_round(self):
+            for name, dataset in datasets.items():
+                one = name if are_named else dataset
+                metrics.update(
+                    self.evaluate(one, ignore_keys=ignore_keys, metric_key_prefix=f"{prefix}_{name}", **gen_kwargs)
+                )
         return metrics
 
     def _with_speed(self: Any, output: EvalLoopOutput, prefix: str, start_time: float) -> dict[str, float]:
@@ -272,15 +319,48 @@ class OverridePoints:
             limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
             rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=written, in_background=True)
 
+    def _save_optimizer_and_scheduler(self: Any, output_dir: str) -> None:
+        writer.write_files(writer.optimizer_and_schedule(self), Path(output_dir), self._open_seal)
+
+    def _save_scaler(self: Any, output_dir: str) -> None:
+        writer.write_files(writer.loss_scaling(self), Path(output_dir), self._open_seal)
+
+    def _save_rng_state(self: Any, output_dir: str) -> None:
+        writer.write_files(writer.random_states(self), Path(output_dir), self._open_seal)
+
     def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        load_weights(self.model if model is None else model, Path(resume_from_checkpoint), to_resume=True)
+        load_weights(
+            self.model if model is None else model,
+            Path(resume_from_checkpoint),
+            to_resume=True,
+            tell=self._issue_warnings_after_load,
+        )
+
+    def _issue_warnings_after_load(self: Any, load_result: Any) -> None:
+        log_names_that_differ(load_result)
+
+    def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            reader.load_optimizer_and_scheduler(self, Path(checkpoint))
+
+    def _load_scaler(self: Any, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            reader.load_scaler(self, Path(checkpoint))
+
+    def _load_rng_state(self: Any, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            reader.load_random_states(Path(checkpoint), self.args)
+
+    def _load_callback_state(self: Any) -> None:
+        if self.args.restore_callback_states_from_checkpoint:
+            restore_callbacks(self)
 
     def _load_best_model(self: Any) -> None:
         assert self.state.best_model_checkpoint is not None
         logger.info("Loading the best model, %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)
         folder = Path(self.state.best_model_checkpoint)
         if holds_weights(folder):
-            load_weights(self.model, folder)
+            load_weights(self.model, folder, tell=self._issue_warnings_after_load)
         else:
             logger.warning(
                 "The best model, %s, has no weights to load: the model keeps those of the last step.", folder

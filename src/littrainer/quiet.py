@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from littrainer.log_levels import tells_details, tells_everything
+
 # Told by Lightning each time a lightning.Trainer is built or has run.
 CHATTER = re.compile(
     r"GPU available|TPU available|HPU available|LOCAL_RANK|.*Tip: |"
@@ -42,11 +44,14 @@ class _NoChatter(logging.Filter):
 def quiet_lightning() -> Iterator[None]:
     """Drop that chatter and advice, and nothing else; what a callback logs, or filters, in between is left alone.
 
+    With `log_level="info"` the chatter is shown, with "debug" the advice too.
+
     One training may run within another, or beside it in another thread: each has filters of its own.
     """
-    loggers = [logging.getLogger(name) for name in CHATTING_LOGGERS]
+    loggers = [] if tells_details() else [logging.getLogger(name) for name in CHATTING_LOGGERS]
     no_chatter = _NoChatter()
-    ours = [("ignore", re.compile(text, re.IGNORECASE), Warning, None, 0) for text in SILENCED_WARNINGS]
+    silenced = () if tells_everything() else SILENCED_WARNINGS
+    ours = [("ignore", re.compile(text, re.IGNORECASE), Warning, None, 0) for text in silenced]
     own = {id(entry) for entry in ours}
     with _while_filters_change:
         for logger in loggers:

@@ -15,14 +15,22 @@ from torch import nn
 
 from littrainer import engine
 from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.callbacks.checks import callbacks_in_list
 from littrainer.callbacks.flow import DefaultFlowCallback
 from littrainer.callbacks.handler import CallbackHandler
-from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
-from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
+from littrainer.callbacks.lightning_callbacks import (
+    add_lightning_callback,
+    brings_a_bar,
+    pop_lightning_callback,
+    remove_lightning_callback,
+)
+from littrainer.callbacks.notebook import default_progress_callback
+from littrainer.callbacks.progress import PrinterCallback
+from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
+from littrainer.callbacks.validation_rounds import ValidationRounds
 from littrainer.checkpoint.background import BackgroundSaves
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
-from littrainer.compat.accelerator import AcceleratorFacade
-from littrainer.compat.members import missing_member_message, refuse_ignored_overrides
+from littrainer.compat.members import missing_member_message, refuse_ignored_overrides, warn_of_earlier_overrides
 from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
 from littrainer.data.collators import default_collator_for
 from littrainer.data.columns import DroppedColumns, naming_dropped_columns
@@ -43,6 +51,7 @@ from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.schedules import get_scheduler
 from littrainer.override_points import OverridePoints
+from littrainer.tracking.selection import trackers_for
 from littrainer.training import checks, loss, reports, run
 from littrainer.training.label_smoothing import smoother_for
 from littrainer.training.memory_report import CONSTRUCTION, MemoryReport
@@ -56,7 +65,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_CALLBACKS: list[type] = [DefaultFlowCallback]
-DEFAULT_PROGRESS_CALLBACK: type = ProgressCallback
+DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
 class Trainer(OverridePoints, EarlierTrainerMembers):
@@ -109,7 +118,8 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
     ):
         self.args = args = TrainingArguments(output_dir="tmp_trainer") if args is None else args
         self.lightning_keywords = dict(lightning or {})
-        refuse_ignored_overrides(self, Trainer)
+        refuse_ignored_overrides(self)
+        warn_of_earlier_overrides(self)
         checks.check_arguments(args)
         checks.check_model_source(model, model_init)
         engine.import_lightning()
@@ -117,8 +127,12 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         self._memory = MemoryReport(not args.skip_memory_metrics)
         self._memory.start(CONSTRUCTION)
 
+        # What the accelerator is made of may depend on the model.
+        self.deepspeed: Any = None
+        self.model: Any = model
+        self.create_accelerator_and_postprocess()
         self.model_init = model_init
-        self.model: Any = self.call_model_init() if model is None else model
+        self.model = self.call_model_init() if model is None else model
         self.model_wrapped: Any = self.model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
@@ -127,22 +141,25 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
-        self._validate_args()
 
         # A model that evaluations cast as a whole moves when it is cast or trained.
         moves_now = not (args.bf16_full_eval or args.fp16_full_eval)
         self.place_model_on_device = moves_now if args.place_model_on_device is None else args.place_model_on_device
         if self.place_model_on_device:
             self._move_model_to_device(self.model, args.device)
-        self.accelerator = AcceleratorFacade(args)
         self._read_model_facts()
+        self._validate_args()
 
         self.lightning_callbacks: list[Any] = []
         self.callback_handler = CallbackHandler(
             DEFAULT_CALLBACKS, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
-        for callback in [*(callbacks or []), PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK]:
-            self.add_callback(callback)
+        for callback in [*trackers_for(args.report_to), *callbacks_in_list(callbacks)]:
+            # An override of add_callback hears of the callback that shows progress, and of what is added later.
+            Trainer.add_callback(self, callback)
+        if not brings_a_bar(self.lightning_callbacks, args):
+            self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
+        engine.adopt_loggers(self)
         if args.should_save:
             os.makedirs(args.output_dir, exist_ok=True)
 
@@ -151,7 +168,7 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         self.state = TrainerState(
             is_local_process_zero=self.is_local_process_zero(),
             is_world_process_zero=self.is_world_process_zero(),
-            stateful_callbacks=[callback for callback in exportable if isinstance(callback, ExportableState)],
+            stateful_callbacks=list(filter(is_exportable, exportable)),
         )
         self._reset_bookkeeping()
         self.control = self.callback_handler.on_init_end(args, self.state, self.control)
@@ -178,14 +195,14 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         # The module fit is carrying out right now; None outside training.
         self.lightning_module: Any = None
         self.idle_evaluator: engine.Evaluator | None = None
+        self.validation_rounds = ValidationRounds()
         # The last training, or the one going on.
         self.training_run: run.TrainingRun | None = None
         self.is_in_train = False
         self.preemption = Preemption()
         self.update_guard = UpdateGuard()
         self.background_saves: BackgroundSaves | None = None
-        self.is_model_parallel = self.is_deepspeed_enabled = self.is_fsdp_enabled = False
-        self.deepspeed: Any = None
+        self.is_model_parallel = False
         self.hp_name: Any = None
         self.hp_search_backend: Any = None
         self.current_flos: float = 0
@@ -195,8 +212,6 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         # Whether the model is in the mode that train() left it in, and not in one that its user chose.
         self._has_modes_of_training = False
         self._is_left_as_found = self._is_told_of_missing_result = False
-        # `accelerator.gather` instead, as some subclasses set it for one loop, lets a last batch count as a full one.
-        self.gather_function: Callable[[Any], Any] = self._gather_for_metrics
         self._signature_columns: list[str] | None = None
         self._dropped_columns: dict[str | None, DroppedColumns] = {}
         self._train_batch_size = self.args.train_batch_size
@@ -210,6 +225,8 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         self._initial_num_input_tokens_seen = 0
         # The checkpoint written last, with the stamps of its files, until its on_save callbacks have run.
         self._sealed_checkpoint: Any = None
+        # Of the checkpoint whose states are being written: told of each file that is complete.
+        self._open_seal: Any = None
 
     # ---- Data -------------------------------------------------------------------------------------------------------
 
@@ -223,7 +240,11 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
             raise ValueError("train() needs a train_dataset: pass one to the Trainer.")
         checks.check_is_no_loader(self.train_dataset, "train_dataset", "get_train_dataloader")
         return self._get_dataloader(
-            self.train_dataset, "Training", self._train_batch_size, self._get_train_sampler, is_training=True
+            dataset=self.train_dataset,
+            description="Training",
+            batch_size=self._train_batch_size,
+            sampler_fn=self._get_train_sampler,
+            is_training=True,
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
@@ -237,13 +258,18 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
             KeyError: none has that name.
         """
         # A dataset that is given just for once has no loader to be kept.
-        key = "eval" if eval_dataset is None else eval_dataset if isinstance(eval_dataset, str) else None
+        is_own = eval_dataset is None or eval_dataset is self.eval_dataset
+        key = "eval" if is_own else eval_dataset if isinstance(eval_dataset, str) else None
         if self.args.dataloader_persistent_workers and key in self._eval_dataloaders:
             return self._eval_dataloaders[key]
         dataset = checks.chosen_eval_dataset(self.eval_dataset, eval_dataset)
         checks.check_not_empty(dataset, "eval_dataset")
         return self._get_dataloader(
-            dataset, "Evaluation", self.args.eval_batch_size, self._get_eval_sampler, dataloader_key=key
+            dataset=dataset,
+            description="Evaluation",
+            batch_size=self.args.eval_batch_size,
+            sampler_fn=self._get_eval_sampler,
+            dataloader_key=key,
         )
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
@@ -256,7 +282,12 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
             raise ValueError("predict() needs a test_dataset, and was given None.")
         checks.check_is_no_loader(test_dataset, "test_dataset", "get_test_dataloader")
         checks.check_not_empty(test_dataset, "test_dataset")
-        return self._get_dataloader(test_dataset, "test", self.args.eval_batch_size, self._get_eval_sampler)
+        return self._get_dataloader(
+            dataset=test_dataset,
+            description="test",
+            batch_size=self.args.eval_batch_size,
+            sampler_fn=self._get_eval_sampler,
+        )
 
     def num_examples(self, dataloader: Any) -> int:
         """Samples in a loader, estimated from its length where its dataset has none."""
@@ -395,7 +426,7 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
 
     def overrides_training_step(self) -> bool:
         """Whether a subclass, or this instance, has a `training_step` of its own, which calls backward itself."""
-        return "training_step" in vars(self) or type(self).training_step is not Trainer.training_step
+        return bool(self._own_methods("training_step"))
 
     def compute_loss(
         self,
@@ -457,8 +488,13 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, dict):
             return self._evaluate_each(chosen, eval_dataset is None, ignore_keys, metric_key_prefix)
-        with left_as_found(self), naming_dropped_columns(self), self._memory.measuring("eval"):
-            dataloader = self.get_eval_dataloader(eval_dataset)
+        with (
+            engine.validation_round(self),
+            left_as_found(self),
+            naming_dropped_columns(self),
+            self._memory.measuring("eval"),
+        ):
+            dataloader = self.get_eval_dataloader(chosen)
             start_time = time.time()
             output = self.evaluation_loop(
                 dataloader,
@@ -511,7 +547,7 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         evaluation_pass = EvaluationPass(
             self, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
-        with left_as_found(self):
+        with engine.validation_round(self), left_as_found(self), self.accelerator.evaluating(dataloader):
             evaluation_pass.begin()
             engine.evaluate(self, evaluation_pass)
             return evaluation_pass.finish()
@@ -560,6 +596,7 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
                 tokens_in_this_call = state.num_input_tokens_seen - self._initial_num_input_tokens_seen
                 logs.update(speed_metrics("train", start_time, num_tokens=tokens_in_this_call))
         state.log_history.append({**logs, "step": state.global_step})
+        engine.publish(self, logs)
         self.control = self.callback_handler.on_log(self.args, state, self.control, logs)
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:
@@ -607,17 +644,22 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
     def add_callback(self, callback: Any) -> None:
         """Add a callback or an instance of a callback class; one of Lightning's kind joins with the next train()."""
         if engine.is_lightning_callback(callback):
-            self.lightning_callbacks.append(callback() if isinstance(callback, type) else callback)
+            add_lightning_callback(self, callback)
         else:
             self.callback_handler.add_callback(callback)
 
     def pop_callback(self, callback: Any) -> Any:
         """Remove and return a callback, or the first one of a class; None where there is none."""
+        if engine.is_lightning_callback(callback):
+            return pop_lightning_callback(self, callback)
         return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:
         """Remove a callback, or the first one of a class."""
-        self.callback_handler.remove_callback(callback)
+        if engine.is_lightning_callback(callback):
+            remove_lightning_callback(self, callback)
+        else:
+            self.callback_handler.remove_callback(callback)
 
     # ---- Processes, devices and models ------------------------------------------------------------------------------
 

@@ -7,8 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file so that a failure, or the end of the process, leaves what was there before.
+def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file so that a failure, or the end of the process, leaves what was there before.
+
+    Parameters:
+        content: text, which is written as UTF-8, or bytes.
 
     Raises:
         OSError: it cannot be written; the error is of the kind that the system reported and names the file.
@@ -16,8 +19,8 @@ def write_whole(path: str | os.PathLike[str], text: str) -> None:
     target = Path(path).resolve()
     unfinished = target.with_name(f".{target.name}.unfinished-{os.getpid()}")
     try:
-        with open(unfinished, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(unfinished, "wb") as file:
+            file.write(content.encode("utf-8") if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, target)

@@ -103,7 +103,7 @@ def test_fields_may_be_set_after_construction_and_are_read_when_needed() -> None
 def test_no_engine_plugin_is_in_use_by_default() -> None:
     args = TrainingArguments()
     assert args.mixed_precision == "no"
-    assert args.fsdp_plugin_args is args.deepspeed_plugin is args.distributed_state is None
+    assert args.fsdp_plugin_args is args.deepspeed_plugin is None
 
 
 def test_reading_arguments_imports_neither_torch_nor_lightning_nor_transformers() -> None:

@@ -36,6 +36,7 @@ def test_hooks_reach_the_training_in_the_order_in_which_lightning_calls_them() -
     events.on_train_batch_end(lightning, module, None, batch, 0)
     events.on_train_epoch_end(lightning, module)
     assert run.calls == [
+        ("restore",),
         ("begin",),
         ("begin_epoch", 2),
         ("begin_micro_batch", batch),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from littrainer.arguments.fields import ArgumentFields
-from littrainer.arguments.normalization import tracker_names
+from littrainer.arguments.normalization import trackers_in
 from littrainer.arguments.value_checks import check_values
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class GroupedSetters(ArgumentFields):
         return self._set_together(
             logging_strategy=chosen,
             logging_steps=steps,
-            report_to=tracker_names(report_to),
+            report_to=trackers_in(report_to),
             log_level=level,
             logging_first_step=first_step,
             logging_nan_inf_filter=nan_inf_filter,

@@ -21,6 +21,7 @@ from littrainer.arguments.choices import (
 )
 from littrainer.arguments.fields import ArgumentFields
 from littrainer.arguments.json_values import parse_json_object, plain_values
+from littrainer.ecosystem import is_a
 
 DEFAULT_OUTPUT_DIR = "trainer_output"
 
@@ -147,15 +148,34 @@ def _normalize_report_to(args: ArgumentFields) -> None:
             FutureWarning,
             stacklevel=1,
         )
-    args.report_to = tracker_names(args.report_to)
+    args.report_to = trackers_in(args.report_to)
+    if args.report_to == ["all"]:
+        from littrainer.tracking.services import available_services
+
+        args.report_to = available_services()
 
 
-def tracker_names(report_to: Any) -> list[str]:
-    """The trackers that a value of `report_to` names, as a list; `none` and None name none."""
+def trackers_in(report_to: Any) -> list[Any]:
+    """The trackers in a value of `report_to`, names or Lightning loggers, as a list; `none` and None are none.
+
+    Raises:
+        TypeError: it holds something else.
+    """
     if report_to is None:
         return []
-    names = [report_to] if isinstance(report_to, str) else list(report_to)
-    return [] if names == ["none"] else names
+    found = list(report_to) if isinstance(report_to, list | tuple | set) else [report_to]
+    for item in found:
+        if not isinstance(item, str) and not is_a(item, "lightning logger"):
+            raise TypeError(
+                f"report_to={item!r} is a {type(item).__name__}; give names of trackers or Lightning loggers, one or "
+                'a list of them, "all" or "none".'
+            )
+    return [] if found == ["none"] else found
+
+
+def tracker_label(tracker: Any) -> str:
+    """A tracker as text: its name, or the class of a Lightning logger."""
+    return tracker if isinstance(tracker, str) else type(tracker).__name__
 
 
 def _normalize_console(args: ArgumentFields) -> None:

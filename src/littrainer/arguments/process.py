@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from littrainer.arguments.accelerate_state import partial_state
 from littrainer.arguments.accelerator_config import configured_device
 from littrainer.arguments.choices import ParallelMode
 from littrainer.arguments.fields import ArgumentFields
@@ -87,9 +88,30 @@ class ProcessFacts(ArgumentFields):
         return torch.device("cpu")
 
     @property
+    def _setup_devices(self) -> torch.device:
+        return self.device
+
+    @property
+    def distributed_state(self) -> Any:
+        """accelerate's PartialState with the facts of this process; None where accelerate is not installed."""
+        return self.__dict__.get("_distributed_state") or partial_state(self, load=True)
+
+    @distributed_state.setter
+    def distributed_state(self, value: Any) -> None:
+        self.__dict__["_distributed_state"] = value
+
+    @property
     def n_gpu(self) -> int:
         """GPUs of this process: 1, or 0 on a CPU."""
-        return 0 if self.device.type == "cpu" else 1
+        return self._n_gpu
+
+    @property
+    def _n_gpu(self) -> int:
+        return self.__dict__.get("_n_gpu", 0 if self.device.type == "cpu" else 1)
+
+    @_n_gpu.setter
+    def _n_gpu(self, value: int) -> None:
+        self.__dict__["_n_gpu"] = value
 
     @property
     def train_batch_size(self) -> int:
@@ -160,16 +182,17 @@ class ProcessFacts(ArgumentFields):
                 logger.debug("Process %d is done and lets the others go on: %s.", self.process_index, desc)
                 barrier()
 
-    def _barrier(self) -> Any:
+    def _barrier(self, caller: str = "main_process_first") -> Any:
         import torch.distributed
 
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             raise RuntimeError(
-                f"main_process_first: {self.world_size} processes have no process group to wait in; "
+                f"{caller}: {self.world_size} processes have no process group to wait in; "
                 "call torch.distributed.init_process_group() first, or start the script as one process."
             )
         return torch.distributed.barrier
 
     def __getstate__(self) -> dict[str, Any]:
-        # A device belongs to the process that found it.
-        return {name: value for name, value in self.__dict__.items() if name != "_device"}
+        # They belong to the process that found them.
+        own = ("_device", "_distributed_state")
+        return {name: value for name, value in self.__dict__.items() if name not in own}

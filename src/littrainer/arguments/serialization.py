@@ -71,7 +71,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, AcceleratorConfig):
-        return value.to_dict()
+        # What this process found set up says nothing about the training; those who compare two dicts would take it so.
+        return {name: entry for name, entry in value.to_dict().items() if name != "use_configured_state"}
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, dict):

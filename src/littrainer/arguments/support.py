@@ -10,7 +10,6 @@ import os
 from typing import Any
 
 from littrainer.arguments.fields import ArgumentFields
-from littrainer.arguments.normalization import tracker_names
 
 # Field -> topic it belongs to. Refused when set away from its default.
 NOT_YET_SUPPORTED: dict[str, str] = {
@@ -24,7 +23,6 @@ NOT_YET_SUPPORTED: dict[str, str] = {
 # Field -> its values that are carried out; every other value is refused.
 HONOURED_VALUES: dict[str, tuple[str, ...]] = {
     "debug": ("underflow_overflow",),
-    "report_to": ("none",),
 }
 
 # Environment variable -> values that ask for nothing. Launchers set these, and a run under transformers obeys them.
@@ -78,9 +76,7 @@ def _asks_for_nothing(name: str, value: Any, default: Any) -> bool:
 
 
 def _is_honoured_value(name: str, value: Any) -> bool:
-    # What names several things may hold None or a list, and holds it in another form when a script has set it later.
-    values = tracker_names(value) if name == "report_to" else value if isinstance(value, list) else [value]
-    return all(single in HONOURED_VALUES[name] for single in values)
+    return all(single in HONOURED_VALUES[name] for single in (value if isinstance(value, list) else [value]))
 
 
 def _refused_environment() -> list[str]:

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from littrainer.arguments.accelerate_state import partial_state
 from littrainer.arguments.earlier_spelling import UnderstandsEarlierNames
 from littrainer.arguments.grouped_setters import GroupedSetters
 from littrainer.arguments.hardware import apply_hardware_choices
@@ -41,17 +42,23 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         "deepspeed",
     ]
 
+    # What `optim` is where nobody chooses.
+    default_optim: ClassVar[str] = "adamw_torch_fused"
+
     def __post_init__(self) -> None:
         check_values(self)
+        # Left open, bars are drawn on terminals only.
+        self._asked_for_bars: bool = self.disable_tqdm is False
         normalize(self, [*self._VALID_DICT_FIELDS, "lightning"])
         validate(self)
         self.mixed_precision: str = self._chosen_precision()
         # What subclasses and libraries on top read to learn which engine plugin is in use: none.
         self.fsdp_plugin_args: dict[str, Any] | None = None
         self.deepspeed_plugin: Any | None = None
-        self.distributed_state: Any | None = None
         refuse_unsupported(self)
         apply_hardware_choices(self)
+        # Loggers and collectives of accelerate, which libraries on top use, refuse to work without it.
+        partial_state(self)
 
     def _chosen_precision(self) -> str:
         if self.fp16:

@@ -112,7 +112,7 @@ ALSO_TAKEN: dict[str, tuple[Any, ...]] = {
 }
 
 # Fields whose value is checked where it is read, since it may be an object of another library.
-CHECKED_ELSEWHERE = ("accelerator_config", "parallelism_config", *CHOICE_FIELDS)
+CHECKED_ELSEWHERE = ("accelerator_config", "parallelism_config", "report_to", *CHOICE_FIELDS)
 
 # What a field names, one or several, has to be among these.
 TEXT_CHOICES: dict[str, tuple[str, ...]] = {

@@ -77,4 +77,8 @@ def listens_to(callback: Any, event: str) -> bool:
     """Whether a callback does anything at an event, that is, overrides it."""
     if event in getattr(callback, "__dict__", ()):
         return True
-    return getattr(type(callback), event, None) is not getattr(TrainerCallback, event)
+    own = getattr(type(callback), event, None)
+    if own is None:
+        # An object of a class of its own may lack an event, or make one up when it is asked for it.
+        return callable(getattr(callback, event, None))
+    return own is not getattr(TrainerCallback, event)

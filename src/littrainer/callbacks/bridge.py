@@ -8,26 +8,37 @@ import lightning.pytorch as pl
 
 from littrainer.data.windows import MicroBatch
 from littrainer.interruptions import carries_stop_iteration
+from littrainer.lightning_internals import announce_validations
 from littrainer.training.run import TrainingRun
 
 
-class TrainerEvents(pl.Callback):
-    """Tells a training what Lightning is about to do or has done, and Lightning when to stop.
+class _Events(pl.Callback):
+    def __init__(self, run: TrainingRun):
+        self.run = run
+        self._stop_was_asked_for = False
+
+
+class OpeningEvents(_Events):
+    """Tells a training what Lightning is about to do, before other Lightning callbacks hear of it.
 
     Parameters:
         run: the training.
     """
 
-    def __init__(self, run: TrainingRun):
-        self.run = run
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Callbacks are set up next; some make ready for evaluations where there are any."""
+        announce_validations(trainer, pl_module, are_announced=True)
+
+    @carries_stop_iteration
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Callbacks are set up."""
+        announce_validations(trainer, pl_module, are_announced=False)
+        self.run.restore_lightning_callbacks()
 
     @carries_stop_iteration
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Model and optimizer are set up."""
-        self.run.begin()
-        self._stop_if_asked(trainer)
-        if self.run.evaluation_due is not None:
-            self._stop_if_asked(trainer)
+        self.run.restore()
 
     @carries_stop_iteration
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -40,20 +51,81 @@ class TrainerEvents(pl.Callback):
         pl_module.follow_window(batch)
         self.run.begin_micro_batch(batch)
 
+
+class ClosingEvents(_Events):
+    """Tells a training what Lightning has done, after other Lightning callbacks have heard of it.
+
+    So what they keep belongs to the same step when an evaluation or a checkpoint follows. When to stop is told from one
+    side to the other.
+
+    Parameters:
+        run: the training.
+    """
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Callbacks have the states of a checkpoint. Where one asks to stop now, Lightning would not begin at all."""
+        self._note_stop(trainer)
+
+    @carries_stop_iteration
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The first epoch comes next."""
+        self.run.begin()
+        if self._stop_was_asked_for:
+            self.run.trainer.control.should_training_stop = True
+        self._stop_if_asked(trainer)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Callbacks have made their changes for an epoch."""
+        self.run.note_schedule([config.scheduler for config in trainer.lr_scheduler_configs])
+
     @carries_stop_iteration
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: MicroBatch, batch_idx: int
     ) -> None:
         """A micro-batch is done, the optimizer and its schedule have stepped where it was the last of its window."""
+        self._note_stop(trainer)
+        if self._stop_was_asked_for and batch.closes_window:
+            self.run.trainer.control.should_training_stop = True
         self.run.end_micro_batch(batch)
         self._stop_if_asked(trainer)
 
     @carries_stop_iteration
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """An epoch is done."""
+        self._note_stop(trainer)
+        if self._stop_was_asked_for:
+            self.run.trainer.control.should_training_stop = True
         self.run.end_epoch()
         self._stop_if_asked(trainer)
+
+    def _note_stop(self, trainer: pl.Trainer) -> None:
+        # Lightning would stop within the window of an optimizer step. The Trainer stops where one is complete.
+        if trainer.should_stop:
+            self._stop_was_asked_for = True
+            trainer.should_stop = False
 
     def _stop_if_asked(self, trainer: pl.Trainer) -> None:
         if self.run.trainer.control.should_training_stop:
             trainer.should_stop = True
+
+
+class TrainerEvents(OpeningEvents, ClosingEvents):
+    """Both in one, where there are no other callbacks to be first or last among."""
+
+    @carries_stop_iteration
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Model and optimizer are set up, the first epoch comes next."""
+        OpeningEvents.on_train_start(self, trainer, pl_module)
+        ClosingEvents.on_train_start(self, trainer, pl_module)
+
+    @carries_stop_iteration
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """An epoch comes next."""
+        OpeningEvents.on_train_epoch_start(self, trainer, pl_module)
+
+
+def events_around(callbacks: list[Any], run: TrainingRun) -> list[Any]:
+    """Lightning callbacks, with the training's own events before and after them."""
+    if not callbacks:
+        return [TrainerEvents(run)]
+    return [OpeningEvents(run), *callbacks, ClosingEvents(run)]

@@ -6,9 +6,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from littrainer.callbacks.base import EVENTS, listens_to
+from littrainer.callbacks.base import EVENTS, TrainerCallback, listens_to
+from littrainer.callbacks.checks import check_answer, new_callback
 from littrainer.callbacks.flow import DefaultFlowCallback
-from littrainer.callbacks.state import TrainerControl
+from littrainer.callbacks.state import ControlSwitchError, TrainerControl
+from littrainer.ecosystem import is_a
+from littrainer.error_notes import add_note
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +34,7 @@ PAYLOAD = {"on_evaluate": "metrics", "on_predict": "metrics", "on_log": "logs"}
 Event = Callable[..., TrainerControl]
 
 
-class CallbackHandler:
+class CallbackHandler(TrainerCallback):
     """The Trainer's list of callbacks; every `on_*` event goes through `call_event`.
 
     Parameters:
@@ -66,7 +69,7 @@ class CallbackHandler:
         self.lr_scheduler = lr_scheduler
         self.train_dataloader: Any = None
         self.eval_dataloader: Any = None
-        if not any(isinstance(callback, DefaultFlowCallback) for callback in self.callbacks):
+        if not any(isinstance(c, DefaultFlowCallback) or is_a(c, "default flow") for c in self.callbacks):
             logger.warning(
                 "No DefaultFlowCallback among the callbacks (%s): nothing will be logged, evaluated or saved, and "
                 "training will not stop at max_steps. Add one with trainer.add_callback(DefaultFlowCallback).",
@@ -74,11 +77,15 @@ class CallbackHandler:
             )
 
     def add_callback(self, callback: Any) -> None:
-        """Append a callback, or an instance of a callback class."""
-        callback_class = callback if isinstance(callback, type) else type(callback)
-        if any(type(present) is callback_class for present in self.callbacks):
-            logger.warning("A second %s is added to the callbacks; both will be called.", callback_class.__name__)
-        self.callbacks.append(callback() if isinstance(callback, type) else callback)
+        """Append a callback, or an instance of a callback class.
+
+        Raises:
+            TypeError: it is no callback of a Trainer, or its class takes arguments.
+        """
+        added = new_callback(callback)
+        if any(type(present) is type(added) for present in self.callbacks):
+            logger.warning("A second %s is added to the callbacks; both will be called.", type(added).__name__)
+        self.callbacks.append(added)
 
     def pop_callback(self, callback: Any) -> Any:
         """Remove and return the first callback of a class, or this very one; None where there is no such callback."""
@@ -109,21 +116,37 @@ class CallbackHandler:
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
     def call_event(self, event: str, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
-        """Call one event on each callback that overrides it, and return the control to go on with."""
+        """Call one event on each callback that overrides it, and return the control to go on with.
+
+        Raises:
+            TypeError: an event returned something else than a control, or set a switch to neither on nor off.
+        """
         # Not over a copy: a callback that another one adds is called for the same event.
         for callback in self.callbacks:
             if not listens_to(callback, event):
                 continue
-            answer = getattr(callback, event)(
-                args,
-                state,
-                control,
-                **{name: getattr(self, name) for name in OFFERED},
-                **kwargs,
-            )
-            if answer is not None:
-                control = answer
+            try:
+                answer = getattr(callback, event)(
+                    args,
+                    state,
+                    control,
+                    **{name: getattr(self, name) for name in OFFERED},
+                    **kwargs,
+                )
+                if answer is not None and answer is not control:
+                    check_answer(answer, callback, event)
+                    control = answer
+            except Exception as error:
+                _say_where(error, callback, event, state)
+                raise
         return control
+
+
+def _say_where(error: Exception, callback: Any, event: str, state: Any) -> None:
+    where = f"{type(callback).__name__}.{event}"
+    if isinstance(error, ControlSwitchError) and where not in str(error):
+        error.args = (f"{where}: {error}",)
+    add_note(error, f"It came from the callback {where}, at optimizer step {getattr(state, 'global_step', '?')}.")
 
 
 def _forwarded_event(name: str) -> Any:
@@ -134,7 +157,8 @@ def _forwarded_event(name: str) -> Any:
         self: CallbackHandler, args: Any, state: Any, control: TrainerControl, *extra: Any, **kwargs: Any
     ) -> TrainerControl:
         for switch in cleared:
-            setattr(control, switch, False)
+            if getattr(control, switch):
+                setattr(control, switch, False)
         if payload is not None and extra:
             kwargs[payload] = extra[0]
         return self.call_event(name, args, state, control, **kwargs)

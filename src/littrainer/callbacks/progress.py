@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -9,6 +10,9 @@ from tqdm.auto import tqdm
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.state import TrainerControl, TrainerState
 from littrainer.data.loaders import has_length
+
+# Logged value -> its name beside the training's bar.
+BESIDE_THE_BAR = {"loss": "loss", "learning_rate": "lr"}
 
 
 def readable(logs: dict[str, Any], max_str_len: int | None = None) -> dict[str, Any]:
@@ -25,8 +29,17 @@ def readable(logs: dict[str, Any], max_str_len: int | None = None) -> dict[str, 
     return shown
 
 
+def shows_bars(args: Any) -> bool:
+    """Whether bars are drawn: on a terminal, and wherever a script asked for them with `disable_tqdm=False`."""
+    # A library may hand its own arguments to callbacks.
+    return getattr(args, "_asked_for_bars", False) or (sys.stderr is not None and sys.stderr.isatty())
+
+
 class ProgressCallback(TrainerCallback):
     """A tqdm bar over the optimizer steps, one over each evaluation, and the logs written above them.
+
+    The training's bar shows the last logged loss and learning rate beside its steps per second. Where stderr is no
+    terminal, and nobody asked for bars, only the logs are written.
 
     Parameters:
         max_str_len: characters up to which a logged string is shown.
@@ -41,8 +54,10 @@ class ProgressCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Open the training bar."""
         self.current_step = 0
+        # Those of a training that an error ended.
+        self._close_bars()
         if state.is_world_process_zero:
-            self.training_bar = tqdm(total=state.max_steps, dynamic_ncols=True)
+            self.training_bar = self._new_bar(args, state.max_steps)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Move the training bar; after a resume it jumps to the step that training is at."""
@@ -57,8 +72,7 @@ class ProgressCallback(TrainerCallback):
         if not state.is_world_process_zero or not has_length(eval_dataloader):
             return
         if self.prediction_bar is None:
-            leave = self.training_bar is None
-            self.prediction_bar = tqdm(total=len(eval_dataloader), leave=leave, dynamic_ncols=True)
+            self.prediction_bar = self._new_bar(args, len(eval_dataloader), leave=self.training_bar is None)
         self.prediction_bar.update(1)
 
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -72,12 +86,23 @@ class ProgressCallback(TrainerCallback):
     def on_log(
         self, args: Any, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """Write the logs above the bar."""
+        """Write the logs above the bar, and loss and learning rate beside it."""
         if self.training_bar is not None and logs is not None:
+            beside = {name: logs[key] for key, name in BESIDE_THE_BAR.items() if key in logs}
+            if beside:
+                self.training_bar.set_postfix(readable(beside), refresh=False)
             self.training_bar.write(str(readable(logs, self.max_str_len)))
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Close the training bar, and that of an evaluation that was broken off."""
+        self._close_bars()
+
+    def _new_bar(self, args: Any, total: int, **keywords: Any) -> Any:
+        if not shows_bars(args):
+            keywords["disable"] = True
+        return tqdm(total=total, dynamic_ncols=True, **keywords)
+
+    def _close_bars(self) -> None:
         self._close_prediction_bar()
         if self.training_bar is not None:
             self.training_bar.close()

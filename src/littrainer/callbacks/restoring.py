@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from littrainer.callbacks.state import ExportableState, TrainerControl
+from littrainer.callbacks.state import TrainerControl, is_exportable
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -33,7 +33,7 @@ def restore_callbacks(trainer: Trainer) -> None:
             # transformers adds the states of several callbacks at each save; those of the last one count.
             states = states[-len(present) :]
         for callback, state in zip(present, states, strict=False):
-            if isinstance(callback, ExportableState):
+            if is_exportable(callback):
                 place = handler.callbacks.index(callback)
                 handler.callbacks[place] = type(callback).from_state(state)
     if without_callback:

@@ -6,10 +6,13 @@ import dataclasses
 import json
 import logging
 import math
+import numbers
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from littrainer.ecosystem import is_a
+from littrainer.error_notes import kind_of
 from littrainer.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -51,9 +54,39 @@ class TrainerControl(ExportableState):
     should_evaluate: bool = field(default=False)
     should_log: bool = field(default=False)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Seen here, the traceback ends in the line of the script that set it.
+        if value is not True and value is not False and name in SWITCHES:
+            value = as_switch(name, value)
+        super().__setattr__(name, value)
+
     def state(self) -> dict[str, Any]:
         """The five switches; there is nothing else to restore."""
         return {"args": dataclasses.asdict(self), "attributes": {}}
+
+
+SWITCHES: tuple[str, ...] = tuple(entry.name for entry in dataclasses.fields(TrainerControl))
+
+
+class ControlSwitchError(TypeError):
+    """A switch of the control was set to something that is neither on nor off."""
+
+
+def as_switch(name: str, value: Any) -> bool:
+    """The value of a switch as a bool.
+
+    Parameters:
+        value: a bool, 0 or 1, or one truth value of NumPy or torch.
+
+    Raises:
+        ControlSwitchError: it is anything else, such as a text, None or an array.
+    """
+    if isinstance(value, numbers.Integral) and value in (0, 1):
+        return bool(value)
+    # NumPy's and torch's truth values, without importing either.
+    if str(getattr(value, "dtype", "")) in ("bool", "torch.bool") and math.prod(value.shape) == 1:
+        return bool(value)
+    raise ControlSwitchError(f"control.{name} is set to {value!r} ({kind_of(value)}); it has to be True or False.")
 
 
 @dataclass
@@ -189,6 +222,11 @@ def check_types(state: TrainerState) -> None:
                 raise TypeError(f"{name} is {value!r} and has to be of type {text}")
 
 
+def is_exportable(callback: Any) -> bool:
+    """Whether a callback or control has a state to be kept, ours or of transformers' own classes."""
+    return isinstance(callback, ExportableState) or is_a(callback, "exportable state")
+
+
 def exported_states(callbacks: list[Any]) -> dict[str, Any]:
     """The states of callbacks by class name; several of one class become a list.
 
@@ -197,7 +235,7 @@ def exported_states(callbacks: list[Any]) -> dict[str, Any]:
     """
     states: dict[str, Any] = {}
     for callback in callbacks:
-        if not isinstance(callback, ExportableState):
+        if not is_exportable(callback):
             raise TypeError(
                 f"{type(callback).__name__} cannot be saved with the trainer's state: it does not derive from "
                 "ExportableState."

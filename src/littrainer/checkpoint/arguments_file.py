@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from littrainer.arguments.normalization import trackers_in
+from littrainer.arguments.secrets import holds_a_secret
 from littrainer.compat.names import REPLACED
 
 if TYPE_CHECKING:
@@ -23,9 +25,6 @@ NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
     **{ours: (module, name) for module, names in REPLACED.items() for name, ours in names.items()},
     "littrainer.arguments.accelerator_config:AcceleratorConfig": ("transformers.trainer_pt_utils", "AcceleratorConfig"),
 }
-# Endings of the names of arguments that hold secrets, and names that end so and hold parts of a vocabulary.
-SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")
-VOCABULARY_TOKENS = tuple(f"{kind}_token" for kind in ("bos", "cls", "eos", "image", "mask", "pad", "sep", "unk"))
 
 
 def write_arguments(args: TrainingArguments, path: Path | str) -> None:
@@ -33,6 +32,7 @@ def write_arguments(args: TrainingArguments, path: Path | str) -> None:
     shared = without_secrets(args)
     # It may hold objects of Lightning, a whole model among them, and means nothing to other tools.
     shared.lightning = None
+    shared.report_to = [tracker for tracker in trackers_in(args.report_to) if isinstance(tracker, str)]
     torch.save(shared, path, pickle_module=_naming_transformers())
 
 
@@ -40,7 +40,7 @@ def without_secrets(args: TrainingArguments) -> TrainingArguments:
     """A copy of the arguments whose access tokens, keys and passwords are blanked, for a file that may be shared."""
     shared = copy.copy(args)
     for name in vars(args):
-        if name.endswith(SECRET_ENDINGS) and not name.endswith(VOCABULARY_TOKENS):
+        if holds_a_secret(name):
             setattr(shared, name, None)
     return shared
 

@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Methods of a Trainer that a subclass may have its own of, which then have to find the model as it is at that step.
-WRITING_METHODS = ("_save_checkpoint", "save_model", "_save")
+WRITING_METHODS = (
+    "_save_checkpoint",
+    "save_model",
+    "_save",
+    "_save_optimizer_and_scheduler",
+    "_save_scaler",
+    "_save_rng_state",
+)
 # Libraries whose `save_pretrained` writes the weights it is given, and none of its own.
 WRITES_WHAT_IT_IS_GIVEN = ("transformers",)
 

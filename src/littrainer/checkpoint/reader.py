@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +29,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NEEDED_TO_RESUME = (TRAINER_STATE_NAME, OPTIMIZER_NAME, SCHEDULER_NAME, RANDOM_STATE_NAME)
+# A Trainer's method that a subclass may have its own of -> the files that it reads.
+READ_BY = {
+    "_load_optimizer_and_scheduler": (OPTIMIZER_NAME, SCHEDULER_NAME),
+    "_load_rng_state": (RANDOM_STATE_NAME,),
+}
 # What a training that pushes its checkpoints to the hub has there, and where a download of it lies.
 LAST_CHECKPOINT = "last-checkpoint"
 
 
-def checkpoint_to_resume(resume_from_checkpoint: str | bool | None, output_dir: str) -> Path | None:
+def needed_to_resume(trainer: Trainer) -> tuple[str, ...]:
+    """Files that a checkpoint has to hold; not those that a subclass reads with a method of its own."""
+    its_own = {name for method in trainer._own_methods(*READ_BY) for name in READ_BY[method]}
+    return tuple(name for name in NEEDED_TO_RESUME if name not in its_own)
+
+
+def checkpoint_to_resume(
+    resume_from_checkpoint: str | bool | None, output_dir: str, needed: Sequence[str] = NEEDED_TO_RESUME
+) -> Path | None:
     """The folder that `train(resume_from_checkpoint=...)` means; None for a fresh start.
 
     Parameters:
         resume_from_checkpoint: a folder; True for the newest intact one in `output_dir`; or "last-checkpoint" for the
             folder of that name there, which a push to the hub makes, and where there is none for the newest one.
+        needed: files without which it cannot be resumed.
 
     Raises:
         ValueError: there is no checkpoint, it is damaged, or it lacks what an exact resume needs.
@@ -59,7 +74,7 @@ def checkpoint_to_resume(resume_from_checkpoint: str | bool | None, output_dir: 
     folder = Path(str(given))
     if not folder.is_dir():
         raise ValueError(f"There is no checkpoint folder {folder} to resume from.")
-    missing = [name for name in NEEDED_TO_RESUME if not _is_there(folder, name)]
+    missing = [name for name in needed if not _is_there(folder, name)]
     if missing:
         within = next(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), None)
         raise ValueError(

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -248,12 +248,16 @@ class Differences:
         return "; ".join(f"{text} {_listed(names)}" for text, names in parts.items() if names)
 
 
-def load_weights(model: nn.Module, folder: Path, *, to_resume: bool = False) -> None:
+def load_weights(
+    model: nn.Module, folder: Path, *, to_resume: bool = False, tell: Callable[[Any], None] | None = None
+) -> None:
     """Load the weights of a checkpoint into a model, and say what did not match.
 
     Parameters:
         to_resume: a training goes on with them, so that a difference which changes its numbers is an error. Else
             differing names are logged; shapes that differ are always an error.
+        tell: gets the names that the model or the file lacks, as torch's `load_state_dict` returns them; by default
+            they are logged. It is not called for adapters.
 
     Raises:
         ValueError: the folder holds no weights, a file is damaged, or the weights are those of another model.
@@ -269,9 +273,19 @@ def load_weights(model: nn.Module, folder: Path, *, to_resume: bool = False) -> 
     only_frozen_missing = not differences.unexpected and frozen.issuperset(differences.missing)
     if differences.shapes or (to_resume and differences and not only_frozen_missing):
         raise ValueError(_another_model(folder, str(differences)))
+    result = model.load_state_dict(state, strict=False)
+    (tell or log_names_that_differ)(type(result)(differences.missing, differences.unexpected))
+
+
+def log_names_that_differ(load_result: Any) -> None:
+    """Warn of weights that the model or the checkpoint lacks.
+
+    Parameters:
+        load_result: `missing_keys` and `unexpected_keys`, as torch's `load_state_dict` returns them.
+    """
+    differences = Differences(list(load_result.missing_keys), list(load_result.unexpected_keys))
     if differences:
-        logger.warning("%s: %s.", folder, differences)
-    model.load_state_dict(state, strict=False)
+        logger.warning("Weights were loaded that are not all of the model's: %s.", differences)
 
 
 def _has_whole_weights(folder: Path) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.callbacks.state import ExportableState, TrainerState, exported_states
+from littrainer.callbacks.state import TrainerState, exported_states, is_exportable
 from littrainer.checkpoint.arguments_file import write_arguments
 from littrainer.checkpoint.layout import (
     OPTIMIZER_NAME,
@@ -98,7 +98,44 @@ def fill_checkpoint(trainer: Trainer, folder: Path, run_dir: str | Path, seal: S
     trainer.save_model(str(folder), _internal_call=True)
     if seal is not None:
         seal.add_all()
-    write_states(collect_states(trainer, run_dir), folder, seal)
+    _note_best_checkpoint(trainer.state, run_dir)
+    if not trainer.args.save_only_model:
+        trainer._open_seal = seal
+        try:
+            # A subclass may have its own of each.
+            trainer._save_optimizer_and_scheduler(str(folder))
+            trainer._save_scaler(str(folder))
+            trainer._save_rng_state(str(folder))
+        finally:
+            trainer._open_seal = None
+        write_files(_resume_record(trainer), folder, seal)
+    _note_exported_states(trainer)
+    (folder / TRAINER_STATE_NAME).write_text(trainer.state.to_json(), "utf-8")
+
+
+def optimizer_and_schedule(trainer: Trainer) -> dict[str, Any]:
+    """What a checkpoint holds of optimizer and schedule, by file name."""
+    return {OPTIMIZER_NAME: trainer.optimizer.state_dict(), SCHEDULER_NAME: trainer.lr_scheduler.state_dict()}
+
+
+def loss_scaling(trainer: Trainer) -> dict[str, Any]:
+    """What a checkpoint holds of the loss scaling of fp16, by file name; nothing in any other precision."""
+    scaler = trainer.accelerator.scaler
+    return {} if scaler is None else {SCALER_NAME: scaler.state_dict()}
+
+
+def random_states(trainer: Trainer) -> dict[str, Any]:
+    """Where the random generators stand, by file name."""
+    return {random_state_name(trainer.args): capture_random_states()}
+
+
+def _resume_record(trainer: Trainer) -> dict[str, Any]:
+    return {} if trainer.training_run is None else {RESUME_RECORD_NAME: trainer.training_run.resume_record()}
+
+
+def _note_exported_states(trainer: Trainer) -> None:
+    callbacks = [*trainer.callback_handler.callbacks, trainer.control]
+    trainer.state.stateful_callbacks.update(exported_states(list(filter(is_exportable, callbacks))))
 
 
 def collect_states(trainer: Trainer, run_dir: str | Path) -> CheckpointStates:
@@ -111,15 +148,9 @@ def collect_states(trainer: Trainer, run_dir: str | Path) -> CheckpointStates:
     _note_best_checkpoint(state, run_dir)
     files: dict[str, Any] = {}
     if not trainer.args.save_only_model:
-        files[OPTIMIZER_NAME] = trainer.optimizer.state_dict()
-        files[SCHEDULER_NAME] = trainer.lr_scheduler.state_dict()
-        if trainer.accelerator.scaler is not None:
-            files[SCALER_NAME] = trainer.accelerator.scaler.state_dict()
-        files[random_state_name(trainer.args)] = capture_random_states()
-        if trainer.training_run is not None:
-            files[RESUME_RECORD_NAME] = trainer.training_run.resume_record()
-    callbacks = [*trainer.callback_handler.callbacks, trainer.control]
-    state.stateful_callbacks.update(exported_states([c for c in callbacks if isinstance(c, ExportableState)]))
+        for part in (optimizer_and_schedule, loss_scaling, random_states, _resume_record):
+            files.update(part(trainer))
+    _note_exported_states(trainer)
     return CheckpointStates(files, state.to_json())
 
 
@@ -129,11 +160,21 @@ def write_states(states: CheckpointStates, folder: Path, seal: Seal | None = Non
     Parameters:
         seal: is told of each file as soon as it is complete.
     """
-    for name, value in states.files.items():
+    write_files(states.files, folder, seal)
+    (folder / TRAINER_STATE_NAME).write_text(states.trainer_state, "utf-8")
+
+
+def write_files(files: dict[str, Any], folder: Path, seal: Seal | None = None) -> None:
+    """Write objects with torch.save.
+
+    Parameters:
+        files: the objects by file name.
+        seal: is told of each file as soon as it is complete.
+    """
+    for name, value in files.items():
         record = save_and_sum(value, folder / name, without_inner_sums=seal is not None and name == OPTIMIZER_NAME)
         if seal is not None:
             seal.add(folder / name, record)
-    (folder / TRAINER_STATE_NAME).write_text(states.trainer_state, "utf-8")
 
 
 def _note_best_checkpoint(state: TrainerState, run_dir: str | Path) -> None:

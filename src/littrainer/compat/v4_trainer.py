@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, rotate_checkpoints, sort_checkpoints
+from littrainer.compat.earlier_signatures import SIGNATURES, accept_earlier_signature
 
 if TYPE_CHECKING:
     from littrainer.evaluation.results import EvalLoopOutput
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     Method = TypeVar("Method", bound=Callable[..., Any])
 
 logger = logging.getLogger(__name__)
-
-# Overridable method -> what it takes today and did not take at first.
-ADDED_PARAMETERS = {"compute_loss": "num_items_in_batch", "training_step": "num_items_in_batch"}
 
 
 def accepts_earlier_keywords(**today: str) -> Callable[[Method], Method]:
@@ -57,14 +54,10 @@ class EarlierTrainerMembers:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name, parameter in ADDED_PARAMETERS.items():
-            method = getattr(cls, name, None)
-            if not inspect.isfunction(method) or _takes(method, parameter):
-                continue
-            setattr(cls, name, _without(method, parameter))
-            # Such a method returns the mean of its micro-batch, whatever the model could have done with the number.
-            cls.loss_is_scaled_for_ga = False  # type: ignore[attr-defined]
-            _tell(f"{cls.__name__}.{name} without {parameter}", f"{name}(..., {parameter}=None)", stacklevel=3)
+        for name in SIGNATURES:
+            # A class derived from this one alone, to be mixed in, may lack them.
+            if hasattr(cls, name):
+                accept_earlier_signature(cls, name, stacklevel=3)
 
     @property
     def tokenizer(self) -> Any:
@@ -139,20 +132,3 @@ class EarlierTrainerMembers:
     def _rotate_checkpoints(self: Trainer | Any, use_mtime: bool = False, output_dir: str | None = None) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir
         rotate_checkpoints(folder, self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime)
-
-
-def _takes(method: Callable[..., Any], parameter: str) -> bool:
-    parameters = inspect.signature(method).parameters
-    takes_any = any(found.kind in (found.VAR_KEYWORD, found.VAR_POSITIONAL) for found in parameters.values())
-    return takes_any or parameter in parameters
-
-
-def _without(method: Callable[..., Any], parameter: str) -> Callable[..., Any]:
-    most = len(inspect.signature(method).parameters)
-
-    @functools.wraps(method)
-    def with_fewer_parameters(*args: Any, **kwargs: Any) -> Any:
-        kwargs.pop(parameter, None)
-        return method(*args[:most], **kwargs)
-
-    return with_fewer_parameters

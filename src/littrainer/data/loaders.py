@@ -64,10 +64,15 @@ class LookaheadLoader(DataLoader):
         """
         if isinstance(self.dataset, IterableDataset) and self.dispatches_streams:
             return first_dimension(last_batch)
+        samples = self.samples_of_incomplete_batch()
+        return samples if samples > 0 else None
+
+    def samples_of_incomplete_batch(self) -> int:
+        """Samples in the last batch of all processes together; 0 where it is a full one, -1 where nobody knows."""
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
         if batch_size is None or self.drop_last or not has_length(self.dataset):
-            return None
-        return len(self.dataset) % (batch_size * self.processes) or None
+            return -1
+        return len(self.dataset) % (batch_size * self.processes)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return self.read(None)
@@ -169,7 +174,7 @@ def lookahead_version(args: TrainingArguments, loader: DataLoader) -> DataLoader
         sampler = _seeded_by_epoch(args, batches.sampler)
         keywords.update(batch_size=batches.batch_size, drop_last=batches.drop_last, sampler=sampler)
     else:
-        keywords["batch_sampler"] = batches
+        keywords["batch_sampler"] = _with_seeded_order(args, batches)
     return _lookahead_loader(args, loader.dataset, keywords)
 
 
@@ -183,6 +188,14 @@ def _seeded_by_epoch(args: TrainingArguments, sampler: Any) -> Any:
     if isinstance(sampler, RandomSampler) and getattr(args.accelerator_config, "use_seedable_sampler", True):
         return EpochSeededSampler.replacing(sampler, args.data_seed)
     return sampler
+
+
+def _with_seeded_order(args: TrainingArguments, batch_sampler: Any) -> Any:
+    """A batch sampler of a class of its own, whose random order of samples, if it holds one, is seeded by epoch."""
+    order = getattr(batch_sampler, "sampler", None)
+    if isinstance(order, RandomSampler):
+        batch_sampler.sampler = _seeded_by_epoch(args, order)
+    return batch_sampler
 
 
 def count_examples(loader: Any, batch_size: int) -> int:

@@ -61,6 +61,8 @@ class WindowLoader:
         expects_checkpoint: Callable[[], bool] = lambda: False,
     ):
         self.loader = loader
+        # The same one, or in an epoch that is resumed one that begins later.
+        self.loader_being_read = loader
         self.accumulation = accumulation
         self.micro_batches_per_epoch = micro_batches_per_epoch
         self.draw_window = draw_window
@@ -105,6 +107,7 @@ class WindowLoader:
         self.micro_batches_seen = self.micro_batches_done = seen
         self._data_has_ended = False
         loader = progress.resumed_loader(self.loader)
+        self.loader_being_read = loader
         if getattr(loader, "persistent_workers", False):
             self.loader = loader
         if callable(getattr(loader, "set_epoch", None)):

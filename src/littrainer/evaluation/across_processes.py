@@ -68,6 +68,29 @@ def padded_to_longest(value: Any, dim: int = 0, fill: int = 0, at_start: bool = 
     return value if process_count() == 1 else map_nested(pad, value)
 
 
+def reduced(value: Any, reduction: str = "sum") -> Any:
+    """Copies of nested tensors, put together over all processes.
+
+    Parameters:
+        reduction: `mean` or `max`; anything else sums.
+
+    Raises:
+        TypeError: a leaf is no tensor.
+    """
+
+    def reduce(tensor: Any) -> torch.Tensor:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"Only tensors can be reduced, not {type(tensor).__name__}.")
+        total = tensor.clone()
+        if process_count() > 1:
+            dist.all_reduce(total, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM)
+            if reduction == "mean":
+                total /= process_count()
+        return total
+
+    return map_nested(reduce, value)
+
+
 def holds_only_tensors(value: Any) -> bool:
     """Whether each leaf of a nested value is a tensor."""
     if isinstance(value, Mapping):

@@ -5,6 +5,7 @@ Lightning drives the pass; each batch arrives at `EvaluationPass.step`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -21,11 +22,12 @@ from littrainer.evaluation.metrics import call_metric_function, checked_metrics,
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
 from littrainer.evaluation.side_effects import model_device
 from littrainer.evaluation.streaming import StreamingMetrics, streaming_metrics
-from littrainer.model_wrapping import wrapped_model
+from littrainer.model_wrapping import prepared_model
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
+logger = logging.getLogger(__name__)
 
 # Argument -> what the whole model is cast to for an evaluation outside of training.
 FULL_EVALUATION_TYPES = {"fp16_full_eval": torch.float16, "bf16_full_eval": torch.bfloat16}
@@ -63,6 +65,7 @@ class EvaluationPass:
     ):
         self.trainer = trainer
         self.dataloader = dataloader
+        self.description = description
         self.is_prediction = description == "Prediction"
         self.prediction_loss_only = prediction_loss_only
         self.ignore_keys = ignore_keys
@@ -79,6 +82,7 @@ class EvaluationPass:
         self.batches_done = 0
         self.examples_seen = 0
         self.model: Any = trainer.model
+        self._output: EvalLoopOutput | None = None
 
     def begin(self) -> None:
         """Put the model on its device, and model and optimizer into evaluation mode.
@@ -86,15 +90,16 @@ class EvaluationPass:
         Outside of training the model is cast as `bf16_full_eval` and `fp16_full_eval` ask, and stays cast.
         """
         trainer = self.trainer
-        if not trainer._model_is_prepared:
+        self.model = trainer._wrap_model(trainer.model, training=False)
+        if not trainer._model_is_prepared and self.model is trainer.model:
             started = time.time()
-            trainer._move_model_to_device(trainer.model, trainer.args.device)
-            self.model = trainer.model_wrapped = wrapped_model(trainer)
+            trainer.model.to(trainer.args.device)
+            self.model = trainer.model_wrapped = prepared_model(trainer)
             trainer.model_preparation_time = round(time.time() - started, 4)
             trainer._model_is_prepared = True
         elif not trainer.is_in_train and model_device(trainer.model) not in (None, trainer.args.device):
             # An earlier evaluation put it back where it was.
-            trainer._move_model_to_device(trainer.model, trainer.args.device)
+            trainer.model.to(trainer.args.device)
         if not trainer.is_in_train:
             for name, dtype in FULL_EVALUATION_TYPES.items():
                 if getattr(trainer.args, name):
@@ -103,11 +108,17 @@ class EvaluationPass:
             if callable(getattr(candidate, "eval", None)):
                 candidate.eval()
         trainer.callback_handler.eval_dataloader = self.dataloader
+        if has_length(self.dataloader):
+            logger.info("%s: %d examples.", self.description, trainer.num_examples(self.dataloader))
         if self.streaming is not None:
             self.streaming.begin(trainer)
 
-    def step(self, inputs: Any) -> None:
-        """Predict one batch and collect what is asked for, from all processes."""
+    def step(self, inputs: Any) -> BatchOutputs:
+        """Predict one batch and collect what is asked for, from all processes.
+
+        Returns:
+            what this process has for the batch.
+        """
         trainer, args = self.trainer, self.trainer.args
         self.examples_seen += first_dimension(inputs) or 0
         is_last = isinstance(self.dataloader, LookaheadLoader) and self.dataloader.end_of_dataloader
@@ -128,13 +139,19 @@ class EvaluationPass:
         elif args.eval_accumulation_steps and self.batches_done % args.eval_accumulation_steps == 0:
             for collection in (self.losses, self.predictions, self.labels, self.inputs):
                 collection.move_to_host()
+        return own
 
     def finish(self) -> EvalLoopOutput:
-        """Compute the metrics over all batches and name them.
+        """Compute the metrics over all batches and name them; once, however often it is called.
 
         Raises:
             ValueError: the dataset is a stream, and gave no batch.
         """
+        if self._output is None:
+            self._output = self._finished()
+        return self._output
+
+    def _finished(self) -> EvalLoopOutput:
         trainer, args = self.trainer, self.trainer.args
         if self.batches_done == 0 and isinstance(getattr(self.dataloader, "dataset", None), IterableDataset):
             name = "test" if self.is_prediction else "evaluation"

@@ -134,7 +134,7 @@ class TaskFacts:
 
 def task_facts(trainer: Trainer) -> TaskFacts:
     """What is known of the task of a Trainer's model."""
-    model = base_model(trainer.accelerator.unwrap_model(trainer.model))
+    model = base_model(trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False))
     next_token: bool | None = trainer._loss_shifts_labels or None
     if next_token is None and is_a(model, "pretrained model"):
         next_token = predicts_next_token(model)

@@ -6,6 +6,7 @@ from typing import Any
 
 from littrainer import engine
 from littrainer.arguments.destinations import DESTINATIONS
+from littrainer.arguments.normalization import tracker_label, trackers_in
 from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
 from littrainer.arguments.training_arguments import TrainingArguments
 
@@ -61,7 +62,7 @@ def _reason(trainer: Any, name: str) -> str:
 def _part_lines(trainer: Any, lightning: Any) -> list[str]:
     args = trainer.args
     mode = "manual" if trainer.overrides_training_step() else "automatic"
-    trackers = ", ".join(args.report_to) or "none"
+    trackers = ", ".join(map(tracker_label, trackers_in(args.report_to))) or "none"
     loggers = ", ".join(type(logger).__name__ for logger in lightning.loggers) or "none"
     micro_batches = args.gradient_accumulation_steps
     window = "each micro-batch" if micro_batches == 1 else f"{micro_batches} micro-batches"

@@ -75,7 +75,6 @@ def with_fitting_batch_size(trainer: Trainer, train: Callable[[], Result]) -> Re
                 size,
                 trainer._train_batch_size,
             )
-        trainer.model_wrapped = trainer.model
         _free_memory(trainer)
     raise RuntimeError(
         "auto_find_batch_size: memory runs out even with micro-batches of one sample. Use a smaller model or shorter "

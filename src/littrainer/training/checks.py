@@ -15,6 +15,7 @@ from littrainer.arguments.validation import check_loader_processes
 from littrainer.arguments.value_checks import check_values
 from littrainer.data.loaders import has_length
 from littrainer.evaluation.streaming import streaming_metrics
+from littrainer.log_levels import apply_log_level
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -40,9 +41,7 @@ def check_arguments(args: TrainingArguments) -> None:
             f"This script was started on {args.world_size} processes (WORLD_SIZE), and littrainer trains on one so "
             "far. Start it without torchrun, or run it with plain `python`, which uses transformers' own Trainer."
         )
-    if args.log_level != "passive":
-        for name in ("littrainer", "transformers"):
-            logging.getLogger(name).setLevel(args.get_process_log_level())
+    apply_log_level(args)
 
 
 def check_model_source(model: Any, model_init: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.checkpoint.writer import note_changes_of_callbacks
+from littrainer.engine import validation_round
 from littrainer.training.batch_size_search import ran_out_of_memory
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def evaluate_in_training(trainer: Trainer, ignore_keys: Sequence[str] | None) ->
         RuntimeError: memory ran out, and only the training's batch size is searched for.
     """
     try:
-        return trainer.evaluate(ignore_keys=ignore_keys)
+        with validation_round(trainer):
+            return trainer.evaluate(ignore_keys=ignore_keys)
     except RuntimeError as error:
         if trainer.args.auto_find_batch_size and ran_out_of_memory(error):
             # Training again with smaller micro-batches would not help the evaluation; this message must not look like

@@ -89,5 +89,5 @@ def smoothed_loss(
     num_items_in_batch: torch.Tensor | int | None,
 ) -> torch.Tensor:
     """The Trainer's smoothed loss of a micro-batch; a causal language model's labels are shifted by one position."""
-    shifted = predicts_next_token(trainer.accelerator.unwrap_model(model))
+    shifted = predicts_next_token(trainer.accelerator.unwrap_model(model, keep_torch_compile=False))
     return trainer.label_smoother(outputs, labels, shift_labels=shifted, num_items_in_batch=num_items_in_batch)

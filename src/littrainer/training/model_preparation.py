@@ -33,7 +33,10 @@ def model_prepared_for_training(trainer: Trainer) -> Iterator[None]:
         ValueError: the model lacks what an argument needs.
     """
     apply_liger_kernels(trainer)
-    trainer._move_model_to_device(trainer.model, trainer.args.device)
+    if (trainer.args.fp16_full_eval or trainer.args.bf16_full_eval) and trainer.model_init is None:
+        # So far it was left where it is, to be cast by an evaluation.
+        trainer._move_model_to_device(trainer.model, trainer.args.device)
+    trainer.model.to(trainer.args.device)
     enable_activation_checkpointing(trainer)
     align_special_tokens(trainer.model, trainer.processing_class)
     with noisy_embeddings(trainer.model, trainer.neftune_noise_alpha), _watched_for_overflow(trainer):

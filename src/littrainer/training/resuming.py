@@ -6,7 +6,6 @@ place in the data that the number of optimizer steps stands for.
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
+from littrainer.callbacks.lightning_states import additions_of_lightning_callbacks, states_of_lightning_callbacks
 from littrainer.checkpoint.names import RESUME_RECORD_NAME
 from littrainer.checkpoint.resealing import COMMAND
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.data.stream_states import loads_safely
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -103,7 +102,8 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
         "sizes": _sizes(run.trainer, run.plan),
         "arguments": _compared_arguments(run.trainer.args),
         "data": data,
-        "lightning_callbacks": _states_of_lightning_callbacks(run.trainer),
+        "lightning_callbacks": states_of_lightning_callbacks(run.trainer),
+        "lightning_additions": additions_of_lightning_callbacks(run.trainer),
     }
 
 
@@ -233,20 +233,3 @@ def _compared_arguments(args: TrainingArguments) -> dict[str, Any]:
         name: value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
         for name, value in plain.items()
     }
-
-
-def _states_of_lightning_callbacks(trainer: Trainer) -> dict[str, Any]:
-    states = {callback.state_key: callback.state_dict() for callback in _lightning_callbacks(trainer)}
-    return {key: copy.deepcopy(state) for key, state in states.items() if state and loads_safely(state)}
-
-
-def restore_lightning_callbacks(trainer: Trainer, record: dict[str, Any] | None) -> None:
-    """Give callbacks of Lightning's kind the states that the checkpoint has for them."""
-    states = (record or {}).get("lightning_callbacks", {})
-    for callback in _lightning_callbacks(trainer):
-        if callback.state_key in states:
-            callback.load_state_dict(states[callback.state_key])
-
-
-def _lightning_callbacks(trainer: Trainer) -> list[Any]:
-    return list(trainer.lightning_trainer.callbacks) if trainer.lightning_trainer is not None else []  # type: ignore[attr-defined]

@@ -15,19 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.arguments.support import refuse_unsupported
-from littrainer.callbacks.restoring import restore_callbacks
-from littrainer.callbacks.state import ExportableState, TrainerState
+from littrainer.callbacks.lightning_states import restore_lightning_callbacks
+from littrainer.callbacks.state import TrainerState, is_exportable
 from littrainer.checkpoint.background import BackgroundSaves
 from littrainer.checkpoint.claims import claimed_for_training
 from littrainer.checkpoint.layout import delete_checkpoint, sort_checkpoints
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
-from littrainer.checkpoint.reader import (
-    checkpoint_to_resume,
-    load_optimizer_and_scheduler,
-    load_random_states,
-    load_scaler,
-    read_state,
-)
+from littrainer.checkpoint.reader import checkpoint_to_resume, needed_to_resume, read_state
+from littrainer.compat.earlier_signatures import accept_earlier_signatures
+from littrainer.compat.members import refuse_ignored_overrides
 from littrainer.data.progress import ResumePoint
 from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.engine import fit
@@ -35,6 +31,7 @@ from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.interruptions import UpdateGuard
 from littrainer.model_wrapping import wrapped_model
 from littrainer.seeds import enable_full_determinism, set_seed
+from littrainer.tracking.base import runs_ended_on_failure
 from littrainer.training import decisions
 from littrainer.training.batch_size_search import with_fitting_batch_size
 from littrainer.training.checks import check_datasets
@@ -48,7 +45,6 @@ from littrainer.training.resuming import (
     has_work_at_epoch_ends,
     position_of,
     read_resume_record,
-    restore_lightning_callbacks,
     resume_record,
     warn_of_differences,
 )
@@ -105,29 +101,55 @@ class TrainingRun:
         self.resumed_at: Position | None = None
         self.epoch_end_is_due = False
         self._restores_before_epoch = False
+        self._micro_batches_to_skip = 0
         self.evaluation_due: dict[str, bool] | None = None
         # Where they stand at the first step, if not where the checkpoint left them.
         self._random_states: dict[str, Any] | None = None
-        self._reset_state()
         trainer.callback_handler.train_dataloader = loader
+        trainer.schedule_is_replaced = False
 
-    def _reset_state(self) -> None:
+    def prepare_state(self) -> None:
+        """Let the Trainer's overridable `_init_training_state` reset its state, or read it from the checkpoint."""
+        plan, checkpoint = self.plan, self._checkpoint_name
+        start = self.trainer._init_training_state(
+            plan.max_steps, plan.optimizer_steps_per_epoch, plan.num_train_epochs, checkpoint, self.trial
+        )
+        if tuple(start) != (self.first_epoch, self._micro_batches_to_skip):
+            self._start_at(*start)
+
+    def _start_at(self, epoch: int, micro_batches: int) -> None:
+        self.first_epoch = self.epoch = epoch
+        if self.checkpoint is not None:
+            self.resumed_at = Position(epoch, micro_batches)
+            self.epoch_end_is_due = False
+            self._skip(micro_batches, kept=None)
+
+    @property
+    def _checkpoint_name(self) -> str | None:
+        return None if self.checkpoint is None else str(self.checkpoint)
+
+    def reset_state(self) -> tuple[int, int]:
+        """Begin a new state, or go on with the checkpoint's.
+
+        Returns:
+            epochs that are complete, and micro-batches done of the one after them.
+        """
         trainer, plan = self.trainer, self.plan
         callbacks = [*trainer.callback_handler.callbacks, trainer.control]
-        trainer.state = TrainerState(stateful_callbacks=[c for c in callbacks if isinstance(c, ExportableState)])
+        trainer.state = TrainerState(stateful_callbacks=list(filter(is_exportable, callbacks)))
         trainer.state.is_hyper_param_search = self.trial is not None
         trainer.state.train_batch_size = trainer._train_batch_size
         trainer.state.compute_steps(trainer.args, plan.max_steps)
         if self.checkpoint is not None:
             self._resume_state(self.checkpoint)
         trainer.state.init_training_references(trainer, plan.max_steps, plan.num_train_epochs, self.trial)
+        return self.first_epoch, self._micro_batches_to_skip
 
     def _resume_state(self, checkpoint: Path) -> None:
         trainer, plan = self.trainer, self.plan
         trainer.state = read_state(checkpoint)
         self.evaluation_due = evaluation_to_make_up_for(trainer.state)
-        if trainer.args.restore_callback_states_from_checkpoint:
-            restore_callbacks(trainer)
+        trainer._load_callback_state()
         self.record = read_resume_record(checkpoint)
         warn_of_differences(checkpoint, self.record, trainer, plan)
         position = position_of(self.record, trainer, plan)
@@ -138,6 +160,10 @@ class TrainingRun:
         if position.epoch_end_is_due:
             self.first_epoch, micro_batches = position.epoch + 1, 0
             self.epoch_end_is_due = has_work_at_epoch_ends(trainer.args)
+        self._skip(micro_batches, kept)
+
+    def _skip(self, micro_batches: int, kept: Any) -> None:
+        self._micro_batches_to_skip = micro_batches
         # The order of an epoch is drawn from where the checkpoint left the generators, and so is what callbacks draw.
         self._restores_before_epoch = kept is not None and not micro_batches
         restore = _nothing_to_restore if self._restores_before_epoch else self._restore_random_states
@@ -164,8 +190,8 @@ class TrainingRun:
     def _restore_random_states(self) -> None:
         if self._random_states is not None:
             set_random_states(self._random_states)
-        elif self.checkpoint is not None:
-            load_random_states(self.checkpoint, self.trainer.args)
+        else:
+            self.trainer._load_rng_state(self._checkpoint_name)
 
     @property
     def epochs_left(self) -> int:
@@ -188,15 +214,22 @@ class TrainingRun:
         }.items():
             logger.info("training: %s = %s", name, f"{value:,}")
 
+    def restore_lightning_callbacks(self) -> None:
+        """Callbacks of Lightning's kind are set up, and training begins: give them what the checkpoint has for them."""
+        if self.checkpoint is not None:
+            restore_lightning_callbacks(self.trainer, self.record)
+
+    def restore(self) -> None:
+        """Model, optimizer and schedule stand: give them what the checkpoint has for them."""
+        if self.checkpoint is not None:
+            self.trainer._load_optimizer_and_scheduler(self._checkpoint_name)
+            self.trainer._load_scaler(self._checkpoint_name)
+
     def begin(self) -> None:
-        """Model, optimizer and schedule stand; the first epoch comes next."""
+        """All stands as it is to begin with; the first epoch comes next."""
         trainer = self.trainer
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
-        if self.checkpoint is not None:
-            load_optimizer_and_scheduler(trainer, self.checkpoint)
-            load_scaler(trainer, self.checkpoint)
-            restore_lightning_callbacks(trainer, self.record)
         self.start_time = time.time()
         trainer._tr_loss = torch.tensor(0.0, device=trainer.args.device)
         trainer._total_loss_scalar = 0.0
@@ -244,12 +277,13 @@ class TrainingRun:
                 step,
                 last,
             )
+        self.restore()
         self.begin()
 
-    def begin_epoch(self, epochs_done_here: int) -> None:
-        """An epoch comes next; `epochs_done_here` counts those of this call."""
+    def begin_epoch(self, epoch: int) -> None:
+        """An epoch comes next, counted from 0."""
         trainer = self.trainer
-        self.epoch = self.first_epoch + epochs_done_here
+        self.epoch = epoch
         self.is_between_epochs = False
         self.resumed_at = None
         if self._restores_before_epoch:
@@ -258,6 +292,11 @@ class TrainingRun:
         self.grad_norm = self.learning_rate = None
         self.windows.start_epoch(self.epoch)
         trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
+
+    def note_schedule(self, schedules: list[Any]) -> None:
+        """Learn which schedules Lightning steps: a callback may have put one of its own in the Trainer's place."""
+        schedule = self.trainer.lr_scheduler
+        self.trainer.schedule_is_replaced = bool(schedules) and all(one is not schedule for one in schedules)
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
         """A micro-batch has been drawn, its forward pass comes next."""
@@ -281,8 +320,8 @@ class TrainingRun:
     def before_optimizer_step(self) -> None:
         """Gradients of the window are complete: clip them, note their norm."""
         trainer = self.trainer
-        clipped = trainer._clip_grad_norm(trainer.model) if trainer.args.max_grad_norm > 0 else None
-        self.grad_norm = trainer._get_grad_norm(trainer.model, grad_norm=clipped)
+        clipped = trainer._clip_grad_norm(trainer.model_wrapped) if trainer.args.max_grad_norm > 0 else None
+        self.grad_norm = trainer._get_grad_norm(trainer.model_wrapped, grad_norm=clipped)
         trainer.control = trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
         trainer.update_guard.hold()
 
@@ -341,7 +380,7 @@ class TrainingRun:
         trainer._maybe_log_save_evaluate(
             trainer._tr_loss,
             self.grad_norm,
-            trainer.model,
+            trainer.model_wrapped,
             self.trial,
             self.epoch,
             self.ignore_keys_for_eval,
@@ -349,8 +388,13 @@ class TrainingRun:
             learning_rate=self.learning_rate,
         )
 
-    def finish(self) -> TrainOutput:
-        """Training has ended: log its metrics, load the best model, tidy up checkpoints."""
+    def finish(self, num_train_samples: float, start_time: float) -> TrainOutput:
+        """Training has ended: log its metrics, load the best model, tidy up checkpoints.
+
+        Parameters:
+            num_train_samples: samples in the whole training.
+            start_time: `time.time()` when this call of it began.
+        """
         trainer, state = self.trainer, self.trainer.state
         if trainer.background_saves is not None:
             trainer.background_saves.wait()
@@ -359,8 +403,8 @@ class TrainingRun:
         train_loss = trainer._total_loss_scalar / max(steps_done, 0.001)
         metrics = speed_metrics(
             "train",
-            self.start_time,
-            num_samples=self.plan.num_train_samples * steps_done / max(state.max_steps, 1),
+            start_time,
+            num_samples=num_train_samples * steps_done / max(state.max_steps, 1),
             num_steps=steps_done,
         )
         trainer.store_flos()
@@ -378,9 +422,9 @@ class TrainingRun:
 
     def _delete_all_but_best(self) -> None:
         trainer, best = self.trainer, self.trainer.state.best_model_checkpoint
+        run_dir = trainer._get_output_dir(self.trial)
         if best is None or trainer.args.save_total_limit != 1 or not trainer.args.should_save:
             return
-        run_dir = trainer._get_output_dir(self.trial)
         # The best one of a training resumed from another folder lies there, and none would be left here.
         if not Path(best).parent.samefile(run_dir):
             return
@@ -405,9 +449,12 @@ def train(
     """
     args = trainer.args
     refuse_unsupported(args)
+    # Methods may have been set on the instance since it was made.
+    refuse_ignored_overrides(trainer)
+    accept_earlier_signatures(trainer)
     check_datasets(trainer)
-    with claimed_for_training(trainer, trial):
-        checkpoint = checkpoint_to_resume(resume_from_checkpoint, args.output_dir)
+    with claimed_for_training(trainer, trial), runs_ended_on_failure(trainer):
+        checkpoint = checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed_to_resume(trainer))
         return _train_from(trainer, checkpoint, trial, ignore_keys_for_eval)
 
 
@@ -426,7 +473,14 @@ def _train_from(
                 trainer._load_from_checkpoint(str(checkpoint))
                 _resume_batch_size(trainer, checkpoint)
             return with_fitting_batch_size(
-                trainer, lambda: _train_with_batch_size(trainer, checkpoint, trial, ignore_keys_for_eval)
+                trainer,
+                lambda: trainer._inner_training_loop(
+                    batch_size=trainer._train_batch_size,
+                    args=args,
+                    resume_from_checkpoint=None if checkpoint is None else str(checkpoint),
+                    trial=trial,
+                    ignore_keys_for_eval=ignore_keys_for_eval,
+                ),
             )
     finally:
         try:
@@ -439,12 +493,26 @@ def _train_from(
             trainer.is_in_train = False
 
 
-def _train_with_batch_size(
-    trainer: Trainer, checkpoint: Path | None, trial: Any, ignore_keys_for_eval: Sequence[str] | None
+def train_with_batch_size(
+    trainer: Trainer,
+    batch_size: int | None,
+    resume_from_checkpoint: str | None,
+    trial: Any,
+    ignore_keys_for_eval: Sequence[str] | None,
 ) -> TrainOutput:
+    """Train with micro-batches of one size.
+
+    Parameters:
+        batch_size: samples in a micro-batch, where `auto_find_batch_size` looks for the size.
+        resume_from_checkpoint: the folder to resume from, whose weights are loaded already.
+    """
+    checkpoint = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
+    if trainer.args.auto_find_batch_size and batch_size is not None:
+        trainer._update_auto_batch_size(batch_size)
     loader = trainer.get_train_dataloader()
     plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader))
     run = trainer.training_run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
+    run.prepare_state()
     trainer.model_wrapped = wrapped_model(trainer)
     trainer._model_is_prepared = True
     run.announce()
@@ -452,7 +520,7 @@ def _train_with_batch_size(
         fit(trainer, run)
     else:
         run.begin_without_steps()
-    return run.finish()
+    return trainer._finalize_training(trial, plan.num_train_samples, run.start_time)
 
 
 def _nothing_to_restore() -> None:
@@ -468,8 +536,11 @@ def _resume_batch_size(trainer: Trainer, checkpoint: Path) -> None:
 
 def _make_new_model(trainer: Trainer, trial: Any) -> None:
     seed_everything(trainer.args)
-    trainer.model = trainer.model_wrapped = trainer.call_model_init(trial)
+    trainer.model = trainer.call_model_init(trial)
     trainer.optimizer = trainer.lr_scheduler = None
+    if trainer.place_model_on_device:
+        trainer._move_model_to_device(trainer.model, trainer.args.device)
+    trainer.model_wrapped = trainer.model
 
 
 def seed_everything(args: TrainingArguments) -> None:

@@ -1,0 +1,262 @@
+"""Which of Lightning's callbacks work in a Trainer, as a table, and the checks that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
+from littrainer.error_notes import add_note
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.trainer import Trainer
+
+
+def _saves(trainer: Trainer) -> bool:
+    return trainer.args.save_strategy != SaveStrategy.NO
+
+
+def _loads_best_model(trainer: Trainer) -> bool:
+    return bool(trainer.args.load_best_model_at_end)
+
+
+def _has_batch_norm(trainer: Trainer) -> bool:
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return any(isinstance(module, _BatchNorm) for module in trainer.model.modules())
+
+
+def _never_evaluates(trainer: Trainer) -> bool:
+    return trainer.args.eval_strategy == IntervalStrategy.NO and not trainer.args.eval_on_start
+
+
+@dataclass(frozen=True)
+class Unless:
+    """A set-up in which a callback that works otherwise does not.
+
+    Parameters:
+        is_so: asked when a training begins.
+        reason: why not.
+        instead: what to do about it.
+    """
+
+    is_so: Callable[[Trainer], bool]
+    reason: str
+    instead: str
+
+
+@dataclass(frozen=True)
+class Support:
+    """How a callback of Lightning's fares in a Trainer.
+
+    Parameters:
+        note: what it does here, or why it cannot work.
+        instead: what to use instead of one that cannot work; None for one that works.
+        unless: set-ups in which it does not work.
+    """
+
+    note: str
+    instead: str | None = None
+    unless: tuple[Unless, ...] = ()
+
+
+BEST_MODEL_REPLACES_AVERAGE = Unless(
+    _loads_best_model,
+    "load_best_model_at_end=True loads the weights of a checkpoint in the place of the averaged ones",
+    "set load_best_model_at_end=False",
+)
+
+# Classes of lightning.pytorch.callbacks; a class that derives from one is treated as that one.
+SUPPORT: dict[str, Support] = {
+    "BackboneFinetuning": Support(
+        "freezes and unfreezes the model's `backbone`, or the base model of a transformers model; cannot be resumed"
+    ),
+    "BaseFinetuning": Support("the model is `pl_module.model`; cannot be resumed"),
+    "BasePredictionWriter": Support("gets the predictions of each batch of `predict()`, and the places of its samples"),
+    "BatchSizeFinder": Support(
+        "it trains on trial batches of a loader of its own, while the Trainer builds and counts its batches itself",
+        instead="set auto_find_batch_size=True",
+    ),
+    "Callback": Support("subclasses of your own: all hooks but those of `test` and of the sanity check"),
+    "Checkpoint": Support("the base of callbacks that save; called after all others"),
+    "DeviceStatsMonitor": Support("logs at each micro-batch; statistics of the CPU need psutil"),
+    "EMAWeightAveraging": Support(
+        "evaluations see the averaged weights, and so does the model after training",
+        unless=(BEST_MODEL_REPLACES_AVERAGE,),
+    ),
+    "EarlyStopping": Support("monitors what the Trainer logs: `eval_loss`, `eval_accuracy`, `loss`"),
+    "GradientAccumulationScheduler": Support(
+        "the micro-batches of an optimizer step are drawn and their label tokens counted before its first forward pass",
+        instead="set gradient_accumulation_steps",
+    ),
+    "LambdaCallback": Support("functions for single hooks"),
+    "LearningRateFinder": Support(
+        "it runs trial steps on a loader of its own before training, with a schedule of its own",
+        instead="run short trainings, each with max_steps and another learning_rate",
+    ),
+    "LearningRateMonitor": Support("logs the learning rate with which the next optimizer step is taken"),
+    "ModelCheckpoint": Support(
+        "saves folders that `from_pretrained` loads and `train(resume_from_checkpoint=...)` resumes; monitors what the "
+        "Trainer logs"
+    ),
+    "ModelPruning": Support(
+        "the model is pruned when training ends",
+        unless=(
+            Unless(
+                _saves,
+                "checkpoints written while it prunes hold masks beside the weights, which from_pretrained does not load",
+                'set save_strategy="no" and save the model after training',
+            ),
+        ),
+    ),
+    "ModelSummary": Support("prints the layers of the model when training begins"),
+    "OnExceptionCheckpoint": Support("saves a folder as ModelCheckpoint does when training ends with an error"),
+    "ProgressBar": Support("the base of progress bars; takes the place of the Trainer's own"),
+    "RichModelSummary": Support("needs rich"),
+    "RichProgressBar": Support("needs rich; takes the place of the Trainer's own"),
+    "SpikeDetection": Support("compares the losses of micro-batches, as `training_step` returns them"),
+    "StochasticWeightAveraging": Support(
+        "the averaged weights are those of the model after training; its own schedule takes over when it begins",
+        unless=(
+            BEST_MODEL_REPLACES_AVERAGE,
+            Unless(
+                _has_batch_norm,
+                "for batch norm it needs an epoch more than the training has",
+                "use EMAWeightAveraging, which averages the statistics of batch norm too",
+            ),
+        ),
+    ),
+    "TQDMProgressBar": Support("takes the place of the Trainer's own"),
+    "ThroughputMonitor": Support("`batch_size_fn` gets a micro-batch in training and a batch in evaluation"),
+    "Timer": Support("training stops at the end of the optimizer step, or of the epoch, in which the time is over"),
+    "WeightAveraging": Support(
+        "evaluations see the averaged weights, and so does the model after training",
+        unless=(BEST_MODEL_REPLACES_AVERAGE,),
+    ),
+}
+# Lightning calls these after all others where metrics are new, since they read what others have logged.
+MONITORING = ("EarlyStopping", "Checkpoint")
+# What these do is log, to the loggers of the lightning.Trainer.
+LOGGING = ("LearningRateMonitor", "DeviceStatsMonitor", "ThroughputMonitor")
+PACKAGES = ("lightning", "pytorch_lightning")
+
+
+def names_of(callback: Any) -> Iterator[str]:
+    """The names of Lightning's own classes that a callback, or a class of callbacks, derives from; nearest first."""
+    kind = callback if isinstance(callback, type) else type(callback)
+    for ancestor in kind.__mro__:
+        if ancestor.__module__.partition(".")[0] in PACKAGES:
+            yield ancestor.__name__
+
+
+def is_one_of(callback: Any, *names: str) -> bool:
+    """Whether a callback is of one of Lightning's classes, by their names."""
+    return any(name in names for name in names_of(callback))
+
+
+def brings_a_bar(callbacks: list[Any], args: TrainingArguments) -> bool:
+    """Whether one of the callbacks is a progress bar of Lightning's, and the Trainer's own bar stays away for it."""
+    return not args.disable_tqdm and any(is_one_of(callback, "ProgressBar") for callback in callbacks)
+
+
+def add_lightning_callback(trainer: Trainer, callback: Any) -> None:
+    """Add a callback of Lightning's kind, or an instance of a class of them; it joins with the next training.
+
+    Raises:
+        ValueError: it cannot work.
+        TypeError: its class takes arguments.
+    """
+    refuse_what_cannot_work(callback)
+    if isinstance(callback, type):
+        try:
+            callback = callback()
+        except TypeError as error:
+            add_note(error, f"Of the class {callback.__name__} a callback is made without arguments; give an instance.")
+            raise
+    trainer.lightning_callbacks.append(callback)
+
+
+def pop_lightning_callback(trainer: Trainer, callback: Any) -> Any:
+    """Remove and return a callback of Lightning's kind, or the first one of a class; None where there is none."""
+    present = trainer.lightning_callbacks
+    is_meant = (lambda one: isinstance(one, callback)) if isinstance(callback, type) else (lambda one: one is callback)
+    found = next(filter(is_meant, present), None)
+    if found is not None:
+        present.remove(found)
+    return found
+
+
+def remove_lightning_callback(trainer: Trainer, callback: Any) -> None:
+    """Remove a callback of Lightning's kind, or the first one of a class.
+
+    Raises:
+        ValueError: an instance that the Trainer does not have.
+    """
+    if pop_lightning_callback(trainer, callback) is None and not isinstance(callback, type):
+        raise ValueError(f"This Trainer does not have the callback {callback!r}.")
+
+
+def refuse_what_cannot_work(callback: Any) -> None:
+    """See that a callback of Lightning's kind, or a class of them, is one that works in a Trainer.
+
+    Raises:
+        ValueError: it cannot work.
+    """
+    for name in names_of(callback):
+        support = SUPPORT.get(name)
+        if support is not None and support.instead is not None:
+            raise ValueError(
+                f"Lightning's {name} cannot work in a Trainer: {support.note}. Instead, {support.instead}."
+            )
+
+
+def check_set_up(callbacks: list[Any], trainer: Trainer) -> None:
+    """See, before a training, that each callback of Lightning's kind works as the Trainer is set up.
+
+    Raises:
+        ValueError: one does not.
+    """
+    for callback in callbacks:
+        refuse_what_cannot_work(callback)
+        for name in names_of(callback):
+            for unless in SUPPORT.get(name, Support("")).unless:
+                if unless.is_so(trainer):
+                    raise ValueError(
+                        f"Lightning's {name} does not work in this training: {unless.reason}. To train with it, "
+                        f"{unless.instead}."
+                    )
+        monitored = getattr(callback, "monitor", None)
+        if isinstance(monitored, str) and monitored.startswith("eval_") and _never_evaluates(trainer):
+            raise ValueError(
+                f"{type(callback).__name__}(monitor={monitored!r}) waits for an evaluation, and this training has "
+                'none: set eval_strategy="steps" or "epoch".'
+            )
+
+
+def check_can_resume(callbacks: list[Any]) -> None:
+    """See, before a training is resumed, that no callback would let it go on otherwise than it was.
+
+    Raises:
+        ValueError: one would.
+    """
+    for callback in callbacks:
+        if is_one_of(callback, "BaseFinetuning"):
+            raise ValueError(
+                f"A training with Lightning's {type(callback).__name__} cannot be resumed: which layers are trained is "
+                "not in the checkpoint. Load the checkpoint's model and start a new training."
+            )
+
+
+def support_table() -> str:
+    """The table for docs/callbacks.md."""
+    rows = ["| class | works | |", "| --- | --- | --- |"]
+    for name, support in SUPPORT.items():
+        works = "no" if support.instead is not None else "yes"
+        sentences = [support.note]
+        if support.instead is not None:
+            sentences.append(f"instead, {support.instead}")
+        sentences += [f"not where {unless.reason}: {unless.instead}" for unless in support.unless]
+        rows.append(f"| `{name}` | {works} | {'. '.join(one[0].upper() + one[1:] for one in sentences)}. |")
+    return "\n".join(rows)

@@ -1,0 +1,89 @@
+"""What `trainer.accelerator` is: the names that Trainer subclasses call, without accelerate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from littrainer.compat.accelerator.members import REFUSED
+from littrainer.compat.accelerator.preparing import Preparing
+from littrainer.compat.accelerator.processes import Collectives, ProcessMembers
+from littrainer.compat.accelerator.saving import Saving
+from littrainer.compat.accelerator.settings import Settings
+from littrainer.compat.accelerator.states import AcceleratorStateView, shared_accelerator_state
+from littrainer.compat.accelerator.stepping import Stepping
+from littrainer.evaluation import across_processes
+from littrainer.evaluation.gathering import truncated
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+
+
+class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving, Settings):
+    """Stands where subclasses of a Trainer expect an accelerator; `members` lists what it answers.
+
+    Parameters:
+        args: the training arguments, which know device and ranks.
+    """
+
+    def __init__(self, args: TrainingArguments):
+        ProcessMembers.__init__(self, args)
+        Settings.__init__(self, args)
+        Preparing.__init__(self)
+        Saving.__init__(self)
+        Stepping.__init__(self)
+        # Samples in the batch at hand where it is an evaluation's last and not a full one; set by the evaluation.
+        self.samples_in_last_batch: int | None = None
+        self.evaluated_loader: Any = None
+        # Libraries make accelerate's own state anew, in callbacks for instance, and expect it to be set up.
+        shared_accelerator_state(args)
+
+    @property
+    def state(self) -> Any:
+        """What the run's set-up is: accelerate's AcceleratorState where accelerate is loaded, else one like it."""
+        return shared_accelerator_state(self._args) or AcceleratorStateView(self._args)
+
+    @contextmanager
+    def evaluating(self, loader: Any) -> Iterator[None]:
+        """While the block runs, the loader of an evaluation is the one that is being read."""
+        outer, self.evaluated_loader = self.evaluated_loader, loader
+        try:
+            yield
+        finally:
+            self.evaluated_loader = outer
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """As `gather`, without samples that were only there to fill the last batch.
+
+        Parameters:
+            use_gather_object: gather Python objects, as is done for anything that holds more than tensors.
+        """
+        rows = self._rows_that_count()
+        if rows is None and across_processes.process_count() == 1:
+            return input_data
+        if not use_gather_object and across_processes.holds_only_tensors(input_data):
+            data = across_processes.gathered(input_data)
+        else:
+            data = across_processes.gathered_objects(input_data)
+            if rows is not None and isinstance(data, list):
+                return data[:rows]
+        return data if rows is None else truncated(data, rows)
+
+    def _rows_that_count(self) -> int | None:
+        if self.evaluated_loader is not None or self.samples_in_last_batch is not None:
+            return self.samples_in_last_batch
+        # In training all micro-batches of the last window count as many rows as its last one has, as in transformers.
+        state = self.gradient_state
+        return state.remainder if state.end_of_dataloader and state.remainder > 0 else None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        reason = REFUSED.get(name)
+        if reason is not None:
+            raise AttributeError(f"trainer.accelerator does not offer {name}: {reason}.")
+        raise AttributeError(
+            f"trainer.accelerator has no {name!r}: littrainer trains on Lightning, and answers what accelerate's "
+            "Accelerator has. Ask trainer.lightning_trainer (its strategy), or torch, instead."
+        )

@@ -1,0 +1,218 @@
+"""The members of an accelerator that prepare a script's own models, optimizers and loaders, and forget them again."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from littrainer.compat.accelerator.prepared import PreparedOptimizer, PreparedScheduler
+from littrainer.compilation import compile_keywords, is_compiled
+from littrainer.data.loaders import LookaheadLoader, lookahead_version
+from littrainer.data.skipping import skips_by_index, without_first_batches
+from littrainer.evaluation import across_processes
+from littrainer.mixed_precision import forward_type, restore_forward, run_forward_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from littrainer.arguments.training_arguments import TrainingArguments
+
+
+class Preparing:
+    """What a subclass calls to have its own objects run as the Trainer's do."""
+
+    _args: TrainingArguments
+
+    def __init__(self) -> None:
+        self._models: list[nn.Module] = []
+        self._optimizers: list[PreparedOptimizer] = []
+        self._schedulers: list[Any] = []
+        self._dataloaders: list[Any] = []
+
+    def prepare(self, *objects: Any, device_placement: Any = None) -> Any:
+        """Each object as its kind is prepared; anything else as it is.
+
+        Parameters:
+            objects: loaders, models, optimizers and schedules, in any order.
+            device_placement: False, or a list with False for some of them, leaves models where they are.
+
+        Returns:
+            one object, or as many as were given, in their order.
+
+        Raises:
+            ValueError: `device_placement` is a list of another length.
+        """
+        places = device_placement if isinstance(device_placement, list) else [device_placement] * len(objects)
+        if len(places) != len(objects):
+            raise ValueError(
+                f"device_placement has {len(places)} entries for {len(objects)} objects; give one for each."
+            )
+        # A schedule looks for the optimizer it belongs to among the prepared ones.
+        first = [self._prepared(one, place) for one, place in zip(objects, places, strict=True)]
+        prepared = tuple(self.prepare_scheduler(one) if _is_schedule(one) else one for one in first)
+        return prepared[0] if len(prepared) == 1 else prepared
+
+    def _prepared(self, one: Any, device_placement: Any) -> Any:
+        if isinstance(one, DataLoader):
+            return self.prepare_data_loader(one, device_placement=device_placement)
+        if isinstance(one, nn.Module):
+            return self.prepare_model(one, device_placement=device_placement)
+        if isinstance(one, torch.optim.Optimizer):
+            return self.prepare_optimizer(one, device_placement=device_placement)
+        return one
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """The model on this process's device, in mixed precision and compiled where the arguments ask for it.
+
+        Parameters:
+            device_placement: False leaves it where it is.
+            evaluation_mode: it will not be trained, so several processes need not exchange its gradients.
+        """
+        args = self._args
+        if not any(model is known for known in self._models):
+            self._models.append(model)
+        if getattr(model, "_is_accelerate_prepared", False):
+            return model
+        dtype = forward_type(args)
+        if dtype is not None:
+            run_forward_in(model, args.device.type, dtype)
+        if device_placement is not False and not _is_spread(model):
+            model = model.to(args.device)
+        prepared: Any = model
+        trains = any(parameter.requires_grad for parameter in model.parameters())
+        if across_processes.process_count() > 1 and trains and not evaluation_mode:
+            prepared = DistributedDataParallel(model, device_ids=None if args.device.type == "cpu" else [args.device])
+        keywords = compile_keywords(args)
+        if keywords is not None and not is_compiled(prepared):
+            prepared = torch.compile(prepared, **keywords)
+        if prepared is not model:
+            self._models[[one is model for one in self._models].index(True)] = prepared
+        prepared._is_accelerate_prepared = True
+        return prepared
+
+    def prepare_data_loader(
+        self, data_loader: DataLoader, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
+    ) -> DataLoader:
+        """A loader that looks one batch ahead and whose random order is seeded by epoch, as the Trainer's are.
+
+        Parameters:
+            device_placement: without effect, as batches are moved by `_prepare_inputs`.
+            slice_fn_for_dispatch: without effect in one process.
+
+        Raises:
+            NotImplementedError: there are several processes, between which its batches would have to be shared.
+        """
+        if self._args.world_size > 1 and not isinstance(data_loader, LookaheadLoader):
+            raise NotImplementedError(
+                f"accelerator.prepare(loader) in {self._args.world_size} processes: littrainer does not share out the "
+                "batches of a loader that a script has made. Give it a sampler that has this process's part only, as "
+                "torch.utils.data.DistributedSampler."
+            )
+        prepared = lookahead_version(self._args, data_loader)
+        self._dataloaders.append(prepared)
+        return prepared
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> PreparedOptimizer:
+        """An optimizer that steps and clears its gradients with the Trainer's optimizer steps."""
+        prepared = optimizer if isinstance(optimizer, PreparedOptimizer) else PreparedOptimizer(optimizer, self)  # type: ignore[arg-type]
+        if not any(prepared is known for known in self._optimizers):
+            self._optimizers.append(prepared)
+        return prepared
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        """A schedule that steps with the prepared optimizer it drives."""
+        if not isinstance(scheduler, PreparedScheduler):
+            driven = getattr(scheduler, "optimizer", None)
+            own = [one for one in self._optimizers if driven is one or driven is one.optimizer]
+            scheduler = PreparedScheduler(scheduler, own or list(self._optimizers), self)  # type: ignore[arg-type]
+        if not any(scheduler is known for known in self._schedulers):
+            self._schedulers.append(scheduler)
+        return scheduler
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """The loader without its first batches: once where they can be left out unread, else each time it is read."""
+        if num_batches and skips_by_index(dataloader):
+            return without_first_batches(dataloader, num_batches)
+        return _LaterBatches(dataloader, num_batches) if num_batches else dataloader
+
+    def unwrap_model(
+        self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> nn.Module:
+        """The user's model inside data-parallel wrappers.
+
+        Parameters:
+            keep_fp32_wrapper: leave it running in mixed precision, if it does.
+            keep_torch_compile: leave it compiled, if it is.
+        """
+        if is_compiled(model):
+            inner: Any = self.unwrap_model(model._orig_mod, keep_fp32_wrapper, keep_torch_compile)  # type: ignore[arg-type]
+            if not keep_torch_compile:
+                return inner
+            model._orig_mod = inner
+            return model
+        inner = getattr(model, "module", None)
+        if isinstance(inner, nn.Module) and type(model).__module__.startswith("torch."):
+            return self.unwrap_model(inner, keep_fp32_wrapper, keep_torch_compile)
+        if not keep_fp32_wrapper:
+            restore_forward(model)
+        return model
+
+    def verify_device_map(self, model: nn.Module) -> bool:
+        """Whether a model, or a part of it, was loaded onto several devices."""
+        return any(len(getattr(module, "hf_device_map", None) or ()) > 1 for module in model.modules())
+
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Forget prepared objects and empty the device's cache.
+
+        Returns:
+            None for each object given, to be assigned to it.
+        """
+        for kept in (self._models, self._optimizers, self._schedulers, self._dataloaders):
+            kept.clear()
+        gc.collect()
+        if self._args.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return [None] * len(objects)
+
+    def clear(self, *objects: Any) -> list[None]:
+        """Another name of `free_memory`."""
+        return self.free_memory(*objects)
+
+
+class _LaterBatches:
+    """The batches of a loader that has to be read from its beginning, from a number on."""
+
+    def __init__(self, loader: Any, number: int):
+        self.loader = loader
+        self.number = number
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("loader", "number"):
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __len__(self) -> int:
+        return max(len(self.loader) - self.number, 0)
+
+    def __iter__(self) -> Iterator[Any]:
+        for position, batch in enumerate(self.loader):
+            if position >= self.number:
+                yield batch
+
+
+def _is_schedule(one: Any) -> bool:
+    return isinstance(one, torch.optim.lr_scheduler.LRScheduler)
+
+
+def _is_spread(model: nn.Module) -> bool:
+    # A model that was loaded onto devices by a map stays where it is.
+    return getattr(model, "hf_device_map", None) is not None

@@ -1,0 +1,156 @@
+"""The `state` and `gradient_state` of an accelerator: what libraries read of a run's set-up and of its accumulation."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from littrainer.arguments.accelerate_state import accelerate_is_loaded, partial_state
+from littrainer.compat.accelerator.processes import ProcessMembers
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.compat.accelerator.facade import AcceleratorFacade
+
+
+def shared_accelerator_state(args: TrainingArguments) -> Any:
+    """accelerate's own AcceleratorState with the facts of these arguments; None where accelerate is not loaded.
+
+    It is one for the whole process. Libraries make it anew without arguments, and callbacks read it.
+    """
+    if not accelerate_is_loaded():
+        return None
+    partial_state(args)
+    accelerator_state: Any = sys.modules["accelerate.state"].AcceleratorState
+    shared = accelerator_state._shared_state
+    if shared and shared.get("_mixed_precision") != args.mixed_precision:
+        accelerator_state._reset_state()
+    if not shared:
+        from accelerate.utils import TorchDynamoPlugin
+
+        return accelerator_state(
+            mixed_precision=args.mixed_precision,
+            cpu=args.device.type == "cpu",
+            dynamo_plugin=TorchDynamoPlugin(),
+            _from_accelerator=True,
+        )
+    return accelerator_state()
+
+
+class AcceleratorStateView(ProcessMembers):
+    """Stands for accelerate's AcceleratorState where accelerate is not loaded."""
+
+    initialized = True
+    debug = fork_launched = is_fsdp2 = False
+    # Engines of accelerate's own, none of which runs here.
+    deepspeed_plugin = deepspeed_plugins = fsdp_plugin = megatron_lm_plugin = torch_tp_plugin = None
+    dynamo_plugin = parallelism_config = device_mesh = None
+
+    @property
+    def mixed_precision(self) -> str:
+        """What the forward pass computes in: `no`, `bf16` or `fp16`."""
+        return self._args.mixed_precision
+
+    @property
+    def backend(self) -> str | None:
+        """Backend of the process group that is up; None where there is none."""
+        import torch.distributed as dist
+
+        return dist.get_backend() if dist.is_available() and dist.is_initialized() else None
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"trainer.accelerator.state has no {name!r}: littrainer trains on Lightning, and tells of its state what "
+            "the processes and the precision are. Ask trainer.lightning_trainer instead."
+        )
+
+
+class GradientView:
+    """Where a training stands within the window of an optimizer step, read when somebody asks.
+
+    Parameters:
+        accelerator: the facade it belongs to.
+        plugin_kwargs: settings of the accumulation that differ from accelerate's defaults. `num_steps` stays 1, since
+            the Trainer accumulates; whoever sets it has `accelerator.backward` divide by it.
+    """
+
+    initialized = True
+    is_xla_gradients_synced = False
+
+    def __init__(self, accelerator: AcceleratorFacade, plugin_kwargs: dict[str, Any]):
+        self._accelerator = accelerator
+        self.plugin_kwargs = plugin_kwargs
+        # A value that somebody has set, and the micro-batch it was set in; it holds for that one.
+        self._set_in: tuple[Any, bool] | None = None
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the micro-batch at hand is the last one of its optimizer step."""
+        micro_batch = self._micro_batch
+        if self._set_in is not None and self._set_in[0] is micro_batch:
+            return self._set_in[1]
+        return micro_batch is None or micro_batch.closes_window
+
+    @sync_gradients.setter
+    def sync_gradients(self, value: bool) -> None:
+        self._set_in = (self._micro_batch, value)
+
+    def _set_sync_gradients(self, sync_gradients: bool) -> None:
+        self.sync_gradients = sync_gradients
+
+    @property
+    def _micro_batch(self) -> Any:
+        module = self._accelerator.module
+        return None if module is None else module.micro_batch
+
+    @property
+    def num_steps(self) -> int:
+        """What `accelerator.backward` divides by; 1 unless somebody has set it."""
+        return self.plugin_kwargs.get("num_steps", 1)
+
+    @property
+    def adjust_scheduler(self) -> bool:
+        """Whether a prepared schedule counts the micro-batches at which it does not step."""
+        return self.plugin_kwargs.get("adjust_scheduler", False)
+
+    @property
+    def sync_with_dataloader(self) -> bool:
+        """Whether the last batch of a loader ends an accumulation of one's own."""
+        return self.plugin_kwargs.get("sync_with_dataloader", True)
+
+    @property
+    def active_dataloader(self) -> Any:
+        """The loader that is read right now: an evaluation's, else that of the training."""
+        accelerator = self._accelerator
+        if accelerator.evaluated_loader is not None:
+            return accelerator.evaluated_loader
+        run = None if accelerator.module is None else accelerator.module.run
+        return None if run is None or run.is_between_epochs else run.windows.loader_being_read
+
+    @property
+    def dataloader_references(self) -> list[Any]:
+        """None, and after it the loaders that are being read."""
+        active = self.active_dataloader
+        return [None] if active is None else [None, active]
+
+    @property
+    def in_dataloader(self) -> bool:
+        """Whether a loader is being read."""
+        return self.active_dataloader is not None
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the loader that is being read has handed out its last batch."""
+        return getattr(self.active_dataloader, "end_of_dataloader", False)
+
+    @property
+    def remainder(self) -> int:
+        """Samples in the last, incomplete batch of all processes; 0 where it is complete, -1 where nobody knows."""
+        count = getattr(self.active_dataloader, "samples_of_incomplete_batch", None)
+        return -1 if count is None else count()
+
+    def __repr__(self) -> str:
+        return (
+            f"GradientView(sync_gradients={self.sync_gradients}, end_of_dataloader={self.end_of_dataloader}, "
+            f"remainder={self.remainder}, plugin_kwargs={self.plugin_kwargs})"
+        )

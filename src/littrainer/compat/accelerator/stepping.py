@@ -1,0 +1,214 @@
+"""The members of an accelerator that a step calls: backward, gradients, precision and accumulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from littrainer.compat.accelerator.prepared import PreparedOptimizer
+from littrainer.compat.accelerator.states import GradientView
+from littrainer.mixed_precision import forward_type
+from littrainer.optim.closures import updates_during_backward
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+
+
+class Stepping:
+    """What a `training_step` of a script's own calls."""
+
+    _args: TrainingArguments
+    _optimizers: list[PreparedOptimizer]
+    step_scheduler_with_optimizer = True
+
+    def __init__(self) -> None:
+        # What fit is carrying out right now; None outside training.
+        self.module: Any = None
+        self.step = 0
+        self._scaler: torch.amp.GradScaler | None = None
+        config: Any = self._args.accelerator_config
+        asked = getattr(config, "gradient_accumulation_kwargs", None) or {}
+        # The Trainer accumulates, whatever number is asked for; of the rest counts what differs from the defaults.
+        settings = {name: value for name, value in asked.items() if ACCUMULATION_DEFAULTS.get(name) is not value}
+        self.gradient_state = GradientView(self, {**settings, "num_steps": 1})  # type: ignore[arg-type]
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether this micro-batch is the last one of its optimizer step."""
+        return self.gradient_state.sync_gradients
+
+    @sync_gradients.setter
+    def sync_gradients(self, value: bool) -> None:
+        self.gradient_state.sync_gradients = value
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """What `backward` divides by: 1, since the Trainer accumulates, unless a script sets it."""
+        return self.gradient_state.num_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, value: int) -> None:
+        self.gradient_state.plugin_kwargs["num_steps"] = value
+
+    @property
+    def mixed_precision(self) -> str:
+        """What the forward pass computes in: `no`, `bf16` or `fp16`."""
+        return self._args.mixed_precision
+
+    @property
+    def native_amp(self) -> bool:
+        """Whether prepared models run their forward under autocast."""
+        return forward_type(self._args) is not None
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """What scales the losses of fp16; None in any other precision, and on a CPU."""
+        if self._scaler is None and forward_type(self._args) is torch.float16:
+            self._scaler = torch.amp.GradScaler(self._args.device.type)
+        return self._scaler
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether the last step of an optimizer was left out, since gradients of fp16 were not finite."""
+        module = self.module
+        if module is not None and getattr(module.trainer.precision_plugin, "step_was_skipped", False):
+            return True
+        return any(optimizer.step_was_skipped for optimizer in self._optimizers)
+
+    def autocast(self, autocast_handler: Any = None) -> AbstractContextManager[Any]:
+        """The context in which the model's forward computes.
+
+        Parameters:
+            autocast_handler: an AutocastKwargs of accelerate's, which may switch it off.
+        """
+        dtype = forward_type(self._args)
+        if dtype is None:
+            return nullcontext()
+        settings = {} if autocast_handler is None else autocast_handler.to_kwargs()
+        return torch.autocast(self._args.device.type, dtype=dtype, **settings)
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Backward pass, through Lightning's precision plugin and strategy in a training step of a script's own.
+
+        Parameters:
+            kwargs: handed on to torch; `learning_rate` counts for optimizers that update the weights as it goes.
+        """
+        rate = kwargs.pop("learning_rate", None)
+        steps = self.gradient_accumulation_steps
+        if steps != 1:
+            loss = loss / steps
+        module = self.module
+        if module is not None and not module.automatic_optimization:
+            module.manual_backward(loss, **kwargs)
+        elif rate is not None and any(updates_during_backward(one.optimizer) for one in self._optimizers):
+            self.lomo_backward(loss, rate)
+        else:
+            # A further backward pass, beside the one of Lightning's automatic optimization, or outside of training.
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward(**kwargs)
+
+    def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
+        """Backward pass of prepared optimizers that update the weights as it goes, as LOMO.
+
+        Raises:
+            ValueError: none of those prepared does.
+        """
+        fused = [one.optimizer for one in self._optimizers if updates_during_backward(one.optimizer)]
+        if not fused:
+            raise ValueError("accelerator.lomo_backward: no optimizer that updates during backward has been prepared.")
+        for optimizer in fused:
+            optimizer.fused_backward(loss, learning_rate)  # type: ignore[attr-defined]
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Divide the scale of fp16 out of the gradients, unless that is done already.
+
+        Parameters:
+            optimizer: the optimizer that holds them, or several; by default the one that is training, and those that
+                have been prepared.
+        """
+        if self.scaler is None:
+            return
+        own = [] if self.module is None else [self.module.trainer.optimizers[0]]
+        given = [*own, *self._optimizers] if optimizer is None else optimizer
+        for one in given if isinstance(given, (list, tuple)) else [given]:
+            plain = one.optimizer if isinstance(one, PreparedOptimizer) else one
+            if plain in own:
+                self.module.trainer.precision_plugin.unscale(plain)
+            else:
+                self.scaler.unscale_(plain)
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor:
+        """Clip gradients by their norm, and return the norm they had."""
+        self.unscale_gradients()
+        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        """Clip each gradient to the range from `-clip_value` to `clip_value`."""
+        self.unscale_gradients()
+        nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def no_sync(self, model: Any) -> AbstractContextManager[Any]:
+        """A context in which several processes do not exchange the gradients of a model."""
+        return model.no_sync() if callable(getattr(model, "no_sync", None)) else nullcontext()
+
+    @contextmanager
+    def accumulate(self, *models: nn.Module) -> Iterator[None]:
+        """A micro-batch of an accumulation of a script's own over `gradient_accumulation_steps` of them.
+
+        That number is 1 unless the script has set it, and then each micro-batch closes a window.
+        """
+        state = self.gradient_state
+        if state.sync_with_dataloader and state.end_of_dataloader:
+            self.step, state.sync_gradients = 0, True
+        else:
+            self.step += 1
+            state.sync_gradients = self.step % state.num_steps == 0
+        with ExitStack() as stack:
+            if not (state.sync_gradients or state.plugin_kwargs.get("sync_each_batch", False)):
+                for model in models:
+                    stack.enter_context(self.no_sync(model))
+            yield
+
+    @staticmethod
+    @contextmanager
+    def trigger_sync_in_backward(model: nn.Module) -> Iterator[None]:
+        """Let the next backward pass exchange gradients whose forward passes ran in `no_sync`."""
+        if not isinstance(model, DistributedDataParallel):
+            yield
+            return
+        found = model.require_backward_grad_sync, model.require_forward_param_sync
+        model.require_backward_grad_sync = model.require_forward_param_sync = True
+        model.reducer.prepare_for_backward([])
+        try:
+            yield
+        finally:
+            model.require_backward_grad_sync, model.require_forward_param_sync = found
+
+    @contextmanager
+    def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Iterator[None]:
+        """A context for processes with differently many batches; one process has nobody to wait for.
+
+        Raises:
+            NotImplementedError: there are several processes.
+        """
+        if self._args.world_size > 1:
+            raise NotImplementedError(
+                "accelerator.join_uneven_inputs: littrainer gives all processes equally many batches; use "
+                "torch.distributed.algorithms.join.Join around loaders of your own."
+            )
+        yield
+
+    @contextmanager
+    def maybe_context_parallel(
+        self, buffers: Any = None, buffer_seq_dims: Any = None, no_restore_buffers: Any = None
+    ) -> Iterator[None]:
+        """A context for sequences that are split between processes; none are, so it does nothing."""
+        yield
+
+
+# What accelerate's accumulation is where nobody says otherwise.
+ACCUMULATION_DEFAULTS = {"adjust_scheduler": True, "sync_with_dataloader": True, "sync_each_batch": False}

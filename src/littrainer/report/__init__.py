@@ -1,0 +1,1 @@
+"""`littrainer report`: what a training logged, as one HTML page and one picture."""

@@ -1,0 +1,127 @@
+"""The command `littrainer report`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from littrainer.checkpoint.names import PREFIX_CHECKPOINT_DIR
+from littrainer.report.page import MARK, page
+from littrainer.report.picture import can_draw, picture
+from littrainer.report.reading import NothingToReport, Run, read_runs
+from littrainer.whole_files import write_whole
+
+BAD_INPUT = 2
+DEFAULT_NAME = "report.html"
+PAGE_ENDINGS = (".html", ".htm")
+# So far into a file its mark is looked for.
+HEAD_BYTES = 4096
+DESCRIPTION = """\
+Write what a training logged as one HTML page and one PNG picture: losses, metrics, learning rate, gradient norm, speed,
+the best checkpoint, and the arguments away from their defaults. Several folders are drawn over each other and compared.
+Folders that transformers wrote are read too, and nothing that stands in their files is run.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose complaint is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"littrainer report: {message}\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
+    parser = _Parser(prog="littrainer report", description=DESCRIPTION, allow_abbrev=False)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "folders", nargs="+", metavar="OUTPUT_DIR", help="output_dir of a training, or a checkpoint folder in it"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE.html",
+        help="the page; the picture goes beside it (default: report.html in OUTPUT_DIR, or in the working "
+        "directory where several are given)",
+    )
+    parser.add_argument(
+        "--scale",
+        choices=("auto", "linear", "log"),
+        default="auto",
+        help="value axes: auto is logarithmic where positive values span more than three powers of ten",
+    )
+    parser.add_argument("--no-png", action="store_true", help="write the page alone")
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command on what follows `littrainer report`; returns the exit status."""
+    options = build_parser().parse_args(words)
+    try:
+        runs = read_runs(options.folders)
+        target = _target(runs, options.output)
+        write_whole(target, page(runs, options.scale))
+        print(f"page: {target}")
+        if options.no_png:
+            return 0
+        if not can_draw():
+            print(
+                "littrainer report: no picture was written, since matplotlib is not installed: "
+                "pip install 'littrainer[report]', or give --no-png.",
+                file=sys.stderr,
+            )
+            return 0
+        drawn = target.with_suffix(".png")
+        write_whole(drawn, picture(runs, options.scale, MARK))
+        print(f"picture: {drawn}")
+    except NothingToReport as error:
+        return _complain(str(error))
+    except OSError as error:
+        return _complain(f"{error.filename} cannot be written: {error.strerror}; give another place with -o FILE.html.")
+    return 0
+
+
+def _target(runs: list[Run], output: str | None) -> Path:
+    """Where the page goes.
+
+    Raises:
+        NothingToReport: no page can be written there, or it would take the place of a file that is no report.
+    """
+    if output is not None:
+        target = Path(output)
+        if target.suffix.lower() not in PAGE_ENDINGS:
+            raise NothingToReport(f"-o {output} names no page; give a name that ends in .html.")
+        if target.is_dir() or not target.parent.is_dir():
+            reason = "is a folder" if target.is_dir() else f"lies in {target.parent}, which is no folder"
+            raise NothingToReport(f"-o {output} {reason}; give the name of a file in a folder that exists.")
+        return target
+    target = _home(runs) / DEFAULT_NAME
+    for path in (target, target.with_suffix(".png")):
+        if path.exists() and not _is_report(path):
+            raise NothingToReport(
+                f"{path} is there and is no report of littrainer; give another place with -o FILE.html."
+            )
+    return target
+
+
+def _home(runs: list[Run]) -> Path:
+    if len(runs) > 1:
+        return Path()
+    folder = runs[0].folder
+    # A file more would make a checkpoint differ from its manifest.
+    return folder.parent if folder.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-") else folder
+
+
+def _is_report(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return MARK.encode() in file.read(HEAD_BYTES)
+
+
+def _complain(message: str) -> int:
+    print(f"littrainer report: {message}", file=sys.stderr)
+    return BAD_INPUT

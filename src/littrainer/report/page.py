@@ -1,0 +1,224 @@
+"""The report as one HTML page that needs nothing beside itself."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+from collections.abc import Iterable
+from importlib.resources import files
+from typing import Any
+
+from littrainer import __version__
+from littrainer.report import svg
+from littrainer.report.axes import short_number
+from littrainer.report.history import TRAINING
+from littrainer.report.panels import Entry, Panel, legend, panels_of
+from littrainer.report.reading import Run
+from littrainer.report.svg import COLOURS, Frame
+from littrainer.report.tables import (
+    ABSENT,
+    Cell,
+    Table,
+    best_metric_name,
+    changed_arguments,
+    differing_arguments,
+    duration,
+    results,
+)
+
+# By this mark a report is known as one of ours, and may be written again.
+MARK = "littrainer report"
+
+
+def page(runs: list[Run], scale: str = "auto") -> str:
+    """The page on one run, or on several beside each other.
+
+    Parameters:
+        runs: at least one.
+        scale: of the charts' value axes: `auto`, `linear` or `log`.
+    """
+    panels = panels_of(runs)
+    frames = [Frame(panel, scale) for panel in panels]
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} trainings compared"
+    script = _asset("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    # Nothing is loaded, and no script runs but ours, whatever stands in the files that are reported on.
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    body = [
+        _header(runs, title),
+        _notes(runs),
+        _tiles(runs[0]) if len(runs) == 1 else _runs_legend(runs),
+        _charts(panels, frames, runs),
+        _section("Results", _table(results(runs), emphasise_first=True)),
+        *_argument_sections(runs),
+        f"<footer>Written by littrainer {_text(__version__)} from {_sources(runs)}.</footer>",
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="generator" content="{MARK}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{_text(title)} - training report</title>\n<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n"
+        f"<main>\n{''.join(body)}\n</main>\n"
+        f'<script type="application/json" id="charts">{_data(panels, frames)}</script>\n'
+        f"<script>{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def _text(value: Any) -> str:
+    """Text that comes from outside, made harmless: it can neither end its place nor be unwritable as UTF-8."""
+    return html.escape(str(value).encode("utf-8", "backslashreplace").decode("utf-8"), quote=True)
+
+
+def _asset(name: str) -> str:
+    return files(__package__ or "littrainer.report").joinpath(name).read_text("utf-8")
+
+
+def _header(runs: list[Run], title: str) -> str:
+    kind = "Training report" if len(runs) == 1 else "Comparison"
+    place = f"<p class=path>{_text(runs[0].state_file)}</p>" if len(runs) == 1 else ""
+    return f"<header><p class=kind>{kind}</p><h1>{_text(title)}</h1>{place}</header>"
+
+
+def _notes(runs: list[Run]) -> str:
+    several = len(runs) > 1
+    notes = [f"{run.name}: {note}" if several else note for run in runs for note in run.notes]
+    empty = [run.name for run in runs if not run.history.curves]
+    if empty:
+        whose = f" of {', '.join(empty)}" if several else ""
+        notes.insert(
+            0,
+            f"Nothing was logged that could be drawn: the history{whose} has no metrics. Was training shorter than "
+            "logging_steps, or logging_strategy 'no'?",
+        )
+    if not notes:
+        return ""
+    return f"<aside><ul>{''.join(f'<li>{_text(note)}</li>' for note in notes)}</ul></aside>"
+
+
+def _tiles(run: Run) -> str:
+    state, summary = run.state, run.history.summary
+    losses = run.history.curves.get(("loss", TRAINING), [])
+    tiles = [
+        ("optimizer steps", f"{state.global_step:,}", f"{short_number(state.epoch)} epochs" if state.epoch else "")
+    ]
+    if losses:
+        tiles.append(("training loss", short_number(losses[-1].value), f"last logged, at step {losses[-1].step:,}"))
+    if state.best_metric is not None:
+        name = best_metric_name(run) or "metric"
+        step = "" if run.best_step is None else f"at step {run.best_step:,}"
+        tiles.append((f"best {name}", short_number(state.best_metric), step))
+    if "train_runtime" in summary:
+        speed = summary.get("train_samples_per_second")
+        told = "" if speed is None else f"{short_number(speed)} samples per second"
+        tiles.append(("duration of training", duration(summary["train_runtime"]), told))
+    cells = [
+        f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd><dd class=remark>{_text(remark)}</dd></div>"
+        for name, value, remark in tiles
+    ]
+    return f"<dl class=tiles>{''.join(cells)}</dl>"
+
+
+def _runs_legend(runs: list[Run]) -> str:
+    entries = [
+        f'<button type=button class="run c{number % COLOURS}" data-run="{number}" aria-pressed=true>'
+        f"<span class=swatch></span>{_text(run.name)}</button>"
+        for number, run in enumerate(runs)
+    ]
+    return f"<nav class=runs aria-label=runs>{''.join(entries)}</nav>"
+
+
+def _legend_entry(entry: Entry) -> str:
+    run = "" if entry.run is None else f' data-run="{entry.run}"'
+    return f"<li{run}>{svg.sample(entry)}{_text(entry.label)}</li>"
+
+
+def _charts(panels: list[Panel], frames: list[Frame], runs: list[Run]) -> str:
+    figures = []
+    for number, (panel, frame) in enumerate(zip(panels, frames, strict=True)):
+        remarks = ", ".join(filter(None, [panel.unit, "log scale" if frame.values.logarithmic else ""]))
+        unit = f" <small>{_text(remarks)}</small>" if remarks else ""
+        entries = "".join(_legend_entry(entry) for entry in legend(panel.curves, runs))
+        if any(curve.best is not None for curve in panel.curves):
+            entries += f"<li>{svg.star_sample()}best</li>"
+        figures.append(
+            f'<figure data-chart="{number}"><figcaption><h2>{_text(panel.title)}{unit}</h2></figcaption>'
+            f"<ul class=legend>{entries}</ul>{svg.chart(panel, frame)}</figure>"
+        )
+    return f"<section class=charts>{''.join(figures)}</section>" if figures else ""
+
+
+def _argument_sections(runs: list[Run]) -> Iterable[str]:
+    if all(run.stored is None for run in runs):
+        return
+    if len(runs) == 1:
+        yield _section("Arguments away from their defaults", _table(changed_arguments(runs)))
+        return
+    differing = differing_arguments(runs)
+    yield _section("Arguments that differ", _table(differing, none="No argument differs."))
+    common = changed_arguments(runs, but=differing)
+    if common.rows:
+        summary = "Arguments that all share, away from their defaults"
+        yield f"<details><summary>{summary}</summary>{_table(common)}</details>"
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{_text(title)}</h2>{content}</section>"
+
+
+def _table(table: Table, emphasise_first: bool = False, none: str = "None.") -> str:
+    if not table.rows:
+        return f"<p>{_text(none)}</p>"
+    head = "".join(f"<th scope=col>{_text(heading)}</th>" for heading in table.headings)
+    kind = "results" if emphasise_first else "arguments"
+    rows = "".join(
+        f"<tr><th scope=row>{_cell(row[0])}</th>{''.join(f'<td>{_cell(cell)}</td>' for cell in row[1:])}</tr>"
+        for row in table.rows
+    )
+    return f"<div class=scroll><table class={kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+
+
+def _cell(cell: Cell) -> str:
+    if cell.text == ABSENT:
+        return f"<span class=absent>{ABSENT}</span>"
+    return _text(cell.text) + (f"<small>{_text(cell.remark)}</small>" if cell.remark else "")
+
+
+def _sources(runs: list[Run]) -> str:
+    return ", ".join(_text(run.state_file) for run in runs)
+
+
+def _data(panels: list[Panel], frames: list[Frame]) -> str:
+    """What the page's script needs to tell the values under the pointer."""
+    charts = [
+        {
+            "x": [frame.steps.low, frame.steps.high],
+            "y": [frame.values.low, frame.values.high],
+            "log": frame.values.logarithmic,
+            "plot": [svg.LEFT, svg.TOP, svg.PLOT_WIDTH, svg.PLOT_HEIGHT],
+            "curves": [
+                {
+                    "run": curve.run,
+                    "label": curve.label,
+                    "colour": curve.look.colour % COLOURS,
+                    "points": [
+                        [point.step, short_number(point.value), None if point.epoch is None else _epoch(point.epoch)]
+                        for point in svg.thinned(curve.points, frame.steps)
+                    ],
+                }
+                for curve in panel.curves
+            ],
+        }
+        for panel, frame in zip(panels, frames, strict=True)
+    ]
+    text = json.dumps(charts, separators=(",", ":"), ensure_ascii=True)
+    # Within a script element only these could end it, or begin a comment.
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _epoch(epoch: float) -> str:
+    return f"{epoch:.2f}" if math.isfinite(epoch) else str(epoch)

@@ -1,0 +1,26 @@
+"""Reporting to experiment trackers: one callback for each service, chosen by `report_to`."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from littrainer.tracking.services import SERVICES
+
+_PLACES = {
+    **{service.callback.partition(":")[2]: service.callback for service in SERVICES.values()},
+    "LightningLoggersCallback": "littrainer.tracking.lightning_loggers:LightningLoggersCallback",
+    "TrackerCallback": "littrainer.tracking.base:TrackerCallback",
+}
+__all__ = sorted(_PLACES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _PLACES[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return __all__

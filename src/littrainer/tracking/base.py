@@ -1,0 +1,192 @@
+"""`TrackerCallback`: what the callbacks of all experiment trackers share."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from littrainer.arguments.normalization import tracker_label, trackers_in
+from littrainer.arguments.secrets import holds_a_secret
+from littrainer.callbacks.base import TrainerCallback
+from littrainer.tracking.services import require_installed
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+Event = TypeVar("Event", bound=Callable[..., Any])
+
+
+def survives_failure(event: Event) -> Event:
+    """Let no error of a tracker's event reach the training: it is told once, and the tracker is left alone after it.
+
+    Interruptions (KeyboardInterrupt, SystemExit) pass.
+    """
+
+    @functools.wraps(event)
+    def guarded(self: TrackerCallback, *args: Any, **kwargs: Any) -> Any:
+        if self.has_failed:
+            return None
+        try:
+            return event(self, *args, **kwargs)
+        except Exception as error:
+            self.give_up(error)
+            return None
+
+    return guarded  # type: ignore[return-value]
+
+
+class TrackerCallback(TrainerCallback):
+    """Reports a training to an experiment tracker. Services derive from it; users override `setup` of theirs.
+
+    A service overrides `setup`, which starts its run, and `write_logs`; further events where it needs them, each
+    wrapped in `survives_failure`.
+
+    Raises:
+        ImportError: the service's package is not installed.
+    """
+
+    service: ClassVar[str] = ""
+    """The name of the service in `report_to`."""
+    reports_predictions: ClassVar[bool] = False
+    """Whether metrics of `predict()` are reported, by `write_prediction_metrics`."""
+
+    # On the class, so that a subclass whose __init__ leaves this one out still has them.
+    _initialized: bool = False
+    has_failed: bool = False
+    """Whether the service has failed; nothing more is reported to it."""
+    lightning_logger: Any = None
+    """The Lightning logger on the service's run, where there is one and `setup` has been called."""
+
+    def __init__(self) -> None:
+        require_installed(self.service)
+
+    @property
+    def shown_name(self) -> str:
+        """What warnings call it."""
+        return self.service or type(self).__name__
+
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        """Start a run and write what is known of it; called once, on every process.
+
+        Override it to start the run otherwise; only the process with `state.is_world_process_zero` reports.
+
+        Parameters:
+            args: the training arguments.
+            state: the Trainer's state.
+            model: the model, or None.
+        """
+
+    def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
+        """Write logged values, as `Trainer.log` got them, at `state.global_step`; called on the first process only."""
+
+    def write_prediction_metrics(self, metrics: dict[str, Any], args: Any, state: Any) -> None:
+        """Write the metrics of `predict()`; called on the first process only, where `reports_predictions`."""
+
+    @survives_failure
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Start the run, unless there is one."""
+        self.set_up_once(args, state, model, **kwargs)
+
+    @survives_failure
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: Any = None,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Report logged values."""
+        self.set_up_once(args, state, model, **kwargs)
+        if state.is_world_process_zero:
+            self.write_logs(dict(logs or {}), args, state, model)
+
+    @survives_failure
+    def on_predict(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, Any], model: Any = None, **kwargs: Any
+    ) -> None:
+        """Report the metrics of a prediction, where the service takes them."""
+        if not self.reports_predictions:
+            return
+        self.set_up_once(args, state, model, **kwargs)
+        if state.is_world_process_zero:
+            self.write_prediction_metrics(dict(metrics), args, state)
+
+    @survives_failure
+    def on_training_failed(self, args: Any, state: Any, error: BaseException) -> None:
+        """Training has ended with an error or an interruption, and no `on_train_end` will come."""
+        if self._initialized and state.is_world_process_zero:
+            self.end_failed_run(args, state, error)
+
+    def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
+        """Mark the run as failed; called on the first process only."""
+
+    def set_up_once(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        """Call `setup`, with the keywords that it takes, unless it has been called."""
+        if not self._initialized:
+            self.setup(args, state, model, **_accepted(self.setup, kwargs))
+            self._initialized = True
+
+    def give_up(self, error: BaseException) -> None:
+        """Report nothing more, and say why."""
+        self.has_failed = True
+        logger.warning(
+            "Reporting to %s failed (%s: %s). Training goes on, and nothing more is reported there.",
+            self.shown_name,
+            type(error).__name__,
+            error,
+        )
+        logger.info("Where reporting to %s failed:", self.shown_name, exc_info=error)
+
+    def lightning_loggers(self) -> list[Any]:
+        """Loggers for a `lightning.Trainer`, by which Lightning's callbacks write to the same run."""
+        return []
+
+
+@contextlib.contextmanager
+def runs_ended_on_failure(trainer: Trainer) -> Iterator[None]:
+    """While a training runs: tell the trackers when it ends with an error or an interruption."""
+    try:
+        yield
+    except BaseException as error:
+        for callback in trainer.callback_handler.callbacks:
+            if isinstance(callback, TrackerCallback):
+                callback.on_training_failed(trainer.args, trainer.state, error)
+        raise
+
+
+def _accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return keywords
+    return {name: value for name, value in keywords.items() if name in parameters}
+
+
+def model_config_of(model: Any) -> dict[str, Any]:
+    """A model's configuration as a dict; an empty one where it has none."""
+    config = getattr(model, "config", None)
+    if config is None:
+        return {}
+    return dict(config) if isinstance(config, dict) else config.to_dict()
+
+
+def shown_arguments(args: Any) -> dict[str, Any]:
+    """The training arguments as plain values, with secrets of a subclass masked too."""
+    shown = {
+        name: f"<{name.upper()}>" if value and holds_a_secret(name) else value for name, value in args.to_dict().items()
+    }
+    return {**shown, "report_to": [tracker_label(tracker) for tracker in trackers_in(args.report_to)]}
+
+
+def hyperparameters(args: Any, model: Any) -> dict[str, Any]:
+    """What most services show as the parameters of a run: the model's configuration, and the arguments over it."""
+    found = {**model_config_of(model), **shown_arguments(args)}
+    peft_config = getattr(model, "peft_config", None)
+    return found if peft_config is None else {"peft_config": peft_config, **found}

@@ -1,0 +1,198 @@
+"""Lightning's loggers as trackers, and trackers as loggers of a `lightning.Trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from littrainer.tracking.base import TrackerCallback, hyperparameters, survives_failure
+from littrainer.tracking.metric_names import only_numbers, with_tracked_names
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+
+class SharedLogger:
+    """A Lightning logger that a `lightning.Trainer` may write to, but neither ends nor brings down the training.
+
+    It stands for the logger, `isinstance` included. Its tracker callback starts and ends the run: Lightning's own
+    `finalize`, `save` and `log_graph` do nothing.
+
+    Parameters:
+        tracker: the callback that it belongs to, told of failures.
+        find: gives the logger, or None as long as there is no run.
+    """
+
+    def __init__(self, tracker: TrackerCallback, find: Callable[[], Any]):
+        self._tracker = tracker
+        self._find = find
+        self._has_failed = False
+
+    @property
+    def __class__(self) -> type:
+        from lightning.pytorch.loggers import Logger
+
+        found = self._find()
+        return Logger if found is None else type(found)
+
+    @__class__.setter
+    def __class__(self, value: type) -> None:
+        raise AttributeError("the class of a shared logger is that of its logger")
+
+    def __getattr__(self, name: str) -> Any:
+        found = self._find()
+        if found is None:
+            raise AttributeError(f"{name!r}: the run of {self._tracker.shown_name} has not started")
+        return getattr(found, name)
+
+    @property
+    def name(self) -> str | None:
+        """The logger's name for its run, or none before it starts."""
+        return self._known("name", "")
+
+    @property
+    def version(self) -> Any:
+        """The logger's version of its run, or none before it starts."""
+        return self._known("version", "")
+
+    @property
+    def save_dir(self) -> str | None:
+        """The logger's folder, or None."""
+        return self._known("save_dir", None)
+
+    @property
+    def log_dir(self) -> str | None:
+        """The folder of the logger's run, or None."""
+        return self._known("log_dir", None)
+
+    def _known(self, name: str, otherwise: Any) -> Any:
+        found = self._find()
+        return otherwise if found is None else getattr(found, name, otherwise)
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Write metrics at an optimizer step."""
+        self._guarded("log_metrics", metrics, step)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Write hyperparameters."""
+        self._guarded("log_hyperparams", params, *args, **kwargs)
+
+    def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        """Lightning's ModelCheckpoint has saved."""
+        self._guarded("after_save_checkpoint", checkpoint_callback)
+
+    def log_graph(self, model: Any, input_array: Any = None) -> None:
+        """Nothing: the module that Lightning trains is a wrapper around the model."""
+
+    def save(self) -> None:
+        """Nothing: the tracker callback does."""
+
+    def finalize(self, status: str) -> None:
+        """Nothing: the tracker callback does, after Lightning's part of a training."""
+
+    def _guarded(self, method: str, *args: Any, **kwargs: Any) -> None:
+        if self._has_failed or self._tracker.has_failed:
+            return
+        found = self._find()
+        if found is None:
+            return
+        try:
+            getattr(found, method, _nothing)(*args, **kwargs)
+        except Exception as error:
+            self._has_failed = True
+            self._tracker.give_up(error)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+class LightningLoggersCallback(TrackerCallback):
+    """Reports to Lightning loggers, as `report_to` may hold them: hyperparameters once, and each logged value.
+
+    Parameters:
+        loggers: the loggers.
+    """
+
+    service = "lightning"
+
+    def __init__(self, loggers: Iterable[Any]):
+        self.trackers = [_OneLogger(logger) for logger in loggers]
+
+    @property
+    def loggers(self) -> list[Any]:
+        """The loggers as they were given."""
+        return [tracker.lightning_logger for tracker in self.trackers]
+
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        """Write the hyperparameters."""
+        for tracker in self.trackers:
+            tracker.begin(args, state, model)
+
+    def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
+        """Write metrics under the names that trackers show."""
+        for tracker in self.trackers:
+            tracker.write(logs, state)
+
+    @survives_failure
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End each logger's run."""
+        for tracker in self.trackers:
+            tracker.finalize("success", state)
+
+    def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
+        """End each logger's run as a failed one."""
+        for tracker in self.trackers:
+            tracker.finalize("failed", state)
+
+    def lightning_loggers(self) -> list[Any]:
+        """The loggers, for a `lightning.Trainer`."""
+        return [shared for tracker in self.trackers for shared in tracker.lightning_loggers()]
+
+
+class _OneLogger(TrackerCallback):
+    """One of several loggers: when it fails, the others go on."""
+
+    def __init__(self, lightning_logger: Any):
+        self.lightning_logger = lightning_logger
+        self._is_over = False
+
+    @property
+    def shown_name(self) -> str:
+        return type(self.lightning_logger).__name__
+
+    @survives_failure
+    def begin(self, args: Any, state: Any, model: Any) -> None:
+        if state.is_world_process_zero:
+            self.lightning_logger.log_hyperparams(hyperparameters(args, model))
+
+    @survives_failure
+    def write(self, logs: dict[str, Any], state: Any) -> None:
+        self.lightning_logger.log_metrics(with_tracked_names(only_numbers(logs, self.shown_name)), state.global_step)
+        if self._is_over:
+            # Some loggers keep values back, and no end of a training follows.
+            getattr(self.lightning_logger, "save", _nothing)()
+
+    @survives_failure
+    def finalize(self, status: str, state: Any) -> None:
+        self._is_over = True
+        if state.is_world_process_zero:
+            self.lightning_logger.finalize(status)
+
+    def lightning_loggers(self) -> list[Any]:
+        return [SharedLogger(self, lambda: self.lightning_logger)]
+
+
+def loggers_of(trainer: Trainer) -> list[Any]:
+    """Loggers for a `lightning.Trainer`, on the runs of the trackers that a Trainer reports to.
+
+    Lightning's callbacks write to them. What a tracker callback starts only when training begins is found when it is
+    used first.
+    """
+    callbacks = trainer.callback_handler.callbacks
+    return [
+        shared
+        for callback in callbacks
+        if isinstance(callback, TrackerCallback)
+        for shared in callback.lightning_loggers()
+    ]

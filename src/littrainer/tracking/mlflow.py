@@ -1,0 +1,189 @@
+"""MLflow, by Lightning's MLFlowLogger on MLflow's active run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+from typing import Any
+
+from littrainer.tracking.base import TrackerCallback, model_config_of, shown_arguments, survives_failure
+from littrainer.tracking.lightning_loggers import SharedLogger
+from littrainer.tracking.metric_names import only_numbers
+from littrainer.tracking.saved_models import newest_checkpoint
+from littrainer.tracking.services import SERVICES, environment_says
+
+logger = logging.getLogger(__name__)
+
+# MLflow takes no other characters in the name of a metric.
+NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z_\-. :/]")
+
+
+class MLflowCallback(TrackerCallback):
+    """Reports to MLflow; see `setup` for what the environment decides.
+
+    An active run (`mlflow.start_run`) is used and left open. One that this callback starts ends with the training, as
+    failed where the training fails; what is logged later goes to it too, unless another run is active.
+
+    Raises:
+        ImportError: MLflow is not installed, or DISABLE_MLFLOW_INTEGRATION is set.
+    """
+
+    service = "mlflow"
+
+    def __init__(self) -> None:
+        reason = SERVICES["mlflow"].switched_off()
+        if reason is not None:
+            raise ImportError(f"MLflowCallback is not to be used: {reason}.")
+        super().__init__()
+        import mlflow
+        from mlflow.utils import validation
+
+        self._ml_flow: Any = mlflow
+        self._MAX_PARAM_VAL_LENGTH = validation.MAX_PARAM_VAL_LENGTH
+        self._MAX_PARAMS_TAGS_PER_BATCH = validation.MAX_PARAMS_TAGS_PER_BATCH
+        self._auto_end_run = False
+        self._log_artifacts = False
+        self._pending: Any = None
+
+    @survives_failure
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Start the run, unless there is one."""
+        if self._active_run_id() != self._run_id_written_to():
+            # That of an earlier training has ended, or the script has started another one since.
+            self._initialized = False
+        self.set_up_once(args, state, model, **kwargs)
+
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        """Start a run, unless one is active, and write arguments and the model's configuration as its parameters.
+
+        Environment variables: MLFLOW_TRACKING_URI is the server or store; MLFLOW_EXPERIMENT_NAME the experiment,
+        created where there is none; MLFLOW_RUN_ID a run to go on with; MLFLOW_NESTED_RUN starts the run inside the
+        active one; MLFLOW_TAGS holds tags as a JSON object; MLFLOW_FLATTEN_PARAMS writes nested parameters one by one;
+        MLFLOW_MAX_LOG_PARAMS limits their number; HF_MLFLOW_LOG_ARTIFACTS uploads each checkpoint.
+        """
+        self._initialized = True
+        self._log_artifacts = environment_says("HF_MLFLOW_LOG_ARTIFACTS")
+        if not state.is_world_process_zero:
+            return
+        self._start_run(args)
+        self._run_logger()
+        self._log_parameters({**model_config_of(model), **shown_arguments(args)})
+        tags = os.environ.get("MLFLOW_TAGS")
+        if tags:
+            self._ml_flow.set_tags(json.loads(tags))
+
+    def _start_run(self, args: Any) -> None:
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if uri and not self._ml_flow.is_tracking_uri_set():
+            self._ml_flow.set_tracking_uri(uri)
+        is_nested, wanted = environment_says("MLFLOW_NESTED_RUN"), os.environ.get("MLFLOW_RUN_ID")
+        active = self._active_run_id()
+        if active is not None and not is_nested and wanted in (None, "", active):
+            return
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        if experiment:
+            self._ml_flow.set_experiment(experiment)
+        self._ml_flow.start_run(run_name=args.run_name, nested=is_nested)
+        self._auto_end_run = True
+
+    def _log_parameters(self, parameters: dict[str, Any]) -> None:
+        if environment_says("MLFLOW_FLATTEN_PARAMS"):
+            parameters = _flat(parameters)
+        too_long = [name for name, value in parameters.items() if len(str(value)) > self._MAX_PARAM_VAL_LENGTH]
+        if too_long:
+            logger.warning(
+                "mlflow: parameters with values longer than %d characters are left out: %s. MLFLOW_FLATTEN_PARAMS=true "
+                "writes those that are nested one by one.",
+                self._MAX_PARAM_VAL_LENGTH,
+                ", ".join(too_long),
+            )
+        kept = [(name, value) for name, value in parameters.items() if name not in too_long]
+        limit = os.environ.get("MLFLOW_MAX_LOG_PARAMS", "")
+        if limit.isdigit():
+            kept = kept[: int(limit)]
+        for start in range(0, len(kept), self._MAX_PARAMS_TAGS_PER_BATCH):
+            batch = dict(kept[start : start + self._MAX_PARAMS_TAGS_PER_BATCH])
+            self._ml_flow.log_params(batch, synchronous=False)
+
+    def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
+        """Write numbers as metrics, under the names that they were logged with."""
+        from mlflow.entities import Metric
+
+        self._raise_earlier_failure()
+        now = int(time.time() * 1000)
+        metrics = [
+            Metric(key=NOT_IN_NAMES.sub("_", name), value=value, timestamp=now, step=state.global_step)
+            for name, value in only_numbers(logs, self.service).items()
+        ]
+        run_logger = self._run_logger()
+        self._pending = run_logger.experiment.log_batch(run_logger.run_id, metrics=metrics, synchronous=False)
+
+    def _raise_earlier_failure(self) -> None:
+        # MLflow writes in the background, and tells of what went wrong only those who ask.
+        pending, futures = self._pending, getattr(self._pending, "_operation_futures", ())
+        if futures and all(future.done() for future in futures):
+            self._pending = None
+            pending.wait()
+
+    def _run_logger(self) -> Any:
+        from lightning.pytorch.loggers import MLFlowLogger
+
+        active, known = self._active_run_id(), self._run_id_written_to()
+        if active is None and known is None:
+            self._ml_flow.start_run()
+            self._auto_end_run = True
+            active = self._active_run_id()
+        run_id = active or known
+        if self.lightning_logger is None or run_id != known:
+            uri = self._ml_flow.get_tracking_uri()
+            self.lightning_logger = MLFlowLogger(run_id=run_id, tracking_uri=uri, synchronous=False)
+        return self.lightning_logger
+
+    def _active_run_id(self) -> str | None:
+        active = self._ml_flow.active_run()
+        return None if active is None else active.info.run_id
+
+    def _run_id_written_to(self) -> str | None:
+        return None if self.lightning_logger is None else self.lightning_logger.run_id
+
+    def lightning_loggers(self) -> list[Any]:
+        """The MLFlowLogger, once there is a run."""
+        return [SharedLogger(self, lambda: self._run_logger() if self._initialized else None)]
+
+    @survives_failure
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Upload the checkpoint as artifacts in a folder of its name, where HF_MLFLOW_LOG_ARTIFACTS asks for it."""
+        wanted = self._initialized and self._log_artifacts and state.is_world_process_zero
+        folder = newest_checkpoint(args, state) if wanted else None
+        if folder is not None:
+            run_logger = self._run_logger()
+            run_logger.experiment.log_artifacts(run_logger.run_id, str(folder), artifact_path=folder.name)
+
+    @survives_failure
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the run, if this callback started it."""
+        if self._initialized and state.is_world_process_zero:
+            self._end_run("FINISHED")
+
+    def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
+        """End the run as failed, or as killed where the training was interrupted, if this callback started it."""
+        self._end_run("FAILED" if isinstance(error, Exception) else "KILLED")
+
+    def _end_run(self, status: str) -> None:
+        if self._auto_end_run and self._ml_flow.active_run() is not None:
+            self._auto_end_run = False
+            self._ml_flow.end_run(status)
+
+
+def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in nested.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            found.update(_flat(value, f"{name}."))
+        else:
+            found[name] = value
+    return found

@@ -1,0 +1,56 @@
+"""From `report_to` to the callbacks that report."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+from littrainer.arguments.normalization import trackers_in
+from littrainer.ecosystem import is_a
+from littrainer.tracking.lightning_loggers import LightningLoggersCallback
+from littrainer.tracking.services import SERVICES, available_services, require_installed, require_known
+
+logger = logging.getLogger(__name__)
+
+
+def trackers_for(report_to: Any) -> list[Any]:
+    """The callbacks that report to what `report_to` names.
+
+    Parameters:
+        report_to: names, `"all"`, `"none"`, None, Lightning loggers, or a list of names and loggers.
+
+    Raises:
+        TypeError: something is neither a name nor a Lightning logger.
+        ValueError: a name is unknown.
+        ImportError: the package of a service is not installed.
+    """
+    chosen = trackers_in(report_to)
+    if chosen == ["all"]:
+        chosen = available_services()
+    loggers = [item for item in chosen if is_a(item, "lightning logger")]
+    names = [item for item in chosen if not is_a(item, "lightning logger")]
+    callbacks = [tracker_class(name)() for name in dict.fromkeys(names) if _is_wanted(name)]
+    if loggers:
+        callbacks.append(LightningLoggersCallback(loggers))
+    return callbacks
+
+
+def tracker_class(name: str) -> type:
+    """The callback class of a service.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    require_known(name)
+    module, _, class_name = SERVICES[name].callback.partition(":")
+    return getattr(importlib.import_module(module), class_name)
+
+
+def _is_wanted(name: Any) -> bool:
+    require_known(name)
+    require_installed(name)
+    reason = SERVICES[name].switched_off()
+    if reason is not None:
+        logger.warning("Nothing is reported to %s: %s.", name, reason)
+    return reason is None

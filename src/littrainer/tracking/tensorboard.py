@@ -1,0 +1,104 @@
+"""TensorBoard event files, by Lightning's TensorBoardLogger."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+from typing import Any
+
+from littrainer.tracking.base import TrackerCallback, shown_arguments, survives_failure
+from littrainer.tracking.lightning_loggers import SharedLogger
+from littrainer.tracking.metric_names import as_number, warn_of_left_out, with_tracked_names
+
+
+class TensorBoardCallback(TrackerCallback):
+    """Writes logged values as TensorBoard event files, and the arguments and the model's configuration as text.
+
+    The folder is `args.logging_dir`, else the environment variable TENSORBOARD_LOGGING_DIR, else one of the current
+    time in `runs` in `args.output_dir`.
+
+    Parameters:
+        tb_writer: a SummaryWriter to write with; by default one is made when training begins.
+
+    Raises:
+        ImportError: TensorBoard is not installed.
+    """
+
+    service = "tensorboard"
+
+    def __init__(self, tb_writer: Any = None):
+        super().__init__()
+        self.tb_writer = tb_writer
+        folder = os.environ.get("TENSORBOARD_LOGGING_DIR")
+        self.logging_dir = None if folder is None else os.path.expanduser(folder)
+
+    def _init_summary_writer(self, args: Any) -> None:
+        from lightning.pytorch.loggers import TensorBoardLogger
+
+        if self.logging_dir is None:
+            self.logging_dir = args.logging_dir or os.path.join(args.output_dir, _folder_of_now())
+        self.lightning_logger = TensorBoardLogger(self.logging_dir, name="", version="")
+        self.tb_writer = self.lightning_logger.experiment
+
+    @survives_failure
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Open the event file, and write the arguments and the model's configuration."""
+        self._initialized = False
+        if state.is_hyper_param_search and state.trial_name is not None:
+            # Each trial has files of its own.
+            self.close()
+            self.logging_dir = os.path.join(args.output_dir, _folder_of_now(), state.trial_name)
+        self.set_up_once(args, state, model, **kwargs)
+
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        """Open the event file, and write the arguments and the model's configuration."""
+        if not state.is_world_process_zero:
+            return
+        if self.tb_writer is None:
+            self._init_summary_writer(args)
+        self.tb_writer.add_text("args", json.dumps(shown_arguments(args), indent=2, default=str))
+        config = getattr(model, "config", None)
+        if hasattr(config, "to_json_string"):
+            self.tb_writer.add_text("model_config", config.to_json_string())
+
+    def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
+        """Write numbers as scalars and text as text."""
+        if self.tb_writer is None:
+            self._init_summary_writer(args)
+        for name, value in with_tracked_names(logs).items():
+            number = as_number(value)
+            if number is not None:
+                self.tb_writer.add_scalar(name, number, state.global_step)
+            elif isinstance(value, str):
+                self.tb_writer.add_text(name, value, state.global_step)
+            else:
+                warn_of_left_out(self.service, name, value)
+        self.tb_writer.flush()
+
+    @survives_failure
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the event file; what is logged later goes into another one in the same folder."""
+        self.close()
+
+    def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
+        """Close the event file."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the event file, where one is open."""
+        if self.tb_writer is not None:
+            self.tb_writer.close()
+            self.tb_writer = self.lightning_logger = None
+
+    def lightning_loggers(self) -> list[Any]:
+        """The TensorBoardLogger, unless a writer was given."""
+        if self.tb_writer is not None and self.lightning_logger is None:
+            return []
+        return [SharedLogger(self, lambda: self.lightning_logger)]
+
+
+def _folder_of_now() -> str:
+    now = datetime.datetime.now().strftime("%b%d_%H-%M-%S")
+    return os.path.join("runs", f"{now}_{socket.gethostname()}")

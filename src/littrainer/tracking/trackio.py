@@ -1,0 +1,133 @@
+"""Trackio, local or on a Hugging Face Space."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from typing import Any
+
+from littrainer.tracking.base import TrackerCallback, hyperparameters, survives_failure
+from littrainer.tracking.metric_names import SUMMARY_VALUES, with_tracked_names
+
+logger = logging.getLogger(__name__)
+
+SPACE_TAG = "trackio:https://huggingface.co/spaces/"
+# The Hub takes 96 characters in a repository's name.
+LONGEST_PROJECT_PART = 81
+
+
+class TrackioCallback(TrackerCallback):
+    """Reports to Trackio: `args.project`, `args.run_name` and the `trackio_*` arguments name where.
+
+    Without `trackio_space_id`, or the environment variable TRACKIO_SPACE_ID, it writes to the local store.
+
+    Raises:
+        ImportError: Trackio is not installed.
+    """
+
+    service = "trackio"
+    reports_predictions = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        import trackio
+
+        self._trackio: Any = trackio
+        self._space_id: str | None = None
+        self._static_space_id: str | None = None
+        self._run_name: str | None = None
+
+    @survives_failure
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Start a run."""
+        if not self._initialized:
+            self._run_name = None
+        self.set_up_once(args, state, model, **kwargs)
+
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        """Start a run, or go on with one of that name, and write arguments and the model's configuration."""
+        self._initialized = True
+        if not state.is_world_process_zero:
+            return
+        run = self._trackio.init(
+            project=args.project,
+            name=args.run_name or self._run_name,
+            space_id=args.trackio_space_id,
+            resume="allow",
+            private=args.hub_private_repo,
+            bucket_id=args.trackio_bucket_id,
+        )
+        self._run_name = run.name
+        # The whole name: the environment may have given it, and the arguments may leave the owner out.
+        self._space_id = self._trackio.context_vars.current_space_id.get()
+        self._trackio.config.update(hyperparameters(args, model), allow_val_change=True)
+        if hasattr(model, "num_parameters"):
+            self._trackio.config["model/num_parameters"] = model.num_parameters()
+
+    def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
+        """Write values, all but the results of the whole training."""
+        curves = {name: value for name, value in logs.items() if name not in SUMMARY_VALUES}
+        self._trackio.log({**with_tracked_names(curves), "train/global_step": state.global_step})
+
+    def write_prediction_metrics(self, metrics: dict[str, Any], args: Any, state: Any) -> None:
+        """Write the metrics of `predict()`."""
+        self._trackio.log(with_tracked_names(metrics))
+
+    @survives_failure
+    def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Finish the run, and publish a Space's results as a static one, unless `trackio_static_space_id` is False."""
+        if not state.is_world_process_zero or not self._initialized:
+            return
+        self._finish()
+        if self._space_id and args.trackio_static_space_id is not False:
+            self._static_space_id = self._trackio.freeze(
+                space_id=self._space_id,
+                project=args.project,
+                new_space_id=self._name_of_static_space(args),
+                private=args.hub_private_repo,
+            )
+            self._tag_model(model)
+
+    def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
+        """Finish the run."""
+        self._finish()
+
+    def _finish(self) -> None:
+        try:
+            self._trackio.finish()
+        finally:
+            self._initialized = False
+
+    @survives_failure
+    def on_push_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Publish local results as a static Space, unless `trackio_static_space_id` is False."""
+        project = self._trackio.context_vars.current_project.get()
+        if not state.is_world_process_zero or project is None:
+            return
+        if self._space_id or args.trackio_static_space_id is False:
+            return
+        self._static_space_id = self._trackio.sync(
+            project=project,
+            sdk="static",
+            space_id=self._name_of_static_space(args),
+            private=args.hub_private_repo,
+            bucket_id=args.trackio_bucket_id,
+            force=True,
+        )
+        self._tag_model(model)
+
+    def _name_of_static_space(self, args: Any) -> str:
+        return self._static_space_id or args.trackio_static_space_id or static_space_name(args.project)
+
+    def _tag_model(self, model: Any) -> None:
+        # The Hub shows the Space of this tag beside the model.
+        kept = [tag for tag in getattr(model, "model_tags", None) or [] if not str(tag).startswith(SPACE_TAG)]
+        tags = ["trackio", f"{SPACE_TAG}{self._static_space_id or self._space_id}"]
+        model.model_tags = kept + [tag for tag in tags if tag not in kept]
+
+
+def static_space_name(project: str) -> str:
+    """A name that the Hub takes, from a project's, with six random characters so that it is new."""
+    plain = re.sub(r"[^a-z0-9._]+|-+", "-", project.lower()).strip("-_.") or "trackio-project"
+    return f"{plain[:LONGEST_PROJECT_PART].rstrip('-')}-static-{secrets.token_hex(3)}"

@@ -1,0 +1,197 @@
+"""Weights & Biases, by Lightning's WandbLogger on the run that wandb has."""
+
+from __future__ import annotations
+
+import logging
+import numbers
+import os
+import tempfile
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from littrainer.tracking.base import TrackerCallback, hyperparameters, model_config_of, survives_failure
+from littrainer.tracking.lightning_loggers import SharedLogger
+from littrainer.tracking.metric_names import SUMMARY_VALUES, with_tracked_names
+from littrainer.tracking.saved_models import newest_checkpoint, write_architecture, write_final_model
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PROJECT = "huggingface"
+STEP_METRIC = "train/global_step"
+PARAMETER_COUNT = "model/num_parameters"
+WATCHED = ("all", "parameters", "gradients")
+# wandb.watch draws histograms; more of them than this makes a step slow.
+FEWEST_STEPS_BETWEEN_HISTOGRAMS = 100
+
+
+class WandbLogModel(str, Enum):
+    """Which models the environment variable WANDB_LOG_MODEL asks to upload."""
+
+    CHECKPOINT = "checkpoint"
+    END = "end"
+    FALSE = "false"
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether any is."""
+        return self is not WandbLogModel.FALSE
+
+    @classmethod
+    def _missing_(cls, value: object) -> WandbLogModel:
+        choices = ", ".join(member.value for member in cls)
+        logger.warning("WANDB_LOG_MODEL=%s is none of %s; no model is uploaded.", value, choices)
+        return cls.FALSE
+
+
+class WandbCallback(TrackerCallback):
+    """Reports to Weights & Biases; see `setup` for what the environment decides.
+
+    A run that is there when training begins (`wandb.init`) is used. The run stays open after training, for the script
+    to log more to; `wandb.finish()` or the end of the process closes it.
+
+    Raises:
+        ImportError: wandb is not installed.
+    """
+
+    service = "wandb"
+    reports_predictions = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        import wandb
+
+        self._wandb: Any = wandb
+        self._log_model = WandbLogModel(os.environ.get("WANDB_LOG_MODEL", "false"))
+
+    @survives_failure
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Start the run, unless there is one; each trial of a search has its own."""
+        if state.is_hyper_param_search:
+            self._wandb.finish()
+            self._initialized = False
+            args.run_name = None
+        self.set_up_once(args, state, model, **kwargs)
+
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        """Start a run, unless wandb has one, and write arguments and the model's configuration into its config.
+
+        Environment variables: WANDB_PROJECT names the project (`huggingface` by default); WANDB_LOG_MODEL uploads the
+        model at the `end` or each `checkpoint`; WANDB_WATCH draws histograms of `gradients`, `parameters` or `all`.
+        What wandb itself reads (WANDB_MODE, WANDB_ENTITY, WANDB_DIR and others) holds too.
+        """
+        self._initialized = True
+        if not state.is_world_process_zero:
+            return
+        if self._wandb.run is None:
+            self._wandb.init(project=os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT), **_names(args, state))
+        self._wandb.config.update(hyperparameters(args, model), allow_val_change=True)
+        self._wandb.define_metric(STEP_METRIC)
+        self._wandb.define_metric("*", step_metric=STEP_METRIC, step_sync=True)
+        watched = os.environ.get("WANDB_WATCH", "false")
+        if watched in WATCHED:
+            interval = max(FEWEST_STEPS_BETWEEN_HISTOGRAMS, state.logging_steps)
+            self._wandb.watch(model, log=watched, log_freq=interval)
+        if hasattr(model, "num_parameters"):
+            self._wandb.config.update({PARAMETER_COUNT: model.num_parameters()}, allow_val_change=True)
+        if self._log_model.is_enabled:
+            self._log_initial_model(args, model)
+
+    def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
+        """Write values as a row of the history, and the results of the whole training into the summary."""
+        run = self._run_logger().experiment
+        for name in SUMMARY_VALUES:
+            if name in logs:
+                run.summary[name] = logs[name]
+        curves = {name: value for name, value in logs.items() if name not in SUMMARY_VALUES}
+        self._run_logger().log_metrics({**with_tracked_names(curves), STEP_METRIC: state.global_step})
+
+    def write_prediction_metrics(self, metrics: dict[str, Any], args: Any, state: Any) -> None:
+        """Write the metrics of `predict()` as a row of the history."""
+        self._run_logger().log_metrics(with_tracked_names(metrics))
+
+    def _run_logger(self) -> Any:
+        from lightning.pytorch.loggers import WandbLogger
+
+        run = self._wandb.run
+        if run is None:
+            raise RuntimeError("wandb has no run; it was finished, and no wandb.init() followed")
+        # A script may have started another run since.
+        if self.lightning_logger is None or self.lightning_logger.experiment is not run:
+            self.lightning_logger = WandbLogger(experiment=run)
+        return self.lightning_logger
+
+    def lightning_loggers(self) -> list[Any]:
+        """The WandbLogger, once there is a run."""
+        return [SharedLogger(self, lambda: self._run_logger() if self._initialized and self._wandb.run else None)]
+
+    @survives_failure
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Upload the checkpoint, where WANDB_LOG_MODEL=checkpoint."""
+        wanted = self._log_model is WandbLogModel.CHECKPOINT and self._initialized and state.is_world_process_zero
+        folder = newest_checkpoint(args, state) if wanted else None
+        if folder is None:
+            return
+        metadata = {**self._summary_numbers(), PARAMETER_COUNT: self._wandb.config.get(PARAMETER_COUNT)}
+        artifact = self._wandb.Artifact(name=self._model_name(args), type="model", metadata=metadata)
+        artifact.add_dir(str(folder))
+        aliases = [f"epoch_{round(state.epoch or 0, 2)}", f"checkpoint_global_step_{state.global_step}"]
+        self._wandb.run.log_artifact(artifact, aliases=aliases)
+
+    @survives_failure
+    def on_train_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, processing_class: Any = None, **kwargs: Any
+    ) -> None:
+        """Upload the model, where WANDB_LOG_MODEL is `end` or `checkpoint`."""
+        if not (self._log_model.is_enabled and self._initialized and state.is_world_process_zero):
+            return
+        if args.load_best_model_at_end:
+            metadata = {
+                f"eval/{args.metric_for_best_model}": state.best_metric,
+                "train/total_floss": state.total_flos,
+                PARAMETER_COUNT: self._wandb.config.get(PARAMETER_COUNT),
+            }
+        else:
+            metadata = self._summary_numbers()
+        with tempfile.TemporaryDirectory() as folder:
+            write_final_model(folder, args, model, processing_class)
+            write_architecture(folder, model)
+            self._log_model_files(args, folder, {**metadata, "final_model": True}, "final_model")
+
+    def _log_initial_model(self, args: Any, model: Any) -> None:
+        metadata = {
+            "model_config": model_config_of(model) or None,
+            "num_parameters": self._wandb.config.get(PARAMETER_COUNT),
+            "initial_model": True,
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            write_architecture(folder, model)
+            self._log_model_files(args, folder, metadata, "base_model")
+
+    def _log_model_files(self, args: Any, folder: str, metadata: dict[str, Any], alias: str) -> None:
+        artifact = self._wandb.Artifact(name=self._model_name(args), type="model", metadata=metadata)
+        for path in sorted(Path(folder).iterdir()):
+            if path.is_file():
+                # Copied now, since the folder goes before the upload is over.
+                with artifact.new_file(path.name, mode="wb") as copy:
+                    copy.write(path.read_bytes())
+        self._wandb.run.log_artifact(artifact, aliases=[alias])
+
+    def _model_name(self, args: Any) -> str:
+        run = self._wandb.run
+        is_unnamed = args.run_name is None or args.run_name == args.output_dir
+        return f"model-{run.id if is_unnamed else run.name}"
+
+    def _summary_numbers(self) -> dict[str, Any]:
+        summary = dict(self._wandb.run.summary)
+        return {
+            name: value
+            for name, value in summary.items()
+            if isinstance(value, numbers.Number) and not name.startswith("_")
+        }
+
+
+def _names(args: Any, state: Any) -> dict[str, str]:
+    if state.trial_name is not None:
+        return {"name": state.trial_name, "group": args.run_name or args.output_dir}
+    return {} if args.run_name is None else {"name": args.run_name}

@@ -1,0 +1,217 @@
+"""Runs an unchanged script on both sides, `python script.py` and `littrainer run script.py`, and reads what it left.
+
+A side's record is made of files that any training script writes: the log histories in `trainer_state.json`, weights in
+`*.safetensors`, numbers in `*results.json`. `python -m tests.libraries.sides SCRIPT ...` prints how far apart they are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors.torch import load_file
+
+import littrainer
+from tests.libraries.small_models import write_models
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SOURCE_ROOT = Path(littrainer.__file__).parents[1]
+LIMIT_SECONDS = 300
+SHOWN_CHARACTERS = 6000
+# Files that only a checkpoint of littrainer has.
+OWN_FILES = ("littrainer_manifest.json", "littrainer_resume.pt")
+# Parts of the names of logged values that tell time.
+TIMES = ("runtime", "per_second", "step_time", "profiling/")
+
+
+class SideRecord(NamedTuple):
+    """What a script left on one side: each file's path, and the values of those that hold values.
+
+    Attributes:
+        files: paths of all files, those that only littrainer writes left out.
+        own_files: paths of those that only littrainer writes.
+        values: path of a file -> name in it -> a tensor, or a value of JSON.
+        output: what the script printed.
+    """
+
+    files: set[str]
+    own_files: set[str]
+    values: dict[str, dict[str, Any]]
+    output: str
+
+
+class Both(NamedTuple):
+    """The records of the two sides."""
+
+    ours: SideRecord
+    theirs: SideRecord
+
+
+@dataclass
+class _Side:
+    name: str
+    folder: Path
+    process: subprocess.Popen[str]
+
+    def output(self) -> str:
+        try:
+            return self.process.communicate(timeout=LIMIT_SECONDS)[0]
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+
+    def failure(self, output: str) -> str:
+        code = self.process.returncode
+        return f"{self.name} ended with status {code}:\n{output[-SHOWN_CHARACTERS:]}\n" if code else ""
+
+
+def run_both(script: str, folder: Path) -> Both:
+    """Run a script of `scripts/` on both sides at once, each in a folder of its own that has small models in `models`.
+
+    Parameters:
+        folder: an empty folder.
+
+    Raises:
+        AssertionError: a side ended with an error; its output is in the message.
+    """
+    write_models(folder / "models")
+    path = str(SCRIPTS / script)
+    started = [
+        _started("theirs", [sys.executable, path], folder),
+        _started("ours", [sys.executable, "-m", "littrainer", "run", path], folder, PYTHONPATH=str(SOURCE_ROOT)),
+    ]
+    outputs = [side.output() for side in started]
+    failures = [side.failure(output) for side, output in zip(started, outputs, strict=True)]
+    assert not any(failures), "".join(failures)
+    theirs, ours = [read_folder(side.folder, output) for side, output in zip(started, outputs, strict=True)]
+    return Both(ours, theirs)
+
+
+def _started(name: str, command: list[str], folder: Path, **environment: str) -> _Side:
+    cwd = folder / name
+    shutil.copytree(folder / "models", cwd / "models")
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    settings = {
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+        "HF_HOME": str(folder / f"cache of {name}"),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env={**kept, **settings, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return _Side(name, cwd, process)
+
+
+def read_folder(folder: Path, output: str = "") -> SideRecord:
+    """Read what a script left in the folder that it ran in."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and "models" not in path.relative_to(folder).parts[:1]]
+    names = {path.relative_to(folder).as_posix(): path for path in paths}
+    own = {name for name, path in names.items() if path.name in OWN_FILES}
+    values = {name: values_in(path) for name, path in names.items() if holds_values(path)}
+    return SideRecord(set(names) - own, own, values, output)
+
+
+def holds_values(path: Path) -> bool:
+    """Whether a file's content is compared."""
+    return path.suffix == ".safetensors" or path.name == "trainer_state.json" or path.name.endswith("results.json")
+
+
+def values_in(path: Path) -> dict[str, Any]:
+    """The values of a file by name, without those that tell time."""
+    if path.suffix == ".safetensors":
+        return dict(load_file(path))
+    content = json.loads(path.read_text())
+    if path.name == "trainer_state.json":
+        state = {name: value for name, value in content.items() if name not in ("log_history", "stateful_callbacks")}
+        # One name per log entry, counted, since several may belong to one step.
+        logs = {f"log {number}": entry for number, entry in enumerate(content["log_history"])}
+        content = {**state, **logs}
+    return dict(_flat(content))
+
+
+def _flat(content: Any, name: str = "") -> list[tuple[str, Any]]:
+    if isinstance(content, dict | list):
+        items = content.items() if isinstance(content, dict) else enumerate(content)
+        return [pair for key, value in items for pair in _flat(value, f"{name} / {key}" if name else str(key))]
+    return [] if any(part in name for part in TIMES) else [(name, content)]
+
+
+def differences(both: Both) -> dict[str, float]:
+    """How far apart the two sides are: path of a file -> the largest difference of its values.
+
+    It is infinite where a file, a name or a shape is there on one side only, or where text differs.
+    """
+    found = dict.fromkeys(both.ours.files ^ both.theirs.files, math.inf)
+    for path in both.ours.values.keys() & both.theirs.values.keys():
+        found[path] = max((amount for _, amount in compared(both, path)), default=0.0)
+    return found
+
+
+def compared(both: Both, path: str) -> list[tuple[str, float]]:
+    """Each value of a file with its difference."""
+    ours, theirs = both.ours.values[path], both.theirs.values[path]
+    return [
+        (name, distance(ours[name], theirs[name]) if name in ours and name in theirs else math.inf)
+        for name in sorted(ours.keys() | theirs.keys())
+    ]
+
+
+def distance(one: Any, other: Any) -> float:
+    """The largest absolute difference of two values; infinite where they are no numbers and not equal."""
+    if hasattr(one, "shape") and hasattr(other, "shape"):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return math.inf
+        return (one.double() - other.double()).abs().max().item() if one.numel() else 0.0
+    if isinstance(one, int | float) and isinstance(other, int | float) and not isinstance(one, bool):
+        both_nan = math.isnan(one) and math.isnan(other)
+        return 0.0 if both_nan or one == other else abs(one - other)
+    return 0.0 if one == other else math.inf
+
+
+def described(both: Both, tolerance: float = 0.0) -> list[str]:
+    """A line for each value that differs by more than `tolerance`, with both values where they are short."""
+    lines = [
+        f"{path}: only {'ours' if path in both.ours.files else 'theirs'}"
+        for path in sorted(both.ours.files ^ both.theirs.files)
+    ]
+    for path in sorted(both.ours.values.keys() & both.theirs.values.keys()):
+        for name, amount in compared(both, path):
+            if amount > tolerance or math.isnan(amount):
+                pair = [side.values[path].get(name, "absent") for side in both]
+                shown = "" if any(hasattr(value, "shape") for value in pair) else f": ours {pair[0]}, theirs {pair[1]}"
+                lines.append(f"{path}: {name}: {amount:g}{shown}")
+    return lines
+
+
+def main(scripts: list[str]) -> None:
+    """Print a table of the largest difference of each run of each script."""
+    for script in scripts:
+        with tempfile.TemporaryDirectory() as folder:
+            both = run_both(script, Path(folder))
+        per_run: dict[str, float] = {}
+        for path, amount in differences(both).items():
+            run = path.partition("/")[0]
+            per_run[run] = max(amount, per_run.get(run, 0.0))
+        for run, amount in sorted(per_run.items()):
+            print(f"| {script} | {run} | {amount:g} |", flush=True)
+        print("\n".join(described(both)[:40]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,58 @@
+"""The same short training under transformers' Trainer and under ours, reporting to a tracker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import littrainer
+from tests.scenarios.data import Rows, token_rows
+from tests.scenarios.metrics import accuracy
+from tests.scenarios.models import tiny_bert_classifier
+from tests.scenarios.trainers import quiet_arguments
+
+SIDES = ("transformers", "littrainer")
+
+# Metrics that tell how fast the machine was.
+TIMED = ("runtime", "per_second")
+
+
+def names_of(side: str) -> Any:
+    """The module whose Trainer a side has."""
+    if side == "littrainer":
+        return littrainer
+    import transformers
+
+    return transformers
+
+
+def trainer_of(side: str, folder: Path, **changes: Any) -> Any:
+    """A Trainer of eight optimizer steps with three evaluations, logging every second step."""
+    names = names_of(side)
+    settings = {
+        "max_steps": 6,
+        "logging_strategy": "steps",
+        "logging_steps": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+        "run_name": "one short run",
+        **changes,
+    }
+    given = {name: settings.pop(name) for name in ("callbacks", "model") if name in settings}
+    return names.Trainer(
+        args=quiet_arguments(folder, names.TrainingArguments, **settings),
+        train_dataset=Rows(token_rows(18, shortest=6, longest=6)),
+        eval_dataset=Rows(token_rows(7, shortest=6, longest=6)),
+        compute_metrics=accuracy,
+        **{"model": tiny_bert_classifier(), **given},
+    )
+
+
+def same_on_both_machines(values: dict[str, Any]) -> dict[str, Any]:
+    """What does not depend on how fast the machine was."""
+    return {name: value for name, value in values.items() if not name.endswith(TIMED)}
+
+
+def comparable_arguments(shown: dict[str, Any]) -> dict[str, Any]:
+    """What both sides show of a run's parameters, without the folder that differs between them."""
+    return {name: value for name, value in shown.items() if name not in ("output_dir", "logging_dir")}
