@@ -114,12 +114,14 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
 
     from littrainer.callbacks.bridge import events_around
     from littrainer.checkpoint.lightning_io import with_checkpoint_io
-    from littrainer.lightning_internals import count_from, leave_signals_alone
+    from littrainer.lightning_internals import count_from, leave_signals_alone, resume_nothing
     from littrainer.precision import mixed_precision_plugin
     from littrainer.strategies import ResidentSingleDeviceStrategy
 
     keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
     keywords.setdefault("strategy", ResidentSingleDeviceStrategy(device=trainer.args.device))
+    # Where callbacks write that are not told where to.
+    keywords.setdefault("default_root_dir", trainer.args.output_dir)
     callbacks = _user_callbacks(trainer, keywords)
     keywords["logger"] = _loggers(trainer, callbacks)
     if any(is_one_of(callback, "ProgressBar") for callback in callbacks):
@@ -158,6 +160,7 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
         except MisconfigurationException as error:
             raise ValueError(f"lightning.Trainer refuses a keyword given as `lightning`: {error}") from error
     leave_signals_alone(built)
+    resume_nothing(built)
     if run is not None and run.checkpoint is not None:
         count_from(built, epochs=run.first_epoch, optimizer_steps=trainer.state.global_step)
     return built
@@ -248,6 +251,7 @@ def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
     if running is not None:
         from littrainer.lightning_internals import evaluate_inside_fit
 
+        trainer.validation_rounds.end_earlier_one()
         batches = _batch_stream(trainer, running.trainer, evaluation_pass)
         outer, running.evaluation_pass = running.evaluation_pass, evaluation_pass
         try:

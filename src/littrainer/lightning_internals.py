@@ -146,6 +146,16 @@ def count_from(lightning_trainer: pl.Trainer, *, epochs: int, optimizer_steps: i
     epoch_loop._batches_that_stepped = optimizer_steps
 
 
+def resume_nothing(lightning_trainer: pl.Trainer) -> None:
+    """Keep Lightning from looking for a checkpoint to begin with: which one a training resumes is the Trainer's to say.
+
+    It would take one that OnExceptionCheckpoint, or a cluster's signal, has left.
+    """
+    connector = lightning_trainer._checkpoint_connector
+    # As if a user had set `lightning_trainer.ckpt_path`, which takes no None.
+    connector._user_managed, connector._ckpt_path = True, None
+
+
 def leave_signals_alone(lightning_trainer: pl.Trainer) -> None:
     """Keep Lightning from taking over signals.
 

@@ -17,10 +17,14 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from littrainer.callbacks.published_metrics import publish
+from littrainer.callbacks.lightning_callbacks import backbone_of
+from littrainer.callbacks.prediction_places import note_places
+from littrainer.data.loaders import has_length
 from littrainer.data.windows import MicroBatch
 from littrainer.engine import is_listened_to
 from littrainer.evaluation.batch_stream import Stretch, single_batches
 from littrainer.interruptions import carries_stop_iteration
+from littrainer.lightning_internals import show_number_of_batches
 from littrainer.optim.closures import closure_before_step, updates_during_backward
 from littrainer.optim.schedules import steps_with_metric
 
@@ -68,14 +72,20 @@ class TrainerModule(pl.LightningModule):
         Raises:
             AttributeError: the model has no module of that kind.
         """
-        for name in ("backbone", "base_model"):
-            found = getattr(self.model, name, None)
-            if isinstance(found, nn.Module) and found is not self.model:
-                return found
-        raise AttributeError(
-            f"{type(self.model).__name__} has no `backbone`, and is no transformers model with a base model under its "
-            "head; derive from Lightning's BaseFinetuning, where the model is pl_module.model."
-        )
+        found = backbone_of(self.model)
+        if found is None:
+            raise AttributeError(f"{type(self.model).__name__} has neither a `backbone` nor a head on a base model.")
+        return found
+
+    @property
+    def flops_per_batch(self) -> float | None:
+        """Floating-point operations of the micro-batch at hand in training, which Lightning's `ThroughputMonitor` asks for.
+
+        None where the model does not count its parameters, and in evaluations.
+        """
+        if self._micro_batch is None or not self.trainer.training:
+            return None
+        return float(self.owner.floating_point_ops(self._micro_batch.inputs)) or None
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Lightning notes the running hook on the module, some fifty times a step, and torch.nn.Module looks for
@@ -189,14 +199,11 @@ class TrainerModule(pl.LightningModule):
         with closure_before_step(self.owner.optimizer):
             optimizer.step()
         run.after_optimizer_step()
+        # In manual optimization Lightning leaves it to the module to step schedules, those of callbacks too.
         self._step_schedules("step")
-        self._step_own_schedule()
-
-    @carries_stop_iteration
-    def on_train_epoch_end(self) -> None:
-        """In manual optimization Lightning leaves it to the module to step schedules, of callbacks' too."""
-        if not self.automatic_optimization:
+        if self._micro_batch is not None and self._micro_batch.epoch_fraction >= 1:
             self._step_schedules("epoch")
+        self._step_own_schedule()
 
     def _step_schedules(self, interval: str) -> None:
         for config in self.trainer.lr_scheduler_configs:
@@ -226,7 +233,10 @@ class TrainerModule(pl.LightningModule):
             would warn if nothing was returned.
         """
         outputs = self._step_pass(batch)
-        return () if outputs is None else outputs.predictions
+        if outputs is None:
+            return ()
+        note_places(self.trainer, self._active_pass().places_of(batch))
+        return outputs.predictions
 
     def _step_pass(self, handed_out: Any) -> BatchOutputs | None:
         evaluation_pass = self._active_pass()
@@ -235,6 +245,19 @@ class TrainerModule(pl.LightningModule):
             self.owner.preemption.break_off_if_asked()
             outputs = evaluation_pass.step(batch)
         return None if isinstance(handed_out, Stretch) else outputs
+
+    def on_validation_start(self) -> None:
+        """An evaluation begins."""
+        self._show_number_of_batches()
+
+    def on_predict_start(self) -> None:
+        """A prediction begins."""
+        self._show_number_of_batches()
+
+    def _show_number_of_batches(self) -> None:
+        if is_listened_to(self.trainer):
+            loader = self._active_pass().dataloader
+            show_number_of_batches(self.trainer, len(loader) if has_length(loader) else float("inf"))
 
     @carries_stop_iteration
     def on_validation_epoch_end(self) -> None:

@@ -22,6 +22,7 @@ from littrainer.checkpoint import reader, writer
 from littrainer.checkpoint.layout import rotate_checkpoints
 from littrainer.checkpoint.weights import holds_weights, load_weights, log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
+from littrainer.compilation import is_compiled
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, without_extra_columns
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
@@ -29,6 +30,7 @@ from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_tha
 from littrainer.ecosystem import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.model_facts import base_model, catch_all_name
+from littrainer.model_wrapping import wrapped_model
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
 from littrainer.training import decisions, loss, run
 from littrainer.training.device_memory import empty_device_cache_if_due
@@ -139,6 +141,9 @@ class OverridePoints:
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
         self.create_optimizer_and_scheduler(num_training_steps=max_steps)
+        self.model_wrapped = wrapped_model(self)
+        # Of a model that a subclass has wrapped the evaluation finds the inner one as it was.
+        self._model_is_prepared = self.model_wrapped is self.model or is_compiled(self.model_wrapped)
         return self.optimizer, self.lr_scheduler
 
     def _get_learning_rate(self: Any) -> float:

@@ -28,6 +28,10 @@ SILENCED_WARNINGS = (
     r".*GPU available but not used.*",
     r".*does not have many workers.*",
     r".*isinstance\(treespec, LeafSpec\).*",
+    # The schedule of that callback takes the place of the other one, whatever that counts.
+    r".*SWA is currently only supported every epoch.*",
+    # The Trainer notes them.
+    r".*Couldn't infer the batch indices fetched from your dataloader.*",
 )
 
 

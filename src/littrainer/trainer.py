@@ -30,7 +30,9 @@ from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportab
 from littrainer.callbacks.validation_rounds import ValidationRounds
 from littrainer.checkpoint.background import BackgroundSaves
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
+from littrainer.compat.earlier_signatures import accept_earlier_signatures
 from littrainer.compat.members import missing_member_message, refuse_ignored_overrides, warn_of_earlier_overrides
+from littrainer.compat.trainer_attributes import TrainerAttributes
 from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
 from littrainer.data.collators import default_collator_for
 from littrainer.data.columns import DroppedColumns, naming_dropped_columns
@@ -68,7 +70,7 @@ DEFAULT_CALLBACKS: list[type] = [DefaultFlowCallback]
 DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
-class Trainer(OverridePoints, EarlierTrainerMembers):
+class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
@@ -204,6 +206,8 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         self.background_saves: BackgroundSaves | None = None
         self.is_model_parallel = False
         self.hp_name: Any = None
+        # The repository that the model is uploaded to.
+        self.hub_model_id: str | None = None
         self.hp_search_backend: Any = None
         self.current_flos: float = 0
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
@@ -466,6 +470,10 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         """Samples per optimizer step, over all processes."""
         return self._train_batch_size * args.gradient_accumulation_steps * args.world_size
 
+    def get_tp_size(self) -> int:
+        """Processes that share one copy of the model by tensor parallelism; 1 where each has a copy of its own."""
+        return getattr(self.model, "_tp_size", None) or 1
+
     # ---- Evaluation and prediction ----------------------------------------------------------------------------------
 
     def evaluate(
@@ -544,6 +552,7 @@ class Trainer(OverridePoints, EarlierTrainerMembers):
         """One pass over a loader on Lightning's loop, shared by `evaluate()` and `predict()`."""
         if prediction_loss_only is None:
             prediction_loss_only = self.args.prediction_loss_only
+        accept_earlier_signatures(self)
         evaluation_pass = EvaluationPass(
             self, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )

@@ -39,6 +39,7 @@ def test_hooks_reach_the_training_in_the_order_in_which_lightning_calls_them() -
         ("restore",),
         ("begin",),
         ("begin_epoch", 2),
+        ("take_micro_batches_behind",),
         ("begin_micro_batch", batch),
         ("end_micro_batch", batch),
         ("end_epoch",),

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ import transformers
 from tqdm.std import tqdm
 
 from littrainer.callbacks import progress
-from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, readable
+from littrainer.callbacks.base import TrainerCallback
+from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, readable, shows_bars
 from littrainer.callbacks.state import TrainerState
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.trainers import quiet_trainer
@@ -88,6 +91,49 @@ def test_a_training_moves_one_bar_over_its_steps_and_one_over_each_evaluation(tm
     assert "'train_loss'" in bars.written[-1] and "total_flos" not in bars.written[-1]
 
 
+def test_the_trainings_bar_shows_the_last_loss_and_learning_rate(tmp_path: Path, bars: Bars) -> None:
+    trainer = quiet_trainer(
+        tmp_path, disable_tqdm=False, max_steps=2, logging_strategy="steps", logging_steps=1, eval_strategy="epoch"
+    )
+    trainer.train()
+    last = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
+    assert bars.made[0].postfix == f"loss={last['loss']:.4g}, lr={last['learning_rate']:.4g}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_terminal", "shown"),
+    [({}, False, False), ({}, True, True), ({"disable_tqdm": False}, False, True)],
+)
+def test_bars_are_drawn_on_a_terminal_or_where_a_script_asked_for_them(
+    tmp_path: Path, bars: Bars, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], is_terminal: bool, shown: bool
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    drawn: list[bool] = []
+
+    class Looks(TrainerCallback):
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            drawn.append(not bars.made[0].disable)
+
+    arguments = {"disable_tqdm": None, "max_steps": 2, "logging_strategy": "steps", "logging_steps": 1, **changes}
+    quiet_trainer(tmp_path, given={"callbacks": [Looks]}, **arguments).train()
+    assert drawn == [shown]
+    assert sum("'loss'" in line for line in bars.written) == 2, "the logs are written in any case"
+
+
+def test_a_process_without_stderr_shows_no_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert not shows_bars(None)
+
+
+def test_a_new_training_closes_the_bars_of_one_that_failed(bars: Bars) -> None:
+    callback: Any = ProgressCallback()
+    asked = SimpleNamespace(_asked_for_bars=True)
+    for _ in range(2):
+        callback.on_train_begin(asked, TrainerState(max_steps=3), None)
+        callback.on_prediction_step(asked, TrainerState(), None, eval_dataloader=[1, 2])
+    assert [(bar.total, bar.disable) for bar in bars.made] == [(3, True), (2, True), (3, False), (2, False)]
+
+
 def test_bars_outside_training_stay_and_are_closed(tmp_path: Path, bars: Bars) -> None:
     trainer = quiet_trainer(tmp_path, disable_tqdm=False)
     trainer.evaluate()
@@ -103,7 +149,8 @@ def test_there_is_no_bar_over_data_of_unknown_length(tmp_path: Path, bars: Bars)
 
 def test_a_resumed_training_shows_the_steps_done_before(bars: Bars) -> None:
     callback: Any = ProgressCallback()
-    callback.on_train_begin(None, TrainerState(max_steps=10, global_step=6), None)
+    asked: Any = SimpleNamespace(_asked_for_bars=True)
+    callback.on_train_begin(asked, TrainerState(max_steps=10, global_step=6), None)
     callback.on_step_end(None, TrainerState(global_step=7), None)
     assert bars.made[0].n == 7
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.fidelity.cases import (  # noqa: F401 (importing them registers their scenarios)
+    accelerator,
     accumulation,
     best_model,
     callbacks,
@@ -18,6 +19,7 @@ from tests.fidelity.cases import (  # noqa: F401 (importing them registers their
     models,
     optimization,
     overrides,
+    overriding,
     precision,
     reports,
     resume,

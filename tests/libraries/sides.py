@@ -27,9 +27,9 @@ SOURCE_ROOT = Path(littrainer.__file__).parents[1]
 LIMIT_SECONDS = 300
 SHOWN_CHARACTERS = 6000
 # Files that only a checkpoint of littrainer has.
-OWN_FILES = ("littrainer_manifest.json", "littrainer_resume.pt")
+OWN_FILES = ("littrainer_manifest.json", "littrainer_resume.pt", "littrainer_trained_beside_adapters.pt")
 # Parts of the names of logged values that tell time.
-TIMES = ("runtime", "per_second", "step_time", "profiling/")
+TIMES = ("runtime", "per_second", "step_time", "preparation_time", "profiling/")
 
 
 class SideRecord(NamedTuple):

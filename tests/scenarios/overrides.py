@@ -53,7 +53,6 @@ OVERRIDE_POINTS: tuple[str, ...] = (
     "predict",
     "prediction_step",
     "_evaluate",
-    "_get_output_dir",
     "_save_checkpoint",
     "_determine_best_metric",
     "_save_rng_state",
@@ -78,7 +77,8 @@ OVERRIDE_POINTS: tuple[str, ...] = (
     "add_callback",
 )
 """Methods of transformers' Trainer (5.23.0) that it calls itself while one process trains, and that a subclass may
-therefore override."""
+therefore override. Not here: `_get_output_dir`, which is asked once more when a training begins, for the folder that it
+claims."""
 
 
 class Calls:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import littrainer
 from tests.scenarios.data import Rows, token_rows
 from tests.scenarios.metrics import accuracy
@@ -38,6 +40,8 @@ def trainer_of(side: str, folder: Path, **changes: Any) -> Any:
         "run_name": "one short run",
         **changes,
     }
+    # The weights of a model are drawn when it is made.
+    torch.manual_seed(0)
     given = {name: settings.pop(name) for name in ("callbacks", "model") if name in settings}
     return names.Trainer(
         args=quiet_arguments(folder, names.TrainingArguments, **settings),

@@ -144,7 +144,7 @@ DESTINATIONS: dict[str, Destination] = {
     "include_num_input_tokens_seen": Destination(Place.LOGS, "Tokens are counted per micro-batch and logged."),
     "log_level": Destination(Place.LOGS, "Level of the littrainer and transformers loggers in the main process."),
     "log_level_replica": Destination(Place.LOGS, "Level of the same loggers in the other processes."),
-    "disable_tqdm": Destination(Place.CONSOLE, "Chooses PrinterCallback instead of ProgressCallback."),
+    "disable_tqdm": Destination(Place.CONSOLE, "Chooses PrinterCallback instead of ProgressCallback, and false shows bars on anything."),
     "report_to": Destination(
         Place.TRACKER, "Names the trackers, of which only `none` is taken; Lightning's `logger` stays False."
     ),

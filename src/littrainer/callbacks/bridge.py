@@ -48,6 +48,10 @@ class OpeningEvents(_Events):
     @carries_stop_iteration
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: MicroBatch, batch_idx: int) -> None:
         """A micro-batch comes next."""
+        behind = self.run.take_micro_batches_behind()
+        if behind:
+            # Those of a resumed epoch that are not drawn again; callbacks and Lightning's own count go by all of them.
+            trainer.fit_loop.epoch_loop.batch_progress.increment_by(behind)
         pl_module.follow_window(batch)
         self.run.begin_micro_batch(batch)
 

@@ -20,6 +20,8 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         early_stopping_threshold: by how much the metric has to beat the best one to count as improved.
     """
 
+    _told_of_missing = False
+
     def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0):
         self.early_stopping_patience = early_stopping_patience
         self.early_stopping_threshold = early_stopping_threshold
@@ -64,9 +66,13 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         name = name if name.startswith("eval_") else f"eval_{name}"
         value = (metrics or {}).get(name)
         if value is None:
-            logger.warning(
-                "Early stopping does nothing at this evaluation: it has no %s, only %s.", name, sorted(metrics or {})
-            )
+            if not self._told_of_missing:
+                logger.warning(
+                    "Early stopping does nothing at an evaluation without %s, as this one with %s is.",
+                    name,
+                    sorted(metrics or {}),
+                )
+                self._told_of_missing = True
             return
         self.check_metric_value(args, state, control, value)
         if self.early_stopping_patience_counter >= self.early_stopping_patience:

@@ -40,7 +40,8 @@ class HistoryLogger(Logger):
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Add values to the history; those of one step in a row are one entry of it."""
         history = self._trainer.state.log_history
-        values = {name: float(value) for name, value in metrics.items() if is_number(value)}
+        # The epoch that Lightning adds counts complete ones only.
+        values = {name: float(value) for name, value in metrics.items() if is_number(value) and name != "epoch"}
         step = self._trainer.state.global_step if step is None else step
         if history and history[-1] is self._entry and self._entry["step"] == step:
             self._entry.update(values)

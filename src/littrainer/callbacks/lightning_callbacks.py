@@ -28,6 +28,16 @@ def _has_batch_norm(trainer: Trainer) -> bool:
     return any(isinstance(module, _BatchNorm) for module in trainer.model.modules())
 
 
+def backbone_of(model: Any) -> Any:
+    """The module of a model below its head, which `BackboneFinetuning` freezes and unfreezes; None where it has none."""
+    candidates = (getattr(model, name, None) for name in ("backbone", "base_model"))
+    return next((found for found in candidates if hasattr(found, "parameters") and found is not model), None)
+
+
+def _has_no_backbone(trainer: Trainer) -> bool:
+    return backbone_of(trainer.model) is None
+
+
 def _never_evaluates(trainer: Trainer) -> bool:
     return trainer.args.eval_strategy == IntervalStrategy.NO and not trainer.args.eval_on_start
 
@@ -71,7 +81,14 @@ BEST_MODEL_REPLACES_AVERAGE = Unless(
 # Classes of lightning.pytorch.callbacks; a class that derives from one is treated as that one.
 SUPPORT: dict[str, Support] = {
     "BackboneFinetuning": Support(
-        "freezes and unfreezes the model's `backbone`, or the base model of a transformers model; cannot be resumed"
+        "freezes and unfreezes the model's `backbone`, or the base model of a transformers model; cannot be resumed",
+        unless=(
+            Unless(
+                _has_no_backbone,
+                "the model has neither a `backbone` nor a head on a base model",
+                "derive from BaseFinetuning, where the model is pl_module.model",
+            ),
+        ),
     ),
     "BaseFinetuning": Support("the model is `pl_module.model`; cannot be resumed"),
     "BasePredictionWriter": Support("gets the predictions of each batch of `predict()`, and the places of its samples"),

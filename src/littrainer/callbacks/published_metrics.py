@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 # What progress bars of Lightning show beside the rate; they add the name of each value.
 SHOWN_IN_BARS = ("loss", "learning_rate", "eval_loss")
 
+# Names that Lightning's callbacks keep for its own counts of epochs and optimizer steps.
+COUNTS = ("epoch", "step")
+
 
 def publish(lightning_trainer: pl.Trainer, logs: dict[str, Any]) -> None:
     """Put the numbers among logged values into `callback_metrics`, `logged_metrics` and `progress_bar_metrics`.
@@ -20,7 +23,7 @@ def publish(lightning_trainer: pl.Trainer, logs: dict[str, Any]) -> None:
     Lightning's own callbacks add to these dictionaries in the same way. `LightningModule.log` is not called, as it may
     only be within some hooks, while a Trainer logs at any time.
     """
-    values = {name: _tensor(value) for name, value in logs.items() if is_number(value)}
+    values = {name: _tensor(value) for name, value in logs.items() if is_number(value) and name not in COUNTS}
     # In double precision, so that a callback compares what the Trainer's history shows.
     lightning_trainer.callback_metrics.update(values)
     lightning_trainer.logged_metrics.update(values)

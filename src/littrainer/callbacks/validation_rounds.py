@@ -44,6 +44,10 @@ class ValidationRounds:
         Parameters:
             end: calls `on_validation_end` of the callbacks that monitor metrics (True), or of all others (False).
         """
-        earlier, self._end = self._end, end
-        if earlier is not None:
-            earlier(False)
+        self._end = end
+
+    def end_earlier_one(self) -> None:
+        """Another validation of the round begins: all but the callbacks that monitor hear that the last one has ended."""
+        end, self._end = self._end, None
+        if end is not None:
+            end(False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length
 from littrainer.evaluation.gathering import PADDING, BatchCollection, truncated
@@ -140,6 +140,17 @@ class EvaluationPass:
             for collection in (self.losses, self.predictions, self.labels, self.inputs):
                 collection.move_to_host()
         return own
+
+    def places_of(self, batch: Any) -> list[int] | None:
+        """Places in the dataset of the samples in the batch that was predicted last.
+
+        None where they are not known: the samples have an order of their own, or several processes share them.
+        """
+        sampler = getattr(self.dataloader, "sampler", None)
+        if not isinstance(sampler, SequentialSampler) or self.trainer.args.world_size > 1:
+            return None
+        size = first_dimension(batch) or 0
+        return list(range(self.examples_seen - size, self.examples_seen))
 
     def finish(self) -> EvalLoopOutput:
         """Compute the metrics over all batches and name them; once, however often it is called.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 # A power of ten is divided into steps of these sizes.
 ROUND_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
-# From this ratio of the largest to the smallest value on, an axis that may choose is logarithmic.
-LOGARITHMIC_FROM = 1000.0
+# An axis that may choose is logarithmic where the middle nine tenths of the values span this ratio.
+LOGARITHMIC_FROM = 100.0
 MARGIN = 0.06
 # Beyond these, numbers are written with a power of ten.
 SMALLEST_PLAIN, LARGEST_PLAIN = 1e-3, 1e6
@@ -57,13 +58,15 @@ def value_axis(values: Iterable[float], scale: str = "auto", most_ticks: int = 7
     """The axis of a metric.
 
     Parameters:
-        values: finite numbers.
+        values: finite numbers; without any the axis has no ticks.
         scale: `linear`; `log`, which is linear where a value is not above 0; or `auto`, which is logarithmic where the
-            values span more than three powers of ten.
+            middle nine tenths of the values span more than two powers of ten.
     """
-    given = list(values)
-    low, high = min(given), max(given)
-    if low > 0 and (scale == "log" or (scale == "auto" and high / low >= LOGARITHMIC_FROM)):
+    given = sorted(values)
+    if not given:
+        return Axis(0.0, 1.0, (), ())
+    low, high = given[0], given[-1]
+    if low > 0 and (scale == "log" or (scale == "auto" and _middle_ratio(given) >= LOGARITHMIC_FROM)):
         axis = _logarithmic(low, high)
         if len(axis.ticks) > 1:
             return axis
@@ -71,6 +74,11 @@ def value_axis(values: Iterable[float], scale: str = "auto", most_ticks: int = 7
     # What is never below 0 gets no room there.
     bottom = max(0.0, low - margin) if low >= 0 else low - margin
     return _linear(_finite(bottom), _finite(high + margin), most_ticks)
+
+
+def _middle_ratio(ascending: list[float]) -> float:
+    edge = len(ascending) // 20
+    return ascending[-1 - edge] / ascending[edge]
 
 
 def _linear(low: float, high: float, most_ticks: int, smallest_step: float = 0.0) -> Axis:
@@ -98,12 +106,12 @@ def _logarithmic(low: float, high: float) -> Axis:
     ticks = [10.0**power for power in powers]
     if len(ticks) < 3:
         ticks = [
-            size * 10.0**power
+            size * _power_of_ten(power)
             for power in range(math.floor(bottom), math.ceil(top) + 1)
             for size in (1, 2, 5)
             if bottom <= math.log10(size) + power <= top
         ]
-    return Axis(10.0**bottom, _finite(10.0**top), tuple(ticks), tuple(map(short_number, ticks)), logarithmic=True)
+    return Axis(_power_of_ten(bottom), _power_of_ten(top), tuple(ticks), tuple(map(short_number, ticks)), logarithmic=True)
 
 
 def labels_of(ticks: Sequence[float]) -> list[str]:
@@ -130,4 +138,9 @@ def short_number(value: float, digits: int = 4) -> str:
 
 
 def _finite(value: float) -> float:
-    return min(max(value, -1.7e308), 1.7e308)
+    return min(max(value, -sys.float_info.max), sys.float_info.max)
+
+
+def _power_of_ten(exponent: float) -> float:
+    """Ten to this power, or what a float can hold that is nearest to it and above 0."""
+    return max(10.0**exponent, 5e-324) if exponent < math.log10(sys.float_info.max) else sys.float_info.max

@@ -51,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--scale",
         choices=("auto", "linear", "log"),
         default="auto",
-        help="value axes: auto is logarithmic where positive values span more than three powers of ten",
+        help="value axes: auto is logarithmic where most of the values span more than two powers of ten",
     )
     parser.add_argument("--no-png", action="store_true", help="write the page alone")
     return parser

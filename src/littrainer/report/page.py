@@ -17,7 +17,7 @@ from littrainer.report.axes import short_number
 from littrainer.report.history import TRAINING
 from littrainer.report.panels import Entry, Panel, legend, panels_of
 from littrainer.report.reading import Run
-from littrainer.report.svg import COLOURS, Frame
+from littrainer.report.svg import COLOURS, Frame, frames_of
 from littrainer.report.tables import (
     ABSENT,
     Cell,
@@ -41,7 +41,7 @@ def page(runs: list[Run], scale: str = "auto") -> str:
         scale: of the charts' value axes: `auto`, `linear` or `log`.
     """
     panels = panels_of(runs)
-    frames = [Frame(panel, scale) for panel in panels]
+    frames = frames_of(panels, scale)
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} trainings compared"
     script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -197,8 +197,6 @@ def _data(panels: list[Panel], frames: list[Frame]) -> str:
     charts = [
         {
             "x": [frame.steps.low, frame.steps.high],
-            "y": [frame.values.low, frame.values.high],
-            "log": frame.values.logarithmic,
             "plot": [svg.LEFT, svg.TOP, svg.PLOT_WIDTH, svg.PLOT_HEIGHT],
             "curves": [
                 {

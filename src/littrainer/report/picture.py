@@ -10,7 +10,7 @@ from typing import Any
 
 from littrainer.report.panels import Curve, Panel, legend, panels_of
 from littrainer.report.reading import Run
-from littrainer.report.svg import COLOURS, MOST_MARKED, Frame, stretches
+from littrainer.report.svg import COLOURS, DENSE_FROM, MOST_MARKED, Frame, frames_of, stretches
 
 # As the page has them in its light mode.
 PALETTE = ("#0072b2", "#c8500a", "#007a5a", "#a8428a", "#8a6a00", "#5b4fcf", "#4d5562")
@@ -26,7 +26,8 @@ SHAPES = ("o", "s", "^", "D", "v")
 INCHES_PER_CHART = (5.6, 3.5)
 DOTS_PER_INCH = 130
 COLUMNS = 2
-LEGEND_COLUMNS = 6
+LEGEND_COLUMNS = 8
+LINE_WIDTH, DENSE_WIDTH = 1.6, 0.8
 INK, SOFT, GRID = "#1a1d23", "#5b6270", "#e9ecf0"
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -73,12 +74,12 @@ def picture(runs: list[Run], scale: str, mark: str) -> bytes:
     # Names in other scripts than the font has are drawn as boxes, with a warning for each letter.
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
+        figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.2, h_pad=0.12))
         FigureCanvasAgg(figure)
         heading = runs[0].name if len(runs) == 1 else f"{len(runs)} trainings compared"
         figure.suptitle(_text(heading), fontsize=14, fontweight="bold", parse_math=False)
-        for number, panel in enumerate(panels):
-            _draw(figure.add_subplot(rows, columns, number + 1), panel, Frame(panel, scale))
+        for number, (panel, frame) in enumerate(zip(panels, frames_of(panels, scale), strict=True)):
+            _draw(figure.add_subplot(rows, columns, number + 1), panel, frame)
         _add_legend(figure, panels, runs)
         if not panels:
             figure.text(0.5, 0.5, "nothing was logged", ha="center", color=SOFT)
@@ -87,7 +88,7 @@ def picture(runs: list[Run], scale: str, mark: str) -> bytes:
 
 
 def _add_legend(figure: Any, panels: list[Panel], runs: list[Run]) -> None:
-    """One legend above all charts, where it covers none of them."""
+    """One legend beneath all charts, where it covers none of them."""
     from matplotlib.lines import Line2D
 
     curves = [curve for panel in panels for curve in panel.curves]
@@ -102,7 +103,7 @@ def _add_legend(figure: Any, panels: list[Panel], runs: list[Run]) -> None:
         labels.append("best")
     if handles:
         columns = min(len(handles), LEGEND_COLUMNS)
-        drawn = figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=9)
+        drawn = figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
         for text in drawn.get_texts():
             text.set_parse_math(False)
 
@@ -125,7 +126,7 @@ def _draw(axes: Any, panel: Panel, frame: Frame) -> None:
 
 def _line(colour: int | None, dash: int) -> dict[str, Any]:
     chosen = SOFT if colour is None else PALETTE[colour % COLOURS]
-    return {"color": chosen, "linestyle": LINE_STYLES[dash % len(LINE_STYLES)], "linewidth": 1.6}
+    return {"color": chosen, "linestyle": LINE_STYLES[dash % len(LINE_STYLES)], "linewidth": LINE_WIDTH}
 
 
 def _marks(marker: int) -> dict[str, Any]:
@@ -134,6 +135,8 @@ def _marks(marker: int) -> dict[str, Any]:
 
 def _draw_curve(axes: Any, curve: Curve) -> None:
     line = _line(curve.look.colour, curve.look.dash)
+    if len(curve.points) > DENSE_FROM:
+        line["linewidth"] = DENSE_WIDTH
     for stretch in stretches(curve.points):
         marked = _marks(curve.look.marker) if len(stretch) == 1 or len(curve.points) <= MOST_MARKED else {}
         # Not clipped: a mark at the edge of the chart would be cut in half.

@@ -30,6 +30,7 @@ MOST_ENTRIES = 200
 EARLIER_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "trackio_space_id": ("trackio",),
     "fsdp_config": ({"min_num_params": 0},),
+    "warmup_ratio": (0.0,),
 }
 # Names that releases store beside the arguments, and that are no arguments.
 NO_ARGUMENTS = frozenset({"mixed_precision", "distributed_state", "fsdp_plugin_args", "deepspeed_plugin", "local_rank"})

@@ -18,6 +18,8 @@ DASHES = ("", "6 3", "2 3", "9 3 2 3", "12 4", "4 2 1 2 1 2")
 MARKERS = 5
 # With more points than this a curve has no markers, which would cover it.
 MOST_MARKED = 30
+# With more points than this a curve is drawn thin, for it turns at every one of them.
+DENSE_FROM = 300
 # More points than twice this many columns cannot be told apart on a screen.
 COLUMNS = 500
 
@@ -27,15 +29,16 @@ class Frame:
 
     Parameters:
         panel: the chart.
+        steps: the axis of optimizer steps.
         scale: of the value axis, as `value_axis` takes it.
     """
 
-    def __init__(self, panel: Panel, scale: str) -> None:
+    def __init__(self, panel: Panel, steps: Axis, scale: str) -> None:
         points = [point for curve in panel.curves for point in curve.points]
         finite = [point.value for point in points if math.isfinite(point.value)]
-        self.steps: Axis = step_axis(point.step for point in points)
+        self.steps = steps
         chosen = "linear" if scale == "auto" and panel.metric in ALWAYS_LINEAR else scale
-        self.values: Axis = value_axis(finite or [0.0, 1.0], chosen)
+        self.values: Axis = value_axis(finite, chosen)
 
     def x(self, step: float) -> float:
         """Where a step stands, in the units of the drawing."""
@@ -44,6 +47,13 @@ class Frame:
     def y(self, value: float) -> float:
         """Where a value stands, in the units of the drawing."""
         return TOP + PLOT_HEIGHT * (1 - self.values.share(value))
+
+
+def frames_of(panels: list[Panel], scale: str) -> list[Frame]:
+    """The axes of all charts; that of the steps is the same in each."""
+    steps = [point.step for panel in panels for curve in panel.curves for point in curve.points]
+    axis = step_axis(steps) if steps else None
+    return [Frame(panel, axis, scale) for panel in panels if axis is not None]
 
 
 def chart(panel: Panel, frame: Frame) -> str:
@@ -77,7 +87,8 @@ def _grid(frame: Frame) -> Iterator[str]:
 
 def _curve(curve: Curve, frame: Frame) -> Iterator[str]:
     look = curve.look
-    yield f'<g class="curve c{look.colour % COLOURS}" data-run="{curve.run}">'
+    dense = " dense" if len(curve.points) > DENSE_FROM else ""
+    yield f'<g class="curve c{look.colour % COLOURS}{dense}" data-run="{curve.run}">'
     for stretch in stretches(thinned(curve.points, frame.steps)):
         places = [f"{frame.x(point.step):.1f},{frame.y(point.value):.1f}" for point in stretch]
         dash = DASHES[look.dash % len(DASHES)]

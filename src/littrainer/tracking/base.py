@@ -138,10 +138,10 @@ class TrackerCallback(TrainerCallback):
         """Report nothing more, and say why."""
         self.has_failed = True
         logger.warning(
-            "Reporting to %s failed (%s: %s). Training goes on, and nothing more is reported there.",
+            "Reporting to %s failed (%s: %.300s). Training goes on, and nothing more is reported there.",
             self.shown_name,
             type(error).__name__,
-            error,
+            next(iter(str(error).splitlines()), ""),
         )
         logger.info("Where reporting to %s failed:", self.shown_name, exc_info=error)
 

@@ -31,14 +31,15 @@ class TensorBoardCallback(TrackerCallback):
     def __init__(self, tb_writer: Any = None):
         super().__init__()
         self.tb_writer = tb_writer
+        self._is_trial = False
         folder = os.environ.get("TENSORBOARD_LOGGING_DIR")
         self.logging_dir = None if folder is None else os.path.expanduser(folder)
 
     def _init_summary_writer(self, args: Any) -> None:
         from lightning.pytorch.loggers import TensorBoardLogger
 
-        if self.logging_dir is None:
-            self.logging_dir = args.logging_dir or os.path.join(args.output_dir, _folder_of_now())
+        if not self._is_trial:
+            self.logging_dir = args.logging_dir or self.logging_dir or os.path.join(args.output_dir, _folder_of_now())
         self.lightning_logger = TensorBoardLogger(self.logging_dir, name="", version="")
         self.tb_writer = self.lightning_logger.experiment
 
@@ -49,6 +50,7 @@ class TensorBoardCallback(TrackerCallback):
         if state.is_hyper_param_search and state.trial_name is not None:
             # Each trial has files of its own.
             self.close()
+            self._is_trial = True
             self.logging_dir = os.path.join(args.output_dir, _folder_of_now(), state.trial_name)
         self.set_up_once(args, state, model, **kwargs)
 

@@ -37,11 +37,16 @@ class TrackioCallback(TrackerCallback):
         self._space_id: str | None = None
         self._static_space_id: str | None = None
         self._run_name: str | None = None
+        self._training_is_over = False
 
     @survives_failure
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Start a run."""
-        if not self._initialized:
+        if self._training_is_over:
+            # An evaluation may have opened its run again.
+            if self._initialized and state.is_world_process_zero:
+                self._finish()
+            self._initialized = self._training_is_over = False
             self._run_name = None
         self.set_up_once(args, state, model, **kwargs)
 
@@ -79,6 +84,7 @@ class TrackioCallback(TrackerCallback):
         """Finish the run, and publish a Space's results as a static one, unless `trackio_static_space_id` is False."""
         if not state.is_world_process_zero or not self._initialized:
             return
+        self._training_is_over = True
         self._finish()
         if self._space_id and args.trackio_static_space_id is not False:
             self._static_space_id = self._trackio.freeze(
@@ -91,6 +97,7 @@ class TrackioCallback(TrackerCallback):
 
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
         """Finish the run."""
+        self._training_is_over = True
         self._finish()
 
     def _finish(self) -> None:

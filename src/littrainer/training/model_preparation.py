@@ -39,7 +39,8 @@ def model_prepared_for_training(trainer: Trainer) -> Iterator[None]:
     trainer.model.to(trainer.args.device)
     enable_activation_checkpointing(trainer)
     align_special_tokens(trainer.model, trainer.processing_class)
-    with noisy_embeddings(trainer.model, trainer.neftune_noise_alpha), _watched_for_overflow(trainer):
+    noise = noisy_embeddings(trainer.model, trainer.neftune_noise_alpha)
+    with noise as trainer.neftune_hook_handle, _watched_for_overflow(trainer):
         yield
 
 

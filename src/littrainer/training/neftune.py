@@ -13,7 +13,7 @@ from littrainer.model_facts import base_model
 
 
 @contextmanager
-def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[None]:
+def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[Any]:
     """Add noise to what the model's input embeddings return in training mode, for the length of a block.
 
     Parameters:
@@ -23,13 +23,13 @@ def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[None]:
         ValueError: the model does not say which of its modules embeds the input.
     """
     if alpha is None:
-        yield
+        yield None
         return
     embeddings: Any = _input_embeddings(model, alpha)
     embeddings.neftune_noise_alpha = alpha
     handle = embeddings.register_forward_hook(_add_noise)
     try:
-        yield
+        yield handle
     finally:
         handle.remove()
         del embeddings.neftune_noise_alpha

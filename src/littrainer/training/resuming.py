@@ -103,6 +103,7 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
         "arguments": _compared_arguments(run.trainer.args),
         "data": data,
         "lightning_callbacks": states_of_lightning_callbacks(run.trainer),
+        "schedule_is_replaced": run.trainer.schedule_is_replaced,
         "lightning_additions": additions_of_lightning_callbacks(run.trainer),
     }
 

@@ -29,7 +29,7 @@ from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.engine import fit
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.interruptions import UpdateGuard
-from littrainer.model_wrapping import wrapped_model
+from littrainer.optim.added_groups import leave_added_groups_alone
 from littrainer.seeds import enable_full_determinism, set_seed
 from littrainer.tracking.base import runs_ended_on_failure
 from littrainer.training import decisions
@@ -107,6 +107,7 @@ class TrainingRun:
         self._random_states: dict[str, Any] | None = None
         trainer.callback_handler.train_dataloader = loader
         trainer.schedule_is_replaced = False
+        self._rates_to_keep: list[float] | None = None
 
     def prepare_state(self) -> None:
         """Let the Trainer's overridable `_init_training_state` reset its state, or read it from the checkpoint."""
@@ -224,6 +225,8 @@ class TrainingRun:
         if self.checkpoint is not None:
             self.trainer._load_optimizer_and_scheduler(self._checkpoint_name)
             self.trainer._load_scaler(self._checkpoint_name)
+            if (self.record or {}).get("schedule_is_replaced"):
+                self._rates_to_keep = self.trainer.get_learning_rates()
 
     def begin(self) -> None:
         """All stands as it is to begin with; the first epoch comes next."""
@@ -294,9 +297,20 @@ class TrainingRun:
         trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
 
     def note_schedule(self, schedules: list[Any]) -> None:
-        """Learn which schedules Lightning steps: a callback may have put one of its own in the Trainer's place."""
+        """Learn what callbacks did to the schedule: put one of their own in its place, or add groups of parameters."""
         schedule = self.trainer.lr_scheduler
+        leave_added_groups_alone(schedule)
         self.trainer.schedule_is_replaced = bool(schedules) and all(one is not schedule for one in schedules)
+        if self._rates_to_keep is not None:
+            # A schedule that is made anew sets those of its own beginning.
+            for group, rate in zip(self.trainer.optimizer.param_groups, self._rates_to_keep, strict=True):
+                group["lr"] = rate
+            self._rates_to_keep = None
+
+    def take_micro_batches_behind(self) -> int:
+        """Micro-batches that the resumed epoch had before this call, at its first one; else 0."""
+        behind, self._micro_batches_to_skip = self._micro_batches_to_skip, 0
+        return behind
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
         """A micro-batch has been drawn, its forward pass comes next."""
@@ -513,8 +527,6 @@ def train_with_batch_size(
     plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader))
     run = trainer.training_run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
     run.prepare_state()
-    trainer.model_wrapped = wrapped_model(trainer)
-    trainer._model_is_prepared = True
     run.announce()
     if run.epochs_left > 0:
         fit(trainer, run)

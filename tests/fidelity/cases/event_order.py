@@ -251,8 +251,8 @@ def events_of_a_resumed_training_with_kept_states(side: Side) -> Record:
     }
     told(side, Counting(3), side.EarlyStoppingCallback(9), **keywords)
     notes, trainer = told(side, Counting(5), side.EarlyStoppingCallback(8), **keywords, resume="out/checkpoint-2")
-    kept = {type(callback).__name__: dict(vars(callback)) for callback in trainer.callback_handler.callbacks}
-    kept.pop("Scribe"), kept.pop("Watcher")
+    callbacks = trainer.callback_handler.callbacks
+    kept = {type(callback).__name__: callback.state() for callback in callbacks if hasattr(callback, "state")}
     return side.record(trainer, extra={"seen": notes.seen, "kept": kept})
 
 

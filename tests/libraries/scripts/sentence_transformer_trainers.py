@@ -71,8 +71,9 @@ def finish(trainer, **keywords):
     trainer.save_model()
     trainer.save_state()
     folder = Path(trainer.args.output_dir)
-    card = (folder / "README.md").read_text()
-    (folder / "card_results.json").write_text(json.dumps(dict.fromkeys(card.splitlines(), True)))
+    lines = (folder / "README.md").read_text().splitlines()
+    card = {line: True for line in lines if not line.endswith(" seconds")}
+    (folder / "card_results.json").write_text(json.dumps(card))
 
 
 class EventNotes(TrainerCallback):

@@ -1,0 +1,525 @@
+"""Each callback that Lightning brings, in the list of a Trainer: it does its work, or is refused."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch import callbacks as lightning_callbacks
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BaseFinetuning,
+    BasePredictionWriter,
+    BatchSizeFinder,
+    DeviceStatsMonitor,
+    EarlyStopping,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    LearningRateFinder,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    ModelPruning,
+    ModelSummary,
+    OnExceptionCheckpoint,
+    RichModelSummary,
+    RichProgressBar,
+    SpikeDetection,
+    StochasticWeightAveraging,
+    ThroughputMonitor,
+    Timer,
+    TQDMProgressBar,
+    WeightAveraging,
+)
+
+from littrainer import ProgressCallback, Trainer, TrainerCallback
+from littrainer.callbacks.lightning_callbacks import SUPPORT, support_table
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.metrics import accuracy
+from tests.scenarios.models import VectorClassifier
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+
+BOTH_MODES = pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+EVERY_STEP = {"eval_strategy": "steps", "eval_steps": 1}
+
+
+def trainer_with(folder: Path, *callbacks: Any, given: dict[str, Any] | None = None, **changes: Any) -> Trainer:
+    keywords = {"callbacks": list(callbacks), "compute_metrics": accuracy, **(given or {})}
+    return quiet_trainer(folder, given=keywords, **changes)
+
+
+def logged(trainer: Trainer, name: str) -> list[float]:
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+# ---- The table -------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_every_callback_that_lightning_has() -> None:
+    assert set(SUPPORT) == set(lightning_callbacks.__all__)
+
+
+def test_the_documentation_shows_the_table() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "callbacks.md"
+    assert support_table() in page.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("callback", "instead"),
+    [
+        (GradientAccumulationScheduler({0: 2}), "gradient_accumulation_steps"),
+        (LearningRateFinder(), "learning_rate"),
+        (BatchSizeFinder, "auto_find_batch_size=True"),
+        (type("OwnFinder", (BatchSizeFinder,), {}), "auto_find_batch_size=True"),
+    ],
+)
+def test_one_that_cannot_work_is_refused_with_what_to_use_instead(tmp_path: Path, callback: Any, instead: str) -> None:
+    with pytest.raises(ValueError, match=f"cannot work in a Trainer: .* Instead, .*{instead}"):
+        trainer_with(tmp_path, callback)
+    trainer = trainer_with(tmp_path)
+    with pytest.raises(ValueError, match="cannot work in a Trainer"):
+        trainer.add_callback(callback)
+    assert trainer.lightning_callbacks == []
+
+
+def test_one_given_by_keyword_that_cannot_work_is_refused_too(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="LearningRateFinder cannot work"):
+        trainer_with(tmp_path, given={"lightning": {"callbacks": [LearningRateFinder()]}}, max_steps=1).train()
+
+
+class BatchNormClassifier(VectorClassifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch_norm = torch.nn.BatchNorm1d(8)
+
+
+SWA = StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=1)
+BEST = {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 1, **EVERY_STEP}
+
+
+@pytest.mark.parametrize(
+    ("callback", "set_up", "words"),
+    [
+        (SWA, BEST, "load_best_model_at_end=False"),
+        (WeightAveraging(), BEST, "load_best_model_at_end=False"),
+        (SWA, {"model": BatchNormClassifier()}, "batch norm"),
+        (ModelPruning("l1_unstructured", amount=0.5), {"save_strategy": "epoch"}, 'save_strategy="no"'),
+        (EarlyStopping("eval_loss"), {}, 'set eval_strategy="steps"'),
+        (ModelCheckpoint(monitor="eval_accuracy"), {}, 'set eval_strategy="steps"'),
+    ],
+)
+def test_a_set_up_in_which_one_does_not_work_is_an_error_before_training(
+    tmp_path: Path, callback: Any, set_up: dict[str, Any], words: str
+) -> None:
+    trainer = trainer_with(tmp_path, callback, max_steps=1, **set_up)
+    with pytest.raises(ValueError, match=words):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+# ---- The list --------------------------------------------------------------------------------------------------------
+
+
+def test_they_are_removed_like_callbacks_of_a_trainer(tmp_path: Path) -> None:
+    timer, summary = Timer(), ModelSummary()
+    trainer = trainer_with(tmp_path, timer, TrainerCallback(), summary)
+    trainer.add_callback(LearningRateMonitor)
+    assert trainer.pop_callback(Timer) is timer and trainer.pop_callback(Timer) is None
+    assert trainer.pop_callback(timer) is None and trainer.pop_callback(summary) is summary
+    trainer.add_callback(timer)
+    trainer.remove_callback(timer)
+    trainer.remove_callback(LearningRateMonitor)
+    trainer.remove_callback(LearningRateMonitor)
+    assert trainer.lightning_callbacks == []
+    with pytest.raises(ValueError, match="does not have the callback"):
+        trainer.remove_callback(timer)
+
+
+def test_a_class_that_takes_arguments_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TypeError) as error:
+        trainer_with(tmp_path, EarlyStopping)
+    assert any("EarlyStopping" in note for note in getattr(error.value, "__notes__", [str(error.value)]))
+
+
+def test_a_bar_of_lightnings_takes_the_place_of_the_trainers_own(tmp_path: Path) -> None:
+    shown = [
+        trainer.pop_callback(ProgressCallback) is not None
+        for trainer in (
+            trainer_with(tmp_path, TQDMProgressBar(), disable_tqdm=False),
+            trainer_with(tmp_path, Timer(), disable_tqdm=False),
+        )
+    ]
+    assert shown == [False, True]
+
+
+# ---- Monitors --------------------------------------------------------------------------------------------------------
+
+
+@BOTH_MODES
+def test_learning_rate_monitor_logs_the_schedule_at_each_optimizer_step(tmp_path: Path, kind: Any) -> None:
+    monitor = LearningRateMonitor()
+    trainer = trainer_with(
+        tmp_path,
+        monitor,
+        kind=kind,
+        num_train_epochs=2,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        logging_strategy="steps",
+        logging_steps=1,
+    )
+    trainer.train()
+    monitored = [(entry["step"], entry["lr-AdamW/pg1"]) for entry in trainer.state.log_history if "lr-AdamW/pg1" in entry]
+    rates = logged(trainer, "learning_rate")
+    # At step n stands the rate of the optimizer step after it.
+    assert monitored == list(enumerate(rates)) and len(set(rates)) == 6
+
+
+def test_device_stats_monitor_logs_at_each_micro_batch(tmp_path: Path) -> None:
+    trainer = trainer_with(tmp_path, DeviceStatsMonitor(), max_steps=2)
+    trainer.train()
+    for hook in ("on_train_batch_start", "on_train_batch_end"):
+        assert len(logged(trainer, f"DeviceStatsMonitor.{hook}/cpu_percent")) == 2
+
+
+def test_throughput_monitor_counts_the_samples_of_training_and_evaluation(tmp_path: Path) -> None:
+    def samples_of(batch: Any) -> int:
+        return len(getattr(batch, "inputs", batch)["labels"])
+
+    trainer = trainer_with(tmp_path, ThroughputMonitor(batch_size_fn=samples_of), num_train_epochs=1, **EVERY_STEP)
+    trainer.train()
+    assert logged(trainer, "train/samples") == [4, 8, 10]
+    assert logged(trainer, "validate/samples") == [3, 6, 7] * 3
+
+
+class Loggers(pl.Callback):
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.found = trainer.loggers
+
+
+def test_the_history_stands_for_a_logger_only_where_a_callback_has_to_have_one(tmp_path: Path) -> None:
+    found = []
+    for monitors in ([], [LearningRateMonitor()]):
+        callback = Loggers()
+        trainer_with(tmp_path, callback, *monitors, max_steps=1).train()
+        found.append(len(callback.found))
+    assert found == [0, 1]
+
+
+@BOTH_MODES
+def test_early_stopping_monitors_an_evaluation(tmp_path: Path, kind: Any) -> None:
+    stopping = EarlyStopping("eval_loss", mode="max", patience=2)
+    trainer = trainer_with(tmp_path, stopping, kind=kind, num_train_epochs=3, **EVERY_STEP)
+    trainer.train()
+    losses = logged(trainer, "eval_loss")
+    assert trainer.state.global_step == 3 and max(losses) == losses[0] == stopping.best_score.item()
+    assert stopping.wait_count == 2 and trainer.control.should_training_stop
+
+
+def test_early_stopping_monitors_the_training_loss_at_the_end_of_epochs(tmp_path: Path) -> None:
+    stopping = EarlyStopping("loss", stopping_threshold=100.0)
+    trainer = trainer_with(tmp_path, stopping, num_train_epochs=3, logging_strategy="steps", logging_steps=1)
+    trainer.train()
+    assert trainer.state.global_step == 3
+
+
+def test_several_datasets_are_one_validation_to_a_callback_that_monitors(tmp_path: Path) -> None:
+    stopping = EarlyStopping("eval_b_loss", mode="max", patience=10)
+    ends: list[set[str]] = []
+
+    class Noting(pl.Callback):
+        def on_validation_start(self, *_: Any) -> None:
+            ends.append(set())
+
+        def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            ends[-1].update(name for name in trainer.callback_metrics if name.endswith("_accuracy"))
+
+    datasets = {"a": Rows(vector_rows(3)), "b": Rows(vector_rows(4))}
+    trainer = trainer_with(tmp_path, stopping, Noting(), given={"eval_dataset": datasets}, max_steps=1, **EVERY_STEP)
+    trainer.train()
+    assert stopping.best_score.item() == logged(trainer, "eval_b_loss")[0] and stopping.wait_count == 0
+    assert ends == [{"eval_a_accuracy"}, {"eval_a_accuracy", "eval_b_accuracy"}]
+
+
+def test_metrics_that_a_subclass_adds_can_be_monitored(tmp_path: Path) -> None:
+    class Adding(Trainer):
+        def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+            output = super().evaluation_loop(*args, **kwargs)
+            assert output.metrics is not None
+            output.metrics["eval_own"] = float(self.state.global_step)
+            return output
+
+    stopping = EarlyStopping("eval_own", patience=1)
+    trainer = trainer_with(tmp_path, stopping, kind=Adding, num_train_epochs=2, **EVERY_STEP)
+    trainer.train()
+    assert trainer.state.global_step == 2 and stopping.best_score.item() == 1.0
+
+
+def test_a_monitored_name_that_is_never_logged_is_an_error_with_those_that_are(tmp_path: Path) -> None:
+    trainer = trainer_with(tmp_path, EarlyStopping("eval_f1"), max_steps=1, **EVERY_STEP)
+    with pytest.raises(RuntimeError, match="eval_f1.*not available.*eval_accuracy"):
+        trainer.train()
+
+
+@BOTH_MODES
+def test_model_checkpoint_keeps_the_best_and_the_trainer_resumes_from_it(tmp_path: Path, kind: Any) -> None:
+    def steps_so_far(_: Any) -> dict[str, float]:
+        return {"accuracy": -abs(trainer.state.global_step - 3)}
+
+    checkpoint = ModelCheckpoint(monitor="eval_accuracy", mode="max", save_top_k=1)
+    given = {"compute_metrics": steps_so_far}
+    trainer = trainer_with(tmp_path, checkpoint, kind=kind, given=given, num_train_epochs=2, **EVERY_STEP)
+    trainer.train()
+    assert checkpoint.best_model_score == 0 and Path(checkpoint.best_model_path).parent == tmp_path / "checkpoints"
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["epoch=0-step=3.ckpt"]
+    resumed = trainer_with(tmp_path, kind=kind, num_train_epochs=2)
+    resumed.train(resume_from_checkpoint=checkpoint.best_model_path)
+    for one, other in zip(trainer.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_model_checkpoint_saves_every_few_steps(tmp_path: Path) -> None:
+    checkpoint = ModelCheckpoint(every_n_train_steps=2, save_top_k=-1, dirpath=str(tmp_path / "own"))
+    trainer_with(tmp_path, checkpoint, num_train_epochs=2).train()
+    assert sorted(path.name for path in (tmp_path / "own").iterdir()) == [
+        "epoch=0-step=2.ckpt",
+        "epoch=1-step=4.ckpt",
+        "epoch=1-step=6.ckpt",
+    ]
+
+
+def test_on_exception_checkpoint_saves_what_the_trainer_resumes_from(tmp_path: Path) -> None:
+    class Failing(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 2:
+                raise OverflowError
+
+    trainer = trainer_with(tmp_path, OnExceptionCheckpoint(str(tmp_path), "last"), Failing(), num_train_epochs=1)
+    with pytest.raises(OverflowError):
+        trainer.train()
+    resumed = trainer_with(tmp_path, num_train_epochs=1)
+    assert resumed.train(resume_from_checkpoint=str(tmp_path / "last.ckpt")).global_step == 3
+    assert resumed._initial_global_step == 2
+    # Lightning by itself would go on from it unasked.
+    begun_anew = trainer_with(tmp_path, OnExceptionCheckpoint(str(tmp_path), "last"), num_train_epochs=1)
+    assert begun_anew.train().training_loss == trainer_with(tmp_path, num_train_epochs=1).train().training_loss
+
+
+# ---- What changes the model ------------------------------------------------------------------------------------------
+
+
+class WeightsAtEpochStarts(TrainerCallback):
+    def __init__(self) -> None:
+        self.weights: list[list[torch.Tensor]] = []
+
+    def on_epoch_begin(self, *_: Any, model: Any, **__: Any) -> None:
+        self.weights.append([parameter.detach().clone() for parameter in model.parameters()])
+
+
+@BOTH_MODES
+def test_averaged_weights_are_those_of_the_model_after_training(tmp_path: Path, kind: Any) -> None:
+    averaging = StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=2, annealing_epochs=1)
+    seen = WeightsAtEpochStarts()
+    trainer = trainer_with(
+        tmp_path, averaging, seen, kind=kind, num_train_epochs=3, logging_strategy="steps", logging_steps=1
+    )
+    trainer.train()
+    # Lightning takes the weights at the beginning of each epoch from swa_epoch_start on, which it counts from 1.
+    expected = [torch.stack(both).mean(0) for both in zip(*seen.weights[1:], strict=True)]
+    for parameter, mean in zip(trainer.model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.detach(), mean)
+    rates = logged(trainer, "learning_rate")
+    assert rates[-1] == 0.05 and rates[3:6] == [rates[3]] * 3
+
+
+@BOTH_MODES
+def test_evaluations_see_the_averaged_weights_and_training_goes_on_with_its_own(tmp_path: Path, kind: Any) -> None:
+    averaging = EMAWeightAveraging(decay=0.5)
+    trainer = trainer_with(tmp_path, averaging, kind=kind, num_train_epochs=1, **EVERY_STEP)
+    trainer.train()
+    plain = trainer_with(tmp_path, kind=kind, num_train_epochs=1, **EVERY_STEP)
+    plain.train()
+    # The first update makes the average the weights themselves.
+    averaged, own = logged(trainer, "eval_loss"), logged(plain, "eval_loss")
+    assert averaged[0] == own[0] and averaged[1] != own[1]
+    assert logged(trainer, "train_loss") == logged(plain, "train_loss")
+    assert trainer.evaluate()["eval_loss"] == averaged[-1]
+
+
+@BOTH_MODES
+def test_fine_tuning_callbacks_freeze_and_unfreeze(tmp_path: Path, kind: Any) -> None:
+    class Later(BaseFinetuning):
+        def freeze_before_training(self, pl_module: Any) -> None:
+            self.freeze(pl_module.model.inner)
+
+        def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+            before.append(pl_module.model.inner.weight.detach().clone())
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(pl_module.model.inner, optimizer, lr=0.003)
+
+    before: list[torch.Tensor] = []
+    trainer = trainer_with(tmp_path, Later(), kind=kind, num_train_epochs=2)
+    trainer.train()
+    assert torch.equal(before[0], before[1]) and not torch.equal(before[1], trainer.model.inner.weight)
+    assert trainer.get_learning_rates() == [0.0, 0.0, 0.003]
+
+
+def test_backbone_fine_tuning_finds_the_backbone_or_says_that_there_is_none(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model: Any = VectorClassifier()
+    model.backbone = model.inner
+    frozen = [parameter.clone() for parameter in model.inner.parameters()]
+    callback = BackboneFinetuning(unfreeze_backbone_at_epoch=5)
+    trainer_with(tmp_path, callback, model=model, max_steps=2).train()
+    assert all(torch.equal(one, other) for one, other in zip(frozen, model.inner.parameters(), strict=True))
+    with pytest.raises(ValueError, match="neither a `backbone`"):
+        trainer_with(tmp_path, BackboneFinetuning(), max_steps=1).train()
+
+
+def test_a_pruned_model_is_plain_again_after_training(tmp_path: Path) -> None:
+    trainer = trainer_with(tmp_path, ModelPruning("l1_unstructured", amount=0.5, parameter_names=["weight"]), max_steps=3)
+    trainer.train()
+    weights = [parameter for name, parameter in trainer.model.named_parameters() if name.endswith("weight")]
+    assert torch.cat([weight.flatten() for weight in weights]).eq(0).float().mean() == 0.5
+    assert set(trainer.model.state_dict()) == set(VectorClassifier().state_dict())
+
+
+# ---- When to stop ----------------------------------------------------------------------------------------------------
+
+
+def test_a_timer_ends_training_at_an_optimizer_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10_000))
+    monkeypatch.setattr(lightning_callbacks.timer, "time", type("Clock", (), {"monotonic": lambda: next(clock)}))
+    timer = Timer(duration={"seconds": 4})
+    trainer = trainer_with(tmp_path, timer, max_steps=50, per_device_train_batch_size=1, gradient_accumulation_steps=3)
+    trainer.train()
+    assert 0 < trainer.state.global_step < 4 and trainer.state.log_history[-1]["train_loss"] > 0
+    assert time.monotonic is not lightning_callbacks.timer.time.monotonic
+
+
+def test_a_timer_whose_time_is_over_lets_no_step_begin(tmp_path: Path) -> None:
+    trainer = trainer_with(tmp_path, Timer(duration={"seconds": 0}), max_steps=5)
+    assert trainer.train().global_step == 0
+
+
+@BOTH_MODES
+def test_a_callback_that_stops_within_a_window_stops_training_when_it_is_complete(tmp_path: Path, kind: Any) -> None:
+    class Stopping(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            trainer.should_stop = True
+
+    trainer = trainer_with(
+        tmp_path, Stopping(), kind=kind, num_train_epochs=2, per_device_train_batch_size=2, gradient_accumulation_steps=2
+    )
+    assert trainer.train().global_step == 1
+    assert trainer.lightning_trainer is not None and trainer.lightning_trainer.global_step == 1
+
+
+def test_the_keyword_max_time_ends_training_too(tmp_path: Path) -> None:
+    trainer = trainer_with(tmp_path, given={"lightning": {"max_time": {"seconds": 0}}}, max_steps=5)
+    assert trainer.train().global_step == 0
+
+
+# ---- What is shown ---------------------------------------------------------------------------------------------------
+
+
+def test_bars_show_how_many_batches_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    totals: dict[str, set[Any]] = {}
+
+    class Noting(TQDMProgressBar):
+        def on_train_batch_end(self, *args: Any) -> None:
+            super().on_train_batch_end(*args)
+            totals.setdefault("train", set()).add(self.train_progress_bar.total)
+
+        def on_validation_batch_end(self, *args: Any) -> None:
+            super().on_validation_batch_end(*args)
+            totals.setdefault("validation", set()).add(self.val_progress_bar.total)
+
+        def on_predict_batch_end(self, *args: Any) -> None:
+            super().on_predict_batch_end(*args)
+            totals.setdefault("prediction", set()).add(self.predict_progress_bar.total)
+
+    trainer = trainer_with(tmp_path, Noting(), num_train_epochs=1, eval_strategy="epoch", disable_tqdm=False)
+    trainer.train()
+    trainer.evaluate()
+    trainer.predict(Rows(vector_rows(5)))
+    assert totals == {"train": {3}, "validation": {3}, "prediction": {2}}
+    assert "eval_loss" in capsys.readouterr().out
+
+
+def test_a_bar_over_data_of_unknown_length_has_no_total(tmp_path: Path) -> None:
+    from tests.scenarios.data import Stream
+
+    totals: set[Any] = set()
+
+    class Noting(TQDMProgressBar):
+        def on_validation_batch_end(self, *args: Any) -> None:
+            super().on_validation_batch_end(*args)
+            totals.add(self.val_progress_bar.total)
+
+    trainer_with(tmp_path, Noting()).evaluate(Stream(vector_rows(5)))
+    assert totals == {None}
+
+
+def test_rich_shows_the_model_and_its_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    trainer_with(tmp_path, RichProgressBar(), RichModelSummary(), max_steps=2, disable_tqdm=False).train()
+    shown = capsys.readouterr().out
+    assert "VectorClassifier" in shown and "2/3" in shown
+
+
+def test_model_summary_tells_the_layers(tmp_path: Path) -> None:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    teller = logging.getLogger("lightning.pytorch.callbacks.model_summary")
+    teller.addHandler(handler)
+    try:
+        trainer_with(tmp_path, ModelSummary(max_depth=2), max_steps=1).train()
+    finally:
+        teller.removeHandler(handler)
+    assert "VectorClassifier" in said[0] and "model.inner" in said[0]
+
+
+# ---- Single batches --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("interval", ["batch", "epoch"])
+def test_a_prediction_writer_gets_predictions_and_where_their_samples_stand(tmp_path: Path, interval: Any) -> None:
+    written: list[Any] = []
+
+    class Writer(BasePredictionWriter):
+        def write_on_batch_end(self, trainer: Any, module: Any, prediction: Any, places: Any, *_: Any) -> None:
+            written.append((prediction, places))
+
+        def write_on_epoch_end(self, trainer: Any, module: Any, predictions: Any, places: Any) -> None:
+            written.extend(zip(predictions, places[0], strict=True))
+
+    predicted = trainer_with(tmp_path, Writer(interval)).predict(Rows(vector_rows(7))).predictions
+    assert [places for _, places in written] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert torch.equal(torch.cat([one for one, _ in written]), torch.tensor(predicted))
+
+
+def test_spike_detection_ends_training_at_a_loss_that_jumps(tmp_path: Path) -> None:
+    class Jumping(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            found: Any = super().compute_loss(*args, **kwargs)
+            return found * 1000 if self.state.global_step == 2 else found
+
+    trainer = trainer_with(tmp_path, SpikeDetection(), kind=Jumping, num_train_epochs=1)
+    with pytest.raises(RuntimeError, match="spike detected in batch 2"):
+        trainer.train()
+    assert (tmp_path / "skip_batches.json").is_file()
+
+
+def test_functions_for_single_hooks_are_called(tmp_path: Path) -> None:
+    losses: list[float] = []
+    callback = LambdaCallback(on_train_batch_end=lambda trainer, module, outputs, *_: losses.append(outputs["loss"].item()))
+    trainer = trainer_with(tmp_path, callback, num_train_epochs=1, logging_strategy="steps", logging_steps=1)
+    trainer.train()
+    assert losses == logged(trainer, "loss")

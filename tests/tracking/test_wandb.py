@@ -1,0 +1,154 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb
+
+from littrainer import TrainerCallback
+from littrainer.tracking import WandbCallback
+from littrainer.tracking.selection import trackers_for
+from tests.scenarios.trainers import quiet_trainer
+from tests.tracking.both_sides import SIDES, comparable_arguments, same_on_both_machines, trainer_of
+from tests.tracking.wandb_records import WandbRun, read_run
+
+UNSET = ("WANDB_PROJECT", "WANDB_LOG_MODEL", "WANDB_WATCH", "WANDB_DISABLED", "WANDB_NAME", "WANDB_RUN_ID")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep wandb to a folder; it reads its environment once in a process."""
+    folder = tmp_path_factory.mktemp("wandb")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in UNSET:
+            patch.delenv(name, raising=False)
+        patch.setenv("WANDB_MODE", "offline")
+        patch.setenv("WANDB_SILENT", "true")
+        for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+            patch.setenv(name, str(folder))
+        wandb.teardown()
+        yield
+        wandb.teardown()
+
+
+@pytest.fixture(autouse=True)
+def no_run_left_open() -> Iterator[None]:
+    yield
+    wandb.finish()
+
+
+def finished_run() -> WandbRun:
+    """Finish the run and read what it left on the disk."""
+    folder = Path(wandb.run.settings.sync_dir)
+    wandb.finish()
+    return read_run(folder)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory, offline: None) -> dict[str, WandbRun]:
+    """The run that each side left behind: training, an evaluation, a prediction."""
+    found = {}
+    for side in SIDES:
+        trainer = trainer_of(side, tmp_path_factory.mktemp(side), report_to="wandb")
+        trainer.train()
+        trainer.evaluate()
+        trainer.predict(trainer.eval_dataset)
+        found[side] = finished_run()
+    return found
+
+
+def test_rows_of_the_history_are_those_of_transformers(both: dict[str, WandbRun]) -> None:
+    theirs, ours = ([same_on_both_machines(row) for row in both[side].history] for side in SIDES)
+    assert theirs == ours
+    assert {"train/loss", "train/global_step"} <= ours[0].keys()
+    assert ours[-1]["test/accuracy"] == ours[-2]["eval/accuracy"]
+
+
+def test_config_summary_and_name_are_those_of_transformers(both: dict[str, WandbRun]) -> None:
+    theirs, ours = (both[side] for side in SIDES)
+    expected = comparable_arguments(theirs.config)
+    assert {name: ours.config.get(name) for name in expected} == expected
+    assert expected["model/num_parameters"] > 0
+    assert same_on_both_machines(theirs.summary) == same_on_both_machines(ours.summary)
+    assert "train_loss" in ours.summary
+    assert (theirs.name, theirs.project) == (ours.name, ours.project) == ("one short run", "huggingface")
+
+
+def test_a_run_of_the_script_is_used_and_stays_open(tmp_path: Path) -> None:
+    mine = wandb.init(project="mine", config={"seed_of_mine": 3})
+    trainer = quiet_trainer(tmp_path / "out", report_to="wandb", run_name="other", max_steps=1)
+    trainer.train()
+    assert wandb.run is mine
+    run = finished_run()
+    assert (run.project, run.config["seed_of_mine"], run.config["max_steps"]) == ("mine", 3, 1)
+
+
+def test_the_environment_names_the_project_and_uploads_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "elsewhere")
+    monkeypatch.setenv("WANDB_LOG_MODEL", "checkpoint")
+    trainer = quiet_trainer(
+        tmp_path / "out", report_to="wandb", run_name="named", max_steps=2, save_strategy="steps", save_steps=2
+    )
+    trainer.train()
+    run = finished_run()
+    assert run.project == "elsewhere"
+    assert [name for name, _ in run.artifacts] == ["model-named"] * 3
+    assert [aliases[0] for _, aliases in run.artifacts] == ["base_model", "epoch_0.67", "final_model"]
+
+
+def test_an_unknown_wish_for_models_is_told_and_uploads_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_LOG_MODEL", "always")
+    assert not WandbCallback()._log_model.is_enabled
+    assert "WANDB_LOG_MODEL=always is none of checkpoint, end, false" in caplog.text
+
+
+def test_the_environment_asks_for_histograms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = []
+    monkeypatch.setenv("WANDB_WATCH", "gradients")
+    monkeypatch.setattr(wandb, "watch", lambda model, **keywords: watched.append((model, keywords)))
+    trainer = quiet_trainer(tmp_path / "out", report_to="wandb", max_steps=1, logging_steps=500)
+    trainer.train()
+    assert watched == [(trainer.model, {"log": "gradients", "log_freq": 500})]
+
+
+def test_a_subclass_sets_the_run_up_in_its_own_way(tmp_path: Path) -> None:
+    class OwnProject(WandbCallback):
+        def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+            self._initialized = True
+            self._wandb.init(project="of the subclass")
+
+    quiet_trainer(tmp_path / "out", max_steps=1, given={"callbacks": [OwnProject()]}).train()
+    run = finished_run()
+    assert run.project == "of the subclass"
+    assert "max_steps" not in run.config
+
+
+def test_wandb_that_is_switched_off_is_told_and_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_DISABLED", "true")
+    assert trackers_for(["wandb"]) == []
+    assert "Nothing is reported to wandb: the environment variable WANDB_DISABLED switches it off." in caplog.text
+
+
+def test_a_run_that_is_finished_during_training_is_told_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Finishes(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                wandb.finish()
+
+    trainer = quiet_trainer(
+        tmp_path / "out",
+        report_to="wandb",
+        max_steps=3,
+        logging_strategy="steps",
+        logging_steps=1,
+        given={"callbacks": [Finishes()]},
+    )
+    assert trainer.train().global_step == 3
+    told = [record for record in caplog.records if "Reporting to wandb failed" in record.getMessage()]
+    assert len(told) == 1
