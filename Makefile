@@ -1,5 +1,6 @@
 # make demo    train the example classifier with `littrainer run` (creates .venv on the first call)
 # make test    run the tests
+# make test-libraries  run unchanged scripts of TRL, sentence-transformers, setfit and PEFT, and compare with transformers
 # make lint    ruff (rules and format) and mypy
 # make format  let ruff rewrite what it can
 # make bench   microseconds per optimizer step over a raw PyTorch loop
@@ -21,13 +22,14 @@ BENCH_ARGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 EARLIER := .venv/transformers-5.3.0
+LIBRARIES := .venv/libraries
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 # Where this variable is set, each start would compile our own modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench bench-evaluation bench-evaluation-memory bench-checkpointing clean
+.PHONY: help install demo test test-libraries lint format bench bench-evaluation bench-evaluation-memory bench-checkpointing clean
 .DELETE_ON_ERROR:
 
 help:
@@ -61,6 +63,22 @@ demo: $(INSTALLED)
 test: $(INSTALLED) $(EARLIER)/.installed
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
 		$(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+
+# An environment of its own, so that `make test` installs nothing that only these libraries need. It sees the packages
+# of the first one, which is why torch is not installed twice.
+$(LIBRARIES)/.installed: tests/libraries/requirements.txt constraints.txt $(INSTALLED)
+	@echo "installing TRL, sentence-transformers and setfit beside it"
+	@rm -rf $(LIBRARIES)
+	@$(BIN)/python -m venv --without-pip $(LIBRARIES)
+	@$(BIN)/python -c 'import pathlib, sysconfig as s; here = s.get_path("purelib"); \
+		there = pathlib.Path(s.get_path("purelib", vars={"base": "$(LIBRARIES)"})); \
+		(there / "first_environment.pth").write_text(f"import site; site.addsitedir({here!r})\n")'
+	@$(PIP) --python $(LIBRARIES)/bin/python install -qq -c constraints.txt -r $<
+	@touch $@
+
+test-libraries: $(LIBRARIES)/.installed
+	LITTRAINER_TEST_LIBRARIES=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
+		$(LIBRARIES)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile tests/libraries $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

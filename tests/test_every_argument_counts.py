@@ -187,6 +187,7 @@ EFFECTS: dict[str, Effect] = {
 # Argument -> the file and the test that fails when it is ignored.
 LIGER = ("training/test_fused_kernels.py", "test_the_kernels_that_the_config_names_are_put_into_the_model")
 COMPILER = ("test_model_wrapping.py", "test_naming_a_backend_or_a_mode_compiles_with_them")
+TRACKIO = ("tracking/test_trackio.py", "test_arguments_name_the_space_its_bucket_and_the_static_one")
 SEEN_ELSEWHERE: dict[str, tuple[str, str]] = {
     "tf32": ("arguments/test_hardware.py", "test_the_switch_for_tf32_is_set_as_asked_and_by_compilation"),
     "torch_compile": (
@@ -205,19 +206,20 @@ SEEN_ELSEWHERE: dict[str, tuple[str, str]] = {
         "training/test_batch_size_search.py",
         "test_the_size_shrinks_by_a_tenth_until_it_fits_and_is_told",
     ),
+    "report_to": ("tracking/test_selection.py", "test_names_become_callbacks_in_their_order_each_once"),
+    "run_name": ("tracking/test_mlflow.py", "test_parameters_name_and_status_are_those_of_transformers"),
+    "logging_dir": ("tracking/test_tensorboard.py", "test_the_folder_is_that_of_logging_dir_before_the_environments"),
+    "project": TRACKIO,
+    "trackio_space_id": TRACKIO,
+    "trackio_bucket_id": TRACKIO,
+    "trackio_static_space_id": TRACKIO,
 }
 
 # Argument -> the wish, refused so far, without which it has no meaning.
-TRACKING: dict[str, Any] = {"report_to": "all"}
 PUSHING: dict[str, Any] = {"push_to_hub": True}
 SEVERAL_PROCESSES: dict[str, Any] = {}
-TRACKIO = ("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")
 DDP = ("ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph", "ddp_backend")
 ONLY_WITH: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(
-        ("report_to", "run_name", "project", "logging_dir", *TRACKIO),
-        TRACKING,
-    ),
     **dict.fromkeys(
         ("hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision"), PUSHING
     ),

@@ -20,7 +20,7 @@ class _Stderr(logging.StreamHandler[Any]):
         self.setFormatter(logging.Formatter(f"[{OURS}] %(message)s"))
 
     @property
-    def stream(self) -> Any:  # type: ignore[override]
+    def stream(self) -> Any:
         return sys.stderr
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -44,7 +44,7 @@ def apply_log_level(args: TrainingArguments) -> None:
     if wanted != "passive":
         level = args.get_process_log_level()
         theirs.setLevel(level)
-    elif ours.level == logging.NOTSET and THEIRS in sys.modules and theirs.level not in (logging.NOTSET, logging.WARNING):
+    elif ours.level == logging.NOTSET and theirs.level not in (logging.NOTSET, logging.WARNING):
         level = theirs.level
     else:
         return

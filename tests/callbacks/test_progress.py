@@ -52,10 +52,11 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> Bars:
 @pytest.mark.parametrize("logs", [LOGS, {}], ids=["full", "empty"])
 def test_logs_are_printed_as_transformers_prints_them(capsys: pytest.CaptureFixture[str], logs: dict[str, Any]) -> None:
     state: Any = TrainerState()
+    control: Any = None
     printed = []
     for kind in (PrinterCallback, transformers.PrinterCallback):
         mine = dict(logs)
-        kind().on_log(None, state, None, logs=mine)
+        kind().on_log(None, state, control, logs=mine)
         printed.append((capsys.readouterr().out, mine))
     assert printed[0] == printed[1]
     assert "total_flos" not in printed[0][1]

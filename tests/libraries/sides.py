@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from tests.libraries.small_models import write_models
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SOURCE_ROOT = Path(littrainer.__file__).parents[1]
-LIMIT_SECONDS = 300
+LIMIT_SECONDS = 600
 SHOWN_CHARACTERS = 6000
 # Files that only a checkpoint of littrainer has.
 OWN_FILES = ("littrainer_manifest.json", "littrainer_resume.pt", "littrainer_trained_beside_adapters.pt")
@@ -74,20 +75,21 @@ class _Side:
         return f"{self.name} ended with status {code}:\n{output[-SHOWN_CHARACTERS:]}\n" if code else ""
 
 
-def run_both(script: str, folder: Path) -> Both:
-    """Run a script of `scripts/` on both sides at once, each in a folder of its own that has small models in `models`.
+def run_both(program: str | Sequence[str], folder: Path) -> Both:
+    """Run a program on both sides at once, each in a folder of its own that has small models in `models`.
 
     Parameters:
+        program: the name of a script in `scripts/`, or what follows `python` or `littrainer run` on a command line.
         folder: an empty folder.
 
     Raises:
         AssertionError: a side ended with an error; its output is in the message.
     """
     write_models(folder / "models")
-    path = str(SCRIPTS / script)
+    command = [str(SCRIPTS / program)] if isinstance(program, str) else [*program]
     started = [
-        _started("theirs", [sys.executable, path], folder),
-        _started("ours", [sys.executable, "-m", "littrainer", "run", path], folder, PYTHONPATH=str(SOURCE_ROOT)),
+        _started("theirs", [sys.executable, *command], folder),
+        _started("ours", [sys.executable, "-m", "littrainer", "run", *command], folder, PYTHONPATH=str(SOURCE_ROOT)),
     ]
     outputs = [side.output() for side in started]
     failures = [side.failure(output) for side, output in zip(started, outputs, strict=True)]

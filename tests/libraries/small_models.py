@@ -1,7 +1,8 @@
-"""Small models with a tokenizer, written into a folder as a user's own checkpoint would lie there."""
+"""Small models with a tokenizer, and data, written into a folder as a user's own would lie there."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "nu
 
 
 def write_models(folder: Path) -> None:
-    """Write `llama` and `reference` (causal language models) and `reward` (one output) into a folder."""
+    """Write `llama` and `reference` (causal language models), `reward` (one output) and `chats` (data) into a folder."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
@@ -45,6 +46,18 @@ def write_models(folder: Path) -> None:
     for name, model in models.items():
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
+    for split, number in {"train": 10, "test": 3}.items():
+        _write_chats(folder / "chats" / f"{split}.jsonl", number)
+
+
+def _write_chats(path: Path, number: int) -> None:
+    turns = [(TEXT[i % len(TEXT)], TEXT[(i + 1) % len(TEXT)]) for i in range(number)]
+    chats = [
+        {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]}
+        for asked, answered in turns
+    ]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
 
 
 def _tokenizer() -> Any:

@@ -9,8 +9,22 @@ from typing import Any
 LOGGED: list[Any] = [
     {"step": 2, "epoch": 0.5, "loss": 1.5, "learning_rate": 0.01, "grad_norm": 0.75},
     {"step": 4, "epoch": 1.0, "loss": 0.5, "learning_rate": 0.005, "grad_norm": 0.25},
-    {"step": 4, "epoch": 1.0, "eval_loss": 0.625, "eval_accuracy": 0.875, "eval_runtime": 0.5, "eval_samples_per_second": 20.0},
-    {"step": 4, "epoch": 1.0, "train_loss": 1.0, "train_runtime": 125.0, "train_samples_per_second": 64.0, "total_flos": 0.0},
+    {
+        "step": 4,
+        "epoch": 1.0,
+        "eval_loss": 0.625,
+        "eval_accuracy": 0.875,
+        "eval_runtime": 0.5,
+        "eval_samples_per_second": 20.0,
+    },
+    {
+        "step": 4,
+        "epoch": 1.0,
+        "train_loss": 1.0,
+        "train_runtime": 125.0,
+        "train_samples_per_second": 64.0,
+        "total_flos": 0.0,
+    },
 ]
 
 

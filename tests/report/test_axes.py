@@ -71,7 +71,15 @@ def test_every_step_has_its_place_between_the_ends(steps: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.787109375, "0.7871"), (1234.0, "1,234"), (1.5e-5, "1.5e-5"), (2e9, "2e9"), (0.5, "0.5"), (math.nan, "nan"), (-2.0, "-2")],
+    [
+        (0.787109375, "0.7871"),
+        (1234.0, "1,234"),
+        (1.5e-5, "1.5e-5"),
+        (2e9, "2e9"),
+        (0.5, "0.5"),
+        (math.nan, "nan"),
+        (-2.0, "-2"),
+    ],
 )
 def test_numbers_are_written_short(value: float, text: str) -> None:
     assert short_number(value) == text

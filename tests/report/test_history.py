@@ -58,7 +58,9 @@ def test_an_integer_beyond_the_range_of_floats_is_infinite() -> None:
 
 
 def test_values_that_are_no_numbers_are_left_out_and_named() -> None:
-    history = read_history([{"step": 1, "loss": 1.0, "remark": "good", "eval_matrix": [[1]], "flag": True, "void": None}])
+    history = read_history(
+        [{"step": 1, "loss": 1.0, "remark": "good", "eval_matrix": [[1]], "flag": True, "void": None}]
+    )
     assert list(history.curves) == [("loss", TRAINING)]
     assert history.notes == ["Not drawn, since they hold no number: remark, eval_matrix, flag, void."]
 

@@ -1,3 +1,4 @@
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,15 @@ def no_run_left_open() -> Iterator[None]:
 
 
 def finished_run() -> WandbRun:
-    """Finish the run and read what it left on the disk."""
+    """Finish the run and read what it left on the disk, which wandb's service may still be writing."""
     folder = Path(wandb.run.settings.sync_dir)
     wandb.finish()
-    return read_run(folder)
+    for _ in range(600):
+        run = read_run(folder)
+        if run.exit_code is not None:
+            return run
+        time.sleep(0.05)
+    raise AssertionError("wandb's service has not written the end of the run")
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +113,7 @@ def test_an_unknown_wish_for_models_is_told_and_uploads_none(
 def test_the_environment_asks_for_histograms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = []
     monkeypatch.setenv("WANDB_WATCH", "gradients")
-    monkeypatch.setattr(wandb, "watch", lambda model, **keywords: watched.append((model, keywords)))
+    monkeypatch.setattr(wandb.Run, "watch", lambda run, model, **keywords: watched.append((model, keywords)))
     trainer = quiet_trainer(tmp_path / "out", report_to="wandb", max_steps=1, logging_steps=500)
     trainer.train()
     assert watched == [(trainer.model, {"log": "gradients", "log_freq": 500})]

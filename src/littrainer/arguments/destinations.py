@@ -144,12 +144,14 @@ DESTINATIONS: dict[str, Destination] = {
     "include_num_input_tokens_seen": Destination(Place.LOGS, "Tokens are counted per micro-batch and logged."),
     "log_level": Destination(Place.LOGS, "Level of the littrainer and transformers loggers in the main process."),
     "log_level_replica": Destination(Place.LOGS, "Level of the same loggers in the other processes."),
-    "disable_tqdm": Destination(Place.CONSOLE, "Chooses PrinterCallback instead of ProgressCallback, and false shows bars on anything."),
-    "report_to": Destination(
-        Place.TRACKER, "Names the trackers, of which only `none` is taken; Lightning's `logger` stays False."
+    "disable_tqdm": Destination(
+        Place.CONSOLE, "Chooses PrinterCallback instead of ProgressCallback; false draws bars off a terminal too."
     ),
-    "run_name": Destination(Place.TRACKER, "Read by tracker callbacks."),
-    "project": Destination(Place.TRACKER, "Read by tracker callbacks."),
+    "report_to": Destination(
+        Place.TRACKER, "Names the trackers, each a callback; Lightning loggers are taken too (see tracking.md)."
+    ),
+    "run_name": Destination(Place.TRACKER, "Name of the run in Weights & Biases, MLflow, Comet, Trackio and others."),
+    "project": Destination(Place.TRACKER, "Read by the Trackio callback."),
     "trackio_space_id": Destination(Place.TRACKER, "Read by the Trackio callback."),
     "trackio_bucket_id": Destination(Place.TRACKER, "Read by the Trackio callback."),
     "trackio_static_space_id": Destination(Place.TRACKER, "Read by the Trackio callback."),
@@ -235,7 +237,7 @@ DESTINATIONS: dict[str, Destination] = {
     "generation_config": Destination(Place.MODEL, "Becomes `model.generation_config` when the Trainer is made."),
     # Additional
     "warmup_ratio": Destination(Place.SCHEDULE, "Becomes `warmup_steps`."),
-    "logging_dir": Destination(Place.TRACKER, "Read by the TensorBoard callback."),
+    "logging_dir": Destination(Place.TRACKER, "Folder of the TensorBoard callback, before TENSORBOARD_LOGGING_DIR."),
     "lightning": Destination(
         Place.KEYWORD,
         "Its entries are further keywords of `lightning.Trainer`; those that arguments decide are refused.",

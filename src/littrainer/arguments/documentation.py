@@ -58,10 +58,6 @@ the micro-batch.
 # Beginnings of names -> what the arguments belong to and what is refused so far, so that nothing reads them yet.
 NO_EFFECT_WITHOUT: dict[str, str] = {
     "hub_": "`push_to_hub` is taken",
-    "run_name": "trackers are",
-    "project": "trackers are",
-    "trackio_": "trackers are",
-    "logging_dir": "trackers are",
     "ddp_": "several processes are",
 }
 

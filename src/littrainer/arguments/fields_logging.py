@@ -45,7 +45,7 @@ class LoggingFields:
     )
     disable_tqdm: bool | None = field(
         default=None,
-        metadata=about("Show no progress bars; unset shows them on a terminal, unless the log level is above warning."),
+        metadata=about("Show no progress bars; unset shows them on a terminal if warnings are shown, false anywhere."),
     )
     report_to: list[str] | str | None = field(
         default="none", metadata=about("Experiment trackers to report to, by name; `none` reports to none.")

@@ -48,10 +48,11 @@ class OpeningEvents(_Events):
     @carries_stop_iteration
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: MicroBatch, batch_idx: int) -> None:
         """A micro-batch comes next."""
-        behind = self.run.take_micro_batches_behind()
-        if behind:
-            # Those of a resumed epoch that are not drawn again; callbacks and Lightning's own count go by all of them.
-            trainer.fit_loop.epoch_loop.batch_progress.increment_by(behind)
+        if batch_idx == 0:
+            behind = self.run.take_micro_batches_behind()
+            if behind:
+                # Those of a resumed epoch that are not drawn again; Lightning's end of an epoch goes by all of them.
+                trainer.fit_loop.epoch_loop.batch_progress.increment_by(behind)
         pl_module.follow_window(batch)
         self.run.begin_micro_batch(batch)
 
@@ -76,7 +77,10 @@ class ClosingEvents(_Events):
         self.run.begin()
         if self._stop_was_asked_for:
             self.run.trainer.control.should_training_stop = True
-        self._stop_if_asked(trainer)
+        # What a Trainer callback asks for when training begins is done after the first micro-batch; here ends what a
+        # Lightning callback, or work left over by the checkpoint, has ended.
+        if self._stop_was_asked_for or self.run.evaluation_due is not None or self.run.epoch_end_is_due:
+            self._stop_if_asked(trainer)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Callbacks have made their changes for an epoch."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from littrainer.compat.trainer_attributes import REFUSED
+
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
@@ -57,6 +59,8 @@ def missing_member_message(name: str) -> str:
     """What an AttributeError says for a name that the Trainer does not have."""
     if name in NOT_YET:
         return f"littrainer's Trainer has no {name} yet; {NOT_YET[name]}, or run the script with plain `python`."
+    if name in REFUSED:
+        return f"littrainer's Trainer does not have {name}: {REFUSED[name]}."
     return f"'Trainer' object has no attribute {name!r}"
 
 

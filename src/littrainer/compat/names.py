@@ -18,6 +18,17 @@ REPLACED: dict[str, dict[str, str]] = {
         "HfArg": "littrainer.arguments.parser:HfArg",
         "HfArgumentParser": "littrainer.arguments.parser:HfArgumentParser",
     },
+    "transformers.integrations.integration_utils": {
+        "CometCallback": "littrainer.tracking.comet_ml:CometCallback",
+        "MLflowCallback": "littrainer.tracking.mlflow:MLflowCallback",
+        "TensorBoardCallback": "littrainer.tracking.tensorboard:TensorBoardCallback",
+        "TrackioCallback": "littrainer.tracking.trackio:TrackioCallback",
+        "WandbCallback": "littrainer.tracking.wandb:WandbCallback",
+        "WandbLogModel": "littrainer.tracking.wandb:WandbLogModel",
+        "get_available_reporting_integrations": "littrainer.tracking.services:available_services",
+        "get_reporting_integration_callbacks": "littrainer.tracking.selection:tracker_classes",
+        "rewrite_logs": "littrainer.tracking.metric_names:with_tracked_names",
+    },
     "transformers.trainer": {
         "Trainer": "littrainer.trainer:Trainer",
         "DEFAULT_CALLBACKS": "littrainer.trainer:DEFAULT_CALLBACKS",
@@ -90,7 +101,6 @@ REPLACED: dict[str, dict[str, str]] = {
 """transformers module -> name in it -> where littrainer has it, as "module:attribute"."""
 
 DERIVED: tuple[str, ...] = (
-    "transformers.integrations.integration_utils",
     "transformers.trainer_jit_checkpoint",
 )
 """transformers modules whose classes derive from names in REPLACED. Where they were imported before the redirection,

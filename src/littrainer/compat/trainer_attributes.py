@@ -23,7 +23,7 @@ ANSWERED: dict[str, str] = {
     "compute_loss_func": "as given; writable",
     "compute_metrics": "as given; writable",
     "preprocess_logits_for_metrics": "as given",
-    "optimizer": "None before training, then torch's optimizer itself, with no wrapper around it that has `.optimizer`; "
+    "optimizer": "None before training, then torch's optimizer itself: no wrapper is around it that has `.optimizer`; "
     "whether fp16 skipped its step says `accelerator.optimizer_step_was_skipped`",
     "lr_scheduler": "None before training, then torch's schedule itself",
     "optimizer_cls_and_kwargs": "as given",
@@ -50,6 +50,7 @@ ANSWERED: dict[str, str] = {
     "push_in_progress": "None",
     "hp_name": "None",
     "hp_search_backend": "None",
+    "model_preparation_time": "seconds that an evaluation before training took to prepare the model; else None",
     "current_flos": "operations since they were last moved into the state",
     "current_gradient_accumulation_steps": "micro-batches in the window at hand, also in an epoch's last one",
     "_train_batch_size": "micro-batch size of this process",
@@ -68,7 +69,12 @@ ANSWERED: dict[str, str] = {
 }
 """Attribute -> what it is. Those that begin with an underscore are read by subclasses all the same."""
 
+_SEARCH = "hyperparameter_search sets it, which littrainer does not have yet"
 REFUSED: dict[str, str] = {
+    "hp_space": _SEARCH,
+    "compute_objective": _SEARCH,
+    "objective": _SEARCH,
+    "_attn_mask_causal_checked": "sequences are not split between processes",
     "_mixed_mesh_grads": "gradients of models that are split between processes by several meshes do not occur here",
 }
 """Attribute -> why it is not offered."""

@@ -89,7 +89,9 @@ def _linear(low: float, high: float, most_ticks: int, smallest_step: float = 0.0
         return Axis(low, high, (low,), tuple(labels_of([low])))
     step = max(_round_step(high / most_ticks - low / most_ticks), smallest_step)
     first = math.ceil(low / step)
-    ticks = [number * step for number in range(first, first + most_ticks + 2) if number * step <= high * (1 + 1e-12)]
+    ticks = [
+        number * step for number in range(first, first + most_ticks + 2) if number * step <= _finite(high * (1 + 1e-12))
+    ]
     return Axis(low, high, tuple(ticks), tuple(labels_of(ticks)))
 
 
@@ -111,7 +113,9 @@ def _logarithmic(low: float, high: float) -> Axis:
             for size in (1, 2, 5)
             if bottom <= math.log10(size) + power <= top
         ]
-    return Axis(_power_of_ten(bottom), _power_of_ten(top), tuple(ticks), tuple(map(short_number, ticks)), logarithmic=True)
+    return Axis(
+        _power_of_ten(bottom), _power_of_ten(top), tuple(ticks), tuple(map(short_number, ticks)), logarithmic=True
+    )
 
 
 def labels_of(ticks: Sequence[float]) -> list[str]:

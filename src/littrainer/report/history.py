@@ -125,7 +125,7 @@ def _number(value: Any) -> float | None:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def _notes_on_numbers(curves: dict[tuple[str, str], list[Point]]) -> list[str]:

@@ -65,6 +65,11 @@ class SharedLogger:
         """The folder of the logger's run, or None."""
         return self._known("log_dir", None)
 
+    @property
+    def group_separator(self) -> str:
+        """What the logger puts between the parts of a metric's name."""
+        return self._known("group_separator", "/")
+
     def _known(self, name: str, otherwise: Any) -> Any:
         found = self._find()
         return otherwise if found is None else getattr(found, name, otherwise)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from typing import Any
 
 from littrainer.arguments.normalization import trackers_in
 from littrainer.ecosystem import is_a
 from littrainer.tracking.lightning_loggers import LightningLoggersCallback
-from littrainer.tracking.services import SERVICES, available_services, require_installed, require_known
+from littrainer.tracking.services import (
+    SERVICES,
+    TAKEN_ELSEWHERE,
+    available_services,
+    require_installed,
+    require_known,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,19 +43,37 @@ def trackers_for(report_to: Any) -> list[Any]:
     return callbacks
 
 
-def tracker_class(name: str) -> type:
-    """The callback class of a service.
+def tracker_classes(report_to: Any) -> list[type]:
+    """The callback classes of the services that `report_to` names.
+
+    Raises:
+        ValueError: a name is unknown.
+    """
+    names = trackers_in(report_to)
+    return [tracker_class(name) for name in (available_services() if names == ["all"] else names)]
+
+
+def tracker_class(name: Any) -> type:
+    """The callback class of a service, or one that a script has entered into transformers' table under that name.
 
     Raises:
         ValueError: the name is unknown.
     """
+    if name not in {*SERVICES, *TAKEN_ELSEWHERE} and name in (entered := _entered_into_transformers()):
+        return entered[name]
     require_known(name)
     module, _, class_name = SERVICES[name].callback.partition(":")
     return getattr(importlib.import_module(module), class_name)
 
 
+def _entered_into_transformers() -> dict[str, type]:
+    module = sys.modules.get("transformers.integrations.integration_utils")
+    return getattr(module, "INTEGRATION_TO_CALLBACK", {})
+
+
 def _is_wanted(name: Any) -> bool:
-    require_known(name)
+    if name not in SERVICES:
+        return True
     require_installed(name)
     reason = SERVICES[name].switched_off()
     if reason is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,7 +54,7 @@ def shown(value: Any) -> Any:
     """A value that both sides' records can hold; the columns are in no order, and some stand twice, in transformers."""
     if isinstance(value, list) and "label_ids" in value:
         return sorted(set(value))
-    return str(value) if isinstance(value, (torch.device, str)) else value
+    return str(value) if isinstance(value, (torch.device, str)) else copy.deepcopy(value)
 
 
 def values_of(owner: Any, names: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import DPOConfig, RLOOConfig, RLOOTrainer
+from trl import DistillationConfig, DistillationTrainer, DPOConfig, RLOOConfig, RLOOTrainer
 from trl.experimental.bema_for_ref_model import BEMACallback, DPOTrainer
 from trl.experimental.gkd import GKDConfig, GKDTrainer
 from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
@@ -105,6 +105,21 @@ finish(
         ),
         train_dataset=QUESTIONS,
         peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+    )
+)
+finish(
+    DistillationTrainer(
+        model="models/llama",
+        teacher_model="models/reference",
+        args=DistillationConfig(
+            output_dir="distillation",
+            max_completion_length=6,
+            gradient_accumulation_steps=2,
+            max_steps=3,
+            save_strategy="no",
+            **SHARED,
+        ),
+        train_dataset=QUESTIONS,
     )
 )
 finish(

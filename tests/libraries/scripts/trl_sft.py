@@ -1,5 +1,6 @@
 """Supervised fine-tuning with TRL, in several set-ups one after the other."""
 
+import numpy as np
 from datasets import Dataset
 from peft import LoraConfig
 from trl import SFTConfig, SFTTrainer
@@ -25,13 +26,21 @@ CHATS = Dataset.from_dict(
 )
 
 
-def train(name, train_dataset, resume=False, peft_config=None, **settings):
+LORA = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", lora_dropout=0.1)
+
+
+def mean_logit(prediction):
+    return {"mean_logit": float(np.mean(prediction.predictions)), "rows": len(prediction.label_ids)}
+
+
+def train(name, train_dataset, resume=False, peft_config=None, compute_metrics=None, **settings):
     settings = {"per_device_train_batch_size": 2, "logging_steps": 1, "learning_rate": 1e-2, **settings}
     trainer = SFTTrainer(
         model="models/llama",
         args=SFTConfig(output_dir=name, report_to="none", **settings),
         train_dataset=train_dataset,
-        eval_dataset=TEXTS.select(range(5)) if settings.get("eval_strategy") else None,
+        eval_dataset={"one": TEXTS.select(range(5)), "two": CHATS.select(range(3))},
+        compute_metrics=compute_metrics,
         peft_config=peft_config,
     )
     trainer.train(resume_from_checkpoint=resume)
@@ -67,11 +76,19 @@ train("defaults", TEXTS, use_cpu=True, max_steps=3, save_strategy="no")
 train("packing", TEXTS, packing=True, max_length=24, padding_free=True, bf16=False, max_steps=3, save_strategy="no")
 train("assistant_only", CHATS, assistant_only_loss=True, bf16=False, max_steps=3, loss_type="dft")
 train(
-    "lora",
+    "metrics",
     CHATS,
-    peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
+    compute_metrics=mean_logit,
     bf16=False,
-    max_steps=3,
-    save_strategy="steps",
-    save_steps=2,
+    max_steps=4,
+    per_device_eval_batch_size=2,
+    eval_strategy="steps",
+    eval_steps=1,
+    save_strategy="best",
+    metric_for_best_model="one_mean_logit",
+    load_best_model_at_end=True,
 )
+train("stream", TEXTS.to_iterable_dataset(), gradient_accumulation_steps=2, bf16=False, max_steps=5, save_strategy="no")
+lora = {"bf16": False, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2}
+train("lora", CHATS, peft_config=LORA, load_best_model_at_end=True, metric_for_best_model="two_loss", **lora)
+train("lora_resumed", CHATS, resume="lora/checkpoint-2", peft_config=LORA, **lora)

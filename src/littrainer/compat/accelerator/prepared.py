@@ -25,6 +25,7 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         self.accelerator = accelerator
         self.step_was_skipped = False
+        self._is_unscaled = False
 
     def __getattr__(self, name: str) -> Any:
         if name in ("optimizer", "accelerator"):
@@ -91,12 +92,19 @@ class PreparedOptimizer(torch.optim.Optimizer):
         self.step_was_skipped = True
         handle = self.optimizer.register_step_pre_hook(self._note_step)
         try:
-            # GradScaler hands on what it is given, and torch's optimizers take no closure of None by keyword alone.
             result = scaler.step(self.optimizer) if closure is None else scaler.step(self.optimizer, closure)
         finally:
             handle.remove()
         scaler.update()
+        self._is_unscaled = False
         return result
+
+    def unscale(self) -> None:
+        """Divide the scale of fp16 out of the gradients, once for each step."""
+        scaler = self.scaler
+        if scaler is not None and not self._is_unscaled:
+            scaler.unscale_(self.optimizer)
+            self._is_unscaled = True
 
     def _note_step(self, *_: Any) -> None:
         self.step_was_skipped = False

@@ -24,6 +24,20 @@ class _Shared:
         setattr(instance.config, self.name, value)
 
 
+class _Apart(_Shared):
+    """A setting that begins as that of `args.accelerator_config` and is written here alone.
+
+    Libraries write it between the loaders of training and evaluation, and then compare the arguments with the defaults
+    for a model card. No loader of a single process reads it.
+    """
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else vars(instance).get(self.name, getattr(instance.config, self.name))
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        vars(instance)[self.name] = value
+
+
 class LoaderSettings:
     """How loaders are built and batches dispatched, readable and writable.
 
@@ -33,7 +47,7 @@ class LoaderSettings:
 
     split_batches = _Shared()
     dispatch_batches = _Shared()
-    even_batches = _Shared()
+    even_batches = _Apart()
     use_seedable_sampler = _Shared()
     non_blocking = _Shared()
     # Whether loaders keep a state of their own; littrainer's keep one in every checkpoint.

@@ -132,14 +132,15 @@ class Stepping:
         """
         if self.scaler is None:
             return
-        own = [] if self.module is None else [self.module.trainer.optimizers[0]]
-        given = [*own, *self._optimizers] if optimizer is None else optimizer
+        own = None if self.module is None else self.module.trainer.optimizers[0]
+        given = [*([] if own is None else [own]), *self._optimizers] if optimizer is None else optimizer
         for one in given if isinstance(given, (list, tuple)) else [given]:
-            plain = one.optimizer if isinstance(one, PreparedOptimizer) else one
-            if plain in own:
-                self.module.trainer.precision_plugin.unscale(plain)
+            if isinstance(one, PreparedOptimizer):
+                one.unscale()
+            elif one is own:
+                self.module.trainer.precision_plugin.unscale(one)
             else:
-                self.scaler.unscale_(plain)
+                self.scaler.unscale_(one)
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor:
         """Clip gradients by their norm, and return the norm they had."""

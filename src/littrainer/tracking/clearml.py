@@ -1,0 +1,194 @@
+"""ClearML, on a server or kept offline."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from typing import Any, ClassVar
+
+from littrainer.arguments.secrets import holds_a_secret
+from littrainer.tracking.base import TrackerCallback, survives_failure
+from littrainer.tracking.metric_names import PREFIXED_SPLITS, SUMMARY_VALUES, only_numbers
+from littrainer.tracking.saved_models import newest_checkpoint
+from littrainer.tracking.services import TRUE_VALUES
+
+logger = logging.getLogger(__name__)
+
+SINGLE_VALUES = (*SUMMARY_VALUES, "epoch")
+# A clone of the task that a ClearML agent runs takes its values from the server where this parameter is switched off.
+IGNORE_ARGUMENTS = "_ignore_hparams_ui_overrides_"
+IGNORE_MODEL_CONFIG = "_ignore_model_config_ui_overrides_"
+IGNORE_DESCRIPTION = "If true, values changed on the server have no effect when this task is run remotely"
+
+
+class ClearMLCallback(TrackerCallback):
+    """Reports to ClearML; see `setup` for what the environment decides.
+
+    A task that is current (`clearml.Task.init`) is used and left open. One that this callback starts is closed when
+    the training ends, and what is logged later goes to it too; the next training starts another.
+
+    Raises:
+        ImportError: ClearML is not installed.
+    """
+
+    service = "clearml"
+    log_suffix: str = ""
+    """What follows the names of the second and later trainings on one task, for they would cover the first one's."""
+
+    # Trainings that have reported to the task that is current, whichever callback they had.
+    _train_run_counter: ClassVar[int] = 0
+    _hparams_section = "Transformers"
+    _model_config_section = "Model Configuration"
+
+    def __init__(self) -> None:
+        super().__init__()
+        import clearml
+
+        self._clearml: Any = clearml
+        self._clearml_task: Any = None
+        self._closes_task = False
+        self._log_model = False
+        self._checkpoints_saved: list[Any] = []
+
+    @survives_failure
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Start a task, unless one is current."""
+        self._checkpoints_saved = []
+        ended = self._clearml_task is not None and self._clearml.Task.current_task() is None
+        if state.is_hyper_param_search or ended:
+            self._initialized = False
+        self.set_up_once(args, state, model, **kwargs)
+
+    def setup(self, args: Any, state: Any, model: Any, processing_class: Any = None, **kwargs: Any) -> None:
+        """Start a task, unless one is current, and write arguments and the model's configuration.
+
+        Environment variables: CLEARML_PROJECT and CLEARML_TASK name the task that is started; CLEARML_LOG_MODEL says
+        whether checkpoints are uploaded: by default they are to such a task, and not to one that the script started.
+        """
+        self._initialized = True
+        if not state.is_world_process_zero:
+            return
+        task_class = self._clearml.Task
+        self._clearml_task = task_class.current_task() if task_class.running_locally() else None
+        started_here = self._clearml_task is None
+        if started_here:
+            ClearMLCallback._train_run_counter = 0
+            self._clearml_task = task_class.init(
+                project_name=os.environ.get("CLEARML_PROJECT", "HuggingFace Transformers"),
+                task_name=os.environ.get("CLEARML_TASK", "Trainer"),
+                auto_connect_frameworks={"tensorboard": False, "pytorch": False},
+                output_uri=True,
+            )
+        self._closes_task = started_here and task_class.running_locally()
+        self._log_model = os.environ.get("CLEARML_LOG_MODEL", str(started_here)).upper() in TRUE_VALUES
+        ClearMLCallback._train_run_counter += 1
+        count = ClearMLCallback._train_run_counter
+        self.log_suffix = "" if count == 1 else f"_{count}"
+        self._write_arguments(args)
+        if getattr(model, "config", None) is not None:
+            self._write_model_config(model, count)
+
+    def _write_arguments(self, args: Any) -> None:
+        section = self._hparams_section + self.log_suffix
+        ignore = f"{section}/{IGNORE_ARGUMENTS}"
+        local = self._clearml.Task.running_locally()
+        if local:
+            self._clearml_task.set_parameter(name=ignore, value=True, value_type=bool, description=IGNORE_DESCRIPTION)
+        elif not self._clearml_task.get_parameter(ignore, default=True, cast=True):
+            self._clearml_task.connect(args, section)
+            return
+        shown = {
+            f"{section}/{field.name}": getattr(args, field.name)
+            for field in dataclasses.fields(args)
+            if field.init and not holds_a_secret(field.name)
+        }
+        self._clearml_task.update_parameters(_flat(shown))
+
+    def _write_model_config(self, model: Any, count: int) -> None:
+        name = self._model_config_section + self.log_suffix
+        ignore = f"{self._hparams_section}{self.log_suffix}/{IGNORE_MODEL_CONFIG}"
+        task = self._clearml_task
+        if self._clearml.Task.running_locally():
+            task.set_parameter(name=ignore, value=True, value_type=bool, description=IGNORE_DESCRIPTION)
+        elif not task.get_parameter(ignore, default=True, cast=True):
+            model.config = model.config.from_dict(task.get_configuration_object_as_dict(name))
+            return
+        config = model.config if isinstance(model.config, dict) else model.config.to_dict()
+        task.set_configuration_object(
+            name=name, config_dict=config, description=f"The configuration of model number {count}."
+        )
+
+    def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
+        """Write numbers as curves of their split, and the results of the whole training as single values."""
+        reports = self._clearml_task.get_logger()
+        for name, value in only_numbers(logs, self.service).items():
+            if name in SINGLE_VALUES:
+                reports.report_single_value(name=name + self.log_suffix, value=value)
+                continue
+            split = next((split for split in PREFIXED_SPLITS if name.startswith(f"{split}_")), "train")
+            reports.report_scalar(
+                title=split + self.log_suffix,
+                series=name.removeprefix(f"{split}_") if split in PREFIXED_SPLITS else name,
+                value=value,
+                iteration=state.global_step,
+            )
+
+    @survives_failure
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Upload the checkpoint, where models are, and delete those beyond `save_total_limit` from the server."""
+        wanted = self._log_model and self._clearml_task is not None and state.is_world_process_zero
+        folder = newest_checkpoint(args, state) if wanted else None
+        if folder is None:
+            return
+        model = self._clearml.OutputModel(task=self._clearml_task, name=folder.name + self.log_suffix)
+        model.connect(task=self._clearml_task, name=folder.name + self.log_suffix)
+        model.update_weights_package(
+            weights_path=str(folder),
+            target_filename=folder.name,
+            iteration=state.global_step,
+            auto_delete_file=False,
+        )
+        self._checkpoints_saved.append(model)
+        while args.save_total_limit and len(self._checkpoints_saved) > args.save_total_limit:
+            if not self._delete(self._checkpoints_saved[0]):
+                break
+            del self._checkpoints_saved[0]
+
+    def _delete(self, model: Any) -> bool:
+        try:
+            self._clearml.model.Model.remove(model, delete_weights_file=True, force=True, raise_on_errors=True)
+        except Exception as error:
+            logger.warning("clearml: the older checkpoint %s could not be deleted: %s.", model.name, error)
+            return False
+        return True
+
+    @survives_failure
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the task, if this callback started it."""
+        self._close()
+
+    def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
+        """Mark the task as failed, or as stopped where the training was interrupted, if this callback started it."""
+        if self._closes_task and self._clearml_task is not None:
+            if isinstance(error, Exception):
+                self._clearml_task.mark_failed(status_reason=type(error).__name__, status_message=str(error))
+            else:
+                self._clearml_task.mark_stopped(force=True)
+        self._close()
+
+    def _close(self) -> None:
+        if self._closes_task and self._clearml_task is not None:
+            self._closes_task = False
+            self._clearml_task.close()
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Nested dicts as single parameters, whose names are joined by a slash."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            found.update(_flat({f"{name}/{key}": item for key, item in value.items()}))
+        else:
+            found[name] = value
+    return found

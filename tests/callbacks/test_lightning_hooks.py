@@ -1,0 +1,232 @@
+"""What Lightning callbacks of a user's own hear and see in a Trainer, and where they log to."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import DeviceStatsMonitor, LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers.logger import DummyLogger
+
+from littrainer import Trainer, TrainerCallback
+from littrainer.callbacks.published_metrics import publish
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.metrics import accuracy
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+
+BOTH_MODES = pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+STEP = ["on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"]
+# There is no `test` of Lightning's in a Trainer, and no sanity check.
+NEVER = ("on_test", "on_sanity_check")
+
+
+class Hooks(pl.Callback):
+    """Notes each hook, with the model that its module carries."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.models: set[int] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in HOOKS:
+            return found
+
+        def noting(trainer: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+            self.seen.append(name)
+            self.models.add(id(module.model))
+            return found(trainer, module, *args, **kwargs)
+
+        # Such a hook is its user's own, and not Lightning's that does nothing.
+        return noting
+
+
+HOOKS = {name for name in vars(pl.Callback) if name.startswith("on_") or name in ("setup", "teardown")}
+
+
+@BOTH_MODES
+def test_all_hooks_of_a_training_come_in_lightnings_order(tmp_path: Path, kind: Any) -> None:
+    hooks = Hooks()
+    trainer = quiet_trainer(
+        tmp_path,
+        kind=kind,
+        given={"callbacks": [hooks], "eval_dataset": Rows(vector_rows(3))},
+        max_steps=1,
+        eval_strategy="steps",
+        save_strategy="steps",
+        eval_steps=1,
+        save_steps=1,
+    )
+    trainer.train()
+    begin = ["setup", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"]
+    validation = [f"on_validation_{name}" for name in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")]
+    end = ["on_train_epoch_end", "on_train_end", "on_fit_end", "teardown"]
+    step = [name for name in hooks.seen if name in STEP]
+    assert [name for name in hooks.seen if name not in STEP[1:]] == [
+        *begin,
+        "on_train_batch_end",
+        *validation,
+        "on_save_checkpoint",
+        *end,
+    ]
+    assert sorted(step) == sorted(STEP) if kind is Trainer else set(step) <= set(STEP)
+    assert hooks.models == {id(trainer.model)}
+
+
+def test_all_other_hooks_come_too(tmp_path: Path) -> None:
+    class Failing(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            raise OverflowError
+
+    hooks = Hooks()
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [hooks]}, max_steps=1, save_strategy="steps", save_steps=1)
+    trainer.train()
+    trainer.args.max_steps = 2
+    trainer.train(resume_from_checkpoint=True)
+    trainer.evaluate()
+    trainer.predict(Rows(vector_rows(3)))
+    trainer.add_callback(Failing)
+    with pytest.raises(OverflowError):
+        trainer.train()
+    assert {name for name in HOOKS if not name.startswith(NEVER)} == set(hooks.seen)
+
+
+class Metrics(pl.Callback):
+    def __init__(self) -> None:
+        self.at: dict[str, dict[str, float]] = {}
+
+    def note(self, hook: str, trainer: pl.Trainer) -> None:
+        self.at[hook] = {name: value.item() for name, value in trainer.callback_metrics.items()}
+
+    def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.note("validation", trainer)
+
+    def on_predict_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.note("prediction", trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.note("training", trainer)
+        assert set(trainer.logged_metrics) == set(trainer.callback_metrics)
+        assert set(trainer.progress_bar_metrics) == {"loss", "learning_rate", "eval_loss"}
+
+
+@BOTH_MODES
+def test_what_the_trainer_logs_is_found_where_lightning_callbacks_look(tmp_path: Path, kind: Any) -> None:
+    metrics = Metrics()
+    given = {"callbacks": [metrics], "compute_metrics": accuracy}
+    steps: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1, "logging_strategy": "steps", "logging_steps": 1}
+    trainer = quiet_trainer(tmp_path, kind=kind, given=given, max_steps=2, **steps)
+    trainer.train()
+    entries = [entry for entry in trainer.state.log_history if entry["step"] == 2 and "train_loss" not in entry]
+    logged = {name: value for entry in entries for name, value in entry.items() if name not in ("epoch", "step")}
+    assert metrics.at["validation"] == metrics.at["training"] == logged
+    assert {"loss", "grad_norm", "learning_rate", "eval_loss", "eval_accuracy", "eval_runtime"} <= set(logged)
+
+
+def test_evaluations_and_predictions_outside_of_training_show_their_metrics_too(tmp_path: Path) -> None:
+    metrics = Metrics()
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [metrics], "compute_metrics": accuracy})
+    evaluated = trainer.evaluate()
+    predicted = trainer.predict(Rows(vector_rows(4))).metrics
+    for name in ("loss", "accuracy"):
+        assert metrics.at["validation"][f"eval_{name}"] == evaluated[f"eval_{name}"]
+        assert metrics.at["prediction"][f"test_{name}"] == predicted[f"test_{name}"]
+
+
+def test_only_numbers_are_shown() -> None:
+    class Lightning:
+        callback_metrics: dict[str, Any] = {}
+        logged_metrics: dict[str, Any] = {}
+        progress_bar_metrics: dict[str, Any] = {}
+
+    logs = {"loss": np.float32(0.5), "n": 3, "t": torch.tensor([2.0]), "text": "no", "flag": True, "none": None, "many": [1]}
+    publish(Lightning(), {**logs, "epoch": 1.0, "step": 7})  # type: ignore[arg-type]
+    assert {name: value.item() for name, value in Lightning.callback_metrics.items()} == {"loss": 0.5, "n": 3.0, "t": 2.0}
+    assert Lightning.progress_bar_metrics == {"loss": 0.5}
+
+
+def test_outputs_of_single_batches_are_those_of_the_model(tmp_path: Path) -> None:
+    outputs: list[Any] = []
+
+    class Noting(pl.Callback):
+        def on_validation_batch_end(self, trainer: Any, module: Any, output: Any, *_: Any) -> None:
+            outputs.append(output)
+
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [Noting()], "compute_metrics": accuracy})
+    trainer.evaluate()
+    expected = trainer.predict(trainer.eval_dataset)
+    assert torch.equal(torch.cat([output["predictions"] for output in outputs]), torch.tensor(expected.predictions))
+    assert torch.equal(torch.cat([output["labels"] for output in outputs]), torch.tensor(expected.label_ids))
+
+
+def rows_of(folder: str) -> list[dict[str, str]]:
+    with (Path(folder) / "metrics.csv").open() as file:
+        return [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("through", ["trainer", "arguments", "report_to"])
+def test_a_lightning_logger_gets_what_the_trainer_and_its_lightning_callbacks_log(tmp_path: Path, through: str) -> None:
+    logger = CSVLogger(str(tmp_path / "logs"))
+    logging_steps: dict[str, Any] = {"logging_strategy": "steps", "logging_steps": 1, "max_steps": 2}
+    given: dict[str, Any] = {"callbacks": [LearningRateMonitor()]}
+    if through == "trainer":
+        given["lightning"] = {"logger": logger}
+    elif through == "arguments":
+        logging_steps["lightning"] = {"logger": logger}
+    else:
+        logging_steps["report_to"] = logger
+    trainer = quiet_trainer(tmp_path, given=given, **logging_steps)
+    trainer.train()
+    rows = rows_of(logger.log_dir)
+    rates = [(row["step"], float(row["lr-AdamW/pg1"])) for row in rows if "lr-AdamW/pg1" in row]
+    losses = [(row["step"], float(row["train/loss"])) for row in rows if "train/loss" in row]
+    history = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert losses == [(str(entry["step"]), entry["loss"]) for entry in history]
+    assert rates == [(str(entry["step"] - 1), entry["learning_rate"]) for entry in history]
+    assert not any("lr-AdamW/pg1" in entry for entry in trainer.state.log_history)
+
+
+def test_a_logger_that_is_only_asked_for_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match='set report_to="tensorboard"'):
+        quiet_trainer(tmp_path, given={"lightning": {"logger": True}})
+
+
+def test_a_logger_that_fails_is_told_of_once_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(DummyLogger):
+        name = version = "broken"
+
+        def log_metrics(self, *_: Any, **__: Any) -> None:
+            raise ConnectionError("no route")
+
+    trainer = quiet_trainer(
+        tmp_path,
+        given={"callbacks": [LearningRateMonitor(), DeviceStatsMonitor()], "lightning": {"logger": Broken()}},
+        max_steps=3,
+        logging_strategy="steps",
+        logging_steps=1,
+    )
+    assert trainer.train().global_step == 3
+    told = [record for record in caplog.records if "no route" in record.getMessage()]
+    assert len([record for record in told if record.levelno >= logging.WARNING]) == 1
+
+
+def test_a_user_callback_may_log_through_the_module(tmp_path: Path) -> None:
+    class Logging(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
+            module.log("own/loss", outputs["loss"])
+
+    logger = CSVLogger(str(tmp_path / "logs"))
+    given = {"callbacks": [Logging()], "lightning": {"logger": logger}}
+    trainer = quiet_trainer(tmp_path, given=given, max_steps=2, logging_strategy="steps", logging_steps=1)
+    trainer.train()
+    own = [float(row["own/loss"]) for row in rows_of(logger.log_dir) if "own/loss" in row]
+    assert own == [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from littrainer import Trainer
+from littrainer.compat.accelerator import AcceleratorFacade
+from tests.scenarios.data import FEATURES, Rows, vector_rows
+from tests.scenarios.models import VectorClassifier
+from tests.scenarios.trainers import StepwiseTrainer, quiet_arguments, quiet_trainer
+
+
+def test_the_facade_answers_for_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+    assert facade.device == torch.device("cpu")
+    assert (facade.num_processes, facade.process_index) == (1, 0)
+    assert facade.is_main_process and facade.is_local_main_process
+    tensor = torch.ones(2)
+    assert facade.gather(tensor) is facade.gather_for_metrics(tensor) is facade.pad_across_processes(tensor) is tensor
+    facade.wait_for_everyone()
+    facade.print("once", end="!")
+    assert capsys.readouterr().out == "once!"
+
+
+def test_the_facade_takes_torchs_wrappers_off_and_no_others(tmp_path: Path) -> None:
+    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+    model = VectorClassifier()
+
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = model
+
+    own = Own()
+    assert facade.unwrap_model(model) is model and facade.unwrap_model(own) is own
+    assert facade.unwrap_model(torch.nn.DataParallel(model)) is model
+    compiled: Any = torch.compile(torch.nn.DataParallel(model))
+    assert facade.unwrap_model(compiled, keep_torch_compile=False) is model
+    assert facade.unwrap_model(compiled) is compiled and compiled._orig_mod is model
+    assert sorted(facade.get_state_dict(compiled)) == sorted(model.state_dict())
+
+
+def test_a_backward_outside_training_is_torchs_own(tmp_path: Path) -> None:
+    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+    leaf = torch.ones(2, requires_grad=True)
+    loss = leaf.sum()
+    facade.backward(loss, retain_graph=True)
+    facade.backward(loss)
+    assert leaf.grad is not None and leaf.grad.tolist() == [2.0, 2.0]
+
+
+def test_rows_that_only_fill_an_evaluations_last_batch_are_left_out(tmp_path: Path) -> None:
+    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+    facade.samples_in_last_batch = 1
+    tensors = facade.gather_for_metrics((torch.zeros(3), {"a": torch.zeros(3, 2), "b": torch.tensor(1.0)}))
+    assert tensors[0].shape == (1,) and tensors[1]["a"].shape == (1, 2) and tensors[1]["b"].shape == ()
+    # Objects are one for each sample, and stay whole.
+    boxes = [{"boxes": torch.zeros(2, 4)}] * 3
+    assert [entry["boxes"].shape for entry in facade.gather_for_metrics(boxes, use_gather_object=True)] == [(2, 4)]
+    assert facade.gather_for_metrics(["a", "b", "c"]) == ["a"]
+    assert facade.gather(torch.zeros(3)).shape == (3,)
+
+
+def test_a_reduction_of_one_process_is_a_copy_and_takes_tensors_only(tmp_path: Path) -> None:
+    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+    given = torch.ones(2)
+    reduced = facade.reduce([given], reduction="mean", scale=3.0)
+    assert reduced[0] is not given and reduced[0].tolist() == [1.0, 1.0]
+    with pytest.raises(TypeError, match="Only tensors can be reduced, not str"):
+        facade.reduce(["text"])
+
+
+def test_objects_are_prepared_by_kind_and_once(tmp_path: Path) -> None:
+    facade = AcceleratorFacade(quiet_arguments(tmp_path, bf16=True))
+    model = VectorClassifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    prepared = facade.prepare(optimizer, model, None)
+    assert prepared[0].optimizer is optimizer and prepared[1] is model and prepared[2] is None
+    assert facade.prepare(prepared[0]) is prepared[0] and facade.prepare_model(model) is model
+    assert len(facade._optimizers) == len(facade._models) == 1
+    assert model(torch.ones(1, FEATURES))["logits"].dtype == torch.float32 and facade.native_amp
+    schedule = facade.prepare_scheduler(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+    assert facade.prepare_scheduler(schedule) is schedule and schedule.optimizers == [prepared[0]]
+    assert facade.free_memory(model, optimizer) == [None, None]
+    assert facade._models == facade._optimizers == facade._schedulers == []
+    with pytest.raises(ValueError, match="device_placement has 1 entries for 2 objects"):
+        facade.prepare(model, optimizer, device_placement=[False])
+
+
+def test_a_prepared_optimizer_leaves_a_step_with_infinite_gradients_out(tmp_path: Path) -> None:
+    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+    facade._scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = facade.prepare(torch.optim.SGD([weight], lr=1.0))
+    schedule = facade.prepare(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+    facade.backward(weight.sum())
+    assert weight.grad is not None and weight.grad.tolist() == [4.0, 4.0]
+    assert facade.clip_grad_norm_([weight], 100.0).item() == pytest.approx(2**0.5)
+    facade.unscale_gradients(optimizer)
+    optimizer.step()
+    schedule.step()
+    assert weight.tolist() == [0.0, 0.0] and not facade.optimizer_step_was_skipped
+    optimizer.zero_grad()
+    facade.backward(weight.sum() * float("inf"))
+    optimizer.step()
+    schedule.step()
+    assert weight.tolist() == [0.0, 0.0] and facade.optimizer_step_was_skipped
+    assert schedule.get_last_lr() == [0.5]
+
+
+def test_a_further_backward_in_automatic_optimization_adds_its_gradients(tmp_path: Path) -> None:
+    class Twice(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            self.accelerator.backward(self.further * model(inputs["x"])["logits"].sum())
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    norms = []
+    for Twice.further in (0.0, 1.0):
+        trainer = quiet_trainer(tmp_path, kind=Twice, max_steps=1, logging_strategy="steps", logging_steps=1)
+        trainer.train()
+        norms.append(trainer.state.log_history[0]["grad_norm"])
+    assert norms[0] != norms[1]
+
+
+def test_the_learning_rate_goes_to_prepared_optimizers_that_update_during_backward(tmp_path: Path) -> None:
+    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+    told: list[Any] = []
+
+    class Fused(torch.optim.SGD):
+        def fused_backward(self, loss: Any, rate: float) -> None:
+            told.append((loss.item(), rate))
+
+    leaf = torch.ones(1, requires_grad=True)
+    with pytest.raises(ValueError, match="no optimizer that updates during backward"):
+        facade.lomo_backward(leaf.sum(), 0.5)
+    facade.prepare(Fused([leaf], lr=0.1))
+    facade.backward(leaf.sum(), learning_rate=0.5)
+    assert told == [(1.0, 0.5)] and leaf.grad is None
+
+
+def test_settings_of_batches_that_are_written_count_for_the_next_loader(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path)
+    settings = trainer.accelerator.dataloader_config
+    settings.dispatch_batches, settings.use_seedable_sampler = False, False
+    loader = trainer.get_train_dataloader()
+    assert loader.dispatches_streams is False and type(loader.sampler) is torch.utils.data.RandomSampler
+    assert trainer.args.accelerator_config.dispatch_batches is False
+    trainer.args.accelerator_config = {"even_batches": False}
+    assert trainer.accelerator.even_batches is False and "even_batches=False" in repr(settings)
+
+
+def test_a_stream_is_read_from_its_beginning_to_skip_batches(tmp_path: Path) -> None:
+    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+
+    class Stream(IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(range(6))
+
+        def __len__(self) -> int:
+            return 6
+
+    loader = facade.prepare(DataLoader(Stream(), batch_size=2))
+    later = facade.skip_first_batches(loader, 1)
+    assert [batch.tolist() for batch in later] == [[2, 3], [4, 5]] and len(later) == 2
+    assert later.batch_size == 2 and facade.skip_first_batches(loader) is loader
+
+
+def test_the_accelerator_says_once_that_it_has_no_trackers_and_saves_no_registered_objects(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+    for _ in range(2):
+        facade.init_trackers("project", config={})
+        facade.log({"loss": 1.0}, step=1)
+        facade.register_for_checkpointing(torch.nn.Linear(1, 1))
+    assert [record.message.split(";")[-1].split(":")[-1].strip() for record in caplog.records] == [
+        "choose them with report_to=[...].",
+        "call trainer.log() instead.",
+        "save them in an on_save callback, or in a callback with a state() (ExportableState).",
+    ]
+    with pytest.raises(ValueError, match="takes objects with state_dict and load_state_dict; int, str lack them"):
+        facade.register_for_checkpointing(1, "two")
+
+
+def test_a_model_is_not_saved_over_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(NotADirectoryError, match="file is a file; give a folder"):
+        AcceleratorFacade(quiet_arguments(tmp_path)).save_model(VectorClassifier(), file)
+
+
+def test_one_of_several_processes_is_told_what_it_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(NotImplementedError, match="does not share out the batches"):
+        facade.prepare(DataLoader(Rows(vector_rows(4))))
+    with pytest.raises(NotImplementedError, match="join_uneven_inputs"), facade.join_uneven_inputs([]):
+        pass
+    with pytest.raises(RuntimeError, match="wait_for_everyone: 2 processes have no process group"):
+        facade.wait_for_everyone()
+    with pytest.raises(ValueError, match="values of equal length"), facade.split_between_processes({"a": [1], "b": []}):
+        pass
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+def test_nothing_of_the_accelerator_runs_at_a_step_that_nobody_looks_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Trainer]
+) -> None:
+    asked: list[str] = []
+
+    def note(self: Any, name: str) -> Any:
+        asked.append(name)
+        return object.__getattribute__(self, name)
+
+    trainer = quiet_trainer(tmp_path, kind=kind, max_steps=5)
+    monkeypatch.setattr(type(trainer.accelerator.gradient_state), "__getattribute__", note)
+    trainer.train()
+    allowed = {"num_steps", "plugin_kwargs"} if kind is StepwiseTrainer else set()
+    assert set(asked) == allowed

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, DistributedType, PartialState
+
+from littrainer import Trainer, TrainerCallback
+from littrainer.compat.accelerator import AcceleratorFacade
+from littrainer.compat.accelerator.states import AcceleratorStateView, shared_accelerator_state
+from tests.compat.processes import facts_of
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+
+WITHOUT_ACCELERATE = """
+import json, sys
+
+sys.modules["accelerate"] = None
+import torch
+from littrainer import Trainer, TrainingArguments
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+
+    def forward(self, x, labels=None):
+        return {"loss": self.layer(x).sum()}
+
+
+args = TrainingArguments("out", max_steps=1, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True)
+trainer = Trainer(model=Model(), args=args, train_dataset=[{"x": torch.ones(2), "labels": 0}])
+trainer.train()
+state = trainer.accelerator.state
+print(json.dumps({
+    "state of the arguments": args.distributed_state,
+    "kind": [state.distributed_type == "NO", str(state.distributed_type)],
+    "facts": [state.num_processes, state.is_main_process, state.mixed_precision, state.deepspeed_plugin],
+    "loaded": [name for name in sys.modules if name.startswith("accelerate.")],
+}))
+"""
+
+
+def test_littrainer_trains_and_answers_without_accelerate(tmp_path: Path) -> None:
+    found = facts_of(WITHOUT_ACCELERATE, tmp_path)
+    assert found == {
+        "state of the arguments": None,
+        "kind": [True, "DistributedType.NO"],
+        "facts": [1, True, "no", None],
+        "loaded": [],
+    }
+
+
+def test_the_state_is_accelerates_own_where_accelerate_is_loaded(tmp_path: Path) -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    facade = AcceleratorFacade(quiet_arguments(tmp_path, bf16=True))
+    assert isinstance(facade.state, AcceleratorState)
+    # Libraries make it anew without arguments.
+    assert AcceleratorState().mixed_precision == "bf16" and AcceleratorState().deepspeed_plugin is None
+    assert facade.distributed_type is DistributedType.NO and PartialState().num_processes == 1
+
+
+def test_a_state_of_another_precision_is_made_anew(tmp_path: Path) -> None:
+    first = AcceleratorFacade(quiet_arguments(tmp_path, bf16=True))
+    second = AcceleratorFacade(quiet_arguments(tmp_path))
+    assert second.state.mixed_precision == "no"
+    assert first.state.mixed_precision == "bf16" and first.mixed_precision == "bf16"
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert second.state.device == torch.device("cpu")
+
+
+def test_the_view_answers_what_libraries_read_of_accelerates_state(tmp_path: Path) -> None:
+    args = quiet_arguments(tmp_path)
+    view, real = AcceleratorStateView(args), shared_accelerator_state(args)
+    missing = [
+        name for name in (*vars(real), *dir(AcceleratorState)) if not name.startswith("_") and not hasattr(view, name)
+    ]
+    assert missing == ["destroy_process_group", "get_deepspeed_plugin", "select_deepspeed_plugin"]
+    same = "device num_processes process_index local_process_index mixed_precision distributed_type backend is_fsdp2"
+    for name in same.split():
+        assert getattr(view, name) == getattr(real, name)
+    with pytest.raises(AttributeError, match=r"trainer.accelerator.state has no 'select_deepspeed_plugin'"):
+        view.select_deepspeed_plugin  # noqa: B018
+
+
+def test_a_value_of_sync_gradients_that_is_set_holds_for_its_micro_batch(tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    class Looking(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append(self.accelerator.sync_gradients)
+            if len(seen) == 1:
+                self.accelerator.gradient_state._set_sync_gradients(True)
+                assert self.accelerator.sync_gradients
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    quiet_trainer(tmp_path, kind=Looking, rows=16, gradient_accumulation_steps=2, max_steps=2).train()
+    assert seen == [False, True, False, True]
+
+
+def test_no_loader_is_read_outside_of_training_and_evaluation(tmp_path: Path) -> None:
+    ends: list[Any] = []
+
+    class Note(TrainerCallback):
+        def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+            state = trainer.accelerator.gradient_state
+            ends.append(
+                (state.active_dataloader is kwargs["eval_dataloader"], state.end_of_dataloader, state.remainder)
+            )
+
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [Note()]})
+    trainer.evaluate()
+    assert ends == [(True, False, 1), (True, False, 1), (True, True, 1)]
+    state = trainer.accelerator.gradient_state
+    assert not state.in_dataloader and not state.end_of_dataloader and state.remainder == -1
+    assert state.dataloader_references == [None] and "sync_gradients=True" in repr(state)

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import ast
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from littrainer import Trainer
+from littrainer.compat.trainer_attributes import ANSWERED, REFUSED, MemoryTracker, documentation
+from tests.scenarios.models import tiny_bert_classifier
+from tests.scenarios.releases import ABSENT, ROOT, earlier_release
+from tests.scenarios.trainers import quiet_trainer
+
+PAGE = ROOT / "docs" / "compatibility.md"
+ONLY_IN_TRANSFORMERS_4 = {"is_tp_enabled"}
+SINCE_5_3 = {
+    "_initial_global_step",
+    "_loss_shifts_labels",
+    "_mixed_mesh_grads",
+    "is_distributed_loading_by_transformers",
+}
+
+
+def attributes_set_in(package: Path) -> set[str]:
+    """The attributes that the Trainer of a release of transformers sets on itself, read from its source."""
+    tree = ast.parse((package / "trainer.py").read_text())
+    trainer = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Trainer")
+    return {
+        node.attr
+        for node in ast.walk(trainer)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    }
+
+
+def test_the_table_names_each_attribute_that_the_newest_trainer_of_transformers_sets() -> None:
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None and spec.origin is not None
+    assert {*ANSWERED, *REFUSED} - attributes_set_in(Path(spec.origin).parent) == ONLY_IN_TRANSFORMERS_4
+    assert attributes_set_in(Path(spec.origin).parent) <= {*ANSWERED, *REFUSED}
+
+
+def test_the_table_names_each_attribute_that_the_trainer_of_5_3_sets() -> None:
+    earlier = earlier_release()
+    if earlier is None:
+        pytest.skip(ABSENT)
+    found = attributes_set_in(earlier / "transformers")
+    assert found <= {*ANSWERED, *REFUSED}
+    assert {*ANSWERED, *REFUSED} - found == ONLY_IN_TRANSFORMERS_4 | SINCE_5_3
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    return quiet_trainer(tmp_path_factory.mktemp("untrained"))
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_each_attribute_of_the_table_is_there_before_training(untrained: Trainer, name: str) -> None:
+    getattr(untrained, name)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_attribute_that_is_not_offered_says_why(untrained: Trainer, name: str) -> None:
+    assert not hasattr(untrained, name)
+    with pytest.raises(AttributeError) as caught:
+        getattr(untrained, name)
+    assert f"does not have {name}: {REFUSED[name]}" in str(caught.value)
+
+
+def test_the_page_shows_the_table() -> None:
+    assert documentation() in PAGE.read_text()
+
+
+def test_neftunes_handle_is_there_while_it_trains(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Looking(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append(self.neftune_hook_handle.id in model.get_input_embeddings()._forward_hooks)
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    rows = [{"input_ids": [1, 2, 3], "labels": 0}] * 4
+    trainer = quiet_trainer(
+        tmp_path,
+        tiny_bert_classifier(),
+        kind=Looking,
+        given={"train_dataset": rows, "eval_dataset": None},
+        neftune_noise_alpha=5,
+        max_steps=1,
+    )
+    trainer.train()
+    assert seen == [True]
+
+
+def test_an_overridden_evaluate_measures_its_memory_as_transformers_scripts_do(tmp_path: Path) -> None:
+    class Measured(Trainer):
+        def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+            self._memory_tracker.start()
+            metrics = {"eval_own": 1.0}
+            self._memory_tracker.stop_and_update_metrics(metrics)
+            return metrics
+
+    assert quiet_trainer(tmp_path, kind=Measured).evaluate() == {"eval_own": 1.0}
+    measured = quiet_trainer(tmp_path, kind=Measured, skip_memory_metrics=False).evaluate()
+    assert "eval_mem_cpu_alloc_delta" in measured and "init_mem_cpu_alloc_delta" in measured
+
+
+def test_a_stage_is_named_after_the_method_that_asks() -> None:
+    told: list[Any] = []
+    report: Any = SimpleNamespace(start=told.append, stop=lambda stage, metrics: told.append((stage, metrics)))
+    tracker = MemoryTracker(report, skips=False)
+
+    def predict() -> None:
+        tracker.start()
+        tracker.stop_and_update_metrics({})
+
+    def warm_up() -> None:
+        tracker.start()
+
+    predict()
+    warm_up()
+    assert told == ["test", ("test", {}), "warm_up"] and not tracker.skip_memory_metrics

@@ -1,0 +1,73 @@
+"""Two processes find in our accelerator what they find in accelerate's own."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+
+from tests.fidelity.compare import first_difference
+from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
+
+LONGEST_RUN_SECONDS = 300
+
+
+def start(rank: int, folder: Path) -> subprocess.Popen[str]:
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.distributed.accelerator_process", str(rank), "2", str(folder)],
+        cwd=ROOT,
+        env={**environment_of_runs(), **ranks, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes finds; they are started once for all tests."""
+    folder = folder_shared_by_workers(tmp_path_factory) / "accelerators"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "1.pickle").exists():
+            folder.mkdir(parents=True)
+            processes = [start(rank, folder) for rank in range(2)]
+            try:
+                outputs = [process.communicate(timeout=LONGEST_RUN_SECONDS)[0] for process in processes]
+            finally:
+                for process in processes:
+                    process.kill()
+            assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+            for name in ("ours", "accelerate"):
+                assert sorted(file.name for file in (folder / name).glob("saved-*")) == ["saved-by-0"]
+    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("part", ["exchanged", "shares", "turns", "facts", "data parallel"])
+def test_both_processes_find_what_accelerates_own_accelerator_gives(found: list[dict[str, Any]], part: str) -> None:
+    for one in found:
+        assert first_difference(one["accelerate"][part], one["ours"][part], 0.0) is None
+
+
+def test_the_parts_that_are_compared_depend_on_the_process(found: list[dict[str, Any]]) -> None:
+    first, second = (one["ours"] for one in found)
+    assert first["facts"][:2] == [2, 0] and second["facts"][:2] == [2, 1] and first["facts"][-1].endswith("MULTI_CPU")
+    assert first["shares"][:2] == [["a", "b"], ["a", "b"]] and second["shares"][:2] == [["c"], ["c", "c"]]
+    assert first["exchanged"]["mean"][0].tolist() == [0.5, 0.5]
+    assert first["data parallel"][:2] == ["DistributedDataParallel", "Linear"]
+    # What one process held back differs from the other's; what both exchanged is the mean.
+    assert not torch.equal(first["data parallel"][2], second["data parallel"][2])
+    assert torch.equal(first["data parallel"][3], second["data parallel"][3])
+
+
+def test_collectives_of_accelerate_itself_find_the_process_group(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        assert one["state"] == 2
+        gathered, objects, broadcast = one["calls"]
+        assert gathered.tolist() == [0, 1] and objects == [0, 1] and broadcast == ["from 0"]

@@ -1,0 +1,134 @@
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from littrainer.callbacks.base import EVENTS, listens_to
+from littrainer.tracking import SERVICES, TrackerCallback
+from littrainer.tracking.base import hyperparameters, survives_failure
+from littrainer.tracking.selection import tracker_class
+from tests.scenarios.trainers import quiet_trainer
+
+LOGGED: dict[str, Any] = {"logging_strategy": "steps", "logging_steps": 1, "max_steps": 3}
+
+
+class NotingTracker(TrackerCallback):
+    """Notes what it is asked for, and raises the error that it was made with where it is asked for `breaks_at`."""
+
+    reports_predictions = True
+
+    def __init__(self, breaks_at: str = "", error: BaseException | None = None) -> None:
+        self.breaks_at, self.error = breaks_at, error or ConnectionError("no route\nto the server")
+        self.calls: list[str] = []
+
+    def note(self, name: str) -> None:
+        self.calls.append(name)
+        if name == self.breaks_at:
+            raise self.error
+
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        self.note("setup")
+
+    def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
+        self.note("write_logs")
+
+    def write_prediction_metrics(self, metrics: dict[str, Any], args: Any, state: Any) -> None:
+        self.note("write_prediction_metrics")
+
+    def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
+        self.note(f"end_failed_run: {error}")
+
+
+def test_a_run_is_set_up_once_and_each_log_is_written(tmp_path: Path) -> None:
+    tracker = NotingTracker()
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [tracker]}, **LOGGED)
+    trainer.train()
+    trainer.predict(trainer.eval_dataset)
+    assert tracker.calls == ["setup", *["write_logs"] * 4, "write_prediction_metrics"]
+
+
+def test_an_evaluation_without_training_sets_the_run_up(tmp_path: Path) -> None:
+    tracker = NotingTracker()
+    quiet_trainer(tmp_path, given={"callbacks": [tracker]}).evaluate()
+    assert tracker.calls == ["setup", "write_logs"]
+
+
+@pytest.mark.parametrize("breaks_at", ["setup", "write_logs"])
+def test_a_failure_is_told_once_with_service_and_cause_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, breaks_at: str
+) -> None:
+    tracker = NotingTracker(breaks_at)
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [tracker]}, **LOGGED)
+    with caplog.at_level(logging.WARNING, "littrainer"):
+        assert trainer.train().global_step == 3
+        trainer.evaluate()
+    assert [record.getMessage() for record in caplog.records if "Reporting" in record.getMessage()] == [
+        "Reporting to NotingTracker failed (ConnectionError: no route). Training goes on, and nothing more is reported "
+        "there."
+    ]
+    assert tracker.has_failed
+    assert tracker.calls[-1] == breaks_at
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt(), SystemExit(3)])
+def test_an_interruption_goes_through_a_tracker(tmp_path: Path, interruption: BaseException) -> None:
+    tracker = NotingTracker("write_logs", interruption)
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [tracker]}, **LOGGED)
+    with pytest.raises(type(interruption)):
+        trainer.train()
+    assert not tracker.has_failed
+
+
+def test_a_tracker_hears_of_a_training_that_failed(tmp_path: Path) -> None:
+    class Breaks(NotingTracker):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            raise ZeroDivisionError("broken")
+
+    tracker = Breaks()
+    with pytest.raises(ZeroDivisionError):
+        quiet_trainer(tmp_path, given={"callbacks": [tracker]}, **LOGGED).train()
+    assert tracker.calls == ["setup", "end_failed_run: broken"]
+
+
+def test_setup_of_a_subclass_gets_the_keywords_that_it_takes(tmp_path: Path) -> None:
+    class Named(NotingTracker):
+        def setup(self, args: Any, state: Any, model: Any, optimizer: Any) -> None:  # type: ignore[override]
+            self.note(type(optimizer).__name__)
+
+    tracker = Named()
+    quiet_trainer(tmp_path, given={"callbacks": [tracker]}, max_steps=1).train()
+    assert tracker.calls[0] == "AdamW"
+
+
+def test_only_the_first_process_writes(tmp_path: Path) -> None:
+    tracker = NotingTracker()
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [tracker]})
+    trainer.state.is_world_process_zero = False
+    trainer.log({"loss": 1.0})
+    assert tracker.calls == ["setup"]
+
+
+def test_hyperparameters_are_the_model_config_and_the_arguments_over_it(tmp_path: Path) -> None:
+    config = {"hidden_size": 8, "learning_rate": "of the config"}
+    model = SimpleNamespace(config=config, peft_config={"default": "lora"})
+    shown = hyperparameters(quiet_trainer(tmp_path, hub_token="very secret").args, model)
+    assert (shown["hidden_size"], shown["learning_rate"]) == (8, 0.01)
+    assert shown["peft_config"] == {"default": "lora"}
+    assert "very secret" not in str(shown)
+
+
+def test_no_tracker_listens_to_what_happens_at_each_step() -> None:
+    at_each_step = [name for name in EVENTS if "step" in name]
+    for name in ("tensorboard", "wandb", "mlflow", "trackio"):
+        callback = tracker_class(name)()
+        assert not [event for event in at_each_step if listens_to(callback, event)]
+    assert set(SERVICES) >= {"tensorboard", "wandb", "mlflow", "trackio"}
+
+
+def test_a_wrapped_event_keeps_its_name_and_documentation() -> None:
+    def on_save(self: Any) -> None:
+        """Saved."""
+
+    assert (survives_failure(on_save).__name__, survives_failure(on_save).__doc__) == ("on_save", "Saved.")

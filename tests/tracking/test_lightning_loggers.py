@@ -1,0 +1,189 @@
+import csv
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from littrainer import TrainerCallback, TrainingArguments
+from littrainer.tracking import LightningLoggersCallback, TensorBoardCallback
+from littrainer.tracking.lightning_loggers import loggers_of
+from littrainer.tracking.selection import trackers_for
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+from tests.tracking.both_sides import trainer_of
+from tests.tracking.test_tensorboard import read_events
+
+
+class NotedLogger(Logger):
+    """Keeps what it is told, and fails for names that begin with `fails`."""
+
+    def __init__(self, fails: str | None = None) -> None:
+        super().__init__()
+        self.fails = fails
+        self.rows: list[tuple[int | None, dict[str, Any]]] = []
+        self.parameters: dict[str, Any] = {}
+        self.calls: list[str] = []
+
+    name = "noted"
+    version = "1"
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if self.fails is not None and any(name.startswith(self.fails) for name in metrics):
+            raise ConnectionError("the server is gone")
+        self.rows.append((step, dict(metrics)))
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        self.parameters.update(params)
+
+    def save(self) -> None:
+        self.calls.append("save")
+
+    def finalize(self, status: str) -> None:
+        self.calls.append(status)
+
+
+# Of the two parameter groups, with weight decay and without.
+RATES = ["lr-AdamW/pg1", "lr-AdamW/pg2"]
+LOGGED: dict[str, Any] = {"logging_strategy": "steps", "logging_steps": 1, "max_steps": 2}
+
+
+def test_a_logger_gets_hyperparameters_metrics_and_the_end_of_the_run(tmp_path: Path) -> None:
+    noted = NotedLogger()
+    trainer = trainer_of("littrainer", tmp_path, report_to=noted, max_steps=4)
+    trainer.train()
+    assert noted.parameters["learning_rate"] == 0.01
+    assert noted.parameters["hidden_size"] == trainer.model.config.hidden_size
+    assert noted.parameters["report_to"] == ["NotedLogger"]
+    losses = [(step, row["train/loss"]) for step, row in noted.rows if "train/loss" in row]
+    assert losses == [(row["step"], row["loss"]) for row in trainer.state.log_history if "loss" in row]
+    assert any("eval/accuracy" in row for _, row in noted.rows)
+    assert noted.calls == ["success"]
+    trainer.evaluate()
+    assert "eval/loss" in noted.rows[-1][1]
+    assert noted.calls == ["success", "save"]
+
+
+def test_loggers_and_names_stand_in_one_list(tmp_path: Path) -> None:
+    first, second = NotedLogger(), NotedLogger()
+    trainer = quiet_trainer(
+        tmp_path, report_to=[first, "tensorboard", second], logging_dir=str(tmp_path / "events"), **LOGGED
+    )
+    trainer.train()
+    assert first.rows == second.rows != []
+    assert [step for step, _ in read_events(tmp_path / "events")["scalars"]["train/loss"]] == [1, 2]
+
+
+def test_lightnings_csv_logger_has_all_rows_on_the_disk(tmp_path: Path) -> None:
+    logger = CSVLogger(str(tmp_path / "csv"), name="run", version="one")
+    trainer = quiet_trainer(tmp_path / "out", report_to=[logger], **LOGGED)
+    trainer.train()
+    trainer.evaluate()
+    with open(tmp_path / "csv/run/one/metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows if row["train/loss"]] == ["1", "2"]
+    assert [row["step"] for row in rows if row["eval/loss"]] == ["2"]
+    assert yaml.safe_load((tmp_path / "csv/run/one/hparams.yaml").read_text())["max_steps"] == 2
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("broken"), KeyboardInterrupt()])
+def test_a_training_that_fails_ends_the_run_as_failed(tmp_path: Path, error: BaseException) -> None:
+    class Breaks(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            raise error
+
+    noted = NotedLogger()
+    trainer = quiet_trainer(tmp_path, report_to=noted, given={"callbacks": [Breaks()]})
+    with pytest.raises(type(error)):
+        trainer.train()
+    assert noted.calls == ["failed"]
+
+
+def test_one_that_fails_is_told_once_and_the_others_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    broken, whole = NotedLogger(fails="train/"), NotedLogger()
+    trainer = quiet_trainer(tmp_path, report_to=[broken, whole], **LOGGED)
+    with caplog.at_level(logging.WARNING, "littrainer"):
+        assert trainer.train().global_step == 2
+    told = [record.getMessage() for record in caplog.records if "Reporting to" in record.getMessage()]
+    assert told == [
+        "Reporting to NotedLogger failed (ConnectionError: the server is gone). Training goes on, and nothing more is "
+        "reported there."
+    ]
+    assert (len(broken.rows), len(whole.rows)) == (0, 3)
+    assert broken.calls == []
+
+
+def test_an_interruption_by_the_user_passes(tmp_path: Path) -> None:
+    class Interrupted(NotedLogger):
+        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quiet_trainer(tmp_path, report_to=Interrupted(), **LOGGED).train()
+
+
+def test_what_lightnings_callbacks_log_lands_in_the_same_run(tmp_path: Path) -> None:
+    noted = NotedLogger()
+    trainer = quiet_trainer(
+        tmp_path,
+        report_to=[noted, "tensorboard"],
+        logging_dir=str(tmp_path / "events"),
+        given={"callbacks": [LearningRateMonitor()]},
+        **LOGGED,
+    )
+    trainer.train()
+    assert [name for _, row in noted.rows for name in row if name.startswith("lr-")] == RATES * 2
+    scalars = read_events(tmp_path / "events")["scalars"]
+    assert [len(scalars[name]) for name in RATES] == [2, 2]
+    assert len(list((tmp_path / "events").glob("events.*"))) == 1
+    assert "train/train_loss" in scalars
+
+
+def test_a_logger_that_fails_in_lightnings_own_logging_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = NotedLogger(fails="lr-")
+    trainer = quiet_trainer(tmp_path, report_to=broken, given={"callbacks": [LearningRateMonitor()]}, **LOGGED)
+    assert trainer.train().global_step == 2
+    assert caplog.text.count("Reporting to NotedLogger failed") == 1
+
+
+def test_a_shared_logger_is_one_of_its_kind_and_knows_its_run(tmp_path: Path) -> None:
+    callback = TensorBoardCallback()
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [callback]}, max_steps=1)
+    (shared,) = loggers_of(trainer)
+    assert isinstance(shared, Logger)
+    assert (shared.name, shared.version, shared.save_dir, shared.log_dir) == ("", "", None, None)
+    assert not hasattr(shared, "experiment")
+    shared.log_metrics({"a": 1.0}, step=1)
+    callback.logging_dir = str(tmp_path / "events")
+    callback.setup(trainer.args, trainer.state, trainer.model)
+    assert isinstance(shared, TensorBoardLogger)
+    assert shared.experiment is callback.tb_writer
+    shared.finalize("success")
+    shared.log_metrics({"b": 2.0}, step=3)
+    callback.close()
+    assert read_events(tmp_path / "events")["scalars"] == {"b": [(3, 2.0)]}
+
+
+def test_arguments_with_loggers_are_copied_with_them_and_written_without(tmp_path: Path) -> None:
+    noted = NotedLogger()
+    args = quiet_arguments(tmp_path, report_to=[noted, "tensorboard"], project="mine")
+    assert TrainingArguments(**args.to_dict()).report_to == [noted, "tensorboard"]
+    assert json.loads(args.to_json_string())["report_to"][1] == "tensorboard"
+    assert isinstance(args.to_sanitized_dict()["report_to"], str)
+    trainer = quiet_trainer(tmp_path, report_to=noted, max_steps=1)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "model"))
+    assert torch.load(tmp_path / "model/training_args.bin", weights_only=False).report_to == []
+
+
+def test_one_callback_holds_all_loggers() -> None:
+    noted = [NotedLogger(), NotedLogger()]
+    (callback,) = trackers_for(noted)
+    assert isinstance(callback, LightningLoggersCallback)
+    assert callback.loggers == noted

@@ -1,0 +1,185 @@
+import importlib.util
+import logging
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from littrainer import TrainerCallback, TrainingArguments
+from littrainer.tracking import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback, services
+from littrainer.tracking.selection import tracker_classes, trackers_for
+from littrainer.tracking.services import SERVICES, available_services, is_installed
+from tests.scenarios.trainers import quiet_trainer
+
+FOUR = ["mlflow", "tensorboard", "wandb", "trackio"]
+
+
+@pytest.fixture
+def four_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DISABLE_MLFLOW_INTEGRATION", "WANDB_DISABLED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(services, "is_installed", lambda name: name in FOUR)
+
+
+def only_importable(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
+    def find_spec(name: str, package: Any = None) -> Any:
+        return SimpleNamespace() if name in modules else None
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+
+
+@pytest.mark.parametrize("nothing", [None, "none", ["none"], [], ()])
+def test_nothing_is_reported_to_where_nothing_is_named(nothing: Any) -> None:
+    assert trackers_for(nothing) == []
+
+
+def test_names_become_callbacks_in_their_order_each_once() -> None:
+    chosen = trackers_for(["wandb", "tensorboard", "wandb"])
+    assert [type(callback) for callback in chosen] == [WandbCallback, TensorBoardCallback]
+
+
+def test_all_is_what_is_installed(four_installed: None) -> None:
+    assert [type(callback) for callback in trackers_for("all")] == [
+        MLflowCallback,
+        TensorBoardCallback,
+        WandbCallback,
+        TrackioCallback,
+    ]
+    assert TrainingArguments(report_to="all").report_to == FOUR
+    assert TrainingArguments(report_to=["all"]).report_to == FOUR
+
+
+def test_all_leaves_out_what_the_environment_switches_off(
+    four_installed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISABLE_MLFLOW_INTEGRATION", "TRUE")
+    monkeypatch.setenv("WANDB_DISABLED", "true")
+    assert available_services() == ["tensorboard", "trackio"]
+
+
+def test_all_writes_to_azure_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "is_installed", lambda name: name in ("azure_ml", "mlflow"))
+    assert available_services() == ["mlflow"]
+    monkeypatch.setattr(services, "is_installed", lambda name: name == "azure_ml")
+    assert available_services() == ["azure_ml"]
+
+
+def test_all_includes_comet_only_where_it_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "is_installed", lambda name: name == "comet_ml")
+    keys: dict[str, str] = {}
+    monkeypatch.setitem(sys.modules, "comet_ml", SimpleNamespace(config=SimpleNamespace(get_config=keys.get)))
+    assert available_services() == []
+    keys["comet.api_key"] = "key"
+    assert available_services() == ["comet_ml"]
+
+
+def test_the_names_are_those_that_transformers_documents() -> None:
+    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+    assert {*SERVICES, *services.TAKEN_ELSEWHERE} == INTEGRATION_TO_CALLBACK.keys()
+    classes = {name: service.callback.partition(":")[2] for name, service in SERVICES.items()}
+    assert classes == {name: INTEGRATION_TO_CALLBACK[name].__name__ for name in SERVICES}
+
+
+def test_the_installed_ones_are_those_that_transformers_finds() -> None:
+    from transformers.integrations import get_available_reporting_integrations
+
+    assert available_services() == get_available_reporting_integrations()
+
+
+@pytest.mark.parametrize(
+    ("report_to", "message"),
+    [
+        ("tensorbord", r"'tensorbord' is no tracker \(did you mean 'tensorboard'\?\)"),
+        (["wandb", "Wandb"], r"'Wandb' is no tracker \(did you mean 'wandb'"),
+        ("xyzzy", r"Known: azure_ml, .*, all, none"),
+        (["none", "wandb"], r"report_to has 'none' beside other names"),
+        (["all", "wandb"], r"report_to has 'all' beside other names"),
+        ("kubeflow", r"report_to='kubeflow': .*callbacks="),
+    ],
+)
+def test_an_unknown_name_is_refused_when_a_trainer_is_made(tmp_path: Path, report_to: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        quiet_trainer(tmp_path, report_to=report_to)
+
+
+@pytest.mark.parametrize("report_to", [True, ["wandb", 3], TrainerCallback()])
+def test_what_is_neither_name_nor_logger_is_refused_with_the_arguments(report_to: Any) -> None:
+    with pytest.raises(TypeError, match="give names of trackers or Lightning loggers"):
+        TrainingArguments("out", report_to=report_to)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_missing_package_is_an_error_at_construction_with_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    args = TrainingArguments(str(tmp_path), report_to=name, use_cpu=True)
+    only_importable(monkeypatch)
+    with pytest.raises(ImportError) as caught:
+        trackers_for(args.report_to)
+    assert f"report_to='{name}' needs " in str(caught.value)
+    assert f'pip install "{SERVICES[name].install}"' in str(caught.value)
+
+
+def test_a_callback_given_directly_needs_its_package_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    only_importable(monkeypatch)
+    with pytest.raises(ImportError, match="report_to='wandb' needs wandb, which is not installed"):
+        WandbCallback()
+
+
+def test_one_of_several_packages_is_enough_for_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    only_importable(monkeypatch, "tensorboardX")
+    assert is_installed("tensorboard")
+    only_importable(monkeypatch, "dagshub")
+    assert not is_installed("dagshub")
+
+
+def test_a_package_without_its_parent_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_spec(name: str, package: Any = None) -> Any:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    assert not is_installed("azure_ml")
+
+
+def test_a_name_that_a_script_enters_into_transformers_table_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.integrations import integration_utils
+
+    class Own(TrainerCallback):
+        pass
+
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "own", Own)
+    assert isinstance(trackers_for(["own"])[0], Own)
+
+
+def test_classes_can_be_asked_for_without_making_callbacks() -> None:
+    assert tracker_classes("tensorboard") == [TensorBoardCallback]
+    assert tracker_classes(None) == []
+
+
+def test_trackers_stand_between_the_flow_and_the_callbacks_of_the_script(tmp_path: Path) -> None:
+    class Mine(TrainerCallback):
+        pass
+
+    trainer = quiet_trainer(tmp_path, report_to=["tensorboard"], given={"callbacks": [Mine()]})
+    names = trainer.callback_handler.callback_list.splitlines()
+    assert names == ["DefaultFlowCallback", "TensorBoardCallback", "Mine", "PrinterCallback"]
+    trainer.remove_callback(TensorBoardCallback)
+    assert "TensorBoardCallback" not in trainer.callback_handler.callback_list
+
+
+def test_report_to_set_after_construction_of_the_arguments_counts(tmp_path: Path) -> None:
+    args = TrainingArguments(str(tmp_path), use_cpu=True)
+    args.report_to = "tensorboard"
+    assert [type(callback) for callback in trackers_for(args.report_to)] == [TensorBoardCallback]
+
+
+def test_wandb_switched_off_is_told_once_for_each_trainer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB_DISABLED", "1")
+    with caplog.at_level(logging.WARNING):
+        assert trackers_for(["wandb", "wandb"]) == []
+    assert caplog.text.count("WANDB_DISABLED switches it off") == 1
