@@ -21,6 +21,12 @@ import littrainer
 from littrainer import lightning_internals
 
 PACKAGE = Path(littrainer.__file__).parent
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 ADVICE = "lightning_internals.evaluate_inside_fit has to follow, or pyproject.toml has to hold this release back"
 
 
@@ -48,10 +54,7 @@ class Probe(pl.LightningModule):
 
 def fit(at_each_batch: Callable[[Probe], None] = lambda _: None, **keywords: Any) -> Probe:
     module = Probe(at_each_batch)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = pl.Trainer(
-        accelerator="cpu", max_epochs=1, enable_model_summary=False, barebones=False, **{**quiet, **keywords}
-    )
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, **{**QUIET, **keywords})
     trainer.fit(module, DataLoader(torch.ones(3, 1)))
     return module
 
@@ -179,7 +182,155 @@ def test_signal_connector(monkeypatch: pytest.MonkeyPatch) -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-TESTED_HERE = {"_EvaluationLoop", "_data_source", "_logger_connector", "_first_loop_iter", "_signal_connector"}
+def test_end_of_an_evaluation() -> None:
+    from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+
+    for name in ("on_run_start", "_on_evaluation_epoch_end", "_on_evaluation_end"):
+        needed(callable(getattr(_EvaluationLoop, name, None)), f"_EvaluationLoop.{name}()")
+    needed(list(inspect.signature(_EvaluationLoop._on_evaluation_epoch_end).parameters) == ["self"], "such a hook")
+
+
+class Ends(pl.Callback):
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_validation_epoch_end(self, *_: Any) -> None:
+        self.seen.append("epoch end")
+
+    def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.seen.append(f"end {trainer.validating} {torch.is_grad_enabled()}")
+
+
+def test_call_callback_hooks() -> None:
+    class Monitoring(Ends, pl.callbacks.Checkpoint): ...
+
+    others, monitoring = Ends(), Monitoring()
+    states: list[Any] = []
+
+    def evaluate(module: Probe) -> None:
+        trainer: Any = module.trainer
+        end = lightning_internals.evaluate_inside_fit(trainer, ["a"])
+        states.append((others.seen[:], monitoring.seen[:]))
+        end(False)
+        states.append((others.seen[1:], monitoring.seen[1:]))
+        end(True)
+        states.append((others.seen[1:], monitoring.seen[1:], trainer.training))
+
+    fit(evaluate, callbacks=[others, monitoring], enable_checkpointing=True, limit_train_batches=1)
+    ended = ["end True False"]
+    assert states == [(["epoch end"], ["epoch end"]), (ended, []), (ended, ended, True)], ADVICE
+
+
+def test_an_evaluation_that_is_broken_off_says_so_while_its_last_hooks_are_due() -> None:
+    told: list[str] = []
+
+    def evaluate(module: Probe) -> None:
+        def fail() -> Iterator[str]:
+            raise OverflowError
+            yield
+
+        class Broken(list[str]):
+            def __iter__(self) -> Iterator[str]:
+                return fail()
+
+        with pytest.raises(OverflowError):
+            lightning_internals.evaluate_inside_fit(module.trainer, Broken(["a"]), lambda: told.append("broken off"))
+
+    fit(evaluate, limit_train_batches=1)
+    assert told == ["broken off"]
+
+
+def test_max_batches() -> None:
+    shown: list[Any] = []
+
+    class Showing(Probe):
+        def on_validation_start(self) -> None:
+            lightning_internals.show_number_of_batches(self.trainer, 7)
+            shown.append(self.trainer.num_val_batches)
+
+        def predict_step(self, batch: Any, batch_idx: int) -> tuple[()]:
+            return ()
+
+        def on_predict_start(self) -> None:
+            lightning_internals.show_number_of_batches(self.trainer, 7)
+            shown.append(self.trainer.num_predict_batches)
+
+    class Endless(list[str]):
+        def __len__(self) -> int:
+            return 2**40
+
+    trainer = pl.Trainer(accelerator="cpu", **QUIET)
+    module = Showing()
+    trainer.validate(module, Endless("abc"), verbose=False)
+    trainer.predict(module, Endless("abc"))
+    assert shown == [[7], [7]] and len(module.seen) == 3, ADVICE
+
+
+def test_checkpoint_connector_user_managed_and_ckpt_path(tmp_path: Path) -> None:
+    from lightning.pytorch.callbacks import OnExceptionCheckpoint
+
+    advice = "lightning_internals.resume_nothing has to follow, or pyproject.toml has to hold this release back"
+
+    def fail(_: Probe) -> None:
+        raise OverflowError
+
+    def trainer() -> pl.Trainer:
+        callbacks: Any = [OnExceptionCheckpoint(str(tmp_path), "last")]
+        keywords = {**QUIET, "enable_checkpointing": True}
+        return pl.Trainer(accelerator="cpu", max_epochs=1, callbacks=callbacks, **keywords)
+
+    with pytest.raises(OverflowError):
+        trainer().fit(Probe(fail), DataLoader(torch.ones(2, 1)))
+    steps: list[int] = []
+    for resumes in (True, False):
+        one = trainer()
+        if not resumes:
+            lightning_internals.resume_nothing(one)
+        one.fit(Probe(lambda module: steps.append(module.trainer.global_step)), DataLoader(torch.ones(2, 1)))
+    # Lightning by itself goes on behind the first of two steps.
+    assert steps == [2, 1, 2], advice
+
+
+def test_batches_that_stepped() -> None:
+    advice = "lightning_internals.count_from has to follow, or pyproject.toml has to hold this release back"
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=3, **QUIET)
+    lightning_internals.count_from(trainer, epochs=2, optimizer_steps=6)
+    seen: list[Any] = []
+
+    def note(module: Probe) -> None:
+        steps = trainer.fit_loop.epoch_loop._batches_that_stepped
+        seen.append((trainer.current_epoch, trainer.global_step, steps))
+
+    trainer.fit(Probe(note), DataLoader(torch.ones(3, 1)))
+    assert seen == [(2, 7, 6), (2, 8, 7), (2, 9, 8)], advice
+
+
+def test_validations_are_announced_while_callbacks_are_set_up() -> None:
+    said: list[bool] = []
+
+    class Asking(pl.Callback):
+        def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
+            for are_announced in (True, False):
+                lightning_internals.announce_validations(trainer, module, are_announced)
+                said.append(trainer.enable_validation)
+
+    module = fit(callbacks=[Asking()])
+    assert said == [True, False] and module.seen == []
+
+
+TESTED_HERE = {
+    "_EvaluationLoop",
+    "_data_source",
+    "_logger_connector",
+    "_first_loop_iter",
+    "_signal_connector",
+    "_on_evaluation_epoch_end",
+    "_call_callback_hooks",
+    "_checkpoint_connector",
+    "_user_managed",
+    "_ckpt_path",
+    "_batches_that_stepped",
+}
 
 
 def protected_names_in(path: Path) -> set[str]:

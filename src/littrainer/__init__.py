@@ -26,6 +26,7 @@ _HOMES = {
     "littrainer.checkpoint.layout": ("get_last_checkpoint",),
     "littrainer.checkpoint.lightning_io": ("TransformersCheckpointIO",),
     "littrainer.data.collators": (
+        "DataCollator",
         "DataCollatorForLanguageModeling",
         "DataCollatorForMultipleChoice",
         "DataCollatorForPermutationLanguageModeling",
@@ -64,6 +65,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Adafactor",
+    "DataCollator",
     "DataCollatorForLanguageModeling",
     "DataCollatorForMultipleChoice",
     "DataCollatorForPermutationLanguageModeling",
@@ -131,7 +133,7 @@ if TYPE_CHECKING:
     from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
     from littrainer.checkpoint.layout import get_last_checkpoint
     from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
-    from littrainer.data.collators.default import DefaultDataCollator, default_data_collator
+    from littrainer.data.collators.default import DataCollator, DefaultDataCollator, default_data_collator
     from littrainer.data.collators.flattening import DataCollatorWithFlattening
     from littrainer.data.collators.language_modeling import (
         DataCollatorForLanguageModeling,

@@ -13,6 +13,8 @@ from littrainer.arguments.destinations import derived_keywords
 from littrainer.arguments.nearest import suggestion
 from littrainer.callbacks.lightning_callbacks import (
     LOGGING,
+    ONLY_IN_TRAINING,
+    begin_anew,
     check_can_resume,
     check_set_up,
     is_one_of,
@@ -132,6 +134,7 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
         keywords["accumulate_grad_batches"] = 1
     if run is not None:
         check_set_up(callbacks, trainer)
+        begin_anew(callbacks)
         if run.checkpoint is not None:
             check_can_resume(callbacks)
         epochs = run.plan.num_train_epochs
@@ -140,6 +143,8 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
             keywords["check_val_every_n_epoch"] = NOT_BY_ITSELF
         callbacks = events_around(callbacks, run)
         keywords["plugins"] = with_checkpoint_io(_as_list(keywords.get("plugins")), trainer)
+    else:
+        callbacks = [callback for callback in callbacks if not is_one_of(callback, *ONLY_IN_TRAINING)]
     if any(isinstance(callback, Checkpoint) for callback in callbacks):
         # Lightning asks for it where a callback saves; one of its own it adds only where there is none.
         keywords["enable_checkpointing"] = True
@@ -192,16 +197,10 @@ def _loggers(trainer: Trainer, callbacks: list[Any]) -> list[Any]:
 
 
 def adopt_loggers(trainer: Trainer) -> None:
-    """Make trackers of the loggers that were given by `lightning={"logger": ...}`, as `report_to` has them.
-
-    Raises:
-        ValueError: `True` was given, which names none.
-    """
+    """Make trackers of the loggers that were given by `lightning={"logger": ...}`, as `report_to` has them."""
     given = {**FIXED_LOGGER, **_further_keywords(trainer)}["logger"]
     if given is True:
-        raise ValueError(
-            'lightning={"logger": True} does not say where to log to: set report_to="tensorboard", or give a logger.'
-        )
+        given = trainer.lightning_keywords["logger"] = [_lightnings_choice_of_logger(trainer.args.output_dir)]
     known = [
         logger
         for callback in trainer.callback_handler.callbacks
@@ -333,6 +332,15 @@ def _evaluator_for(trainer: Trainer) -> Evaluator:
     if idle is not None and is_plain and idle.made_for == made_for and idle.module.model is trainer.model:
         return idle
     return Evaluator(build_lightning_trainer(trainer, run=None), TrainerModule(trainer), made_for)
+
+
+def _lightnings_choice_of_logger(folder: str) -> Any:
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+    try:
+        return TensorBoardLogger(folder)
+    except ImportError:
+        return CSVLogger(folder)
 
 
 def _further_keywords(trainer: Trainer) -> dict[str, Any]:

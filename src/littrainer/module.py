@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from littrainer.callbacks.published_metrics import publish
 from littrainer.callbacks.lightning_callbacks import backbone_of
 from littrainer.callbacks.prediction_places import note_places
+from littrainer.callbacks.published_metrics import publish
 from littrainer.data.loaders import has_length
 from littrainer.data.windows import MicroBatch
 from littrainer.engine import is_listened_to
@@ -79,9 +79,9 @@ class TrainerModule(pl.LightningModule):
 
     @property
     def flops_per_batch(self) -> float | None:
-        """Floating-point operations of the micro-batch at hand in training, which Lightning's `ThroughputMonitor` asks for.
+        """Floating-point operations of the micro-batch at hand, which Lightning's `ThroughputMonitor` asks for.
 
-        None where the model does not count its parameters, and in evaluations.
+        None in evaluations, and where the model does not count its parameters.
         """
         if self._micro_batch is None or not self.trainer.training:
             return None
@@ -222,7 +222,11 @@ class TrainerModule(pl.LightningModule):
             this process's loss, predictions and labels, for callbacks that hear of single batches.
         """
         outputs = self._step_pass(batch)
-        return None if outputs is None else outputs._asdict()
+        if outputs is None:
+            return None
+        # It is the batch's loss once for each sample.
+        loss = None if outputs.losses is None else outputs.losses[0]
+        return {"loss": loss, "predictions": outputs.predictions, "labels": outputs.labels}
 
     @carries_stop_iteration
     def predict_step(self, batch: Any, batch_idx: int) -> Any:

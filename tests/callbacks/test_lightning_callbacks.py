@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -14,22 +13,17 @@ from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BaseFinetuning,
-    BasePredictionWriter,
     BatchSizeFinder,
     DeviceStatsMonitor,
     EarlyStopping,
     EMAWeightAveraging,
     GradientAccumulationScheduler,
-    LambdaCallback,
     LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
     ModelPruning,
     ModelSummary,
     OnExceptionCheckpoint,
-    RichModelSummary,
-    RichProgressBar,
-    SpikeDetection,
     StochasticWeightAveraging,
     ThroughputMonitor,
     Timer,
@@ -45,7 +39,7 @@ from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 BOTH_MODES = pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-EVERY_STEP = {"eval_strategy": "steps", "eval_steps": 1}
+EVERY_STEP: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
 
 
 def trainer_with(folder: Path, *callbacks: Any, given: dict[str, Any] | None = None, **changes: Any) -> Trainer:
@@ -99,7 +93,7 @@ class BatchNormClassifier(VectorClassifier):
 
 
 SWA = StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=1)
-BEST = {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 1, **EVERY_STEP}
+BEST: dict[str, Any] = {"load_best_model_at_end": True, "save_strategy": "steps", "save_steps": 1, **EVERY_STEP}
 
 
 @pytest.mark.parametrize(
@@ -174,7 +168,9 @@ def test_learning_rate_monitor_logs_the_schedule_at_each_optimizer_step(tmp_path
         logging_steps=1,
     )
     trainer.train()
-    monitored = [(entry["step"], entry["lr-AdamW/pg1"]) for entry in trainer.state.log_history if "lr-AdamW/pg1" in entry]
+    monitored = [
+        (entry["step"], entry["lr-AdamW/pg1"]) for entry in trainer.state.log_history if "lr-AdamW/pg1" in entry
+    ]
     rates = logged(trainer, "learning_rate")
     # At step n stands the rate of the optimizer step after it.
     assert monitored == list(enumerate(rates)) and len(set(rates)) == 6
@@ -262,7 +258,7 @@ def test_metrics_that_a_subclass_adds_can_be_monitored(tmp_path: Path) -> None:
 
 def test_a_monitored_name_that_is_never_logged_is_an_error_with_those_that_are(tmp_path: Path) -> None:
     trainer = trainer_with(tmp_path, EarlyStopping("eval_f1"), max_steps=1, **EVERY_STEP)
-    with pytest.raises(RuntimeError, match="eval_f1.*not available.*eval_accuracy"):
+    with pytest.raises(RuntimeError, match=r"eval_f1.*not available.*eval_accuracy"):
         trainer.train()
 
 
@@ -337,6 +333,55 @@ def test_averaged_weights_are_those_of_the_model_after_training(tmp_path: Path, 
     assert rates[-1] == 0.05 and rates[3:6] == [rates[3]] * 3
 
 
+def test_averaging_begins_anew_with_each_training(tmp_path: Path) -> None:
+    def new_model() -> VectorClassifier:
+        torch.manual_seed(0)
+        return VectorClassifier()
+
+    averaging = StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=2)
+    trainer = quiet_trainer(tmp_path, given={"model_init": new_model, "callbacks": [averaging]}, num_train_epochs=3)
+    trainer.model = None
+    results = []
+    for _ in range(2):
+        trainer.train()
+        results.append(torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()]))
+    assert torch.equal(*results) and averaging.n_averaged == 2
+
+
+@pytest.mark.parametrize(
+    "callback", [EMAWeightAveraging(), SWA, ModelPruning("l1_unstructured", amount=0.5, prune_on_train_epoch_end=False)]
+)
+def test_evaluations_outside_of_training_are_about_the_model_as_it_is(tmp_path: Path, callback: Any) -> None:
+    trainer = trainer_with(tmp_path, callback, num_train_epochs=1)
+    trainer.train()
+    with torch.no_grad():
+        trainer.model.head.weight.mul_(2)
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    evaluated = trainer.evaluate()["eval_loss"]
+    assert evaluated == trainer_with(tmp_path, model=trainer.model).evaluate()["eval_loss"]
+    assert all(torch.equal(one, other) for one, other in zip(before, trainer.model.parameters(), strict=True))
+
+
+def test_an_evaluation_that_fails_leaves_the_weights_of_the_training(tmp_path: Path) -> None:
+    class Failing(TrainerCallback):
+        def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 2:
+                raise OverflowError
+
+    trainer = trainer_with(tmp_path, EMAWeightAveraging(decay=0.5), Failing(), num_train_epochs=1, **EVERY_STEP)
+    with pytest.raises(OverflowError):
+        trainer.train()
+
+    class StopAt(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = state.global_step == 2
+
+    plain = trainer_with(tmp_path, StopAt(), num_train_epochs=1)
+    plain.train()
+    for one, other in zip(trainer.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 @BOTH_MODES
 def test_evaluations_see_the_averaged_weights_and_training_goes_on_with_its_own(tmp_path: Path, kind: Any) -> None:
     averaging = EMAWeightAveraging(decay=0.5)
@@ -382,7 +427,9 @@ def test_backbone_fine_tuning_finds_the_backbone_or_says_that_there_is_none(tmp_
 
 
 def test_a_pruned_model_is_plain_again_after_training(tmp_path: Path) -> None:
-    trainer = trainer_with(tmp_path, ModelPruning("l1_unstructured", amount=0.5, parameter_names=["weight"]), max_steps=3)
+    trainer = trainer_with(
+        tmp_path, ModelPruning("l1_unstructured", amount=0.5, parameter_names=["weight"]), max_steps=3
+    )
     trainer.train()
     weights = [parameter for name, parameter in trainer.model.named_parameters() if name.endswith("weight")]
     assert torch.cat([weight.flatten() for weight in weights]).eq(0).float().mean() == 0.5
@@ -410,11 +457,18 @@ def test_a_timer_whose_time_is_over_lets_no_step_begin(tmp_path: Path) -> None:
 @BOTH_MODES
 def test_a_callback_that_stops_within_a_window_stops_training_when_it_is_complete(tmp_path: Path, kind: Any) -> None:
     class Stopping(pl.Callback):
-        def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(
+            self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
             trainer.should_stop = True
 
     trainer = trainer_with(
-        tmp_path, Stopping(), kind=kind, num_train_epochs=2, per_device_train_batch_size=2, gradient_accumulation_steps=2
+        tmp_path,
+        Stopping(),
+        kind=kind,
+        num_train_epochs=2,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
     )
     assert trainer.train().global_step == 1
     assert trainer.lightning_trainer is not None and trainer.lightning_trainer.global_step == 1
@@ -423,103 +477,3 @@ def test_a_callback_that_stops_within_a_window_stops_training_when_it_is_complet
 def test_the_keyword_max_time_ends_training_too(tmp_path: Path) -> None:
     trainer = trainer_with(tmp_path, given={"lightning": {"max_time": {"seconds": 0}}}, max_steps=5)
     assert trainer.train().global_step == 0
-
-
-# ---- What is shown ---------------------------------------------------------------------------------------------------
-
-
-def test_bars_show_how_many_batches_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    totals: dict[str, set[Any]] = {}
-
-    class Noting(TQDMProgressBar):
-        def on_train_batch_end(self, *args: Any) -> None:
-            super().on_train_batch_end(*args)
-            totals.setdefault("train", set()).add(self.train_progress_bar.total)
-
-        def on_validation_batch_end(self, *args: Any) -> None:
-            super().on_validation_batch_end(*args)
-            totals.setdefault("validation", set()).add(self.val_progress_bar.total)
-
-        def on_predict_batch_end(self, *args: Any) -> None:
-            super().on_predict_batch_end(*args)
-            totals.setdefault("prediction", set()).add(self.predict_progress_bar.total)
-
-    trainer = trainer_with(tmp_path, Noting(), num_train_epochs=1, eval_strategy="epoch", disable_tqdm=False)
-    trainer.train()
-    trainer.evaluate()
-    trainer.predict(Rows(vector_rows(5)))
-    assert totals == {"train": {3}, "validation": {3}, "prediction": {2}}
-    assert "eval_loss" in capsys.readouterr().out
-
-
-def test_a_bar_over_data_of_unknown_length_has_no_total(tmp_path: Path) -> None:
-    from tests.scenarios.data import Stream
-
-    totals: set[Any] = set()
-
-    class Noting(TQDMProgressBar):
-        def on_validation_batch_end(self, *args: Any) -> None:
-            super().on_validation_batch_end(*args)
-            totals.add(self.val_progress_bar.total)
-
-    trainer_with(tmp_path, Noting()).evaluate(Stream(vector_rows(5)))
-    assert totals == {None}
-
-
-def test_rich_shows_the_model_and_its_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("rich")
-    trainer_with(tmp_path, RichProgressBar(), RichModelSummary(), max_steps=2, disable_tqdm=False).train()
-    shown = capsys.readouterr().out
-    assert "VectorClassifier" in shown and "2/3" in shown
-
-
-def test_model_summary_tells_the_layers(tmp_path: Path) -> None:
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    teller = logging.getLogger("lightning.pytorch.callbacks.model_summary")
-    teller.addHandler(handler)
-    try:
-        trainer_with(tmp_path, ModelSummary(max_depth=2), max_steps=1).train()
-    finally:
-        teller.removeHandler(handler)
-    assert "VectorClassifier" in said[0] and "model.inner" in said[0]
-
-
-# ---- Single batches --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("interval", ["batch", "epoch"])
-def test_a_prediction_writer_gets_predictions_and_where_their_samples_stand(tmp_path: Path, interval: Any) -> None:
-    written: list[Any] = []
-
-    class Writer(BasePredictionWriter):
-        def write_on_batch_end(self, trainer: Any, module: Any, prediction: Any, places: Any, *_: Any) -> None:
-            written.append((prediction, places))
-
-        def write_on_epoch_end(self, trainer: Any, module: Any, predictions: Any, places: Any) -> None:
-            written.extend(zip(predictions, places[0], strict=True))
-
-    predicted = trainer_with(tmp_path, Writer(interval)).predict(Rows(vector_rows(7))).predictions
-    assert [places for _, places in written] == [[0, 1, 2], [3, 4, 5], [6]]
-    assert torch.equal(torch.cat([one for one, _ in written]), torch.tensor(predicted))
-
-
-def test_spike_detection_ends_training_at_a_loss_that_jumps(tmp_path: Path) -> None:
-    class Jumping(Trainer):
-        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-            found: Any = super().compute_loss(*args, **kwargs)
-            return found * 1000 if self.state.global_step == 2 else found
-
-    trainer = trainer_with(tmp_path, SpikeDetection(), kind=Jumping, num_train_epochs=1)
-    with pytest.raises(RuntimeError, match="spike detected in batch 2"):
-        trainer.train()
-    assert (tmp_path / "skip_batches.json").is_file()
-
-
-def test_functions_for_single_hooks_are_called(tmp_path: Path) -> None:
-    losses: list[float] = []
-    callback = LambdaCallback(on_train_batch_end=lambda trainer, module, outputs, *_: losses.append(outputs["loss"].item()))
-    trainer = trainer_with(tmp_path, callback, num_train_epochs=1, logging_strategy="steps", logging_steps=1)
-    trainer.train()
-    assert losses == logged(trainer, "loss")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import DeviceStatsMonitor, LearningRateMonitor
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from littrainer import Trainer, TrainerCallback
@@ -22,7 +23,13 @@ from tests.scenarios.metrics import accuracy
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 BOTH_MODES = pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
-STEP = ["on_train_batch_start", "on_before_backward", "on_after_backward", "on_before_optimizer_step", "on_before_zero_grad"]
+STEP = [
+    "on_train_batch_start",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_before_zero_grad",
+]
 # There is no `test` of Lightning's in a Trainer, and no sanity check.
 NEVER = ("on_test", "on_sanity_check")
 
@@ -66,7 +73,9 @@ def test_all_hooks_of_a_training_come_in_lightnings_order(tmp_path: Path, kind: 
     )
     trainer.train()
     begin = ["setup", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"]
-    validation = [f"on_validation_{name}" for name in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")]
+    validation = [
+        f"on_validation_{name}" for name in ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
+    ]
     end = ["on_train_epoch_end", "on_train_end", "on_fit_end", "teardown"]
     step = [name for name in hooks.seen if name in STEP]
     assert [name for name in hooks.seen if name not in STEP[1:]] == [
@@ -141,15 +150,13 @@ def test_evaluations_and_predictions_outside_of_training_show_their_metrics_too(
 
 
 def test_only_numbers_are_shown() -> None:
-    class Lightning:
-        callback_metrics: dict[str, Any] = {}
-        logged_metrics: dict[str, Any] = {}
-        progress_bar_metrics: dict[str, Any] = {}
-
-    logs = {"loss": np.float32(0.5), "n": 3, "t": torch.tensor([2.0]), "text": "no", "flag": True, "none": None, "many": [1]}
-    publish(Lightning(), {**logs, "epoch": 1.0, "step": 7})  # type: ignore[arg-type]
-    assert {name: value.item() for name, value in Lightning.callback_metrics.items()} == {"loss": 0.5, "n": 3.0, "t": 2.0}
-    assert Lightning.progress_bar_metrics == {"loss": 0.5}
+    shown: Any = SimpleNamespace(callback_metrics={}, logged_metrics={}, progress_bar_metrics={})
+    numbers = {"loss": np.float32(0.5), "n": 3, "tensor": torch.tensor([2.0])}
+    others = {"text": "no", "flag": True, "none": None, "several": [1]}
+    publish(shown, {**numbers, **others, "epoch": 1.0, "step": 7})
+    expected = {"loss": 0.5, "n": 3.0, "tensor": 2.0}
+    assert {name: value.item() for name, value in shown.callback_metrics.items()} == expected
+    assert shown.progress_bar_metrics == {"loss": 0.5}
 
 
 def test_outputs_of_single_batches_are_those_of_the_model(tmp_path: Path) -> None:
@@ -193,9 +200,13 @@ def test_a_lightning_logger_gets_what_the_trainer_and_its_lightning_callbacks_lo
     assert not any("lr-AdamW/pg1" in entry for entry in trainer.state.log_history)
 
 
-def test_a_logger_that_is_only_asked_for_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match='set report_to="tensorboard"'):
-        quiet_trainer(tmp_path, given={"lightning": {"logger": True}})
+def test_a_logger_that_is_only_asked_for_is_the_one_that_lightning_takes(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, given={"lightning": {"logger": True}}, max_steps=1)
+    trainer.train()
+    assert trainer.lightning_trainer is not None
+    assert [type(logger).__name__ for logger in trainer.lightning_trainer.loggers] == ["SharedLogger"]
+    assert isinstance(trainer.lightning_trainer.loggers[0], (TensorBoardLogger, CSVLogger))
+    assert list((tmp_path / "lightning_logs" / "version_0").iterdir())
 
 
 def test_a_logger_that_fails_is_told_of_once_and_training_goes_on(

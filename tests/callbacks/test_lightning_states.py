@@ -37,6 +37,11 @@ def trained(folder: Path, *callbacks: Any, resume: int | None = None, **changes:
     return trainer
 
 
+def timeless(trainer: Trainer) -> list[dict[str, Any]]:
+    history = trainer.state.log_history[:-1]
+    return [{name: entry[name] for name in entry if not name.endswith(("_runtime", "per_second"))} for entry in history]
+
+
 def resumed_like_uninterrupted(folder: Path, make: Callable[[], Any], step: int, **changes: Any) -> tuple[Any, Any]:
     """Train in one go, and again from the checkpoint of a step; both callbacks, after comparing the models."""
     first, second = make(), make()
@@ -44,11 +49,7 @@ def resumed_like_uninterrupted(folder: Path, make: Callable[[], Any], step: int,
     resumed = trained(folder, second, resume=step, **changes)
     for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
-    timeless = [
-        [{name: value for name, value in entry.items() if "_runtime" not in name and "per_second" not in name} for entry in history]
-        for history in (whole.state.log_history[:-1], resumed.state.log_history[:-1])
-    ]
-    assert timeless[0] == timeless[1]
+    assert timeless(whole) == timeless(resumed)
     return first, second
 
 

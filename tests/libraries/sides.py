@@ -122,7 +122,9 @@ def _started(name: str, command: list[str], folder: Path, **environment: str) ->
 
 def read_folder(folder: Path, output: str = "") -> SideRecord:
     """Read what a script left in the folder that it ran in."""
-    paths = [path for path in folder.rglob("*") if path.is_file() and "models" not in path.relative_to(folder).parts[:1]]
+    paths = [
+        path for path in folder.rglob("*") if path.is_file() and "models" not in path.relative_to(folder).parts[:1]
+    ]
     names = {path.relative_to(folder).as_posix(): path for path in paths}
     own = {name for name, path in names.items() if path.name in OWN_FILES}
     values = {name: values_in(path) for name, path in names.items() if holds_values(path)}

@@ -71,6 +71,8 @@ class OptimizerNames(ExplicitEnum):
     ADAGRAD = "adagrad"
     ADAMW_TORCH = "adamw_torch"
     ADAMW_TORCH_FUSED = "adamw_torch_fused"
+    # An alias: transformers 5.3 lists the name by itself, and it is read so.
+    ADAMW_APEX_FUSED = "adamw_torch_fused"
     RMSPROP = "rmsprop"
     SGD = "sgd"
     # torch on other accelerators

@@ -29,7 +29,7 @@ def _has_batch_norm(trainer: Trainer) -> bool:
 
 
 def backbone_of(model: Any) -> Any:
-    """The module of a model below its head, which `BackboneFinetuning` freezes and unfreezes; None where it has none."""
+    """The part of a model below its head, which `BackboneFinetuning` freezes and unfreezes; None where it has none."""
     candidates = (getattr(model, name, None) for name in ("backbone", "base_model"))
     return next((found for found in candidates if hasattr(found, "parameters") and found is not model), None)
 
@@ -123,7 +123,7 @@ SUPPORT: dict[str, Support] = {
         unless=(
             Unless(
                 _saves,
-                "checkpoints written while it prunes hold masks beside the weights, which from_pretrained does not load",
+                "checkpoints written while it prunes hold masks beside weights, which from_pretrained does not load",
                 'set save_strategy="no" and save the model after training',
             ),
         ),
@@ -157,6 +157,11 @@ SUPPORT: dict[str, Support] = {
 MONITORING = ("EarlyStopping", "Checkpoint")
 # What these do is log, to the loggers of the lightning.Trainer.
 LOGGING = ("LearningRateMonitor", "DeviceStatsMonitor", "ThroughputMonitor")
+# These change the model, and only a training is theirs: not the model that a later evaluation is asked about.
+ONLY_IN_TRAINING = ("BaseFinetuning", "ModelPruning", "StochasticWeightAveraging", "WeightAveraging")
+# One that has been through a training would take its weights into the next one.
+BEGUN_ANEW = ("StochasticWeightAveraging",)
+AS_IT_WAS_MADE = "_as_it_was_made"
 PACKAGES = ("lightning", "pytorch_lightning")
 
 
@@ -250,6 +255,17 @@ def check_set_up(callbacks: list[Any], trainer: Trainer) -> None:
                 f"{type(callback).__name__}(monitor={monitored!r}) waits for an evaluation, and this training has "
                 'none: set eval_strategy="steps" or "epoch".'
             )
+
+
+def begin_anew(callbacks: list[Any]) -> None:
+    """Put back as they were made those callbacks that do so not by themselves when a further training begins."""
+    for callback in callbacks:
+        if is_one_of(callback, *BEGUN_ANEW):
+            values = vars(callback)
+            as_made = values.get(AS_IT_WAS_MADE, dict(values))
+            values.clear()
+            values.update(as_made)
+            values[AS_IT_WAS_MADE] = as_made
 
 
 def check_can_resume(callbacks: list[Any]) -> None:

@@ -142,8 +142,8 @@ def _is_plain(value: Any) -> bool:
 
 def _warn_that_left_out(callback: Any, where: str) -> None:
     logger.warning(
-        "What %s.%s gives is not kept in checkpoints: it holds something that could not be loaded safely. Keep tensors, "
-        "numbers, text and containers of them there.",
+        "What %s.%s gives is not kept in checkpoints: it holds something that could not be loaded safely. Keep "
+        "tensors, numbers, text and containers of them there.",
         type(callback).__name__,
         where,
     )

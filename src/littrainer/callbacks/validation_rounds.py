@@ -47,7 +47,7 @@ class ValidationRounds:
         self._end = end
 
     def end_earlier_one(self) -> None:
-        """Another validation of the round begins: all but the callbacks that monitor hear that the last one has ended."""
+        """Another validation of the round begins: callbacks that monitor no metric hear that the last one has ended."""
         end, self._end = self._end, None
         if end is not None:
             end(False)

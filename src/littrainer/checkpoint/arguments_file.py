@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 # Our class, as "module:name" -> the module of transformers that has it, and its name there.
 NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
-    **{ours: (module, name) for module, names in REPLACED.items() for name, ours in names.items()},
-    "littrainer.arguments.accelerator_config:AcceleratorConfig": ("transformers.trainer_pt_utils", "AcceleratorConfig"),
+    ours: (module, name) for module, names in REPLACED.items() for name, ours in names.items()
 }
 
 

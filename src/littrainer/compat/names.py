@@ -19,8 +19,15 @@ REPLACED: dict[str, dict[str, str]] = {
         "HfArgumentParser": "littrainer.arguments.parser:HfArgumentParser",
     },
     "transformers.integrations.integration_utils": {
+        "AzureMLCallback": "littrainer.tracking.azure_ml:AzureMLCallback",
+        "ClearMLCallback": "littrainer.tracking.clearml:ClearMLCallback",
+        "CodeCarbonCallback": "littrainer.tracking.codecarbon:CodeCarbonCallback",
         "CometCallback": "littrainer.tracking.comet_ml:CometCallback",
+        "DVCLiveCallback": "littrainer.tracking.dvclive:DVCLiveCallback",
+        "DagsHubCallback": "littrainer.tracking.dagshub:DagsHubCallback",
+        "FlyteCallback": "littrainer.tracking.flyte:FlyteCallback",
         "MLflowCallback": "littrainer.tracking.mlflow:MLflowCallback",
+        "SwanLabCallback": "littrainer.tracking.swanlab:SwanLabCallback",
         "TensorBoardCallback": "littrainer.tracking.tensorboard:TensorBoardCallback",
         "TrackioCallback": "littrainer.tracking.trackio:TrackioCallback",
         "WandbCallback": "littrainer.tracking.wandb:WandbCallback",
@@ -51,6 +58,7 @@ REPLACED: dict[str, dict[str, str]] = {
         "TrainerState": "littrainer.callbacks.state:TrainerState",
     },
     "transformers.trainer_pt_utils": {
+        "AcceleratorConfig": "littrainer.arguments.accelerator_config:AcceleratorConfig",
         "LabelSmoother": "littrainer.training.label_smoothing:LabelSmoother",
         "BatchRebalanceSampler": "littrainer.data.batch_rebalance:BatchRebalanceSampler",
         "LengthGroupedSampler": "littrainer.data.samplers:LengthGroupedSampler",
@@ -100,8 +108,6 @@ REPLACED: dict[str, dict[str, str]] = {
 }
 """transformers module -> name in it -> where littrainer has it, as "module:attribute"."""
 
-DERIVED: tuple[str, ...] = (
-    "transformers.trainer_jit_checkpoint",
-)
+DERIVED: tuple[str, ...] = ("transformers.trainer_jit_checkpoint",)
 """transformers modules whose classes derive from names in REPLACED. Where they were imported before the redirection,
 they are imported once more, on top of littrainer's classes."""

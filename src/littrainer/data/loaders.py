@@ -49,6 +49,7 @@ class LookaheadLoader(DataLoader):
     end_of_dataloader = False
     # Processes that share the data, each of which has every n-th batch of it.
     processes = 1
+    rows_in_last_batch = -1
     # Streams are dispatched under accelerate unless its user says no, and only then it counts their last batch.
     dispatches_streams = True
 
@@ -68,7 +69,12 @@ class LookaheadLoader(DataLoader):
         return samples if samples > 0 else None
 
     def samples_of_incomplete_batch(self) -> int:
-        """Samples in the last batch of all processes together; 0 where it is a full one, -1 where nobody knows."""
+        """Samples in the last batch of all processes together; 0 where it is a full one, -1 where nobody knows.
+
+        Those of a stream are known when its last batch has been handed out.
+        """
+        if isinstance(self.dataset, IterableDataset) and self.dispatches_streams:
+            return self.rows_in_last_batch
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
         if batch_size is None or self.drop_last or not has_length(self.dataset):
             return -1
@@ -84,6 +90,7 @@ class LookaheadLoader(DataLoader):
             progress: told about each batch that is collated ahead, in a training that can be resumed.
         """
         self.end_of_dataloader = False
+        self.rows_in_last_batch = -1
         self.set_epoch(self.epoch)
         batches = without_reports(super().__iter__()) if progress is None else progress.begin(self, super().__iter__)
         current = next(batches, NO_BATCH)
@@ -96,6 +103,8 @@ class LookaheadLoader(DataLoader):
             if progress is not None:
                 progress.after_batch_ahead(is_one=following is not NO_BATCH)
             self.end_of_dataloader = following is NO_BATCH
+            if self.end_of_dataloader:
+                self.rows_in_last_batch = first_dimension(current) or -1
             yield current
             current = following
         self.epoch += 1

@@ -110,14 +110,20 @@ class TrackerCallback(TrainerCallback):
 
     @survives_failure
     def on_predict(
-        self, args: Any, state: Any, control: Any, metrics: dict[str, Any], model: Any = None, **kwargs: Any
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        metrics: dict[str, Any] | None = None,
+        model: Any = None,
+        **kwargs: Any,
     ) -> None:
         """Report the metrics of a prediction, where the service takes them."""
         if not self.reports_predictions:
             return
         self.set_up_once(args, state, model, **kwargs)
         if state.is_world_process_zero:
-            self.write_prediction_metrics(dict(metrics), args, state)
+            self.write_prediction_metrics(dict(metrics or {}), args, state)
 
     @survives_failure
     def on_training_failed(self, args: Any, state: Any, error: BaseException) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 from typing import Any, ClassVar
 
 from littrainer.arguments.secrets import holds_a_secret
-from littrainer.tracking.base import TrackerCallback, survives_failure
+from littrainer.tracking.base import TrackerCallback, shown_arguments, survives_failure
 from littrainer.tracking.metric_names import PREFIXED_SPLITS, SUMMARY_VALUES, only_numbers
 from littrainer.tracking.saved_models import newest_checkpoint
 from littrainer.tracking.services import TRUE_VALUES
@@ -99,9 +98,7 @@ class ClearMLCallback(TrackerCallback):
             self._clearml_task.connect(args, section)
             return
         shown = {
-            f"{section}/{field.name}": getattr(args, field.name)
-            for field in dataclasses.fields(args)
-            if field.init and not holds_a_secret(field.name)
+            f"{section}/{name}": value for name, value in shown_arguments(args).items() if not holds_a_secret(name)
         }
         self._clearml_task.update_parameters(_flat(shown))
 

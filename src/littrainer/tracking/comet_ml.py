@@ -54,6 +54,7 @@ class CometCallback(TrackerCallback):
 
         self.lightning_logger = CometLogger(mode=mode, name=args.run_name)
         self._experiment = self.lightning_logger.experiment
+        self._experiment.log_other("Created from", "littrainer")
         self.lightning_logger.log_hyperparams(_parameters(args, model))
         if model is not None:
             self._experiment.set_model_graph(str(model))

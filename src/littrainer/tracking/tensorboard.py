@@ -38,9 +38,9 @@ class TensorBoardCallback(TrackerCallback):
     def _init_summary_writer(self, args: Any) -> None:
         from lightning.pytorch.loggers import TensorBoardLogger
 
-        if not self._is_trial:
-            self.logging_dir = args.logging_dir or self.logging_dir or os.path.join(args.output_dir, _folder_of_now())
-        self.lightning_logger = TensorBoardLogger(self.logging_dir, name="", version="")
+        asked_for = self.logging_dir if self._is_trial else args.logging_dir or self.logging_dir
+        self.logging_dir = folder = asked_for or os.path.join(args.output_dir, _folder_of_now())
+        self.lightning_logger = TensorBoardLogger(folder, name="", version="")
         self.tb_writer = self.lightning_logger.experiment
 
     @survives_failure
@@ -61,7 +61,7 @@ class TensorBoardCallback(TrackerCallback):
         if self.tb_writer is None:
             self._init_summary_writer(args)
         self.tb_writer.add_text("args", json.dumps(shown_arguments(args), indent=2, default=str))
-        config = getattr(model, "config", None)
+        config: Any = getattr(model, "config", None)
         if hasattr(config, "to_json_string"):
             self.tb_writer.add_text("model_config", config.to_json_string())
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import typing
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+import littrainer
 from littrainer.data.collators import DefaultDataCollator, default_data_collator
 from tests.data.collators.batches import described
 
@@ -82,3 +85,8 @@ def test_the_default_collator_as_an_object_remembers_the_kind_of_tensor(remember
     theirs = transformers.DefaultDataCollator(return_tensors=remembered)(samples, return_tensors=asked_for)
     ours = DefaultDataCollator(return_tensors=remembered)(samples, return_tensors=asked_for)
     assert described(ours) == described(theirs)
+
+
+def test_the_type_of_collators_for_annotations_is_public() -> None:
+    assert typing.get_origin(littrainer.DataCollator) is Callable
+    assert typing.get_args(littrainer.DataCollator)[0] == [list[Any]]

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from tests.fidelity.record import Record
 from tests.fidelity.registry import scenario
 from tests.fidelity.side import Side
-from tests.scenarios.data import FEATURES, Rows, vector_rows
+from tests.scenarios.data import FEATURES, Rows, Stream, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import CLASSES, VectorClassifier
 
@@ -149,6 +149,25 @@ def accelerator_and_attributes_as_a_subclass_sees_them(side: Side) -> Record:
     output = trainer.train()
     seen.append(("trained", seen_in(trainer)))
     return side.record(trainer, output, extra={"seen": seen})
+
+
+@scenario(extra=True)
+def rows_gathered_in_training_over_a_stream(side: Side) -> Record:
+    Trainer: Any = side.Trainer
+    gathered: list[Any] = []
+
+    class Gathering(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            gathered.append(self.accelerator.gather_for_metrics(inputs["labels"]))
+            return super().compute_loss(model, inputs, *args, **kwargs)
+
+    trainer = Gathering(
+        model=VectorClassifier(),
+        args=side.arguments(max_steps=5, gradient_accumulation_steps=2),
+        train_dataset=Stream(vector_rows(14)),
+        callbacks=[side.watcher],
+    )
+    return side.train(trainer, extra={"gathered": gathered})
 
 
 @scenario(extra=True)

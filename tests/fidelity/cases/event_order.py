@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 from typing import Any
 
 from tests.fidelity.record import EVENTS, Record, control_flags, plain
-from tests.fidelity.registry import scenario
+from tests.fidelity.registry import Scenario, add, scenario
 from tests.fidelity.side import ORACLE, OURS, Side
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.metrics import accuracy
@@ -297,29 +298,15 @@ def steered_at_each_event(side: Side, flag: str) -> Record:
     return side.record(trainer, extra={"seen": seen})
 
 
-@scenario(extra=True)
-def logs_asked_for_at_each_event(side: Side) -> Record:
-    return steered_at_each_event(side, "should_log")
-
-
-@scenario(extra=True)
-def evaluations_asked_for_at_each_event(side: Side) -> Record:
-    return steered_at_each_event(side, "should_evaluate")
-
-
-@scenario(extra=True)
-def saves_asked_for_at_each_event(side: Side) -> Record:
-    return steered_at_each_event(side, "should_save")
-
-
-@scenario(extra=True)
-def ends_of_the_epoch_asked_for_at_each_event(side: Side) -> Record:
-    return steered_at_each_event(side, "should_epoch_stop")
-
-
-@scenario(extra=True)
-def ends_of_training_asked_for_at_each_event(side: Side) -> Record:
-    return steered_at_each_event(side, "should_training_stop")
+for wanted, flag in {
+    "logs": "should_log",
+    "evaluations": "should_evaluate",
+    "saves": "should_save",
+    "ends_of_the_epoch": "should_epoch_stop",
+    "ends_of_training": "should_training_stop",
+}.items():
+    steered = functools.partial(steered_at_each_event, flag=flag)
+    add(Scenario(name=f"{wanted}_asked_for_at_each_event", run=steered, extra=True))
 
 
 @scenario(extra=True)

@@ -1,6 +1,11 @@
 """Turning a list of samples into a batch, by family: stacking, padding, labels to pad, language modelling."""
 
-from littrainer.data.collators.default import DataCollatorMixin, DefaultDataCollator, default_data_collator
+from littrainer.data.collators.default import (
+    DataCollator,
+    DataCollatorMixin,
+    DefaultDataCollator,
+    default_data_collator,
+)
 from littrainer.data.collators.flattening import DataCollatorWithFlattening
 from littrainer.data.collators.language_modeling import DataCollatorForLanguageModeling, DataCollatorForWholeWordMask
 from littrainer.data.collators.padded_labels import (
@@ -13,6 +18,7 @@ from littrainer.data.collators.permutation import DataCollatorForPermutationLang
 from littrainer.data.collators.unused_columns import RemoveColumnsCollator, dropped_columns_message
 
 __all__ = [
+    "DataCollator",
     "DataCollatorForLanguageModeling",
     "DataCollatorForMultipleChoice",
     "DataCollatorForPermutationLanguageModeling",

@@ -11,6 +11,9 @@ import torch
 
 LABEL_NAMES = ("label", "label_ids")
 
+DataCollator = Callable[[list[Any]], dict[str, Any]]
+"""What turns a list of samples into a batch, for annotations."""
+
 
 class DataCollatorMixin:
     """Base of collators that make torch tensors in `torch_call` and NumPy arrays in `numpy_call`."""

@@ -1,0 +1,117 @@
+"""What Lightning's callbacks show of a Trainer's work, and what they get of its single batches."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    BasePredictionWriter,
+    LambdaCallback,
+    ModelSummary,
+    RichModelSummary,
+    RichProgressBar,
+    SpikeDetection,
+    TQDMProgressBar,
+)
+
+from littrainer import Trainer
+from tests.callbacks.test_lightning_callbacks import logged, trainer_with
+from tests.scenarios.data import Rows, Stream, vector_rows
+
+
+def test_bars_show_how_many_batches_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    totals: dict[str, set[Any]] = {}
+
+    class Noting(TQDMProgressBar):
+        def on_train_batch_end(self, *args: Any) -> None:
+            super().on_train_batch_end(*args)
+            totals.setdefault("train", set()).add(self.train_progress_bar.total)
+
+        def on_validation_batch_end(self, *args: Any) -> None:
+            super().on_validation_batch_end(*args)
+            totals.setdefault("validation", set()).add(self.val_progress_bar.total)
+
+        def on_predict_batch_end(self, *args: Any) -> None:
+            super().on_predict_batch_end(*args)
+            totals.setdefault("prediction", set()).add(self.predict_progress_bar.total)
+
+    trainer = trainer_with(tmp_path, Noting(), num_train_epochs=1, eval_strategy="epoch", disable_tqdm=False)
+    trainer.train()
+    trainer.evaluate()
+    trainer.predict(Rows(vector_rows(5)))
+    assert totals == {"train": {3}, "validation": {3}, "prediction": {2}}
+    assert "eval_loss" in capsys.readouterr().out
+
+
+def test_a_bar_over_data_of_unknown_length_has_no_total(tmp_path: Path) -> None:
+    totals: set[Any] = set()
+
+    class Noting(TQDMProgressBar):
+        def on_validation_batch_end(self, *args: Any) -> None:
+            super().on_validation_batch_end(*args)
+            totals.add(self.val_progress_bar.total)
+
+    trainer_with(tmp_path, Noting()).evaluate(Stream(vector_rows(5)))
+    assert totals == {None}
+
+
+def test_rich_shows_the_model_and_its_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    trainer_with(tmp_path, RichProgressBar(), RichModelSummary(), max_steps=2, disable_tqdm=False).train()
+    shown = capsys.readouterr().out
+    assert "VectorClassifier" in shown and "2/3" in shown
+
+
+def test_model_summary_tells_the_layers(tmp_path: Path) -> None:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    teller = logging.getLogger("lightning.pytorch.callbacks.model_summary")
+    teller.addHandler(handler)
+    try:
+        trainer_with(tmp_path, ModelSummary(max_depth=2), max_steps=1).train()
+    finally:
+        teller.removeHandler(handler)
+    assert "VectorClassifier" in said[0] and "model.inner" in said[0]
+
+
+@pytest.mark.parametrize("interval", ["batch", "epoch"])
+def test_a_prediction_writer_gets_predictions_and_where_their_samples_stand(tmp_path: Path, interval: Any) -> None:
+    written: list[Any] = []
+
+    class Writer(BasePredictionWriter):
+        def write_on_batch_end(self, trainer: Any, module: Any, prediction: Any, places: Any, *_: Any) -> None:
+            written.append((prediction, places))
+
+        def write_on_epoch_end(self, trainer: Any, module: Any, predictions: Any, places: Any) -> None:
+            written.extend(zip(predictions, places[0], strict=True))
+
+    predicted = trainer_with(tmp_path, Writer(interval)).predict(Rows(vector_rows(7))).predictions
+    assert [places for _, places in written] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert torch.equal(torch.cat([one for one, _ in written]), torch.tensor(predicted))
+
+
+def test_spike_detection_ends_training_at_a_loss_that_jumps(tmp_path: Path) -> None:
+    class Jumping(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            found: Any = super().compute_loss(*args, **kwargs)
+            return found * 1000 if self.state.global_step == 2 else found
+
+    trainer = trainer_with(tmp_path, SpikeDetection(), kind=Jumping, num_train_epochs=1)
+    with pytest.raises(RuntimeError, match="spike detected in batch 2"):
+        trainer.train()
+    assert (tmp_path / "skip_batches.json").is_file()
+
+
+def test_functions_for_single_hooks_are_called(tmp_path: Path) -> None:
+    losses: list[float] = []
+    callback = LambdaCallback(
+        on_train_batch_end=lambda trainer, module, outputs, *_: losses.append(outputs["loss"].item())
+    )
+    trainer = trainer_with(tmp_path, callback, num_train_epochs=1, logging_strategy="steps", logging_steps=1)
+    trainer.train()
+    assert losses == logged(trainer, "loss")

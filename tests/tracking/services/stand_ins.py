@@ -1,0 +1,53 @@
+"""Modules that take the place of a service's client and record what is asked of it."""
+
+from __future__ import annotations
+
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+class Calls(list[tuple[Any, ...]]):
+    """What was called, in order: (name, positional arguments, keywords)."""
+
+    def recorder(self, name: str, answer: Any = None) -> Any:
+        """A function that records its calls under a name, and returns `answer`."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            self.append((name, args, kwargs))
+            return answer
+
+        return called
+
+    def named(self, name: str) -> list[tuple[Any, ...]]:
+        """The calls of one name."""
+        return [call for call in self if call[0] == name]
+
+
+class Recorder:
+    """An object each of whose methods records its calls."""
+
+    def __init__(self, calls: Calls, name: str = "") -> None:
+        self.calls, self.name = calls, name
+
+    def __getattr__(self, name: str) -> Any:
+        return self.calls.recorder(f"{self.name}.{name}" if self.name else name)
+
+
+def put_in_place(patch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleType:
+    """A module of this name and those above it, importable until the test ends."""
+    parts = name.split(".")
+    for length in range(1, len(parts) + 1):
+        fullname = ".".join(parts[:length])
+        module = ModuleType(fullname)
+        module.__spec__ = ModuleSpec(fullname, None, is_package=True)
+        module.__path__ = []
+        patch.setitem(sys.modules, fullname, module)
+        if length > 1:
+            setattr(sys.modules[".".join(parts[: length - 1])], parts[length - 1], module)
+    for member, value in members.items():
+        setattr(module, member, value)
+    return module

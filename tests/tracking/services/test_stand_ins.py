@@ -1,0 +1,368 @@
+"""Services whose clients are not installed with the tests, each by a stand-in for its client."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from littrainer import Trainer
+from littrainer.tracking import (
+    AzureMLCallback,
+    ClearMLCallback,
+    CodeCarbonCallback,
+    DagsHubCallback,
+    DVCLiveCallback,
+    FlyteCallback,
+    SwanLabCallback,
+)
+from tests.scenarios.trainers import quiet_trainer
+
+from .stand_ins import Calls, Recorder, put_in_place
+
+
+@pytest.fixture
+def calls() -> Calls:
+    return Calls()
+
+
+def trainer_of(folder: Path, callback: Any, **changes: Any) -> Trainer:
+    logged = {"logging_strategy": "steps", "logging_steps": 1, "max_steps": 2, "eval_strategy": "epoch", **changes}
+    return quiet_trainer(folder, given={"callbacks": [callback]}, **logged)
+
+
+@pytest.fixture
+def azure(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
+    run = SimpleNamespace(get_context=calls.recorder("get_context", Recorder(calls)))
+    put_in_place(monkeypatch, "azureml.core.run", Run=run)
+
+
+@pytest.mark.usefixtures("azure")
+def test_azure_gets_numbers_under_their_own_names(tmp_path: Path, calls: Calls) -> None:
+    trainer = trainer_of(tmp_path, AzureMLCallback())
+    assert [name for name, _, _ in calls] == ["get_context"]
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert [call[1:] for call in calls.named("log") if call[1][0] == "loss"] == [
+        (("loss", loss), {"description": "loss"}) for loss in losses
+    ]
+
+
+@pytest.mark.usefixtures("azure")
+def test_a_run_of_azure_that_is_given_is_taken(tmp_path: Path, calls: Calls) -> None:
+    trainer_of(tmp_path, AzureMLCallback(Recorder(calls, "mine"))).train()
+    assert {name for name, _, _ in calls} == {"mine.log"}
+
+
+def test_flyte_saves_checkpoints_and_shows_the_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls
+) -> None:
+    context = SimpleNamespace(checkpoint=Recorder(calls, "checkpoint"))
+    put_in_place(monkeypatch, "flytekit", current_context=lambda: context, Deck=calls.recorder("Deck"))
+    renderer = SimpleNamespace(to_html=lambda frame: frame)
+    put_in_place(monkeypatch, "flytekitplugins.deck.renderer", TableRenderer=lambda: renderer)
+    put_in_place(monkeypatch, "pandas", DataFrame=list)
+    trainer = trainer_of(tmp_path, FlyteCallback(), save_strategy="steps", save_steps=1)
+    trainer.train()
+    saved = [Path(call[1][0]).name for call in calls.named("checkpoint.save")]
+    assert saved == ["checkpoint-1", "checkpoint-2"]
+    ((_, (title, shown), _),) = calls.named("Deck")
+    assert (title, shown) == ("Log History", trainer.state.log_history)
+
+
+def test_flyte_without_its_deck_says_what_to_install_and_saves_checkpoints_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = SimpleNamespace(checkpoint=Recorder(calls, "checkpoint"))
+    put_in_place(monkeypatch, "flytekit", current_context=lambda: context)
+    monkeypatch.setitem(sys.modules, "flytekitplugins", None)
+    trainer_of(tmp_path, FlyteCallback(), save_strategy="steps", save_steps=2).train()
+    assert "flytekitplugins-deck-standard" in caplog.text
+    assert [name for name, _, _ in calls] == ["checkpoint.save"]
+    trainer_of(tmp_path / "other", FlyteCallback(sync_checkpoints=False), save_strategy="steps", save_steps=2).train()
+    assert len(calls) == 1
+
+
+@pytest.fixture
+def dagshub(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
+    from littrainer.tracking.mlflow import MLflowCallback
+
+    def uploaded(*args: Any, **kwargs: Any) -> Any:
+        calls.append(("Repo", args, kwargs))
+        return SimpleNamespace(directory=lambda path: SimpleNamespace(add_dir=calls.recorder(f"add_dir {path}")))
+
+    put_in_place(monkeypatch, "dagshub.upload", Repo=uploaded)
+    # What MLflow gets is tested in test_mlflow.py.
+    for name in ("setup", "write_logs", "on_train_begin", "on_train_end"):
+        monkeypatch.setattr(MLflowCallback, name, _quiet_event(calls, name))
+
+
+def _quiet_event(calls: Calls, name: str) -> Any:
+    def event(self: Any, args: Any, state: Any, *others: Any, **kwargs: Any) -> None:
+        calls.append((name, (), {}))
+        if name == "on_train_begin":
+            self.set_up_once(args, state, kwargs.get("model"))
+
+    return event
+
+
+@pytest.mark.usefixtures("dagshub")
+def test_dagshub_uploads_the_output_dir_where_it_is_asked_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://dagshub.com/someone/project.mlflow")
+    monkeypatch.setenv("HF_DAGSHUB_LOG_ARTIFACTS", "true")
+    monkeypatch.setenv("BRANCH", "trials")
+    trainer_of(tmp_path, DagsHubCallback()).train()
+    assert ("Repo", (), {"owner": "someone", "name": "project", "branch": "trials"}) in calls
+    assert calls.named("add_dir artifacts") == [("add_dir artifacts", (str(tmp_path),), {})]
+    assert [name for name, _, _ in calls][:3] == ["on_train_begin", "Repo", "setup"]
+    assert calls[-1][0] == "on_train_end"
+
+
+@pytest.mark.usefixtures("dagshub")
+@pytest.mark.parametrize(("uri", "reason"), [(None, "is not set"), ("mlruns", "does not end in /OWNER/REPOSITORY")])
+def test_dagshub_without_a_repository_is_told_and_training_goes_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    uri: str | None,
+    reason: str,
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if uri is not None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+
+    class Callback(DagsHubCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            try:
+                super().on_train_begin(*args, **kwargs)
+            except RuntimeError as error:
+                # MLflowCallback's own event, which a stand-in replaces here, does this.
+                self.give_up(error)
+
+    trainer = trainer_of(tmp_path, Callback())
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert "dagshub" in caplog.text and reason in caplog.text
+
+
+def test_codecarbon_measures_from_the_beginning_of_training_to_its_end_or_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls
+) -> None:
+    tracker = calls.recorder("EmissionsTracker", Recorder(calls))
+    put_in_place(monkeypatch, "codecarbon", EmissionsTracker=tracker)
+    trainer = trainer_of(tmp_path, CodeCarbonCallback())
+    assert calls == [("EmissionsTracker", (), {"output_dir": str(tmp_path)})]
+    trainer.train()
+    assert [name for name, _, _ in calls] == ["EmissionsTracker", "start", "stop"]
+    monkeypatch.setattr(trainer, "compute_loss", _fail)
+    with pytest.raises(RuntimeError, match="the loss"):
+        trainer.train()
+    assert [name for name, _, _ in calls][3:] == ["start", "stop"]
+
+
+def _fail(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("the loss")
+
+
+def test_codecarbon_is_refused_on_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
+    put_in_place(monkeypatch, "codecarbon")
+    monkeypatch.setattr("torch.version.hip", "6.2")
+    with pytest.raises(RuntimeError, match="AMD ROCm"):
+        CodeCarbonCallback()
+
+
+@pytest.fixture
+def swanlab(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> Any:
+    config: dict[str, Any] = {}
+    for name in ("SWANLAB_PROJECT", "SWANLAB_RUN_ID", "SWANLAB_RESUME", "SWANLAB_LOG_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    members = {name: calls.recorder(name) for name in ("init", "log", "get_run")}
+    return put_in_place(monkeypatch, "swanlab", config=config, **members)
+
+
+def test_the_environment_names_project_run_and_resumption_of_swanlab(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swanlab: Any, calls: Calls
+) -> None:
+    monkeypatch.setenv("SWANLAB_PROJECT", "mine")
+    monkeypatch.setenv("SWANLAB_RUN_ID", "abc")
+    monkeypatch.setenv("SWANLAB_RESUME", "must")
+    trainer_of(tmp_path, SwanLabCallback(), run_name="trial").train()
+    expected = {"project": "mine", "experiment_name": "trial", "id": "abc", "resume": "must"}
+    assert calls.named("init") == [("init", (), expected)]
+    assert swanlab.config["FRAMEWORK"].endswith("transformers")
+
+
+def test_an_active_run_of_swanlab_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swanlab: Any, calls: Calls
+) -> None:
+    monkeypatch.setattr(swanlab, "get_run", lambda: "active")
+    trainer_of(tmp_path, SwanLabCallback()).train()
+    assert calls.named("init") == []
+    assert calls.named("log")
+
+
+def test_a_swanlab_that_fails_is_told_of_once_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swanlab: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(swanlab, "log", lambda *args, **kwargs: _fail())
+    trainer = trainer_of(tmp_path, SwanLabCallback())
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert caplog.text.count("Reporting to swanlab failed") == 1
+
+
+class _Task(Recorder):
+    current: Any = None
+
+    @classmethod
+    def current_task(cls) -> Any:
+        return cls.current
+
+    @classmethod
+    def running_locally(cls) -> bool:
+        return True
+
+    def get_logger(self) -> Any:
+        return Recorder(self.calls)
+
+    def close(self) -> None:
+        self.calls.append(("close", (), {}))
+        type(self).current = None
+
+
+@pytest.fixture
+def clearml(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> type[_Task]:
+    class Task(_Task):
+        @classmethod
+        def init(cls, **kwargs: Any) -> Any:
+            calls.append(("init", (), kwargs))
+            cls.current = cls(calls)
+            return cls.current
+
+    def model(**kwargs: Any) -> Any:
+        calls.append(("OutputModel", (), kwargs))
+        return SimpleNamespace(
+            name=kwargs["name"],
+            connect=lambda **kwargs: None,
+            update_weights_package=calls.recorder("update_weights_package"),
+        )
+
+    removed = SimpleNamespace(
+        Model=SimpleNamespace(remove=lambda model, **kwargs: calls.append(("remove", (model.name,), {})))
+    )
+    put_in_place(monkeypatch, "clearml", Task=Task, OutputModel=model, model=removed)
+    for name in ("CLEARML_PROJECT", "CLEARML_TASK", "CLEARML_LOG_MODEL"):
+        monkeypatch.delenv(name, raising=False)
+    return Task
+
+
+@pytest.mark.usefixtures("clearml")
+def test_a_task_that_training_starts_is_closed_with_it_and_gets_the_checkpoints_it_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls
+) -> None:
+    monkeypatch.setenv("CLEARML_PROJECT", "mine")
+    keeps = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 1}
+    trainer = trainer_of(tmp_path, ClearMLCallback(), **keeps)
+    trainer.train()
+    ((_, _, given),) = calls.named("init")
+    assert (given["project_name"], given["task_name"]) == ("mine", "Trainer")
+    uploaded = [call[2]["target_filename"] for call in calls.named("update_weights_package")]
+    assert uploaded == ["checkpoint-1", "checkpoint-2"]
+    assert calls.named("remove") == [("remove", ("checkpoint-1",), {})]
+    assert calls[-1][0] == "close"
+    trainer.train()
+    assert len(calls.named("init")) == 2
+
+
+def test_a_task_of_the_script_is_left_open_and_its_trainings_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clearml: type[_Task], calls: Calls
+) -> None:
+    monkeypatch.setattr(ClearMLCallback, "_train_run_counter", 0)
+    clearml.current = clearml(calls)
+    for number in range(2):
+        trainer_of(tmp_path / str(number), ClearMLCallback(), save_strategy="steps", save_steps=2).train()
+    titles = [call[2]["title"] for call in calls.named("report_scalar") if call[2]["series"] == "loss"]
+    assert {"train", "train_2"} <= set(titles)
+    assert not calls.named("close") and not calls.named("init") and not calls.named("OutputModel")
+
+
+def test_a_task_is_marked_as_failed_where_the_training_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clearml: type[_Task], calls: Calls
+) -> None:
+    trainer = trainer_of(tmp_path, ClearMLCallback())
+    monkeypatch.setattr(trainer, "compute_loss", _fail)
+    with pytest.raises(RuntimeError, match="the loss"):
+        trainer.train()
+    assert [name for name, _, _ in calls][-2:] == ["mark_failed", "close"]
+
+
+class _Live(Recorder):
+    def __init__(self, calls: Calls | None = None) -> None:
+        super().__init__(calls if calls is not None else Calls())
+
+
+@pytest.fixture
+def dvclive(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = put_in_place(monkeypatch, "dvclive", Live=_Live)
+    is_float = SimpleNamespace(could_log=lambda value: isinstance(value, float))
+    for part, members in (("plots", {"Metric": is_float}), ("utils", {"standardize_metric_name": _named})):
+        child = type(package)(f"dvclive.{part}")
+        vars(child).update(members)
+        monkeypatch.setitem(sys.modules, f"dvclive.{part}", child)
+
+
+def _named(name: str, framework: str) -> str:
+    return f"{framework}/{name}"
+
+
+@pytest.mark.usefixtures("dvclive")
+@pytest.mark.parametrize(("wish", "artifacts"), [(None, []), ("true", ["last"]), ("all", ["", ""])])
+def test_dvclive_tracks_the_models_that_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls, wish: str | None, artifacts: list[str]
+) -> None:
+    monkeypatch.delenv("HF_DVCLIVE_LOG_MODEL", raising=False)
+    if wish is not None:
+        monkeypatch.setenv("HF_DVCLIVE_LOG_MODEL", wish)
+    trainer_of(tmp_path, DVCLiveCallback(live=_Live(calls)), save_strategy="steps", save_steps=1).train()
+    assert [call[1][0] for call in calls.named("log_artifact")] == [
+        str(tmp_path / part) if part else str(tmp_path) for part in artifacts
+    ]
+    assert (tmp_path / "last" / "training_args.bin").is_file() is (artifacts == ["last"])
+    assert calls[-1][0] == "end"
+
+
+@pytest.mark.usefixtures("dvclive")
+def test_something_else_than_a_live_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"dvclive\.Live, got a str"):
+        DVCLiveCallback(live="mine")
+
+
+@pytest.mark.parametrize(
+    ("callback", "module", "package"),
+    [
+        (AzureMLCallback, "azureml", "azureml-core"),
+        (ClearMLCallback, "clearml", "clearml"),
+        (CodeCarbonCallback, "codecarbon", "codecarbon"),
+        (DagsHubCallback, "dagshub", "dagshub mlflow"),
+        (DVCLiveCallback, "dvclive", "dvclive"),
+        (FlyteCallback, "flytekit", "flytekit"),
+        (SwanLabCallback, "swanlab", "swanlab"),
+    ],
+)
+def test_a_client_that_is_missing_is_named_with_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, callback: type, module: str, package: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=f'pip install "{package}"'):
+        callback()
+
+
+@pytest.fixture(autouse=True)
+def levels(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
