@@ -1,6 +1,7 @@
 # make demo    train the example classifier with `littrainer run` (creates .venv on the first call)
 # make test    run the tests
 # make test-libraries  run unchanged scripts of TRL, sentence-transformers, setfit and PEFT, and compare with transformers
+# make test-trackers  let the clients of experiment trackers write offline, and compare with transformers
 # make lint    ruff (rules and format) and mypy
 # make format  let ruff rewrite what it can
 # make bench   microseconds per optimizer step over a raw PyTorch loop
@@ -23,13 +24,14 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 EARLIER := .venv/transformers-5.3.0
 LIBRARIES := .venv/libraries
+TRACKERS := .venv/trackers
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 # Where this variable is set, each start would compile our own modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-libraries lint format bench bench-evaluation bench-evaluation-memory bench-checkpointing clean
+.PHONY: help install demo test test-libraries test-trackers lint format bench bench-evaluation bench-evaluation-memory bench-checkpointing clean
 .DELETE_ON_ERROR:
 
 help:
@@ -79,6 +81,21 @@ $(LIBRARIES)/.installed: tests/libraries/requirements.txt constraints.txt $(INST
 test-libraries: $(LIBRARIES)/.installed
 	LITTRAINER_TEST_LIBRARIES=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
 		$(LIBRARIES)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile tests/libraries $(PYTEST_ARGS)
+
+# As for the libraries. `make test` has TensorBoard, Weights & Biases, MLflow and Trackio; these are the others.
+$(TRACKERS)/.installed: tests/tracking/services/requirements.txt $(INSTALLED)
+	@echo "installing clients of experiment trackers beside it"
+	@rm -rf $(TRACKERS)
+	@$(BIN)/python -m venv --without-pip $(TRACKERS)
+	@$(BIN)/python -c 'import pathlib, sysconfig as s; here = s.get_path("purelib"); \
+		there = pathlib.Path(s.get_path("purelib", vars={"base": "$(TRACKERS)"})); \
+		(there / "first_environment.pth").write_text(f"import site; site.addsitedir({here!r})\n")'
+	@$(PIP) --python $(TRACKERS)/bin/python install -qq --no-deps -r $<
+	@touch $@
+
+test-trackers: $(TRACKERS)/.installed
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
+		$(TRACKERS)/bin/python -m pytest -n $(PYTEST_WORKERS) tests/tracking/services $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -188,7 +188,13 @@ def test_a_wrong_command_line_is_answered_in_one_line(
 
 
 def test_version_and_help_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, words in ((["--version"], __version__), (["--help"], "run"), (["run", "--help"], "-m MODULE")):
+    for arguments, words in (
+        (["--version"], __version__),
+        (["--help"], "run"),
+        (["--help"], "write what trainings logged"),
+        (["run", "--help"], "-m MODULE"),
+        (["report", "--help"], "OUTPUT_DIR"),
+    ):
         with pytest.raises(SystemExit) as end:
             main(arguments)
         assert end.value.code == 0

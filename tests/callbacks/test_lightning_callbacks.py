@@ -36,7 +36,7 @@ from littrainer.callbacks.lightning_callbacks import SUPPORT, support_table
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import VectorClassifier
-from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+from tests.scenarios.trainers import StepwiseTrainer, quiet_arguments, quiet_trainer
 
 BOTH_MODES = pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
 EVERY_STEP: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
@@ -339,8 +339,12 @@ def test_averaging_begins_anew_with_each_training(tmp_path: Path) -> None:
         return VectorClassifier()
 
     averaging = StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=2)
-    trainer = quiet_trainer(tmp_path, given={"model_init": new_model, "callbacks": [averaging]}, num_train_epochs=3)
-    trainer.model = None
+    trainer = Trainer(
+        model_init=new_model,
+        args=quiet_arguments(tmp_path, num_train_epochs=3),
+        train_dataset=Rows(vector_rows(10)),
+        callbacks=[averaging],
+    )
     results = []
     for _ in range(2):
         trainer.train()

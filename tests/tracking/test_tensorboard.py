@@ -139,3 +139,15 @@ def test_secrets_in_arguments_of_a_subclass_are_not_written(tmp_path: Path) -> N
     written = b"".join(path.read_bytes() for path in (tmp_path / "events").iterdir())
     assert b"<SERVICE_API_KEY>" in written
     assert b"very secret" not in written
+
+
+def test_the_callback_of_transformers_itself_works_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, both: dict[str, dict[str, Any]]
+) -> None:
+    from transformers.integrations import TensorBoardCallback as TheirCallback
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    trainer_of("littrainer", tmp_path / "out", callbacks=[TheirCallback()]).train()
+    written, expected = read_events(tmp_path / "events"), both["transformers"]
+    assert written["scalars"]["train/loss"] == expected["scalars"]["train/loss"]
+    assert written["texts"]["model_config/text_summary"] == expected["texts"]["model_config/text_summary"]

@@ -56,8 +56,6 @@ def partial_state(args: ProcessFacts, load: bool = False) -> Any:
             return None
     if not accelerate_is_loaded() or not (load or _needs_no_rendezvous(args)):
         return None
-    import torch
-
     state: Any = sys.modules["accelerate.state"]
     shared = state.PartialState._shared_state
     # Not `args.device`, which keeps what it finds: a script may still set use_cpu.
@@ -65,7 +63,7 @@ def partial_state(args: ProcessFacts, load: bool = False) -> Any:
     if shared and not getattr(args.accelerator_config, "use_configured_state", False):
         facts = {"num_processes": args.world_size, "process_index": args.process_index}
         agrees = all(shared.get(name) == value for name, value in facts.items())
-        if not agrees or (shared.get("device") == torch.device("cpu")) != on_cpu:
+        if not agrees or (getattr(shared.get("device"), "type", None) == "cpu") != on_cpu:
             state.AcceleratorState._reset_state(reset_partial_state=True)
     return state.PartialState(cpu=on_cpu, backend=args.ddp_backend, timeout=args.ddp_timeout_delta)
 

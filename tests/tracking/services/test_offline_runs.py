@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.compat.processes import environment
+from tests.scenarios.trainers import quiet_trainer
 from tests.tracking.both_sides import SIDES, comparable_arguments, same_on_both_machines
 
 # What only one side stores among the arguments.
@@ -104,3 +105,11 @@ def test_codecarbon_writes_the_emissions_of_a_training(tmp_path: Path) -> None:
     run = run_of("littrainer", "codecarbon", tmp_path)
     assert (run["rows"], run["failed"]) == (1, False)
     assert {"emissions", "energy_consumed", "duration"} <= set(run["columns"])
+
+
+def test_azure_gets_metrics_outside_of_a_job_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("azureml.core.run", reason="azureml-core is not installed: `make test-trackers` does it")
+    trainer = quiet_trainer(tmp_path, report_to="azure_ml", logging_strategy="steps", logging_steps=1, max_steps=1)
+    trainer.train()
+    # What a run that belongs to no job does with a metric.
+    assert f"Attempted to log scalar metric loss:\n{trainer.state.log_history[0]['loss']}" in capsys.readouterr().out
