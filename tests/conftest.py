@@ -10,6 +10,10 @@ SETTINGS = {
     "HF_DATASETS_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # Clients of experiment trackers report on their use otherwise.
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_ERROR_REPORTING": "false",
 }
 
 # Before torch, transformers or datasets is imported, since they read these when they are imported.

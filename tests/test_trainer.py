@@ -277,6 +277,14 @@ def test_trainable_parameters_are_counted(tmp_path: Path) -> None:
     assert quiet_trainer(tmp_path, model).get_num_trainable_parameters() == expected
 
 
+def test_a_model_that_is_not_split_between_processes_has_a_tensor_parallel_size_of_one(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, VectorClassifier())
+    assert trainer.get_tp_size() == 1
+    # Where transformers' models keep theirs.
+    trainer.model._tp_size = 2
+    assert trainer.get_tp_size() == 2
+
+
 # ---- Training, logging, operations --------------------------------------------------------------------------------
 
 

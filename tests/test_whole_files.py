@@ -18,6 +18,11 @@ def test_a_text_is_written_and_nothing_else_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:
+    write_whole(tmp_path / "file.png", b"\x89PNG\r\n")
+    assert (tmp_path / "file.png").read_bytes() == b"\x89PNG\r\n"
+
+
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_text("old")

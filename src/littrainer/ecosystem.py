@@ -29,7 +29,6 @@ CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
         ("lightning.pytorch.callbacks.callback", "Callback"),
         ("pytorch_lightning.callbacks.callback", "Callback"),
     ),
-    "exportable state": (("transformers.trainer_callback", "ExportableState"),),
     "default flow": (("transformers.trainer_callback", "DefaultFlowCallback"),),
     "lightning logger": (
         ("lightning.fabric.loggers.logger", "Logger"),

@@ -111,7 +111,7 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
         ValueError: Lightning refuses the value of one.
     """
     import lightning.pytorch as pl
-    from lightning.pytorch.callbacks import Checkpoint
+    from lightning.pytorch.callbacks import Checkpoint, ProgressBar
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     from littrainer.callbacks.bridge import events_around
@@ -126,7 +126,7 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
     keywords.setdefault("default_root_dir", trainer.args.output_dir)
     callbacks = _user_callbacks(trainer, keywords)
     keywords["logger"] = _loggers(trainer, callbacks)
-    if any(is_one_of(callback, "ProgressBar") for callback in callbacks):
+    if any(isinstance(callback, ProgressBar) for callback in callbacks):
         # Lightning asks for it where a callback is a bar; one of its own it adds only where there is none.
         keywords["enable_progress_bar"] = True
     if trainer.overrides_training_step():

@@ -474,6 +474,14 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         """Processes that share one copy of the model by tensor parallelism; 1 where each has a copy of its own."""
         return getattr(self.model, "_tp_size", None) or 1
 
+    def get_cp_size(self) -> int:
+        """Processes that share a sequence by context parallelism: 1, each has whole sequences."""
+        return 1
+
+    def get_sp_size(self) -> int:
+        """Processes that share a sequence by sequence parallelism: 1, each has whole sequences."""
+        return 1
+
     # ---- Evaluation and prediction ----------------------------------------------------------------------------------
 
     def evaluate(

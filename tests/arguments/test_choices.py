@@ -54,5 +54,9 @@ def test_an_optimizer_name_of_transformers_4_becomes_that_of_today_with_a_warnin
         assert choices.OptimizerNames(earlier).value == today
 
 
+def test_the_name_of_an_optimizer_that_transformers_5_3_lists_is_another_name_for_what_it_is_read_as() -> None:
+    assert choices.OptimizerNames.ADAMW_APEX_FUSED is choices.OptimizerNames.ADAMW_TORCH_FUSED
+
+
 def test_the_evaluation_strategy_of_transformers_4_is_todays_interval_strategy() -> None:
     assert choices.EvaluationStrategy is choices.IntervalStrategy

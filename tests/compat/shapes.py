@@ -1,4 +1,4 @@
-"""What a name means to those who call it: the parameters of functions and methods, the members of choices, constants."""
+"""What a name means to those who call it: parameters of functions and methods, members of choices, constants."""
 
 from __future__ import annotations
 

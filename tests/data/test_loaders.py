@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 from transformers.trainer_pt_utils import find_batch_size
 
 from littrainer.data.loaders import (
@@ -15,6 +15,7 @@ from littrainer.data.loaders import (
     count_examples,
     first_dimension,
     has_length,
+    lookahead_version,
 )
 from littrainer.data.samplers import EpochSeededSampler
 from tests.scenarios.data import SizedStream, Stream
@@ -163,6 +164,21 @@ def test_a_random_order_is_seeded_by_data_seed_and_epoch_unless_that_is_switched
     plain = RandomSampler(dataset)
     off = loader_for(tmp_path, dataset, plain, accelerator_config={"use_seedable_sampler": False})
     assert off.sampler is plain
+
+
+class OwnBatches(BatchSampler):
+    """Stands for the batch samplers that libraries bring."""
+
+
+def test_batches_of_a_class_of_their_own_get_their_random_order_seeded_by_epoch_too(tmp_path: Path) -> None:
+    dataset = Numbers(20)
+    batches = OwnBatches(RandomSampler(dataset), batch_size=4, drop_last=False)
+    loader = lookahead_version(quiet_arguments(tmp_path, data_seed=4), DataLoader(dataset, batch_sampler=batches))
+    assert loader.batch_sampler is batches
+    epochs = [[number for batch in loader for number in batch.tolist()] for _ in range(2)]
+    expected = EpochSeededSampler(dataset, data_seed=4)
+    assert epochs == [list(expected), list(expected)]
+    assert epochs[0] != epochs[1]
 
 
 class RaisesLength:

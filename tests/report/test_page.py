@@ -18,7 +18,7 @@ from littrainer.report.svg import COLUMNS
 
 from .folders import LOGGED, write_state
 
-VOID = {"meta", "line", "circle", "path", "polyline"}
+VOID = {"meta", "wbr", "line", "circle", "path", "polyline"}
 
 
 class _Outline(HTMLParser):

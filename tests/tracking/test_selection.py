@@ -94,6 +94,7 @@ def test_the_installed_ones_are_those_that_transformers_finds() -> None:
     [
         ("tensorbord", r"'tensorbord' is no tracker \(did you mean 'tensorboard'\?\)"),
         (["wandb", "Wandb"], r"'Wandb' is no tracker \(did you mean 'wandb'"),
+        ("tensorboard,wandb", r"'tensorboard,wandb' is one text; give each tracker as a word of its own"),
         ("xyzzy", r"Known: azure_ml, .*, all, none"),
         (["none", "wandb"], r"report_to has 'none' beside other names"),
         (["all", "wandb"], r"report_to has 'all' beside other names"),

@@ -28,6 +28,9 @@ def _has_batch_norm(trainer: Trainer) -> bool:
     return any(isinstance(module, _BatchNorm) for module in trainer.model.modules())
 
 
+OF_THE_TRAINER = ("littrainer", "transformers")
+
+
 def backbone_of(model: Any) -> Any:
     """The part of a model below its head, which `BackboneFinetuning` freezes and unfreezes; None where it has none."""
     candidates = (getattr(model, name, None) for name in ("backbone", "base_model"))
@@ -39,7 +42,11 @@ def _has_no_backbone(trainer: Trainer) -> bool:
 
 
 def _never_evaluates(trainer: Trainer) -> bool:
-    return trainer.args.eval_strategy == IntervalStrategy.NO and not trainer.args.eval_on_start
+    if trainer.args.eval_strategy != IntervalStrategy.NO or trainer.args.eval_on_start:
+        return False
+    # A callback or a Trainer of the user's own may evaluate when it likes.
+    parts = [trainer, *trainer.callback_handler.callbacks]
+    return all(type(part).__module__.partition(".")[0] in OF_THE_TRAINER for part in parts)
 
 
 @dataclass(frozen=True)

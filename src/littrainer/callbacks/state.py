@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.ecosystem import is_a
 from littrainer.error_notes import kind_of
 from littrainer.whole_files import write_whole
 
@@ -223,8 +222,12 @@ def check_types(state: TrainerState) -> None:
 
 
 def is_exportable(callback: Any) -> bool:
-    """Whether a callback or control has a state to be kept, ours or of transformers' own classes."""
-    return isinstance(callback, ExportableState) or is_a(callback, "exportable state")
+    """Whether a callback or control has a state to be kept, ours or of transformers' own classes.
+
+    The class is known by its name: after the redirection no module holds transformers' own any more, and a callback
+    that was made before derives from it.
+    """
+    return any(base.__name__ == ExportableState.__name__ for base in type(callback).__mro__)
 
 
 def exported_states(callbacks: list[Any]) -> dict[str, Any]:

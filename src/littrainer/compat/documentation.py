@@ -1,4 +1,4 @@
-"""Writes the list of names that littrainer answers: `python -m littrainer.compat.documentation docs/compatibility.md`."""
+"""Writes the section on names: `python -m littrainer.compat.documentation docs/compatibility.md`."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import hashlib
 import html
 import json
 import math
+import re
 from collections.abc import Iterable
 from importlib.resources import files
 from typing import Any
@@ -74,6 +75,11 @@ def _text(value: Any) -> str:
     return html.escape(str(value).encode("utf-8", "backslashreplace").decode("utf-8"), quote=True)
 
 
+def _breakable(name: str) -> str:
+    """A name that may go on in the next line behind an underscore or a slash."""
+    return re.sub(r"([_/])(?=\w)", r"\1<wbr>", _text(name))
+
+
 def _asset(name: str) -> str:
     return files(__package__ or "littrainer.report").joinpath(name).read_text("utf-8")
 
@@ -117,7 +123,7 @@ def _tiles(run: Run) -> str:
         told = "" if speed is None else f"{short_number(speed)} samples per second"
         tiles.append(("duration of training", duration(summary["train_runtime"]), told))
     cells = [
-        f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd><dd class=remark>{_text(remark)}</dd></div>"
+        f"<div><dt>{_breakable(name)}</dt><dd>{_text(value)}</dd><dd class=remark>{_text(remark)}</dd></div>"
         for name, value, remark in tiles
     ]
     return f"<dl class=tiles>{''.join(cells)}</dl>"
@@ -185,7 +191,7 @@ def _table(table: Table, emphasise_first: bool = False, none: str = "None.") -> 
 def _cell(cell: Cell) -> str:
     if cell.text == ABSENT:
         return f"<span class=absent>{ABSENT}</span>"
-    return _text(cell.text) + (f"<small>{_text(cell.remark)}</small>" if cell.remark else "")
+    return _text(cell.text) + (f"<small>{_breakable(cell.remark)}</small>" if cell.remark else "")
 
 
 def _sources(runs: list[Run]) -> str:

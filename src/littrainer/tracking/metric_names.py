@@ -13,11 +13,10 @@ PREFIXED_SPLITS = ("eval", "test")
 
 # Results of a whole training: some services keep them as the summary of the run and not as a curve.
 SUMMARY_VALUES = (
-    "train_runtime",
-    "train_samples_per_second",
-    "train_steps_per_second",
     "train_loss",
     "total_flos",
+    "train_runtime",
+    *(f"train_{unit}_per_second" for unit in ("samples", "steps")),
 )
 
 # What has been warned about: service and name.

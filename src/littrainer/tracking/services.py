@@ -132,6 +132,8 @@ def require_known(name: object) -> None:
         return
     if name in TAKEN_ELSEWHERE:
         raise ValueError(f"report_to={name!r}: {TAKEN_ELSEWHERE[str(name)]}.")
+    if isinstance(name, str) and "," in name:
+        raise ValueError(f"report_to={name!r} is one text; give each tracker as a word of its own, or a list of them.")
     if name in ("none", "all"):
         raise ValueError(f"report_to has {name!r} beside other names; give it alone, or leave it out.")
     hint = (

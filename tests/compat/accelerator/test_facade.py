@@ -83,6 +83,7 @@ def test_objects_are_prepared_by_kind_and_once(tmp_path: Path) -> None:
     assert facade.prepare(prepared[0]) is prepared[0] and facade.prepare_model(model) is model
     assert len(facade._optimizers) == len(facade._models) == 1
     assert model(torch.ones(1, FEATURES))["logits"].dtype == torch.float32 and facade.native_amp
+    assert facade.prepare_optimizer(prepared[0]) is prepared[0]
     schedule = facade.prepare_scheduler(torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
     assert facade.prepare_scheduler(schedule) is schedule and schedule.optimizers == [prepared[0]]
     assert facade.free_memory(model, optimizer) == [None, None]

@@ -23,7 +23,8 @@ ACCELERATOR_VALUES = (
     "is_fsdp2 is_composable_parallelism_enabled split_batches dispatch_batches even_batches use_seedable_sampler "
     "non_blocking use_stateful_dataloader project_dir logging_dir save_iteration should_save_model trackers "
     "log_with device_placement step_scheduler_with_optimizer rng_types flag_tensor autocast_handler init_handler "
-    "fp8_enabled"
+    "fp8_enabled has_fp8_handler delayed_fp8_autocast has_lomo_optimizer scaler_handler profile_handler "
+    "fp8_recipe_handler ao_recipe_handler te_recipe_handler msamp_recipe_handler"
 )
 STATE_VALUES = (
     "device num_processes process_index local_process_index is_main_process is_local_main_process is_last_process "
@@ -42,7 +43,8 @@ TRAINER_VALUES = (
     "model_accepts_loss_kwargs label_names can_return_loss hp_search_backend hp_name _train_batch_size "
     "_signature_columns _loss_shifts_labels label_smoother neftune_noise_alpha deepspeed hub_model_id "
     "optimizer_cls_and_kwargs current_flos _created_lr_scheduler _loggers_initialized is_fsdp_xla_v1_enabled "
-    "is_fsdp_xla_v2_enabled processing_class is_distributed_loading_by_transformers"
+    "is_fsdp_xla_v2_enabled processing_class is_distributed_loading_by_transformers model_init compute_loss_func "
+    "preprocess_logits_for_metrics"
 )
 TRAINING_VALUES = (
     "current_gradient_accumulation_steps _globalstep_last_logged _initial_global_step "
@@ -77,6 +79,7 @@ def seen_in(trainer: Any) -> dict[str, Any]:
             type(trainer.callback_handler.optimizer).__name__ == "NoneType",
             trainer.callback_handler.model is trainer.model,
         ],
+        "project": dict(vars(accelerator.project_configuration)),
         "gathered": accelerator.gather(rows),
         "reduced": [accelerator.reduce({"a": rows}, how, 3.0) for how in ("sum", "mean", "max")],
         "padded": accelerator.pad_across_processes(rows),
@@ -97,6 +100,7 @@ def seen_in_a_step(trainer: Any) -> dict[str, Any]:
             accelerator.gather_for_metrics(rows),
             accelerator.gather_for_metrics({"rows": rows, "more": (rows, rows)}),
             accelerator.gather_for_metrics(torch.tensor(2.0)),
+            trainer.gather_function(rows),
             accelerator.gather_for_metrics(["a", "b", "c", "d"]),
             accelerator.gather_for_metrics([rows, "b", "c", "d"], use_gather_object=True),
         ],
@@ -271,7 +275,8 @@ def accelerator_used_outside_of_training(side: Side) -> Record:
         ran.append(decorate(lambda value: value + 1)(1))
     with accelerator.split_between_processes(["a", "b"], apply_padding=True) as share, accelerator.main_process_first():
         ran.append(share)
-    with accelerator.local_main_process_first(), accelerator.join_uneven_inputs([trainer.model]):
+    alone = (accelerator.join_uneven_inputs([trainer.model]), accelerator.maybe_context_parallel())
+    with accelerator.local_main_process_first(), alone[0], alone[1]:
         accelerator.wait_for_everyone()
     accelerator.set_trigger()
     flags = [accelerator.check_trigger(), accelerator.check_trigger()]

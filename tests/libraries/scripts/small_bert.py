@@ -1,4 +1,4 @@
-"""Small BERT models with a tokenizer, as a user's own checkpoints would lie in a folder; the scripts beside it import it."""
+"""Small BERT models with a tokenizer, as a user's own checkpoints would lie in a folder, for the scripts beside it."""
 
 import random
 from pathlib import Path

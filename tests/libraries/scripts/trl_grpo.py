@@ -15,7 +15,7 @@ def distinct_words(completions, **kwargs):
 
 def has_wanted_word(completions, wanted, trainer_state, log_metric, **kwargs):
     log_metric("steps_done", float(trainer_state.global_step))
-    return [1.0 if word in completion.split() else 0.0 for completion, word in zip(completions, wanted)]
+    return [1.0 if word in completion.split() else 0.0 for completion, word in zip(completions, wanted, strict=True)]
 
 
 def train(name, train_dataset, reward_funcs, peft_config=None, resume=False, **settings):
