@@ -94,7 +94,9 @@ class EvaluationPass:
         if not trainer._model_is_prepared and self.model is trainer.model:
             started = time.time()
             trainer.model.to(trainer.args.device)
-            self.model = trainer.model_wrapped = prepared_model(trainer)
+            self.model = prepared_model(trainer)
+            if self.model is not trainer.model:
+                trainer.model_wrapped = self.model
             trainer.model_preparation_time = round(time.time() - started, 4)
             trainer._model_is_prepared = True
         elif not trainer.is_in_train and model_device(trainer.model) not in (None, trainer.args.device):

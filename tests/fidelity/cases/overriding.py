@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,7 +16,7 @@ from tests.fidelity.record import Record
 from tests.fidelity.registry import scenario
 from tests.fidelity.side import ORACLE, Side
 from tests.scenarios.data import Rows, vector_rows
-from tests.scenarios.models import CountingClassifier, LogitsOnly, VectorClassifier
+from tests.scenarios.models import CountingClassifier, VectorClassifier
 
 
 def trainer_of(side: Side, kind: Any, model: Any = None, /, rows: int = 18, given: Any = None, **changes: Any) -> Any:
@@ -255,7 +255,10 @@ def own_optimizers_over_what_the_model_has_not(side: Side) -> Record:
     class Assembled(side.Trainer):
         def create_optimizer(self) -> Any:
             self.optimizer = torch.optim.SGD(
-                [{"params": [parameter], "lr": 0.1 / (number + 1)} for number, parameter in enumerate(self.model.parameters())]
+                [
+                    {"params": [parameter], "lr": 0.1 / (number + 1)}
+                    for number, parameter in enumerate(self.model.parameters())
+                ]
             )
             return self.optimizer
 
@@ -360,7 +363,9 @@ def own_samplers_loaders_and_buffered_inputs(side: Side) -> Record:
             if self.calls % 2 == 0:
                 inputs = super()._prepare_inputs(generation_batch)
                 half = len(inputs["labels"]) // 2
-                self.buffered = [{name: value[i * half : (i + 1) * half] for name, value in inputs.items()} for i in (0, 1)]
+                self.buffered = [
+                    {name: value[i * half : (i + 1) * half] for name, value in inputs.items()} for i in (0, 1)
+                ]
             part = self.buffered[self.calls % 2]
             self.calls += 1
             seen.append(part["x"].sum())
@@ -551,6 +556,14 @@ def own_frames_around_a_training(side: Side) -> Record:
     return side.record(trainer, first, again, extra={"called": called})
 
 
+class Output(NamedTuple):
+    """What a training returns."""
+
+    global_step: int
+    training_loss: float
+    metrics: dict[str, Any]
+
+
 @scenario(extra=True)
 def own_loop_in_the_place_of_the_parents(side: Side) -> Record:
     class OwnLoop(side.Trainer):
@@ -576,7 +589,7 @@ def own_loop_in_the_place_of_the_parents(side: Side) -> Record:
                 self.state.global_step += 1
                 self.log({"loss": losses[-1].item(), "grad_norm": norm.item(), "lr": self._get_learning_rate()})
             metrics = self.evaluate()
-            return side.names.trainer_utils.TrainOutput(self.state.global_step, float(sum(losses)), metrics)
+            return Output(self.state.global_step, float(sum(losses)), metrics)
 
     trainer = trainer_of(side, OwnLoop, gradient_accumulation_steps=1)
     return side.record(trainer, trainer.train(), extra={"is_in_train": trainer.is_in_train})

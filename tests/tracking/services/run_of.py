@@ -101,6 +101,51 @@ def run_of_codecarbon(side: str, folder: Path) -> dict[str, Any]:
     return {"columns": heading.split(","), "rows": len(rows), "failed": callback.has_failed}
 
 
+def run_of_dagshub(side: str, folder: Path) -> dict[str, Any]:
+    store = f"sqlite:///{folder / 'mlflow.db'}"
+    os.environ.update(DAGSHUB_USER_TOKEN="none", HF_DAGSHUB_LOG_ARTIFACTS="true")
+    import mlflow
+    from dagshub.upload import Repo
+
+    # MLflow writes here, and the name of the repository comes from the variable.
+    mlflow.set_tracking_uri(store)
+    os.environ["MLFLOW_TRACKING_URI"] = "https://dagshub.com/someone/project.mlflow"
+    uploads: list[list[str]] = []
+
+    class Directory:
+        def __init__(self, repo: Any, path: str) -> None:
+            self.place = [repo.owner, repo.name, repo.branch, path]
+
+        def add_dir(self, local_path: str) -> None:
+            uploads.append([*self.place, Path(local_path).name])
+
+    Repo.directory = lambda repo, path: Directory(repo, path)
+    trainer = trainer_of(side, folder / "out", report_to="dagshub")
+    trainer.train()
+    while mlflow.active_run() is not None:
+        mlflow.end_run()
+    (run,) = mlflow.MlflowClient(store).search_runs(["0"])
+    return {"uploads": uploads, "metrics": run.data.metrics, "parameters": run.data.params}
+
+
+def run_of_flyte(side: str, folder: Path) -> dict[str, Any]:
+    from flytekit import current_context, task
+
+    # A task runs here without a cluster, and saves its checkpoints in a folder.
+    @task(enable_deck=True)
+    def train() -> str:
+        trainer = trainer_of(
+            side, folder / "out", report_to=["flyte"], save_strategy="steps", save_steps=3, logging_strategy="epoch"
+        )
+        trainer.train()
+        context = current_context()
+        saved = sorted(path.name for path in Path(context.checkpoint._checkpoint_dest).rglob("*") if path.is_file())
+        tables = {deck.name: deck.html for deck in context.decks}
+        return json.dumps({"saved": saved, "logged": "eval_accuracy" in tables["Log History"], "decks": sorted(tables)})
+
+    return json.loads(train())
+
+
 if __name__ == "__main__":
     side, service, place = sys.argv[1:]
     result = globals()[f"run_of_{service}"](side, Path(place).resolve())

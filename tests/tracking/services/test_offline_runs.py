@@ -17,6 +17,7 @@ from tests.scenarios.trainers import quiet_trainer
 from tests.tracking.both_sides import SIDES, comparable_arguments, same_on_both_machines
 
 # What only one side stores among the arguments.
+PACKAGES = {"flyte": "flytekit"}
 OWN = (
     "lightning",
     "async_save",
@@ -30,7 +31,7 @@ OWN = (
 
 def run_of(side: str, service: str, folder: Path) -> dict[str, Any]:
     """What the service has after a short training on one side."""
-    if importlib.util.find_spec(service) is None:
+    if importlib.util.find_spec(PACKAGES.get(service, service)) is None:
         pytest.skip(f"{service} is not installed: `make test-trackers` does it")
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "tests.tracking.services.run_of", side, service, str(folder)]
@@ -105,6 +106,20 @@ def test_codecarbon_writes_the_emissions_of_a_training(tmp_path: Path) -> None:
     run = run_of("littrainer", "codecarbon", tmp_path)
     assert (run["rows"], run["failed"]) == (1, False)
     assert {"emissions", "energy_consumed", "duration"} <= set(run["columns"])
+
+
+def test_dagshub_gets_what_it_gets_from_transformers(tmp_path: Path) -> None:
+    theirs, ours = both_runs_of("dagshub", tmp_path)
+    assert theirs["uploads"] == ours["uploads"] == [["someone", "project", "main", "artifacts", "out"]]
+    assert same_on_both_machines(theirs["metrics"]) == same_on_both_machines(ours["metrics"])
+    assert ours["parameters"]["learning_rate"] == theirs["parameters"]["learning_rate"] == "0.01"
+
+
+def test_flyte_gets_what_it_gets_from_transformers(tmp_path: Path) -> None:
+    theirs, ours = both_runs_of("flyte", tmp_path)
+    assert theirs["decks"] == ours["decks"] and "Log History" in ours["decks"]
+    assert theirs["logged"] and ours["logged"]
+    assert {"model.safetensors", "trainer_state.json"} <= set(ours["saved"]) >= set(theirs["saved"])
 
 
 def test_azure_gets_metrics_outside_of_a_job_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
