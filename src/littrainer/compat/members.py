@@ -1,4 +1,4 @@
-"""Members of transformers' Trainer that nothing here answers or calls: said where a script asks for or overrides one."""
+"""Members of transformers' Trainer that are not here, or never called: said where a script asks for or has its own."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NOT_YET: dict[str, str] = {
 }
 # Methods that transformers calls and that nothing here calls: an override would be ignored, so it is refused.
 NEVER_CALLED: dict[str, str] = {
-    "_run_epoch": "Lightning runs the epochs: override training_step, get_batch_samples or _inner_training_loop, or add "
-    "a callback with on_epoch_begin and on_epoch_end",
+    "_run_epoch": "Lightning runs the epochs: override training_step, get_batch_samples or _inner_training_loop, or "
+    "add a callback with on_epoch_begin and on_epoch_end",
     "_prepare_for_training": "override create_optimizer, create_scheduler, _wrap_model or "
     "_load_optimizer_and_scheduler, or add a callback with on_train_begin",
     "_build_accelerator_args": "Lightning takes the accelerator's place: override create_accelerator_and_postprocess, "

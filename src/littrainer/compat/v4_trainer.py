@@ -6,10 +6,13 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, rotate_checkpoints, sort_checkpoints
 from littrainer.compat.earlier_signatures import SIGNATURES, accept_earlier_signature
+from littrainer.evaluation.gathering import as_numpy
+from littrainer.training.neftune import noisy_embeddings
 
 if TYPE_CHECKING:
     from littrainer.evaluation.results import EvalLoopOutput
@@ -119,6 +122,18 @@ class EarlierTrainerMembers:
 
     def _nested_gather(self: Any, tensors: Any, name: str | None = None) -> Any:
         return None if tensors is None else self.accelerator.gather(tensors)
+
+    def _gather_and_numpify(self: Any, tensors: Any, name: str | None = None) -> Any:
+        return None if tensors is None else as_numpy(self.accelerator.gather(tensors))
+
+    def _activate_neftune(self: Any, model: Any) -> Any:
+        """Add NEFTune's noise to a model's input embeddings until `_deactivate_neftune` is called."""
+        self._neftune = ExitStack()
+        self._neftune.enter_context(noisy_embeddings(model, self.neftune_noise_alpha))
+        return model
+
+    def _deactivate_neftune(self: Any, model: Any) -> None:
+        self._neftune.close()
 
     def _sorted_checkpoints(
         self: Trainer | Any,

@@ -564,7 +564,7 @@ class Output(NamedTuple):
     metrics: dict[str, Any]
 
 
-@scenario(extra=True)
+@scenario()
 def own_loop_in_the_place_of_the_parents(side: Side) -> Record:
     class OwnLoop(side.Trainer):
         def _inner_training_loop(
@@ -577,7 +577,7 @@ def own_loop_in_the_place_of_the_parents(side: Side) -> Record:
         ) -> Any:
             self.current_gradient_accumulation_steps = 1
             self.create_optimizer_and_scheduler(num_training_steps=5)
-            model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
+            model, self.optimizer = self.model, self.accelerator.prepare(self.optimizer)
             self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
             losses = []
             for inputs in self.get_train_dataloader():
@@ -592,4 +592,4 @@ def own_loop_in_the_place_of_the_parents(side: Side) -> Record:
             return Output(self.state.global_step, float(sum(losses)), metrics)
 
     trainer = trainer_of(side, OwnLoop, gradient_accumulation_steps=1)
-    return side.record(trainer, trainer.train(), extra={"is_in_train": trainer.is_in_train})
+    return side.record(trainer, trainer.train())

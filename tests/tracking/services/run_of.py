@@ -129,21 +129,9 @@ def run_of_dagshub(side: str, folder: Path) -> dict[str, Any]:
 
 
 def run_of_flyte(side: str, folder: Path) -> dict[str, Any]:
-    from flytekit import current_context, task
+    from tests.tracking.services.flyte_task import train
 
-    # A task runs here without a cluster, and saves its checkpoints in a folder.
-    @task(enable_deck=True)
-    def train() -> str:
-        trainer = trainer_of(
-            side, folder / "out", report_to=["flyte"], save_strategy="steps", save_steps=3, logging_strategy="epoch"
-        )
-        trainer.train()
-        context = current_context()
-        saved = sorted(path.name for path in Path(context.checkpoint._checkpoint_dest).rglob("*") if path.is_file())
-        tables = {deck.name: deck.html for deck in context.decks}
-        return json.dumps({"saved": saved, "logged": "eval_accuracy" in tables["Log History"], "decks": sorted(tables)})
-
-    return json.loads(train())
+    return json.loads(train(side=side, folder=str(folder / "out")))
 
 
 if __name__ == "__main__":
