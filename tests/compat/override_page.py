@@ -29,12 +29,12 @@ from tests.scenarios.overrides import OVERRIDE_POINTS
 HEADING, NEXT = "## Override points\n", "\n## "
 
 INTRODUCTION = """
-A subclass may override every method in this table, on the class or on the instance, with or without calling its parent.
-The table is measured: a subclass that overrides all of them at once notes each call and calls its parent, in a training of
-six optimizer steps with three evaluations and two checkpoints, an `evaluate()`, a `predict()` and a `save_model()` (first
-number), and in one that resumes for two steps (second number). Under transformers 5.23.0 the same subclass notes the same
-calls, with arguments of the same kinds given in the same way, and both leave the same numbers, bit for bit
-(`tests/fidelity/cases/overrides.py`; overrides that change what is done are in `overriding.py` beside it).
+A subclass may override every method in this table, on the class or on the instance, with or without calling its
+parent. The table is measured: a subclass that overrides all of them at once notes each call and calls its parent, in a
+training of six optimizer steps with three evaluations and two checkpoints, an `evaluate()`, a `predict()` and a
+`save_model()` (first number), and in one that resumes for two steps (second number). Under transformers 5.23.0 the same
+subclass notes the same calls, with arguments of the same kinds given in the same way, and both leave the same numbers,
+bit for bit (`tests/fidelity/cases/overrides.py`; overrides that change what is done are in `overriding.py` beside it).
 
 | method | calls | arguments |
 | --- | ---: | --- |
@@ -47,10 +47,26 @@ BEYOND_THE_TABLE = """
   `create_scheduler`. transformers 4 does so too; in transformers 5 nothing calls it.
 - `_get_output_dir` is asked once more than there, when a training begins, for the folder that it claims.
 - `_inner_training_loop` without its parent takes the place of the whole training.
-- `_save_optimizer_and_scheduler`, `_save_scaler` and `_save_rng_state` may write files of their own, which become part of the
-  sealed checkpoint. Files that only an overridden `_load_optimizer_and_scheduler` or `_load_rng_state` reads need not be
-  there to resume. With `async_save`, training waits for checkpoints that a subclass writes itself.
+- `_save_optimizer_and_scheduler`, `_save_scaler` and `_save_rng_state` may write files of their own, which become part
+  of the sealed checkpoint. Files that only an overridden `_load_optimizer_and_scheduler` or `_load_rng_state` reads
+  need not be there to resume. With `async_save`, training waits for checkpoints that a subclass writes itself.
 - Where no method is overridden, nothing of this is looked up in a step: it is settled when a training begins.
+"""
+
+EARLIER = """
+Overrides in the spelling of an earlier release, which lack parameters that were added since, are called with what they
+take, with a FutureWarning; transformers 5 raises at them:
+
+| method | may lack |
+| --- | --- |
+"""
+
+REFUSED = """
+What Lightning's engine never calls is refused when the Trainer is made, or where it was set later when it trains, in
+one error that names all such methods:
+
+| method | what to do instead |
+| --- | --- |
 """
 
 
@@ -86,14 +102,7 @@ def section(calls: list[dict[str, dict[str, int]]]) -> str:
         for name, signature in SIGNATURES.items()
     )
     refused = "".join(f"| `{name}` | {instead} |\n" for name, instead in NEVER_CALLED.items())
-    return (
-        f"{HEADING}{INTRODUCTION}{''.join(rows)}{BEYOND_THE_TABLE}"
-        "\nOverrides in the spelling of an earlier release, which lack parameters that were added since, are called with what "
-        "they\ntake, with a FutureWarning; transformers 5 raises at them:\n\n"
-        f"| method | may lack |\n| --- | --- |\n{earlier}"
-        "\nWhat Lightning's engine never calls is refused when the Trainer is made, in one error that names all such methods:\n\n"
-        f"| method | what to do instead |\n| --- | --- |\n{refused}"
-    )
+    return f"{HEADING}{INTRODUCTION}{''.join(rows)}{BEYOND_THE_TABLE}{EARLIER}{earlier}{REFUSED}{refused}"
 
 
 def _written(made: list[Mapping[str, int]]) -> str:

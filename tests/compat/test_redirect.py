@@ -50,6 +50,8 @@ WAYS = {
     "from transformers.trainer_seq2seq import Trainer as ForSeq2Seq": "ForSeq2Seq",
     "from transformers.training_args_seq2seq import TrainingArguments as Seq2SeqBase": "Seq2SeqBase",
     "from transformers.integrations.integration_utils import TrainerCallback as Base": "Base",
+    "from transformers.integrations import WandbCallback": "WandbCallback",
+    "from transformers.integrations.integration_utils import CodeCarbonCallback": "CodeCarbonCallback",
 }
 
 COLLECT = """
@@ -100,11 +102,11 @@ facts["dir"] = [name in dir(trainer) for name in ("Trainer", "TrainingArguments"
 facts["made-up name"] = [hasattr(trainer, "made_up"), hasattr(transformers, "made_up"), hasattr(trainer, "__made_up__")]
 facts["import of a made-up name"] = error_of("from transformers.trainer import made_up")
 
-from transformers.integrations import TensorBoardCallback, WandbCallback
+from transformers.integrations import NeptuneCallback
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 from transformers import TrainerCallback, TrainingArguments
 facts["derived"] = {cls.__name__: [home(cls), issubclass(cls, TrainerCallback)]
-                    for cls in (WandbCallback, TensorBoardCallback, JITCheckpointCallback)}
+                    for cls in (NeptuneCallback, JITCheckpointCallback)}
 
 from transformers.trainer_utils import BestRun
 run = BestRun("3", 0.5, {"learning_rate": 1e-4})
@@ -182,7 +184,7 @@ def test_a_name_that_nobody_has_is_missed_as_python_has_it(facts: Any) -> None:
     assert "cannot import name 'made_up' from 'transformers.trainer'" in message
 
 
-@pytest.mark.parametrize("name", ["WandbCallback", "TensorBoardCallback", "JITCheckpointCallback"])
+@pytest.mark.parametrize("name", ["NeptuneCallback", "JITCheckpointCallback"])
 def test_callbacks_of_transformers_stay_its_own_and_derive_from_ours(facts: Any, name: str) -> None:
     home, derives_from_ours = facts["derived"][name]
     assert home.startswith("transformers.")

@@ -13,7 +13,7 @@ import torch
 from littrainer import Trainer, TrainingArguments
 from littrainer.compat.v4_trainer import accepts_earlier_keywords
 from tests.scenarios.data import Rows, vector_rows
-from tests.scenarios.models import VectorClassifier
+from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 
 
 class Tokenizer:
@@ -187,3 +187,21 @@ def test_a_keyword_under_its_earlier_name_is_handed_on_under_todays() -> None:
     with pytest.warns(FutureWarning, match=r"echo\(old=\.\.\.\) is an earlier spelling: write new"):
         assert echo(old=3) == 3  # type: ignore[call-arg]
     assert echo(new=4) == 4
+
+
+def test_values_are_gathered_as_arrays(tmp_path: Path) -> None:
+    trainer = a_trainer(tmp_path)
+    assert trainer._gather_and_numpify(None, "nothing") is None
+    assert trainer._gather_and_numpify((torch.ones(2),), "ones")[0].tolist() == [1.0, 1.0]
+
+
+def test_a_subclass_may_switch_the_noise_of_neftune_on_and_off(tmp_path: Path) -> None:
+    trainer = a_trainer(tmp_path)
+    trainer.neftune_noise_alpha = 5.0
+    trainer.model = model = tiny_bert_classifier()
+    embeddings = model.get_input_embeddings()
+    assert trainer._activate_neftune(model) is model
+    ids = torch.ones(1, 3, dtype=torch.long)
+    assert not torch.equal(embeddings(ids), embeddings.weight[ids])
+    trainer._deactivate_neftune(model)
+    assert torch.equal(embeddings(ids), embeddings.weight[ids])

@@ -31,6 +31,8 @@ def write_arguments(args: TrainingArguments, path: Path | str) -> None:
     shared = without_secrets(args)
     # It may hold objects of Lightning, a whole model among them, and means nothing to other tools.
     shared.lightning = None
+    # What transformers keeps there of accelerate, and asks arguments for that it has read.
+    vars(shared)["distributed_state"] = None
     shared.report_to = [tracker for tracker in trackers_in(args.report_to) if isinstance(tracker, str)]
     torch.save(shared, path, pickle_module=_naming_transformers())
 
