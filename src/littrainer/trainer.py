@@ -246,9 +246,9 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         return self._get_dataloader(
             dataset=self.train_dataset,
             description="Training",
-            batch_size=self._train_batch_size,
-            sampler_fn=self._get_train_sampler,
             is_training=True,
+            sampler_fn=self._get_train_sampler,
+            batch_size=self._train_batch_size,
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
@@ -271,9 +271,9 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         return self._get_dataloader(
             dataset=dataset,
             description="Evaluation",
-            batch_size=self.args.eval_batch_size,
-            sampler_fn=self._get_eval_sampler,
             dataloader_key=key,
+            sampler_fn=self._get_eval_sampler,
+            batch_size=self.args.eval_batch_size,
         )
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
@@ -289,8 +289,8 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         return self._get_dataloader(
             dataset=test_dataset,
             description="test",
-            batch_size=self.args.eval_batch_size,
             sampler_fn=self._get_eval_sampler,
+            batch_size=self.args.eval_batch_size,
         )
 
     def num_examples(self, dataloader: Any) -> int:

@@ -205,13 +205,13 @@ def test_the_signature_shows_todays_names_alone() -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", sorted(EARLIER_NAMES))
 def test_an_earlier_name_that_was_not_given_reads_as_its_former_default(name: str) -> None:
-    args = TrainingArguments("out")
+    args = TrainingArguments("out", use_cpu=True)
     defaults = {
         "evaluation_strategy": "no",
         "evaluate_during_training": False,
         "per_gpu_train_batch_size": 8,
         "per_gpu_eval_batch_size": 8,
-        "_n_gpu": -1,
+        "_n_gpu": 0,
         "dispatch_batches": None,
         "split_batches": False,
     }

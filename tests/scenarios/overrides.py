@@ -89,7 +89,7 @@ class Calls:
 
     def note(self, name: str, positional: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self.made.append(
-            (name, tuple(map(kind, positional)), tuple((key, kind(value)) for key, value in keywords.items()))
+            (name, tuple(map(kind, positional)), tuple((key, kind(value)) for key, value in sorted(keywords.items())))
         )
 
     def by_method(self) -> dict[str, dict[str, int]]:
