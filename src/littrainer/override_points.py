@@ -32,7 +32,7 @@ from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_met
 from littrainer.model_facts import base_model, catch_all_name
 from littrainer.model_wrapping import wrapped_model
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
-from littrainer.training import decisions, loss, run
+from littrainer.training import decisions, loss, train_call
 from littrainer.training.device_memory import empty_device_cache_if_due
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class OverridePoints:
         trial: Any = None,
         ignore_keys_for_eval: Sequence[str] | None = None,
     ) -> TrainOutput:
-        return run.train_with_batch_size(self, batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        return train_call.train_with_batch_size(self, batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval)
 
     def _update_auto_batch_size(self: Any, batch_size: int) -> None:
         self._train_batch_size = batch_size

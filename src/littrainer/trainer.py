@@ -54,7 +54,7 @@ from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_key
 from littrainer.optim.schedules import get_scheduler
 from littrainer.override_points import OverridePoints
 from littrainer.tracking.selection import trackers_for
-from littrainer.training import checks, loss, reports, run
+from littrainer.training import checks, loss, reports, run, train_call
 from littrainer.training.label_smoothing import smoother_for
 from littrainer.training.memory_report import CONSTRUCTION, MemoryReport
 from littrainer.training.plan import plan_training
@@ -125,7 +125,7 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         checks.check_arguments(args)
         checks.check_model_source(model, model_init)
         engine.import_lightning()
-        run.seed_everything(args)
+        train_call.seed_everything(args)
         self._memory = MemoryReport(not args.skip_memory_metrics)
         self._memory.start(CONSTRUCTION)
 
@@ -406,7 +406,7 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         continue_random_draws()
         try:
             with naming_dropped_columns(self):
-                return run.train(self, resume_from_checkpoint, trial, ignore_keys_for_eval)
+                return train_call.train(self, resume_from_checkpoint, trial, ignore_keys_for_eval)
         finally:
             self._has_modes_of_training = True
 

@@ -1,0 +1,141 @@
+"""One call of `train()`: what surrounds a training, from the checks beforehand to what is given back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from littrainer.arguments.support import refuse_unsupported
+from littrainer.checkpoint.background import BackgroundSaves
+from littrainer.checkpoint.claims import claimed_for_training
+from littrainer.checkpoint.reader import checkpoint_to_resume, needed_to_resume, read_state
+from littrainer.compat.earlier_signatures import accept_earlier_signatures
+from littrainer.compat.members import refuse_ignored_overrides
+from littrainer.engine import fit
+from littrainer.evaluation.results import TrainOutput
+from littrainer.interruptions import UpdateGuard
+from littrainer.seeds import enable_full_determinism, set_seed
+from littrainer.tracking.base import runs_ended_on_failure
+from littrainer.training.batch_size_search import with_fitting_batch_size
+from littrainer.training.checks import check_datasets
+from littrainer.training.model_preparation import model_prepared_for_training
+from littrainer.training.plan import TrainingPlan
+from littrainer.training.preemption import Preemption
+from littrainer.training.run import TrainingRun
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.trainer import Trainer
+
+
+def train(
+    trainer: Trainer,
+    resume_from_checkpoint: str | bool | None,
+    trial: Any,
+    ignore_keys_for_eval: Sequence[str] | None,
+) -> TrainOutput:
+    """Carry out one training, from the checks that can be made beforehand to its result.
+
+    Raises:
+        ValueError: the data is empty, the length is not known, or the checkpoint to resume from is not usable.
+        OSError: checkpoints will be saved, and the folder for them cannot be written to.
+        RuntimeError: another run writes its checkpoints there.
+        NotImplementedError: an argument that is not supported was set after the arguments were made.
+    """
+    args = trainer.args
+    refuse_unsupported(args)
+    # Methods may have been set on the instance since it was made.
+    refuse_ignored_overrides(trainer)
+    accept_earlier_signatures(trainer)
+    check_datasets(trainer)
+    with claimed_for_training(trainer, trial), runs_ended_on_failure(trainer):
+        checkpoint = checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed_to_resume(trainer))
+        return _train_from(trainer, checkpoint, trial, ignore_keys_for_eval)
+
+
+def _train_from(
+    trainer: Trainer, checkpoint: Path | None, trial: Any, ignore_keys_for_eval: Sequence[str] | None
+) -> TrainOutput:
+    args = trainer.args
+    trainer.preemption, trainer.update_guard = Preemption.for_arguments(args), UpdateGuard()
+    trainer.background_saves = BackgroundSaves.for_training(trainer)
+    trainer.is_in_train = True
+    try:
+        if trainer.model_init is not None:
+            _make_new_model(trainer, trial)
+        with trainer.update_guard, trainer._memory.measuring("train"), model_prepared_for_training(trainer):
+            if checkpoint is not None:
+                trainer._load_from_checkpoint(str(checkpoint))
+                _resume_batch_size(trainer, checkpoint)
+            return with_fitting_batch_size(
+                trainer,
+                lambda: trainer._inner_training_loop(
+                    batch_size=trainer._train_batch_size,
+                    args=args,
+                    resume_from_checkpoint=None if checkpoint is None else str(checkpoint),
+                    trial=trial,
+                    ignore_keys_for_eval=ignore_keys_for_eval,
+                ),
+            )
+    finally:
+        try:
+            if trainer.background_saves is not None:
+                trainer.background_saves.close()
+        finally:
+            # With it goes the host memory of its copies.
+            trainer.background_saves = None
+            trainer.preemption.stop()
+            trainer.is_in_train = False
+
+
+def train_with_batch_size(
+    trainer: Trainer,
+    batch_size: int | None,
+    resume_from_checkpoint: str | None,
+    trial: Any,
+    ignore_keys_for_eval: Sequence[str] | None,
+) -> TrainOutput:
+    """Train with micro-batches of one size.
+
+    Parameters:
+        batch_size: samples in a micro-batch, where `auto_find_batch_size` looks for the size.
+        resume_from_checkpoint: the folder to resume from, whose weights are loaded already.
+    """
+    checkpoint = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
+    if trainer.args.auto_find_batch_size and batch_size is not None:
+        trainer._update_auto_batch_size(batch_size)
+    loader = trainer.get_train_dataloader()
+    plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader))
+    run = trainer.training_run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
+    run.prepare_state()
+    run.announce()
+    if run.epochs_left > 0:
+        fit(trainer, run)
+    else:
+        run.begin_without_steps()
+    return trainer._finalize_training(trial, plan.num_train_samples, run.start_time)
+
+
+def _resume_batch_size(trainer: Trainer, checkpoint: Path) -> None:
+    # What fitted before fits again; without a search the arguments decide.
+    found = read_state(checkpoint).train_batch_size
+    if trainer.args.auto_find_batch_size and found is not None:
+        trainer._train_batch_size = found
+
+
+def _make_new_model(trainer: Trainer, trial: Any) -> None:
+    seed_everything(trainer.args)
+    trainer.model = trainer.call_model_init(trial)
+    trainer.optimizer = trainer.lr_scheduler = None
+    if trainer.place_model_on_device:
+        trainer._move_model_to_device(trainer.model, trainer.args.device)
+    trainer.model_wrapped = trainer.model
+
+
+def seed_everything(args: TrainingArguments) -> None:
+    """Seed all generators with `args.seed`, deterministically where `full_determinism` asks for it."""
+    if args.full_determinism:
+        enable_full_determinism(args.seed)
+    else:
+        set_seed(args.seed)
