@@ -12,7 +12,6 @@ from littrainer.arguments.choices import IntervalStrategy
 from littrainer.arguments.destinations import derived_keywords
 from littrainer.arguments.nearest import suggestion
 from littrainer.callbacks.lightning_callbacks import (
-    LOGGING,
     ONLY_IN_TRAINING,
     begin_anew,
     check_can_resume,
@@ -20,6 +19,7 @@ from littrainer.callbacks.lightning_callbacks import (
     is_one_of,
     refuse_what_cannot_work,
 )
+from littrainer.callbacks.lightning_errors import NotedLightningCallbacks, users_callbacks
 from littrainer.callbacks.published_metrics import publish as publish_metrics
 from littrainer.ecosystem import known_classes
 from littrainer.evaluation.batch_stream import BATCHES_PER_STRETCH, BatchStream
@@ -186,10 +186,10 @@ def _user_callbacks(trainer: Trainer, keywords: dict[str, Any]) -> list[Any]:
 
 
 def _loggers(trainer: Trainer, callbacks: list[Any]) -> list[Any]:
-    """Loggers for the `lightning.Trainer`: those of the trackers, or the Trainer's history where callbacks need one."""
+    """Loggers for the `lightning.Trainer`: those of the trackers, or the Trainer's history where there are callbacks."""
     adopt_loggers(trainer)
     loggers = loggers_of(trainer)
-    if not loggers and any(is_one_of(callback, *LOGGING) for callback in callbacks):
+    if not loggers and callbacks:
         from littrainer.callbacks.history_logger import HistoryLogger
 
         loggers = [HistoryLogger(trainer)]
@@ -237,8 +237,9 @@ def fit(trainer: Trainer, run: TrainingRun) -> None:
     trainer.accelerator.module = module
     module.train()
     try:
-        with quiet_lightning(), PythonInterruptions():
+        with quiet_lightning(), NotedLightningCallbacks(trainer, lightning_trainer), PythonInterruptions():
             lightning_trainer.fit(module, train_dataloaders=run.windows)
+        _add_to_history(lightning_trainer)
     finally:
         trainer.accelerator.module = None
         trainer.lightning_module = None
@@ -265,11 +266,12 @@ def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
         trainer.lightning_trainer = lightning_trainer
     batches = _batch_stream(trainer, lightning_trainer, evaluation_pass)
     module.evaluation_pass = evaluation_pass
-    with quiet_lightning(), PythonInterruptions():
+    with quiet_lightning(), NotedLightningCallbacks(trainer, lightning_trainer), PythonInterruptions():
         if evaluation_pass.is_prediction:
             lightning_trainer.predict(module, dataloaders=batches, return_predictions=False)
         else:
             lightning_trainer.validate(module, dataloaders=batches, verbose=False)
+    _add_to_history(lightning_trainer)
     module.evaluation_pass = None
     batches.release()
     trainer.idle_evaluator = evaluator
@@ -288,18 +290,24 @@ def stop_if_lightning_stops(trainer: Trainer) -> None:
 
 
 def publish(trainer: Trainer, logs: dict[str, Any]) -> None:
-    """Show Lightning callbacks what the Trainer logs while it trains."""
+    """Show Lightning callbacks what the Trainer logs while it trains, before it is in the history."""
     running = trainer.lightning_module
     if running is not None and is_listened_to(running.trainer):
         publish_metrics(running.trainer, logs)
+        _add_to_history(running.trainer)
 
 
 def is_listened_to(lightning_trainer: pl.Trainer) -> bool:
     """Whether there are Lightning callbacks beside the Trainer's own."""
-    from littrainer.callbacks.bridge import ClosingEvents, OpeningEvents
+    return bool(users_callbacks(lightning_trainer))
 
-    callbacks = lightning_trainer.callbacks  # type: ignore[attr-defined]
-    return any(not isinstance(callback, (OpeningEvents, ClosingEvents)) for callback in callbacks)
+
+def _add_to_history(lightning_trainer: pl.Trainer) -> None:
+    from littrainer.callbacks.history_logger import HistoryLogger
+
+    for logger in lightning_trainer.loggers:
+        if isinstance(logger, HistoryLogger):
+            logger.add_to_history()
 
 
 def _put_weights_back(lightning_trainer: pl.Trainer) -> None:

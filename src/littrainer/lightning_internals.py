@@ -136,7 +136,12 @@ def count_from(lightning_trainer: pl.Trainer, *, epochs: int, optimizer_steps: i
     for progress in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
         progress.ready = progress.completed = epochs
         progress.started = progress.processed = epochs  # type: ignore[attr-defined]
-    epoch_loop = fit_loop.epoch_loop
+    count_optimizer_steps_from(lightning_trainer, optimizer_steps)
+
+
+def count_optimizer_steps_from(lightning_trainer: pl.Trainer, optimizer_steps: int) -> None:
+    """Let both of Lightning's ways of optimization, each of which has a counter, count on from a number of steps."""
+    epoch_loop = lightning_trainer.fit_loop.epoch_loop
     for steps in (
         epoch_loop.automatic_optimization.optim_progress.optimizer.step,
         epoch_loop.manual_optimization.optim_step_progress,
@@ -144,6 +149,17 @@ def count_from(lightning_trainer: pl.Trainer, *, epochs: int, optimizer_steps: i
         steps.total.ready = steps.total.completed = optimizer_steps
     # The step under which Lightning and its callbacks log.
     epoch_loop._batches_that_stepped = optimizer_steps
+
+
+def replace_optimizer(lightning_trainer: pl.Trainer, optimizer: torch.optim.Optimizer) -> None:
+    """Let another optimizer step from here on, also within a micro-batch of manual optimization.
+
+    There Lightning counts the steps by what it has set on its wrapper of the optimizer when the micro-batch began.
+    """
+    before = lightning_trainer.strategy._lightning_optimizers[0]
+    lightning_trainer.optimizers = [optimizer]
+    after = lightning_trainer.strategy._lightning_optimizers[0]
+    after._on_before_step, after._on_after_step = before._on_before_step, before._on_after_step
 
 
 def resume_nothing(lightning_trainer: pl.Trainer) -> None:

@@ -46,8 +46,14 @@ def run_forward_in(model: nn.Module, device_type: str, dtype: torch.dtype) -> No
 
 def restore_forward(model: nn.Module) -> None:
     """Undo `run_forward_in`."""
-    if vars(model).pop("_original_forward", None) is not None:
+    found: Any = vars(model).pop("_original_forward", None)
+    if found is None:
+        return
+    # One of the class is found there again; any other was set on the model, by its user or a library.
+    if getattr(found, "__func__", None) is type(model).forward:
         del model.forward
+    else:
+        model.forward = found
 
 
 def _under_autocast(forward: Callable[..., Any], device_type: str, dtype: torch.dtype) -> Callable[..., Any]:

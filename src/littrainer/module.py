@@ -24,7 +24,7 @@ from littrainer.data.windows import MicroBatch
 from littrainer.engine import is_listened_to
 from littrainer.evaluation.batch_stream import Stretch, single_batches
 from littrainer.interruptions import carries_stop_iteration
-from littrainer.lightning_internals import show_number_of_batches
+from littrainer.lightning_internals import count_optimizer_steps_from, replace_optimizer, show_number_of_batches
 from littrainer.optim.closures import closure_before_step, updates_during_backward
 from littrainer.optim.schedules import steps_with_metric
 
@@ -52,18 +52,24 @@ class TrainerModule(pl.LightningModule):
         self.owner = trainer
         self.run = run
         self.evaluation_pass: EvaluationPass | None = None
-        self._own_schedule: Any = None
+        # What steps in this training: looked at again where a script may have put something else in its place.
+        self._optimizer: Any = None
+        self._schedule: Any = None
+        self._lightning_steps_schedule = False
         self._micro_batch: MicroBatch | None = None
         self.automatic_optimization = not trainer.overrides_training_step()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainerModule:
         # Callbacks that average weights copy the module; the Trainer, with its data, is not part of the model.
-        for shared in (self.owner, self.run, self.evaluation_pass, self._own_schedule, self._micro_batch):
+        for shared in self._shared_with_copies():
             memo[id(shared)] = shared
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
         return copied
+
+    def _shared_with_copies(self) -> tuple[Any, ...]:
+        return self.owner, self.run, self.evaluation_pass, self._optimizer, self._schedule, self._micro_batch
 
     @property
     def backbone(self) -> nn.Module:
@@ -99,14 +105,35 @@ class TrainerModule(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """The Trainer's optimizer and schedule; the schedule steps with the optimizer."""
         optimizer, schedule = self.owner._optimizer_and_schedule(self._active_run().plan.max_steps)
-        if steps_with_metric(schedule):
-            # It steps with an evaluation's metric, in the Trainer.
-            return optimizer
-        if not isinstance(schedule, LRScheduler):
-            # Lightning takes torch's schedules only; any other object with the same methods is stepped here.
-            self._own_schedule = schedule
+        self._optimizer, self._schedule = optimizer, schedule
+        # Lightning takes torch's schedules only; any other object with the same methods is stepped here, and one that
+        # steps with an evaluation's metric in the Trainer.
+        self._lightning_steps_schedule = isinstance(schedule, LRScheduler) and not steps_with_metric(schedule)
+        if not self._lightning_steps_schedule:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def begin_epoch(self) -> None:
+        """Callbacks have heard that an epoch begins: what they have put in the place of methods counts from now on."""
+        manual = self.owner.overrides_training_step()
+        if manual is self.automatic_optimization:
+            self.automatic_optimization = not manual
+            count_optimizer_steps_from(self.trainer, self.owner.state.global_step)
+        self._follow_optimizer()
+        self._follow_schedule()
+
+    def _follow_optimizer(self) -> None:
+        if self.owner.optimizer is not self._optimizer:
+            self._optimizer = self.owner.optimizer
+            replace_optimizer(self.trainer, self._optimizer)
+
+    def _follow_schedule(self) -> None:
+        schedule: Any = self.owner.lr_scheduler
+        if schedule is not self._schedule:
+            for config in self.trainer.lr_scheduler_configs:
+                if config.scheduler is self._schedule:
+                    config.scheduler = schedule
+            self._schedule = schedule
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Leave the batch where it is: the Trainer's overridable `_prepare_inputs` moves it."""
@@ -172,9 +199,11 @@ class TrainerModule(pl.LightningModule):
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
         """Forward, backward and step in one, as Lightning has it; then `on_optimizer_step`."""
-        with closure_before_step(self.owner.optimizer):
-            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        self._follow_optimizer()
+        with closure_before_step(self._optimizer, lambda: self.owner.optimizer):
+            super().optimizer_step(epoch, batch_idx, self.optimizers(), optimizer_closure)  # type: ignore[arg-type]
         self._active_run().after_optimizer_step()
+        self._follow_schedule()
         self._step_own_schedule()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -188,17 +217,19 @@ class TrainerModule(pl.LightningModule):
     @carries_stop_iteration
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         """Step the schedule with each optimizer step that was not skipped."""
-        if self.owner.accelerator.optimizer_step_was_skipped:
-            return
-        scheduler.step()
+        if not self.owner.accelerator.optimizer_step_was_skipped and not steps_with_metric(scheduler):
+            scheduler.step()
 
     def _step_optimizer_manually(self, run: TrainingRun) -> None:
-        optimizer: Any = self.optimizers()
+        self._follow_optimizer()
         self.owner.accelerator.unscale_gradients()
         run.before_optimizer_step()
-        with closure_before_step(self.owner.optimizer):
+        self._follow_optimizer()
+        optimizer: Any = self.optimizers()
+        with closure_before_step(self._optimizer):
             optimizer.step()
         run.after_optimizer_step()
+        self._follow_schedule()
         # In manual optimization Lightning leaves it to the module to step schedules, those of callbacks too.
         self._step_schedules("step")
         if self._micro_batch is not None and self._micro_batch.epoch_fraction >= 1:
@@ -211,8 +242,8 @@ class TrainerModule(pl.LightningModule):
                 self.lr_scheduler_step(config.scheduler, None)
 
     def _step_own_schedule(self) -> None:
-        if self._own_schedule is not None and not self.owner.accelerator.optimizer_step_was_skipped:
-            self._own_schedule.step()
+        if not self._lightning_steps_schedule:
+            self.lr_scheduler_step(self._schedule, None)
 
     @carries_stop_iteration
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:

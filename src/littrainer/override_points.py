@@ -22,6 +22,7 @@ from littrainer.checkpoint import reader, writer
 from littrainer.checkpoint.layout import rotate_checkpoints
 from littrainer.checkpoint.weights import holds_weights, load_weights, log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
+from littrainer.compat.own_methods import own_methods
 from littrainer.compilation import is_compiled
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, without_extra_columns
@@ -122,7 +123,7 @@ class OverridePoints:
         accepted, model_name = self._accepted_columns(), type(self.model).__name__
         collator = RemoveColumnsCollator(data_collator, accepted, logger, model_name, description)
         self._dropped_columns[description] = DroppedColumns(
-            collator.dropped.keys(), description, model_name, accepted, catch_all_name(self.model)
+            collator.dropped, description, model_name, accepted, catch_all_name(self.model)
         )
         return collator
 
@@ -270,13 +271,7 @@ class OverridePoints:
 
     def _own_methods(self: Any, *names: str) -> list[str]:
         """Those of the named methods that a subclass, or this instance, has its own version of."""
-        package = __name__.partition(".")[0]
-
-        def home(name: str) -> str:
-            method = getattr(type(self), name, None)
-            return package if method is None else getattr(method, "__module__", "").partition(".")[0]
-
-        return [name for name in names if name in vars(self) or home(name) != package]
+        return own_methods(self, names)
 
     def _gather_for_metrics(self: Any, value: Any) -> Any:
         return self.accelerator.gather_for_metrics(value, use_gather_object=self.args.eval_use_gather_object)

@@ -11,16 +11,17 @@ from contextlib import contextmanager
 
 from littrainer.log_levels import tells_details, tells_everything
 
-# Told by Lightning each time a lightning.Trainer is built or has run.
+# Told by Lightning each time a lightning.Trainer is built, has run or saves.
 CHATTER = re.compile(
     r"GPU available|TPU available|HPU available|LOCAL_RANK|.*Tip: |"
     r"`?Trainer\.\w+` stopped|You are using (the plain ModelCheckpoint|a CUDA device)|"
-    r"Using (16bit|bfloat16) |.*attempting graceful shutdown|Detected KeyboardInterrupt"
+    r"Using (16bit|bfloat16) |.*attempting graceful shutdown|Detected KeyboardInterrupt|`weights_only` was not set"
 )
 CHATTING_LOGGERS = (
     "lightning.fabric.utilities.rank_zero",
     "lightning.pytorch.utilities.rank_zero",
     "lightning.pytorch.accelerators.cuda",
+    "lightning.pytorch.trainer.connectors.checkpoint_connector",
 )
 # Advice of Lightning's, by its text: none of it applies to what is set up here.
 SILENCED_WARNINGS = (

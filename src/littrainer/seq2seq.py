@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from littrainer.compat.own_methods import of_the_package
 from littrainer.evaluation import generation
 from littrainer.evaluation.results import PredictionOutput
 from littrainer.trainer import Trainer
 
 
+@of_the_package
 class Seq2SeqTrainer(Trainer):
     """A Trainer that evaluates and predicts with the model's `generate`, where `predict_with_generate` is set.
 

@@ -31,7 +31,13 @@ from littrainer.callbacks.validation_rounds import ValidationRounds
 from littrainer.checkpoint.background import BackgroundSaves
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 from littrainer.compat.earlier_signatures import accept_earlier_signatures
-from littrainer.compat.members import missing_member_message, refuse_ignored_overrides, warn_of_earlier_overrides
+from littrainer.compat.members import (
+    NotYetMembers,
+    missing_member_message,
+    refuse_ignored_overrides,
+    warn_of_earlier_overrides,
+)
+from littrainer.compat.own_methods import of_the_package
 from littrainer.compat.trainer_attributes import TrainerAttributes
 from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
 from littrainer.data.collators import default_collator_for
@@ -70,7 +76,8 @@ DEFAULT_CALLBACKS: list[type] = [DefaultFlowCallback]
 DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
-class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
+@of_the_package
+class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
@@ -612,8 +619,8 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
             if start_time is not None:
                 tokens_in_this_call = state.num_input_tokens_seen - self._initial_num_input_tokens_seen
                 logs.update(speed_metrics("train", start_time, num_tokens=tokens_in_this_call))
-        state.log_history.append({**logs, "step": state.global_step})
         engine.publish(self, logs)
+        state.log_history.append({**logs, "step": state.global_step})
         self.control = self.callback_handler.on_log(self.args, state, self.control, logs)
 
     def log_metrics(self, split: str, metrics: dict[str, Any]) -> None:

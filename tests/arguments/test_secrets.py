@@ -1,13 +1,60 @@
+from typing import Any
+
 import pytest
 
-from littrainer.arguments.secrets import holds_a_secret
+from littrainer.arguments.secrets import holds_a_secret, without_secrets
+
+SECRETS = (
+    *("hub_token", "push_to_hub_token", "token", "HF-TOKEN", "hubToken", "authtoken"),
+    *("wandb_api_key", "API_KEY", "apikey", "apiKey", "openai_key", "aws_secret_access_key", "AWS_ACCESS_KEY"),
+    *("client_secret", "secret", "password", "DB_PASSWORD", "passwd", "credentials", "Authorization"),
+)
+NO_SECRETS = (
+    *("bos_token", "eos_token", "pad_token", "image_token", "boi_token", "decoder_start_token", "pad_token_id"),
+    *("num_tokens", "max_tokens", "num_input_tokens_seen", "loss_per_token", "additional_special_tokens"),
+    *("learning_rate", "password_length", "secret_santa", "label_key", "num_key_value_heads"),
+)
 
 
-@pytest.mark.parametrize("name", ["hub_token", "push_to_hub_token", "wandb_api_key", "client_secret", "password"])
+@pytest.mark.parametrize("name", SECRETS)
 def test_tokens_keys_and_passwords_are_secrets(name: str) -> None:
     assert holds_a_secret(name)
 
 
-@pytest.mark.parametrize("name", ["eos_token", "pad_token", "learning_rate", "num_tokens", "password_length"])
+@pytest.mark.parametrize("name", NO_SECRETS)
 def test_parts_of_a_vocabulary_and_other_arguments_are_none(name: str) -> None:
     assert not holds_a_secret(name)
+
+
+def test_secrets_are_masked_at_every_depth_and_nothing_else_is_touched() -> None:
+    given = {
+        "model_init_kwargs": {"token": "hf_1", "eos_token": "</s>", 3: None},
+        "services": [{"API_KEY": "k", "credentials": {"user": "u", "pass": "p"}}, ("plain", {"hub_token": True})],
+        "hub_token": None,
+    }
+    assert without_secrets(given) == {
+        "model_init_kwargs": {"token": "<TOKEN>", "eos_token": "</s>", 3: None},
+        "services": [{"API_KEY": "<API_KEY>", "credentials": "<CREDENTIALS>"}, ("plain", {"hub_token": True})],
+        "hub_token": None,
+    }
+    assert given["model_init_kwargs"]["token"] == "hf_1"  # type: ignore[index]
+    assert without_secrets(given, mask=lambda name: None)["model_init_kwargs"]["token"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://u:PASS@host/x", "https://host/x"),
+        ("clone https://ghp_token@github.com/a and go", "clone https://github.com/a and go"),
+        ("postgresql://u:p@ss@host:5432/db", "postgresql://host:5432/db"),
+        ("ssh://git@github.com/x", "ssh://git@github.com/x"),
+        ("https://host:80/a?mail=b@c", "https://host:80/a?mail=b@c"),
+    ],
+)
+def test_what_signs_in_within_a_url_is_taken_out(text: str, shown: str) -> None:
+    assert without_secrets({"proxies": [text]}) == {"proxies": [shown]}
+
+
+@pytest.mark.parametrize("value", [{"a": [1, ("b", {})]}, "s3://bucket/x", 3, None])
+def test_a_value_without_secrets_is_given_back_itself(value: Any) -> None:
+    assert without_secrets(value) is value

@@ -105,6 +105,8 @@ BEST: dict[str, Any] = {"load_best_model_at_end": True, "save_strategy": "steps"
         (ModelPruning("l1_unstructured", amount=0.5), {"save_strategy": "epoch"}, 'save_strategy="no"'),
         (EarlyStopping("eval_loss"), {}, 'set eval_strategy="steps"'),
         (ModelCheckpoint(monitor="eval_accuracy"), {}, 'set eval_strategy="steps"'),
+        (EarlyStopping("val_loss"), EVERY_STEP, "Set monitor='eval_loss'"),
+        (ModelCheckpoint(monitor="val/accuracy"), EVERY_STEP, "Set monitor='eval_accuracy'"),
     ],
 )
 def test_a_set_up_in_which_one_does_not_work_is_an_error_before_training(
@@ -172,15 +174,31 @@ def test_learning_rate_monitor_logs_the_schedule_at_each_optimizer_step(tmp_path
         (entry["step"], entry["lr-AdamW/pg1"]) for entry in trainer.state.log_history if "lr-AdamW/pg1" in entry
     ]
     rates = logged(trainer, "learning_rate")
-    # At step n stands the rate of the optimizer step after it.
-    assert monitored == list(enumerate(rates)) and len(set(rates)) == 6
+    # Beside the rate that the Trainer logs.
+    assert monitored == list(enumerate(rates, 1)) and len(set(rates)) == 6
 
 
-def test_device_stats_monitor_logs_at_each_micro_batch(tmp_path: Path) -> None:
-    trainer = trainer_with(tmp_path, DeviceStatsMonitor(), max_steps=2)
+def test_what_monitors_log_at_each_batch_is_in_the_history_when_the_trainer_logs(tmp_path: Path) -> None:
+    trainer = trainer_with(
+        tmp_path,
+        DeviceStatsMonitor(),
+        LearningRateMonitor(),
+        max_steps=7,
+        logging_strategy="steps",
+        logging_steps=3,
+        eval_strategy="steps",
+        eval_steps=6,
+    )
     trainer.train()
-    for hook in ("on_train_batch_start", "on_train_batch_end"):
-        assert len(logged(trainer, f"DeviceStatsMonitor.{hook}/cpu_percent")) == 2
+    trainer.evaluate()
+    history = trainer.state.log_history
+    seen = [(entry["step"], "lr-AdamW/pg1" in entry or "cpu_percent" in str(entry)) for entry in history]
+    # After the last step comes train_loss; each of the Trainer's own entries stays the last one of its moment.
+    assert seen == [(3, True), (3, False), (6, True), (6, False), (6, True), (6, False)] + [(7, True), (7, False)] * 2
+    rates = logged(trainer, "lr-AdamW/pg1")
+    assert rates[:2] == logged(trainer, "learning_rate") and rates[2] < rates[1]
+    at_ends = [entry["step"] for entry in history if "DeviceStatsMonitor.on_train_batch_end/cpu_percent" in entry]
+    assert at_ends == [3, 6, 7]
 
 
 def test_throughput_monitor_counts_the_samples_of_training_and_evaluation(tmp_path: Path) -> None:
@@ -190,20 +208,16 @@ def test_throughput_monitor_counts_the_samples_of_training_and_evaluation(tmp_pa
     trainer = trainer_with(tmp_path, ThroughputMonitor(batch_size_fn=samples_of), num_train_epochs=1, **EVERY_STEP)
     trainer.train()
     assert logged(trainer, "train/samples") == [4, 8, 10]
-    assert logged(trainer, "validate/samples") == [3, 6, 7] * 3
+    assert logged(trainer, "validate/samples") == [7] * 3
 
 
-class Loggers(pl.Callback):
-    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        self.found = trainer.loggers
-
-
-def test_the_history_stands_for_a_logger_only_where_a_callback_has_to_have_one(tmp_path: Path) -> None:
+def test_the_history_stands_for_a_logger_only_where_there_is_a_callback_to_log(tmp_path: Path) -> None:
     found = []
-    for monitors in ([], [LearningRateMonitor()]):
-        callback = Loggers()
-        trainer_with(tmp_path, callback, *monitors, max_steps=1).train()
-        found.append(len(callback.found))
+    for callbacks in ([], [pl.Callback()]):
+        trainer = trainer_with(tmp_path, *callbacks, max_steps=1)
+        trainer.train()
+        assert trainer.lightning_trainer is not None
+        found.append(len(trainer.lightning_trainer.loggers))
     assert found == [0, 1]
 
 

@@ -241,3 +241,44 @@ def test_a_user_callback_may_log_through_the_module(tmp_path: Path) -> None:
     trainer.train()
     own = [float(row["own/loss"]) for row in rows_of(logger.log_dir) if "own/loss" in row]
     assert own == [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+class LogsItsOwn(pl.Callback):
+    """Logs by the module, as callbacks written for Lightning do."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        module.log("own/loss", outputs["loss"], logger=True)
+
+    def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
+        module.log("val_own", float(trainer.global_step), logger=True)
+
+
+@BOTH_MODES
+def test_without_a_tracker_what_a_user_callback_logs_is_in_the_history(tmp_path: Path, kind: Any) -> None:
+    changes: dict[str, Any] = {"max_steps": 2, "logging_strategy": "steps", "logging_steps": 1}
+    evaluated: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 2}
+    trainer = quiet_trainer(tmp_path, kind=kind, given={"callbacks": [LogsItsOwn()]}, **changes, **evaluated)
+    trainer.train()
+    history = trainer.state.log_history
+    own = [(entry["step"], entry["own/loss"]) for entry in history if "own/loss" in entry]
+    assert own == [(entry["step"], pytest.approx(entry["loss"])) for entry in history if "loss" in entry]
+    assert [(entry["step"], entry["val_own"]) for entry in history if "val_own" in entry] == [(2, 2.0)]
+    without = quiet_trainer(tmp_path, kind=kind, **changes, **evaluated)
+    without.train()
+    for name in ("loss", "grad_norm", "eval_loss"):
+        numbers = [[entry[name] for entry in one.state.log_history if name in entry] for one in (trainer, without)]
+        assert numbers[0] == numbers[1] != []
+
+
+def test_a_callback_that_writes_pictures_is_told_once_that_nobody_keeps_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Draws(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            trainer.logger.experiment.add_image("weights", torch.zeros(1, 2, 2))
+
+    quiet_trainer(tmp_path, given={"callbacks": [Draws()]}, max_steps=3).train()
+    assert caplog.text.count("no tracker is there") == 1
+    caplog.clear()
+    quiet_trainer(tmp_path, given={"callbacks": [LearningRateMonitor()]}, max_steps=3).train()
+    assert caplog.text == ""

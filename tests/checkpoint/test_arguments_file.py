@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from littrainer import Seq2SeqTrainingArguments, TrainingArguments
-from littrainer.checkpoint.arguments_file import NAMES_IN_TRANSFORMERS, without_secrets, write_arguments
+from littrainer.checkpoint.arguments_file import NAMES_IN_TRANSFORMERS, write_arguments
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 SECRET = "hf_not_to_be_written"
@@ -101,7 +101,11 @@ def test_access_tokens_keys_and_passwords_are_blanked_and_nothing_else(tmp_path:
     kept.update(eos_token="</s>", pad_token="<pad>", secret_santa="no")
     for name, value in {**dict.fromkeys(secrets, SECRET), **kept}.items():
         setattr(args, name, value)
-    shared = without_secrets(args)
+    args.lr_scheduler_kwargs = {"token": SECRET, "num_cycles": 2, "proxy": f"https://me:{SECRET}@host"}
+    write_arguments(args, tmp_path / "training_args.bin")
+    assert SECRET.encode() not in (tmp_path / "training_args.bin").read_bytes()
+    shared = torch.load(tmp_path / "training_args.bin", weights_only=False)
+    assert shared.lr_scheduler_kwargs == {"token": None, "num_cycles": 2, "proxy": "https://host"}
     assert {name: getattr(shared, name) for name in secrets} == dict.fromkeys(secrets)
     assert {name: getattr(shared, name) for name in kept} == kept
-    assert args.hub_token == args.api_key == SECRET
+    assert args.hub_token == args.api_key == args.lr_scheduler_kwargs["token"] == SECRET

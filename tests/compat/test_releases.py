@@ -16,7 +16,6 @@ import transformers
 from filelock import FileLock
 
 from littrainer.compat.documentation import with_section
-from littrainer.compat.members import NOT_YET
 from littrainer.compat.names import REPLACED
 from littrainer.compat.neighbours import LEFT_TO_TRANSFORMERS, MISSING_IN, RELEASES
 from littrainer.compat.shim import bindings_in
@@ -118,9 +117,6 @@ def test_under_the_redirection_each_name_comes_from_where_the_tables_say(facts: 
 
 # Class -> members that transformers' has and ours has not, on purpose.
 NOT_OFFERED: dict[str, set[str]] = {
-    # Said by name where a script asks for them.
-    "transformers.trainer.Trainer": {*NOT_YET},
-    "transformers.trainer_seq2seq.Seq2SeqTrainer": {*NOT_YET},
     # How it goes about its work.
     "transformers.debug_utils.DebugUnderflowOverflow": {
         *("save_frame", "expand_frame", "trace_frames", "reset_saved_frames", "dump_saved_frames", "analyse_model"),

@@ -82,6 +82,15 @@ def test_secrets_are_hidden_wherever_they_stand(tmp_path: Path) -> None:
     assert stored["lr_scheduler_kwargs"] == "{api_key: (hidden)}"
 
 
+def test_what_signs_in_within_urls_is_left_out(tmp_path: Path) -> None:
+    address = "https://me:secret@host/x"
+    args = TrainingArguments("out", run_name=address, use_cpu=True, lr_scheduler_kwargs={"proxies": [address]})
+    torch.save(args, tmp_path / "args.bin")
+    stored = read_arguments(tmp_path / "args.bin")
+    assert stored["run_name"] == "https://host/x"
+    assert stored["lr_scheduler_kwargs"] == "{proxies: ['https://host/x']}"
+
+
 def test_arguments_of_a_subclass_are_told_without_a_default(tmp_path: Path) -> None:
     args = TrainingArguments("out", use_cpu=True)
     args.temperature = 0.5  # type: ignore[attr-defined]

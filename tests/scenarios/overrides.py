@@ -115,8 +115,6 @@ def _noting(Base: Any, name: str, calls: Calls) -> Any:
         calls.note(name, args, kwargs)
         return parent(*args, **kwargs) if is_static else parent(self, *args, **kwargs)
 
-    # As if it stood in a script: `wraps` takes over the module of the parent's method.
-    method.__module__ = __name__
     return method
 
 

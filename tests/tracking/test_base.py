@@ -119,6 +119,14 @@ def test_hyperparameters_are_the_model_config_and_the_arguments_over_it(tmp_path
     assert "very secret" not in str(shown)
 
 
+def test_secrets_are_masked_in_nested_arguments_and_in_the_model_config(tmp_path: Path) -> None:
+    args = quiet_trainer(tmp_path, lr_scheduler_kwargs={"token": "very secret"}, run_name="http://me:very-secret@h").args
+    shown = hyperparameters(args, SimpleNamespace(config={"loader": {"API_KEY": "very secret"}, "pad_token": "<pad>"}))
+    assert shown["lr_scheduler_kwargs"] == {"token": "<TOKEN>"}
+    assert (shown["loader"], shown["pad_token"]) == ({"API_KEY": "<API_KEY>"}, "<pad>")
+    assert shown["run_name"] == "http://h"
+
+
 def test_no_tracker_listens_to_what_happens_at_each_step() -> None:
     at_each_step = [name for name in EVENTS if "step" in name]
     for name in ("tensorboard", "wandb", "mlflow", "trackio"):

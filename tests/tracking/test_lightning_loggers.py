@@ -90,6 +90,22 @@ def test_lightnings_csv_logger_has_all_rows_on_the_disk(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "csv/run/one/hparams.yaml").read_text())["max_steps"] == 2
 
 
+def test_loggers_for_lightning_are_named_by_their_class_in_the_hyperparameters(tmp_path: Path) -> None:
+    class Keyed(NotedLogger):
+        api_key = "very secret"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.key = "very secret"
+
+    logger = CSVLogger(str(tmp_path / "csv"), name="run", version="one")
+    lightning = {"logger": [Keyed(), logger], "profiler": "simple", "enable_model_summary": False}
+    quiet_trainer(tmp_path / "out", lightning=lightning, report_to=[logger], **LOGGED).train()
+    text = (tmp_path / "csv/run/one/hparams.yaml").read_text()
+    assert yaml.safe_load(text)["lightning"] == {**lightning, "logger": ["Keyed", "CSVLogger"]}
+    assert "very secret" not in text
+
+
 @pytest.mark.parametrize("error", [ZeroDivisionError("broken"), KeyboardInterrupt()])
 def test_a_training_that_fails_ends_the_run_as_failed(tmp_path: Path, error: BaseException) -> None:
     class Breaks(TrainerCallback):

@@ -77,6 +77,19 @@ def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
     args.accelerator_config = AcceleratorConfig.from_argument(args.accelerator_config)
 
 
+def was_normalized(args: ArgumentFields) -> bool:
+    """Whether arguments, not normalized yet, are a copy of others that are: by `dataclasses.replace` or `to_dict()`.
+
+    A copy is given everything, also what normalization has filled in: nobody asked for that.
+    """
+    settings: Any = args.accelerator_config
+    if isinstance(settings, AcceleratorConfig):
+        return all(isinstance(getattr(args, name), Enum) for name in CHOICE_FIELDS)
+    # `to_dict()` of the arguments leaves that one out.
+    all_settings = AcceleratorConfig().to_dict().keys() - {"use_configured_state"}
+    return isinstance(settings, dict) and settings.keys() >= all_settings
+
+
 def _normalize_paths(args: ArgumentFields) -> None:
     args.output_dir = os.path.expanduser(DEFAULT_OUTPUT_DIR if args.output_dir is None else args.output_dir)
     if args.logging_dir is not None:

@@ -1,12 +1,74 @@
-"""Which arguments hold a secret that must not leave the process."""
+"""Which values are secrets that must not leave the process, and values without them."""
 
 from __future__ import annotations
 
-# Endings of the names of arguments that hold secrets, and names that end so and hold parts of a vocabulary.
-SECRET_ENDINGS = ("_token", "api_key", "_secret", "password")
-VOCABULARY_TOKENS = tuple(f"{kind}_token" for kind in ("bos", "cls", "eos", "image", "mask", "pad", "sep", "unk"))
+import re
+from collections.abc import Callable
+from typing import Any
+
+# Names that hold secrets, and endings of such names; `_` stands for any separator, and case does not count.
+SECRET_NAMES = frozenset({"authorization", "credential", "credentials", "secret", "token"})
+SECRET_ENDINGS = (
+    *("_token", "accesstoken", "authtoken", "_secret", "_credential", "_credentials", "connection_string"),
+    *("password", "passwd", "passphrase", "_pwd", "apikey"),
+    *(f"{kind}_key" for kind in ("access", "account", "api", "auth", "private", "secret", "subscription")),
+    *(f"{service}_key" for service in ("anthropic", "aws", "azure", "clearml", "comet", "hf", "openai", "wandb")),
+)
+# Parts of a vocabulary, and counts: names that end like those of access tokens.
+NOT_SECRET_ENDINGS = tuple(
+    f"{kind}_token"
+    for kind in (
+        *("bos", "cls", "eos", "mask", "pad", "sep", "unk", "eot", "eod", "special"),
+        *("audio", "image", "video", "vision", "boi", "eoi", "boa", "eoa"),
+        *("assistant", "system", "user", "start", "end", "stop", "stopping", "prefix", "suffix", "middle", "fill"),
+        *("first", "last", "next", "new", "single", "per"),
+    )
+)
+WORD_BEGINS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+SEPARATORS = re.compile(r"[^a-z0-9]+")
+# Who signs in, in a URL: a name with a password at any service, a name or token alone where pages are fetched.
+SIGN_IN = re.compile(r"://[^\s/?#@:]*:[^\s/?#]*@|(?<=http)(s?)://[^\s/?#@:]+@", re.IGNORECASE)
 
 
 def holds_a_secret(name: str) -> bool:
     """Whether the argument of this name holds an access token, a key or a password."""
-    return name.endswith(SECRET_ENDINGS) and not name.endswith(VOCABULARY_TOKENS)
+    plain = SEPARATORS.sub("_", WORD_BEGINS.sub("_", name).lower())
+    if plain.endswith(NOT_SECRET_ENDINGS):
+        return False
+    return plain in SECRET_NAMES or plain.endswith(SECRET_ENDINGS)
+
+
+def masked(name: str) -> str:
+    """What is shown in place of the secret of this name."""
+    return f"<{name.upper()}>"
+
+
+def without_secrets(value: Any, mask: Callable[[str], Any] = masked) -> Any:
+    """A value without secrets: those in dicts, however deep, by their names, and what signs in within URLs.
+
+    Parameters:
+        value: anything; dicts, lists, tuples and strings are looked through.
+        mask: gives what stands for the secret of a name.
+
+    Returns:
+        The value itself where there is no secret in it, else a copy.
+    """
+    if isinstance(value, str):
+        shown = SIGN_IN.sub(r"\1://", value) if "://" in value else value
+        return value if shown == value else shown
+    if isinstance(value, dict):
+        shown = {key: _entry_without_secrets(key, item, mask) for key, item in value.items()}
+        return value if all(shown[key] is item for key, item in value.items()) else shown
+    if isinstance(value, (list, tuple)):
+        items = [without_secrets(item, mask) for item in value]
+        if all(item is given for item, given in zip(items, value, strict=True)):
+            return value
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+def _entry_without_secrets(name: Any, value: Any, mask: Callable[[str], Any]) -> Any:
+    # A switch, such as `token=True` for the one that is stored, tells nothing.
+    if value is None or isinstance(value, bool) or value == "":
+        return value
+    return mask(name) if isinstance(name, str) and holds_a_secret(name) else without_secrets(value, mask)

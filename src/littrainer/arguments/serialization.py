@@ -10,12 +10,9 @@ from typing import Any
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.process import ProcessFacts
+from littrainer.arguments.secrets import masked
 
 SECRET_ENDING = "_token"
-
-
-def _masked(name: str) -> str:
-    return f"<{name.upper()}>"
 
 
 class Serialization(ProcessFacts):
@@ -34,7 +31,7 @@ class Serialization(ProcessFacts):
             A new dict; its nested dicts are copies too.
         """
         return {
-            field.name: _masked(field.name) if field.name.endswith(SECRET_ENDING) else _plain(getattr(self, field.name))
+            field.name: masked(field.name) if field.name.endswith(SECRET_ENDING) else _plain(getattr(self, field.name))
             for field in dataclasses.fields(self)
             if field.init
         }
@@ -58,7 +55,7 @@ class Serialization(ProcessFacts):
 
     def __str__(self) -> str:
         shown = {
-            field.name: _masked(field.name) if field.name.endswith(SECRET_ENDING) else getattr(self, field.name)
+            field.name: masked(field.name) if field.name.endswith(SECRET_ENDING) else getattr(self, field.name)
             for field in dataclasses.fields(self)
         }
         lines = "".join(f"{name}={shown[name]},\n" for name in sorted(shown))

@@ -11,7 +11,7 @@ from littrainer.arguments.accelerate_state import partial_state
 from littrainer.arguments.earlier_spelling import UnderstandsEarlierNames
 from littrainer.arguments.grouped_setters import GroupedSetters
 from littrainer.arguments.hardware import apply_hardware_choices
-from littrainer.arguments.normalization import normalize
+from littrainer.arguments.normalization import normalize, was_normalized
 from littrainer.arguments.serialization import Serialization
 from littrainer.arguments.support import refuse_unsupported
 from littrainer.arguments.validation import validate
@@ -48,7 +48,7 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
     def __post_init__(self) -> None:
         check_values(self)
         # Left open, bars are drawn on terminals only.
-        self._asked_for_bars: bool = self.disable_tqdm is False
+        self._asked_for_bars: bool = self.disable_tqdm is False and not was_normalized(self)
         normalize(self, [*self._VALID_DICT_FIELDS, "lightning"])
         validate(self)
         self.mixed_precision: str = self._chosen_precision()

@@ -82,8 +82,9 @@ class ClosingEvents(_Events):
         if self._stop_was_asked_for or self.run.evaluation_due is not None or self.run.epoch_end_is_due:
             self._stop_if_asked(trainer)
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Callbacks have made their changes for an epoch."""
+        pl_module.begin_epoch()
         self.run.note_schedule([config.scheduler for config in trainer.lr_scheduler_configs])
 
     @carries_stop_iteration

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyExperiment
 
-from littrainer.callbacks.published_metrics import is_number
+from littrainer.callbacks.published_metrics import COUNTS, is_number
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+class _NothingIsKept(DummyExperiment):  # type: ignore[misc]
+    has_told = False
+
+    def nop(self, *args: Any, **kwargs: Any) -> None:
+        if not self.has_told:
+            self.has_told = True
+            logger.warning(
+                "A Lightning callback writes to `logger.experiment`, and no tracker is there to keep that. Set "
+                "report_to to the one it is made for."
+            )
 
 
 class HistoryLogger(Logger):
     """Adds what Lightning's callbacks log to `state.log_history`, which checkpoints keep and reports show.
 
-    Nothing is printed, and no event of the Trainer's callbacks comes of it: monitors log at every micro-batch.
+    They may log at every micro-batch, and each of a million entries would be in each checkpoint. So the newest values
+    are kept until the Trainer logs, and are one entry then. Nothing is printed, and no event of the Trainer's callbacks
+    comes of it.
 
     Parameters:
         trainer: the Trainer whose history it is.
@@ -25,7 +43,8 @@ class HistoryLogger(Logger):
     def __init__(self, trainer: Trainer):
         super().__init__()
         self._trainer = trainer
-        self._entry: dict[str, Any] | None = None
+        self._newest: dict[str, float] = {}
+        self._experiment = _NothingIsKept()
 
     @property
     def name(self) -> str:
@@ -37,17 +56,23 @@ class HistoryLogger(Logger):
         """None, as there is no name."""
         return ""
 
+    @property
+    def experiment(self) -> Any:
+        """Takes what callbacks write to the object of a service, as pictures, and keeps nothing of it; says so once."""
+        return self._experiment
+
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Add values to the history; those of one step in a row are one entry of it."""
-        history = self._trainer.state.log_history
+        """Keep values until the Trainer logs; newer ones of a name take the place of older ones."""
         # The epoch that Lightning adds counts complete ones only.
-        values = {name: float(value) for name, value in metrics.items() if is_number(value) and name != "epoch"}
-        step = self._trainer.state.global_step if step is None else step
-        if history and history[-1] is self._entry and self._entry["step"] == step:
-            self._entry.update(values)
-        else:
-            self._entry = {**values, "step": step}
-            history.append(self._entry)
+        values = {name: float(value) for name, value in metrics.items() if is_number(value) and name not in COUNTS}
+        self._newest.update(values)
+
+    def add_to_history(self) -> None:
+        """Add what is new to the history, at the optimizer step that the Trainer is at."""
+        if self._newest:
+            state = self._trainer.state
+            state.log_history.append({**self._newest, "step": state.global_step})
+            self._newest = {}
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Nothing: the arguments are saved beside the model."""

@@ -45,8 +45,22 @@ def _never_evaluates(trainer: Trainer) -> bool:
     if trainer.args.eval_strategy != IntervalStrategy.NO or trainer.args.eval_on_start:
         return False
     # A callback or a Trainer of the user's own may evaluate when it likes.
-    parts = [trainer, *trainer.callback_handler.callbacks]
-    return all(type(part).__module__.partition(".")[0] in OF_THE_TRAINER for part in parts)
+    return _are_known([trainer, *trainer.callback_handler.callbacks])
+
+
+def _logs_nothing_of_its_own(trainer: Trainer, callbacks: list[Any]) -> bool:
+    has_functions = any(is_one_of(callback, "LambdaCallback") for callback in callbacks)
+    return not has_functions and _are_known([trainer, *trainer.callback_handler.callbacks, *callbacks])
+
+
+def _are_known(parts: list[Any]) -> bool:
+    return all(type(part).__module__.partition(".")[0] in (*OF_THE_TRAINER, *PACKAGES) for part in parts)
+
+
+def name_of_evaluations(monitored: Any) -> str | None:
+    """The name that a Trainer has for what plain Lightning programs log as `val_...` or `val/...`; None for others."""
+    prefixes = ("val_", "val/")
+    return f"eval_{monitored[4:]}" if isinstance(monitored, str) and monitored.startswith(prefixes) else None
 
 
 @dataclass(frozen=True)
@@ -162,8 +176,6 @@ SUPPORT: dict[str, Support] = {
 }
 # Lightning calls these after all others where metrics are new, since they read what others have logged.
 MONITORING = ("EarlyStopping", "Checkpoint")
-# What these do is log, to the loggers of the lightning.Trainer.
-LOGGING = ("LearningRateMonitor", "DeviceStatsMonitor", "ThroughputMonitor")
 # These change the model, and only a training is theirs: not the model that a later evaluation is asked about.
 ONLY_IN_TRAINING = ("BaseFinetuning", "ModelPruning", "StochasticWeightAveraging", "WeightAveraging")
 # One that has been through a training would take its weights into the next one.
@@ -257,6 +269,12 @@ def check_set_up(callbacks: list[Any], trainer: Trainer) -> None:
                         f"{unless.instead}."
                     )
         monitored = getattr(callback, "monitor", None)
+        meant = name_of_evaluations(monitored)
+        if meant is not None and _logs_nothing_of_its_own(trainer, callbacks):
+            raise ValueError(
+                f"{type(callback).__name__}(monitor={monitored!r}) waits for a value that nothing logs: the names that "
+                f"a Trainer's evaluations log begin with `eval_`. Set monitor={meant!r}."
+            )
         if isinstance(monitored, str) and monitored.startswith("eval_") and _never_evaluates(trainer):
             raise ValueError(
                 f"{type(callback).__name__}(monitor={monitored!r}) waits for an evaluation, and this training has "

@@ -275,6 +275,12 @@ class NotebookProgressCallback(TrainerCallback):
             )
         self.training_tracker = self.prediction_bar = None
 
+    def on_training_failed(self, args: Any, state: TrainerState, error: BaseException) -> None:
+        """Leave bar and table as they are, without the bar of an evaluation; what comes later has its own output."""
+        tracker, self.training_tracker, self.prediction_bar = self.training_tracker, None, None
+        if tracker is not None and tracker.child_bar is not None:
+            tracker.remove_child()
+
 
 def _first_column(args: Any) -> str:
     return "Epoch" if args.eval_strategy == IntervalStrategy.EPOCH else "Step"

@@ -54,7 +54,7 @@ class ProgressCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Open the training bar."""
         self.current_step = 0
-        # Those of a training that an error ended.
+        # That of an evaluation that an error ended.
         self._close_bars()
         if state.is_world_process_zero:
             self.training_bar = self._new_bar(args, state.max_steps)
@@ -95,6 +95,10 @@ class ProgressCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Close the training bar, and that of an evaluation that was broken off."""
+        self._close_bars()
+
+    def on_training_failed(self, args: Any, state: TrainerState, error: BaseException) -> None:
+        """Close the bars, which would spoil what is printed later."""
         self._close_bars()
 
     def _new_bar(self, args: Any, total: int, **keywords: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.arguments.normalization import trackers_in
-from littrainer.arguments.secrets import holds_a_secret
+from littrainer.arguments.secrets import without_secrets
 from littrainer.compat.names import REPLACED
 
 if TYPE_CHECKING:
@@ -28,22 +28,15 @@ NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
 
 def write_arguments(args: TrainingArguments, path: Path | str) -> None:
     """Write training arguments, without secrets, as transformers would."""
-    shared = without_secrets(args)
+    shared = copy.copy(args)
+    # None, as where nothing was given: a mask would be taken for the secret by who reads the file.
+    vars(shared).update(without_secrets(vars(args), mask=lambda name: None))
     # It may hold objects of Lightning, a whole model among them, and means nothing to other tools.
     shared.lightning = None
     # What transformers keeps there of accelerate, and asks arguments for that it has read.
     vars(shared)["distributed_state"] = None
     shared.report_to = [tracker for tracker in trackers_in(args.report_to) if isinstance(tracker, str)]
     torch.save(shared, path, pickle_module=_naming_transformers())
-
-
-def without_secrets(args: TrainingArguments) -> TrainingArguments:
-    """A copy of the arguments whose access tokens, keys and passwords are blanked, for a file that may be shared."""
-    shared = copy.copy(args)
-    for name in vars(args):
-        if holds_a_secret(name):
-            setattr(shared, name, None)
-    return shared
 
 
 def _naming_transformers() -> ModuleType:

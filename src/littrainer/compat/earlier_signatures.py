@@ -38,6 +38,8 @@ SIGNATURES: dict[str, Signature] = {
 }
 # Set on what stands in for an override.
 IS_ADAPTED = "_takes_what_is_given_today"
+# Set on one that loses `num_items_in_batch`: the mean of its micro-batch comes back, whatever the model could have done.
+RETURNS_THE_MEAN = "_returns_the_mean"
 
 
 def accept_earlier_signatures(trainer: Trainer) -> None:
@@ -59,10 +61,8 @@ def accept_earlier_signature(owner: Any, name: str, stacklevel: int = 3) -> None
         return
     fewer = _with_outputs(method, missing) if "return_outputs" in missing else _with_fewer_parameters(method, missing)
     setattr(fewer, IS_ADAPTED, True)
+    setattr(fewer, RETURNS_THE_MEAN, "num_items_in_batch" in missing)
     setattr(owner, name, fewer)
-    if "num_items_in_batch" in missing and "loss_is_scaled_for_ga" not in vars(owner):
-        # Such a method returns the mean of its micro-batch, whatever the model could have done with the number.
-        owner.loss_is_scaled_for_ga = False
     class_name = owner.__name__ if is_class else type(owner).__name__
     today = ", ".join(f"{parameter}=None" for parameter in missing)
     warnings.warn(

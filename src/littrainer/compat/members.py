@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from littrainer.compat.trainer_attributes import REFUSED
 
@@ -57,11 +57,35 @@ CALLED_IN_TRANSFORMERS_4: dict[str, str] = {
 
 def missing_member_message(name: str) -> str:
     """What an AttributeError says for a name that the Trainer does not have."""
-    if name in NOT_YET:
-        return f"littrainer's Trainer has no {name} yet; {NOT_YET[name]}, or run the script with plain `python`."
     if name in REFUSED:
         return f"littrainer's Trainer does not have {name}: {REFUSED[name]}."
     return f"'Trainer' object has no attribute {name!r}"
+
+
+class NotYetMembers:
+    """Methods that are there to be found and overridden, and that cannot be called yet."""
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: models are not uploaded."""
+        raise _not_yet("push_to_hub")
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Refused: no repository is made."""
+        raise _not_yet("init_hf_repo")
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Refused: no card is written."""
+        raise _not_yet("create_model_card")
+
+    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: no search is carried out."""
+        raise _not_yet("hyperparameter_search")
+
+
+def _not_yet(name: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"littrainer's Trainer has no {name} yet; {NOT_YET[name]}, or run the script with plain `python`."
+    )
 
 
 def refuse_ignored_overrides(trainer: Trainer) -> None:

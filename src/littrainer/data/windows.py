@@ -43,7 +43,7 @@ class WindowLoader:
 
     Parameters:
         loader: the training DataLoader.
-        accumulation: micro-batches in a full window.
+        accumulation: micro-batches in a full window; may be changed between epochs.
         micro_batches_per_epoch: length of an epoch; the last window of it may be shorter.
         draw_window: takes an iterator and a number, returns the micro-batches drawn and their label tokens.
         should_stop: asked after each micro-batch; the epoch ends early when it says so.
@@ -65,6 +65,8 @@ class WindowLoader:
         self.loader_being_read = loader
         self.accumulation = accumulation
         self.micro_batches_per_epoch = micro_batches_per_epoch
+        # As many optimizer steps has an epoch, also where a smaller accumulation leaves a part of its data unread.
+        self._windows_per_epoch = -(-micro_batches_per_epoch // accumulation)
         self.draw_window = draw_window
         self.should_stop = should_stop
         self.progress = DataProgress(expects_checkpoint)
@@ -113,8 +115,9 @@ class WindowLoader:
         if callable(getattr(loader, "set_epoch", None)):
             loader.set_epoch(self.epoch)
         batches = progress.batches(loader)
-        while seen < self.micro_batches_per_epoch:
-            wanted = min(self.accumulation, self.micro_batches_per_epoch - seen)
+        length = self._micro_batches_of_windows()
+        while seen < length:
+            wanted = min(self.accumulation, length - seen)
             window, num_items = self.draw_window(batches, wanted)
             progress.finish_resuming()
             self._micro_batches_drawn = seen + len(window)
@@ -134,6 +137,11 @@ class WindowLoader:
                 )
                 if self.should_stop():
                     return
+
+
+    def _micro_batches_of_windows(self) -> int:
+        last = self.micro_batches_per_epoch % self.accumulation or self.accumulation
+        return min(self.micro_batches_per_epoch, (self._windows_per_epoch - 1) * self.accumulation + last)
 
 
 def draw(batches: Iterator[Any], number: int) -> list[Any]:

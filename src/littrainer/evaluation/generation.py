@@ -48,8 +48,7 @@ def prepare(trainer: Seq2SeqTrainer, model: nn.Module) -> None:
     if wanted is not None:
         config: Any = load_config(wanted)
         model.generation_config = config
-    has_own_step = type(trainer).prediction_step.__module__ != "littrainer.seq2seq"
-    if getattr(trainer.args, "predict_with_generate", False) and not has_own_step:
+    if getattr(trainer.args, "predict_with_generate", False) and not trainer._own_methods("prediction_step"):
         check_that_it_can_generate(model)
 
 

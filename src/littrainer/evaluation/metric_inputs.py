@@ -139,7 +139,7 @@ def task_facts(trainer: Trainer) -> TaskFacts:
     if next_token is None and is_a(model, "pretrained model"):
         next_token = predicts_next_token(model)
     # A script's own step may return probabilities, and their sigmoid would be above one half throughout.
-    is_our_step = type(trainer).prediction_step.__module__.startswith("littrainer.")
+    is_our_step = not trainer._own_methods("prediction_step")
     return TaskFacts(
         predicts_next_token=next_token,
         problem_type=getattr(getattr(model, "config", None), "problem_type", None),

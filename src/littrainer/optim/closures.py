@@ -18,11 +18,12 @@ def updates_during_backward(optimizer: Any) -> bool:
 
 
 @contextmanager
-def closure_before_step(optimizer: Any) -> Iterator[None]:
+def closure_before_step(optimizer: Any, after_closure: Callable[[], Any] | None = None) -> Iterator[None]:
     """Within this, `optimizer.step(closure)` runs the closure and then steps without one.
 
     Parameters:
         optimizer: never stepped where it `updates_during_backward`.
+        after_closure: the optimizer that steps once the closure has run, which may have put another in its place.
     """
     own: dict[str, Any] = vars(optimizer)
     had_its_own, step = "step" in own, optimizer.step
@@ -33,7 +34,10 @@ def closure_before_step(optimizer: Any) -> Iterator[None]:
 
     def run_then_step(closure: Callable[[], Any] | None = None) -> Any:
         loss = None if closure is None else closure()
-        if not is_done_after_backward:
+        now = optimizer if after_closure is None else after_closure()
+        if now is not optimizer:
+            now.step()
+        elif not is_done_after_backward:
             step()
         return loss
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from littrainer.report.labels import shortened
+
 TRAINING = "training"
 EVALUATION = "evaluation"
 # The entry at the end of a training has this one, and means the whole of it.
@@ -133,13 +135,14 @@ def _notes_on_numbers(curves: dict[tuple[str, str], list[Point]]) -> list[str]:
     for (metric, source), points in curves.items():
         steps = [point.step for point in points if not math.isfinite(point.value)]
         if steps:
-            named = f"{metric} ({source})"
+            named = f"{shortened(metric)} ({shortened(source)})"
             times = f"{len(steps)} of {len(points)} values"
             notes.append(f"{named}: {times} are nan or infinite, at step {_listed(steps)}.")
-    return notes
+    rest = len(notes) - MOST_NAMED
+    return notes[:MOST_NAMED] + ([f"{rest} more metrics have values that are nan or infinite."] if rest > 0 else [])
 
 
 def _listed(items: Iterable[Any]) -> str:
-    texts = [str(item) for item in items]
+    texts = [shortened(str(item)) for item in items]
     rest = len(texts) - MOST_NAMED
     return ", ".join(texts[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")

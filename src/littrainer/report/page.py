@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 from typing import Any
 
@@ -16,7 +15,8 @@ from littrainer import __version__
 from littrainer.report import svg
 from littrainer.report.axes import short_number
 from littrainer.report.history import TRAINING
-from littrainer.report.panels import Entry, Panel, legend, panels_of
+from littrainer.report.labels import as_html, name_as_html, shortened
+from littrainer.report.panels import Entry, Panel, foremost_metrics, legend, panels_of
 from littrainer.report.reading import Run
 from littrainer.report.svg import COLOURS, Frame, frames_of
 from littrainer.report.tables import (
@@ -27,6 +27,7 @@ from littrainer.report.tables import (
     changed_arguments,
     differing_arguments,
     duration,
+    further_results,
     results,
 )
 
@@ -54,8 +55,9 @@ def page(runs: list[Run], scale: str = "auto") -> str:
         _tiles(runs[0]) if len(runs) == 1 else _runs_legend(runs),
         _charts(panels, frames, runs),
         _section("Results", _table(results(runs), emphasise_first=True)),
+        *_further_results(runs),
         *_argument_sections(runs),
-        f"<footer>Written by littrainer {_text(__version__)} from {_sources(runs)}.</footer>",
+        f"<footer>Written by littrainer {as_html(__version__)} from {_sources(runs)}.</footer>",
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -63,31 +65,26 @@ def page(runs: list[Run], scale: str = "auto") -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{_text(title)} - training report</title>\n<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n"
+        f"<title>{as_html(title)} - training report</title>\n<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n"
         f"<main>\n{''.join(body)}\n</main>\n"
         f'<script type="application/json" id="charts">{_data(panels, frames)}</script>\n'
         f"<script>{script}</script>\n</body>\n</html>\n"
     )
 
 
-def _text(value: Any) -> str:
-    """Text that comes from outside, made harmless: it can neither end its place nor be unwritable as UTF-8."""
-    return html.escape(str(value).encode("utf-8", "backslashreplace").decode("utf-8"), quote=True)
-
-
 def _breakable(name: str) -> str:
     """A name that may go on in the next line behind an underscore or a slash."""
-    return re.sub(r"([_/])(?=\w)", r"\1<wbr>", _text(name))
+    return re.sub(r"([_/])(?=\w)", r"\1<wbr>", as_html(shortened(name)))
 
 
 def _asset(name: str) -> str:
-    return files(__package__ or "littrainer.report").joinpath(name).read_text("utf-8")
+    return files(__package__ or "littrainer.report").joinpath(name).readas_html("utf-8")
 
 
 def _header(runs: list[Run], title: str) -> str:
     kind = "Training report" if len(runs) == 1 else "Comparison"
-    place = f"<p class=path>{_text(runs[0].state_file)}</p>" if len(runs) == 1 else ""
-    return f"<header><p class=kind>{kind}</p><h1>{_text(title)}</h1>{place}</header>"
+    place = f"<p class=path>{as_html(runs[0].state_file)}</p>" if len(runs) == 1 else ""
+    return f"<header><p class=kind>{kind}</p><h1>{as_html(title)}</h1>{place}</header>"
 
 
 def _notes(runs: list[Run]) -> str:
@@ -103,7 +100,7 @@ def _notes(runs: list[Run]) -> str:
         )
     if not notes:
         return ""
-    return f"<aside><ul>{''.join(f'<li>{_text(note)}</li>' for note in notes)}</ul></aside>"
+    return f"<aside><ul>{''.join(f'<li>{as_html(note)}</li>' for note in notes)}</ul></aside>"
 
 
 def _tiles(run: Run) -> str:
@@ -123,7 +120,7 @@ def _tiles(run: Run) -> str:
         told = "" if speed is None else f"{short_number(speed)} samples per second"
         tiles.append(("duration of training", duration(summary["train_runtime"]), told))
     cells = [
-        f"<div><dt>{_breakable(name)}</dt><dd>{_text(value)}</dd><dd class=remark>{_text(remark)}</dd></div>"
+        f"<div><dt>{_breakable(name)}</dt><dd>{as_html(value)}</dd><dd class=remark>{as_html(remark)}</dd></div>"
         for name, value, remark in tiles
     ]
     return f"<dl class=tiles>{''.join(cells)}</dl>"
@@ -132,7 +129,7 @@ def _tiles(run: Run) -> str:
 def _runs_legend(runs: list[Run]) -> str:
     entries = [
         f'<button type=button class="run c{number % COLOURS}" data-run="{number}" aria-pressed=true>'
-        f"<span class=swatch></span>{_text(run.name)}</button>"
+        f"<span class=swatch></span>{name_as_html(run.name)}</button>"
         for number, run in enumerate(runs)
     ]
     return f"<nav class=runs aria-label=runs>{''.join(entries)}</nav>"
@@ -140,22 +137,41 @@ def _runs_legend(runs: list[Run]) -> str:
 
 def _legend_entry(entry: Entry) -> str:
     run = "" if entry.run is None else f' data-run="{entry.run}"'
-    return f"<li{run}>{svg.sample(entry)}{_text(entry.label)}</li>"
+    return f"<li{run}>{svg.sample(entry)}<span>{name_as_html(entry.label)}</span></li>"
 
 
 def _charts(panels: list[Panel], frames: list[Frame], runs: list[Run]) -> str:
-    figures = []
+    foremost = foremost_metrics(runs)
+    shown: list[str] = []
+    others: list[str] = []
     for number, (panel, frame) in enumerate(zip(panels, frames, strict=True)):
-        remarks = ", ".join(filter(None, [panel.unit, "log scale" if frame.values.logarithmic else ""]))
-        unit = f" <small>{_text(remarks)}</small>" if remarks else ""
-        entries = "".join(_legend_entry(entry) for entry in legend(panel.curves, runs))
-        if any(curve.best is not None for curve in panel.curves):
-            entries += f"<li>{svg.star_sample()}best</li>"
-        figures.append(
-            f'<figure data-chart="{number}"><figcaption><h2>{_text(panel.title)}{unit}</h2></figcaption>'
-            f"<ul class=legend>{entries}</ul>{svg.chart(panel, frame)}</figure>"
+        place = shown if panel.metric in foremost else others
+        place.append(_figure(number, panel, frame, runs))
+    drawn = f"<section class=charts>{''.join(shown)}</section>" if shown else ""
+    if others:
+        drawn += (
+            f"<details><summary>{len(others)} more charts</summary>"
+            f"<section class=charts>{''.join(others)}</section></details>"
         )
-    return f"<section class=charts>{''.join(figures)}</section>" if figures else ""
+    return drawn
+
+
+def _figure(number: int, panel: Panel, frame: Frame, runs: list[Run]) -> str:
+    remarks = ", ".join(filter(None, [panel.unit, "log scale" if frame.values.logarithmic else ""]))
+    unit = f" <small>{as_html(remarks)}</small>" if remarks else ""
+    entries = "".join(_legend_entry(entry) for entry in legend(panel.curves, runs))
+    if any(curve.best is not None for curve in panel.curves):
+        entries += f"<li>{svg.star_sample()}best</li>"
+    return (
+        f'<figure data-chart="{number}"><figcaption><h2>{name_as_html(panel.title)}{unit}</h2></figcaption>'
+        f"<ul class=legend>{entries}</ul>{svg.chart(panel, frame)}</figure>"
+    )
+
+
+def _further_results(runs: list[Run]) -> Iterable[str]:
+    further = further_results(runs)
+    if further.rows:
+        yield f"<details><summary>{len(further.rows)} more results</summary>{_table(further, True)}</details>"
 
 
 def _argument_sections(runs: list[Run]) -> Iterable[str]:
@@ -173,29 +189,29 @@ def _argument_sections(runs: list[Run]) -> Iterable[str]:
 
 
 def _section(title: str, content: str) -> str:
-    return f"<section><h2>{_text(title)}</h2>{content}</section>"
+    return f"<section><h2>{as_html(title)}</h2>{content}</section>"
 
 
 def _table(table: Table, emphasise_first: bool = False, none: str = "None.") -> str:
     if not table.rows:
-        return f"<p>{_text(none)}</p>"
-    head = "".join(f"<th scope=col>{_text(heading)}</th>" for heading in table.headings)
+        return f"<p>{as_html(none)}</p>"
+    head = "".join(f"<th scope=col>{name_as_html(heading)}</th>" for heading in table.headings)
     kind = "results" if emphasise_first else "arguments"
     rows = "".join(
-        f"<tr><th scope=row>{_cell(row[0])}</th>{''.join(f'<td>{_cell(cell)}</td>' for cell in row[1:])}</tr>"
+        f"<tr><th scope=row>{_cell(row[0], name_as_html)}</th>{''.join(f'<td>{_cell(cell)}</td>' for cell in row[1:])}</tr>"
         for row in table.rows
     )
     return f"<div class=scroll><table class={kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: Cell, shown: Callable[[str], str] = as_html) -> str:
     if cell.text == ABSENT:
         return f"<span class=absent>{ABSENT}</span>"
-    return _text(cell.text) + (f"<small>{_breakable(cell.remark)}</small>" if cell.remark else "")
+    return shown(cell.text) + (f"<small>{_breakable(cell.remark)}</small>" if cell.remark else "")
 
 
 def _sources(runs: list[Run]) -> str:
-    return ", ".join(_text(run.state_file) for run in runs)
+    return ", ".join(as_html(run.state_file) for run in runs)
 
 
 def _data(panels: list[Panel], frames: list[Frame]) -> str:
@@ -207,11 +223,11 @@ def _data(panels: list[Panel], frames: list[Frame]) -> str:
             "curves": [
                 {
                     "run": curve.run,
-                    "label": curve.label,
+                    "label": shortened(curve.label),
                     "colour": curve.look.colour % COLOURS,
                     "points": [
                         [point.step, short_number(point.value), None if point.epoch is None else _epoch(point.epoch)]
-                        for point in svg.thinned(curve.points, frame.steps)
+                        for point in svg.thinned(curve.points, frame)
                     ],
                 }
                 for curve in panel.curves

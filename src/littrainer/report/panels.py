@@ -10,6 +10,7 @@ from littrainer.report.reading import Run
 
 LEARNING_RATE = "learning_rate"
 GRADIENT_NORM = "grad_norm"
+USUAL = ("loss", LEARNING_RATE, GRADIENT_NORM, SPEED)
 # Metric -> title and unit of its chart; all others go by their own name.
 TITLES: dict[str, tuple[str, str]] = {
     "loss": ("Loss", ""),
@@ -17,6 +18,8 @@ TITLES: dict[str, tuple[str, str]] = {
     GRADIENT_NORM: ("Gradient norm", "before clipping"),
     SPEED: ("Speed of evaluations", "samples per second"),
 }
+# So many metrics of evaluations, and so many others, are shown before one asks for the rest.
+MOST_FOREMOST = 12
 # Their zero means something, so a logarithmic axis would hide it.
 ALWAYS_LINEAR = frozenset({LEARNING_RATE, SPEED})
 
@@ -73,13 +76,33 @@ def panels_of(runs: list[Run]) -> list[Panel]:
 def ordered_metrics(runs: list[Run]) -> list[str]:
     """The loss, the other evaluation metrics, learning rate, gradient norm, speed, and what else was logged."""
     metrics = dict.fromkeys(metric for run in runs for metric in run.history.metrics())
-    evaluated = {metric for run in runs for metric, source in run.history.curves if source != TRAINING}
+    evaluated = evaluated_metrics(runs)
     hidden = COSTS - {SPEED}
-    usual = ("loss", LEARNING_RATE, GRADIENT_NORM, SPEED)
-    others = [metric for metric in metrics if metric not in usual and metric not in hidden]
+    others = [metric for metric in metrics if metric not in USUAL and metric not in hidden]
     order = ["loss", *(metric for metric in others if metric in evaluated), LEARNING_RATE, GRADIENT_NORM, SPEED]
     order += [metric for metric in others if metric not in evaluated]
     return [metric for metric in order if metric in metrics]
+
+
+def foremost_metrics(runs: list[Run]) -> set[str]:
+    """What is shown at once: the usual metrics, a dozen of evaluations, the deciding one among them, a dozen others."""
+    named = ordered_metrics(runs)
+    decides = {
+        metric
+        for run in runs
+        for (metric, source), points in run.history.curves.items()
+        if _best(run, source, points) is not None
+    }
+    evaluated = evaluated_metrics(runs)
+    further = [metric for metric in named if metric not in USUAL]
+    of_evaluations = sorted((metric for metric in further if metric in evaluated), key=lambda name: name not in decides)
+    others = [metric for metric in further if metric not in evaluated]
+    return {*USUAL, *of_evaluations[:MOST_FOREMOST], *others[:MOST_FOREMOST]}
+
+
+def evaluated_metrics(runs: list[Run]) -> set[str]:
+    """The metrics that an evaluation logged."""
+    return {metric for run in runs for metric, source in run.history.curves if source != TRAINING}
 
 
 def _panel(metric: str, runs: list[Run]) -> Panel:

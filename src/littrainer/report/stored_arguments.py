@@ -19,7 +19,7 @@ from littrainer.arguments.earlier_names import EARLIER_NAMES
 from littrainer.arguments.fields import ArgumentFields
 from littrainer.arguments.fields_generation import GenerationFields
 from littrainer.arguments.normalization import normalize
-from littrainer.arguments.secrets import holds_a_secret
+from littrainer.arguments.secrets import holds_a_secret, without_secrets
 
 # Training arguments take a few kilobytes; whatever is far larger is something else.
 LARGEST_FILE_BYTES = 4 * 2**20
@@ -222,5 +222,5 @@ def _until_long(texts: Any) -> list[str]:
 
 
 def _short(text: str) -> str:
-    text = " ".join(text.split())
+    text = without_secrets(" ".join(text.split()))
     return text if len(text) <= LONGEST_VALUE else text[: LONGEST_VALUE - 3] + "..."

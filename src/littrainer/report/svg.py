@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
 
 from littrainer.report.axes import Axis, step_axis, value_axis
 from littrainer.report.history import Point
+from littrainer.report.labels import as_html, shortened
 from littrainer.report.panels import ALWAYS_LINEAR, Curve, Entry, Panel
 
 WIDTH, HEIGHT = 480, 270
@@ -22,6 +22,9 @@ MOST_MARKED = 30
 DENSE_FROM = 300
 # More points than twice this many columns cannot be told apart on a screen.
 COLUMNS = 500
+# With more curves than have room in this many points all are drawn in fewer columns, though not in fewer than those.
+MOST_POINTS = 60_000
+FEWEST_COLUMNS = 50
 
 
 class Frame:
@@ -31,12 +34,14 @@ class Frame:
         panel: the chart.
         steps: the axis of optimizer steps.
         scale: of the value axis, as `value_axis` takes it.
+        columns: in how many columns the points of a curve are told apart.
     """
 
-    def __init__(self, panel: Panel, steps: Axis, scale: str) -> None:
+    def __init__(self, panel: Panel, steps: Axis, scale: str, columns: int = COLUMNS) -> None:
         points = [point for curve in panel.curves for point in curve.points]
         finite = [point.value for point in points if math.isfinite(point.value)]
         self.steps = steps
+        self.columns = columns
         chosen = "linear" if scale == "auto" and panel.metric in ALWAYS_LINEAR else scale
         self.values: Axis = value_axis(finite, chosen)
 
@@ -53,12 +58,14 @@ def frames_of(panels: list[Panel], scale: str) -> list[Frame]:
     """The axes of all charts; that of the steps is the same in each."""
     steps = [point.step for panel in panels for curve in panel.curves for point in curve.points]
     axis = step_axis(steps) if steps else None
-    return [Frame(panel, axis, scale) for panel in panels if axis is not None]
+    curves = sum(len(panel.curves) for panel in panels)
+    columns = max(FEWEST_COLUMNS, min(COLUMNS, MOST_POINTS // (2 * max(1, curves))))
+    return [Frame(panel, axis, scale, columns) for panel in panels if axis is not None]
 
 
 def chart(panel: Panel, frame: Frame) -> str:
     """The SVG text of a chart."""
-    described = escape(f"{panel.title} over optimizer steps, {len(panel.curves)} curves")
+    described = as_html(f"{shortened(panel.title)} over optimizer steps, {len(panel.curves)} curves")
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{described}">',
         *_grid(frame),
@@ -89,7 +96,8 @@ def _curve(curve: Curve, frame: Frame) -> Iterator[str]:
     look = curve.look
     dense = " dense" if len(curve.points) > DENSE_FROM else ""
     yield f'<g class="curve c{look.colour % COLOURS}{dense}" data-run="{curve.run}">'
-    for stretch in stretches(thinned(curve.points, frame.steps)):
+    points = thinned(curve.points, frame)
+    for stretch in stretches(points):
         places = [f"{frame.x(point.step):.1f},{frame.y(point.value):.1f}" for point in stretch]
         dash = DASHES[look.dash % len(DASHES)]
         dashed = f' stroke-dasharray="{dash}"' if dash else ""
@@ -97,7 +105,7 @@ def _curve(curve: Curve, frame: Frame) -> Iterator[str]:
         if len(stretch) == 1 or len(curve.points) <= MOST_MARKED:
             for point in stretch:
                 yield marker(frame.x(point.step), frame.y(point.value), look.marker)
-    for point in curve.points:
+    for point in points:
         if not math.isfinite(point.value):
             yield f'<path class="missing" d="{_cross(frame.x(point.step), TOP + PLOT_HEIGHT - 6, 3.5)}"/>'
     if curve.best is not None:
@@ -146,20 +154,22 @@ def stretches(points: Iterable[Point]) -> list[list[Point]]:
     return [stretch for stretch in found if stretch]
 
 
-def thinned(points: list[Point], steps: Axis) -> list[Point]:
-    """The points that shape a curve as it is seen: of those that share a column, the lowest and the highest."""
-    if len(points) <= 2 * COLUMNS:
+def thinned(points: list[Point], frame: Frame) -> list[Point]:
+    """The points that shape a curve as it is seen: of those that share a column, the lowest, the highest and a gap."""
+    if len(points) <= 2 * frame.columns:
         return points
     columns: dict[int, list[Point]] = {}
-    kept: list[Point] = []
+    gaps: dict[int, Point] = {}
     for point in points:
+        column = int(frame.columns * frame.steps.share(point.step))
         if math.isfinite(point.value):
-            columns.setdefault(int(COLUMNS * steps.share(point.step)), []).append(point)
+            columns.setdefault(column, []).append(point)
         else:
-            kept.append(point)
-    for shared in columns.values():
-        kept += {min(shared, key=lambda point: point.value), max(shared, key=lambda point: point.value)}
-    return sorted({*kept, points[0], points[-1]}, key=lambda point: point.step)
+            gaps.setdefault(column, point)
+    extremes = [
+        extreme(shared, key=lambda point: point.value) for shared in columns.values() for extreme in (min, max)
+    ]
+    return sorted({*gaps.values(), *extremes, points[0], points[-1]}, key=lambda point: point.step)
 
 
 def _closed(corners: Iterable[tuple[float, float]]) -> str:

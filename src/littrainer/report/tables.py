@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from littrainer.report.axes import short_number
 from littrainer.report.history import COSTS, TRAINING, Point
-from littrainer.report.panels import all_sources, ordered_metrics
+from littrainer.report.panels import all_sources, foremost_metrics, ordered_metrics
 from littrainer.report.reading import Run
 from littrainer.report.stored_arguments import same
 
@@ -36,13 +36,13 @@ NOTHING = Cell(ABSENT)
 
 
 def results(runs: list[Run]) -> Table:
-    """How far each run came, its metrics at the end, its best evaluation and its speed."""
+    """How far each run came, its foremost metrics at the end, its best evaluation and its speed."""
     rows = [
         _row("Optimizer steps", runs, lambda run: _of(run.state.global_step, run.state.max_steps)),
         _row("Epochs", runs, lambda run: _of(_epochs(run), run.state.num_train_epochs)),
         _row("Best evaluation", runs, _best),
         _row("Best checkpoint", runs, lambda run: Cell(run.best_checkpoint) if run.best_checkpoint else NOTHING),
-        *_metric_rows(runs),
+        *_metric_rows(runs, foremost=True),
         *[
             _row(label, runs, lambda run, name=name, unit=unit: _from_summary(run, name, unit))
             for label, name, unit in SUMMARY
@@ -52,6 +52,11 @@ def results(runs: list[Run]) -> Table:
     ]
     told = [row for row in rows if any(cell != NOTHING for cell in row[1:])]
     return Table(["", *(run.name for run in runs)], told)
+
+
+def further_results(runs: list[Run]) -> Table:
+    """The metrics at the end that are not among the foremost."""
+    return Table(["", *(run.name for run in runs)], _metric_rows(runs, foremost=False))
 
 
 SUMMARY = (
@@ -102,8 +107,11 @@ def _row(label: str, runs: list[Run], cell: object) -> list[Cell]:
     return [Cell(label), *(cell(run) for run in runs)]
 
 
-def _metric_rows(runs: list[Run]) -> list[list[Cell]]:
-    metrics = [metric for metric in ordered_metrics(runs) if metric not in COSTS]
+def _metric_rows(runs: list[Run], foremost: bool) -> list[list[Cell]]:
+    chosen = foremost_metrics(runs)
+    metrics = [
+        metric for metric in ordered_metrics(runs) if metric not in COSTS and (metric in chosen) == foremost
+    ]
     rows = []
     for metric in metrics:
         for source in all_sources(runs):

@@ -6,16 +6,14 @@ import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+import os
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
 
 from littrainer.arguments.normalization import tracker_label, trackers_in
-from littrainer.arguments.secrets import holds_a_secret
+from littrainer.arguments.secrets import without_secrets
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.tracking.services import require_installed
-
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +23,13 @@ Event = TypeVar("Event", bound=Callable[..., Any])
 def survives_failure(event: Event) -> Event:
     """Let no error of a tracker's event reach the training: it is told once, and the tracker is left alone after it.
 
-    Interruptions (KeyboardInterrupt, SystemExit) pass.
+    The beginning of the next training tries again. Interruptions (KeyboardInterrupt, SystemExit) pass.
     """
 
     @functools.wraps(event)
     def guarded(self: TrackerCallback, *args: Any, **kwargs: Any) -> Any:
+        if event.__name__ == "on_train_begin":
+            self.forget_failure()
         if self.has_failed:
             return None
         try:
@@ -59,7 +59,7 @@ class TrackerCallback(TrainerCallback):
     # On the class, so that a subclass whose __init__ leaves this one out still has them.
     _initialized: bool = False
     has_failed: bool = False
-    """Whether the service has failed; nothing more is reported to it."""
+    """Whether the service has failed; nothing more is reported to it until another training begins."""
     lightning_logger: Any = None
     """The Lightning logger on the service's run, where there is one and `setup` has been called."""
 
@@ -141,7 +141,7 @@ class TrackerCallback(TrainerCallback):
             self._initialized = True
 
     def give_up(self, error: BaseException) -> None:
-        """Report nothing more, and say why."""
+        """Report nothing more in this training, say why, and let go of the run."""
         self.has_failed = True
         logger.warning(
             "Reporting to %s failed (%s: %.300s). Training goes on, and nothing more is reported there.",
@@ -150,22 +150,21 @@ class TrackerCallback(TrainerCallback):
             next(iter(str(error).splitlines()), ""),
         )
         logger.info("Where reporting to %s failed:", self.shown_name, exc_info=error)
+        # What failed once may well fail again.
+        with contextlib.suppress(Exception):
+            self.release()
+
+    def release(self) -> None:
+        """Close the file or end the run that is open, since the service has failed; an error of it is not told."""
+
+    def forget_failure(self) -> None:
+        """Be ready to set up again, if the service has failed."""
+        if self.has_failed:
+            self.has_failed = self._initialized = False
 
     def lightning_loggers(self) -> list[Any]:
         """Loggers for a `lightning.Trainer`, by which Lightning's callbacks write to the same run."""
         return []
-
-
-@contextlib.contextmanager
-def runs_ended_on_failure(trainer: Trainer) -> Iterator[None]:
-    """While a training runs: tell the trackers when it ends with an error or an interruption."""
-    try:
-        yield
-    except BaseException as error:
-        for callback in trainer.callback_handler.callbacks:
-            if isinstance(callback, TrackerCallback):
-                callback.on_training_failed(trainer.args, trainer.state, error)
-        raise
 
 
 def _accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
@@ -176,19 +175,32 @@ def _accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[st
 
 
 def model_config_of(model: Any) -> dict[str, Any]:
-    """A model's configuration as a dict; an empty one where it has none."""
+    """A model's configuration as a dict without secrets; an empty one where it has none."""
     config = getattr(model, "config", None)
     if config is None:
         return {}
-    return dict(config) if isinstance(config, dict) else config.to_dict()
+    return without_secrets(dict(config) if isinstance(config, dict) else config.to_dict())
 
 
 def shown_arguments(args: Any) -> dict[str, Any]:
-    """The training arguments as plain values, with secrets of a subclass masked too."""
-    shown = {
-        name: f"<{name.upper()}>" if value and holds_a_secret(name) else value for name, value in args.to_dict().items()
-    }
-    return {**shown, "report_to": [tracker_label(tracker) for tracker in trackers_in(args.report_to)]}
+    """The training arguments as plain values, with secrets masked wherever they stand."""
+    shown = {**args.to_dict(), "report_to": [tracker_label(tracker) for tracker in trackers_in(args.report_to)]}
+    if "lightning" in shown:
+        # Loggers and plugins among its values have attributes that tell secrets.
+        shown["lightning"] = _plain_or_class_name(args.lightning)
+    return without_secrets(shown)
+
+
+def _plain_or_class_name(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, dict):
+        return {name: _plain_or_class_name(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain_or_class_name(item) for item in value]
+    return getattr(value, "__name__", type(value).__name__)
 
 
 def hyperparameters(args: Any, model: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import os
 from typing import Any, ClassVar
 
 from littrainer.arguments.secrets import holds_a_secret
-from littrainer.tracking.base import TrackerCallback, shown_arguments, survives_failure
+from littrainer.tracking.base import TrackerCallback, model_config_of, shown_arguments, survives_failure
 from littrainer.tracking.metric_names import PREFIXED_SPLITS, SUMMARY_VALUES, only_numbers
 from littrainer.tracking.saved_models import newest_checkpoint
 from littrainer.tracking.services import TRUE_VALUES
@@ -111,9 +111,8 @@ class ClearMLCallback(TrackerCallback):
         elif not task.get_parameter(ignore, default=True, cast=True):
             model.config = model.config.from_dict(task.get_configuration_object_as_dict(name))
             return
-        config = model.config if isinstance(model.config, dict) else model.config.to_dict()
         task.set_configuration_object(
-            name=name, config_dict=config, description=f"The configuration of model number {count}."
+            name=name, config_dict=model_config_of(model), description=f"The configuration of model number {count}."
         )
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
@@ -163,7 +162,7 @@ class ClearMLCallback(TrackerCallback):
     @survives_failure
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the task, if this callback started it."""
-        self._close()
+        self.release()
 
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
         """Mark the task as failed, or as stopped where the training was interrupted, if this callback started it."""
@@ -172,9 +171,10 @@ class ClearMLCallback(TrackerCallback):
                 self._clearml_task.mark_failed(status_reason=type(error).__name__, status_message=str(error))
             else:
                 self._clearml_task.mark_stopped(force=True)
-        self._close()
+        self.release()
 
-    def _close(self) -> None:
+    def release(self) -> None:
+        """Close the task, if this callback started it."""
         if self._closes_task and self._clearml_task is not None:
             self._closes_task = False
             self._clearml_task.close()

@@ -55,5 +55,10 @@ class CodeCarbonCallback(TrackerCallback):
         self._stop(state)
 
     def _stop(self, state: Any) -> None:
-        if self.tracker is not None and state.is_local_process_zero:
+        if state.is_local_process_zero:
+            self.release()
+
+    def release(self) -> None:
+        """Stop to measure, and write the emissions so far."""
+        if self.tracker is not None:
             self.tracker.stop()

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from littrainer.tracking.base import survives_failure
 from littrainer.tracking.mlflow import MLflowCallback
 from littrainer.tracking.services import environment_says, require_installed
 
@@ -51,15 +52,9 @@ class DagsHubCallback(MLflowCallback):
         self.repo = self.Repo(owner=owner, name=repository.partition(".")[0], branch=os.environ.get("BRANCH") or "main")
         super().setup(args, state, model, **kwargs)
 
+    @survives_failure
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Upload the output_dir, where HF_DAGSHUB_LOG_ARTIFACTS asks for it, and end the run."""
-        self._upload(args, state)
-        super().on_train_end(args, state, control, **kwargs)
-
-    def _upload(self, args: Any, state: Any) -> None:
-        if self.has_failed or not self.log_artifacts or not state.is_world_process_zero:
-            return
-        try:
+        if self.log_artifacts and state.is_world_process_zero:
             self.repo.directory(str(self.path)).add_dir(args.output_dir)
-        except Exception as error:
-            self.give_up(error)
+        super().on_train_end(args, state, control, **kwargs)

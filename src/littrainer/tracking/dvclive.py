@@ -93,7 +93,12 @@ class DVCLiveCallback(TrackerCallback):
 
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
         """End DVCLive's run."""
-        self.live.end()
+        self.release()
+
+    def release(self) -> None:
+        """End DVCLive's run, where there is one."""
+        if self.live is not None:
+            self.live.end()
 
 
 def _wish_of_environment() -> Literal["all"] | bool:

@@ -26,7 +26,6 @@ class SharedLogger:
     def __init__(self, tracker: TrackerCallback, find: Callable[[], Any]):
         self._tracker = tracker
         self._find = find
-        self._has_failed = False
 
     @property
     def __class__(self) -> type:
@@ -96,7 +95,7 @@ class SharedLogger:
         """Nothing: the tracker callback does, after Lightning's part of a training."""
 
     def _guarded(self, method: str, *args: Any, **kwargs: Any) -> None:
-        if self._has_failed or self._tracker.has_failed:
+        if self._tracker.has_failed:
             return
         found = self._find()
         if found is None:
@@ -104,7 +103,6 @@ class SharedLogger:
         try:
             getattr(found, method, _nothing)(*args, **kwargs)
         except Exception as error:
-            self._has_failed = True
             self._tracker.give_up(error)
 
 
@@ -128,6 +126,13 @@ class LightningLoggersCallback(TrackerCallback):
     def loggers(self) -> list[Any]:
         """The loggers as they were given."""
         return [tracker.lightning_logger for tracker in self.trackers]
+
+    @survives_failure
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Write the hyperparameters to those that have none, and try those again that failed."""
+        self._initialized = True
+        for tracker in self.trackers:
+            tracker.on_train_begin(args, state, control, model)
 
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
         """Write the hyperparameters."""
@@ -168,6 +173,9 @@ class _OneLogger(TrackerCallback):
 
     @survives_failure
     def begin(self, args: Any, state: Any, model: Any) -> None:
+        self.set_up_once(args, state, model)
+
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
         if state.is_world_process_zero:
             self.lightning_logger.log_hyperparams(hyperparameters(args, model))
 
@@ -183,6 +191,11 @@ class _OneLogger(TrackerCallback):
         self._is_over = True
         if state.is_world_process_zero:
             self.lightning_logger.finalize(status)
+
+    def release(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self.lightning_logger.finalize("failed")
 
     def lightning_loggers(self) -> list[Any]:
         return [SharedLogger(self, lambda: self.lightning_logger)]

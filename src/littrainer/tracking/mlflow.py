@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -163,22 +162,20 @@ class MLflowCallback(TrackerCallback):
             run_logger = self._run_logger()
             run_logger.experiment.log_artifacts(run_logger.run_id, str(folder), artifact_path=folder.name)
 
+    @survives_failure
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the run, if this callback started it."""
-        if self.has_failed:
-            # Else MLflow would still take it for the active one, and refuse to start another.
-            with contextlib.suppress(Exception):
-                self._end_run("FAILED")
-        elif self._initialized and state.is_world_process_zero:
-            self._end_finished_run()
-
-    @survives_failure
-    def _end_finished_run(self) -> None:
-        self._end_run("FINISHED")
+        if self._initialized and state.is_world_process_zero:
+            self._end_run("FINISHED")
 
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
         """End the run as failed, or as killed where the training was interrupted, if this callback started it."""
         self._end_run("FAILED" if isinstance(error, Exception) else "KILLED")
+
+    def release(self) -> None:
+        """End the run as failed, if this callback started it: MLflow would take it for the active one."""
+        self._pending = None
+        self._end_run("FAILED")
 
     def _end_run(self, status: str) -> None:
         if self._auto_end_run and self._ml_flow.active_run() is not None:

@@ -8,6 +8,7 @@ import os
 import socket
 from typing import Any
 
+from littrainer.arguments.secrets import without_secrets
 from littrainer.tracking.base import TrackerCallback, shown_arguments, survives_failure
 from littrainer.tracking.lightning_loggers import SharedLogger
 from littrainer.tracking.metric_names import as_number, warn_of_left_out, with_tracked_names
@@ -63,7 +64,7 @@ class TensorBoardCallback(TrackerCallback):
         self.tb_writer.add_text("args", json.dumps(shown_arguments(args), indent=2, default=str))
         config: Any = getattr(model, "config", None)
         if hasattr(config, "to_json_string"):
-            self.tb_writer.add_text("model_config", config.to_json_string())
+            self.tb_writer.add_text("model_config", _json_without_secrets(config.to_json_string()))
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
         """Write numbers as scalars and text as text."""
@@ -90,15 +91,25 @@ class TensorBoardCallback(TrackerCallback):
 
     def close(self) -> None:
         """Close the event file, where one is open."""
-        if self.tb_writer is not None:
-            self.tb_writer.close()
-            self.tb_writer = self.lightning_logger = None
+        writer, self.tb_writer, self.lightning_logger = self.tb_writer, None, None
+        if writer is not None:
+            writer.close()
+
+    def release(self) -> None:
+        """Close the event file."""
+        self.close()
 
     def lightning_loggers(self) -> list[Any]:
         """The TensorBoardLogger, unless a writer was given."""
         if self.tb_writer is not None and self.lightning_logger is None:
             return []
         return [SharedLogger(self, lambda: self.lightning_logger)]
+
+
+def _json_without_secrets(text: str) -> str:
+    values = json.loads(text)
+    shown = without_secrets(values)
+    return text if shown is values else json.dumps(shown, indent=2, sort_keys=True)
 
 
 def _folder_of_now() -> str:

@@ -97,6 +97,10 @@ class TrackioCallback(TrackerCallback):
 
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
         """Finish the run."""
+        self.release()
+
+    def release(self) -> None:
+        """Finish the run."""
         self._training_is_over = True
         self._finish()
 

@@ -88,9 +88,9 @@ def _check_optimizers(trainer: Trainer) -> None:
 
 
 def _say_if_nothing_is_generated(trainer: Trainer) -> None:
-    homes = {getattr(type(trainer), name).__module__ for name in ("prediction_step", "evaluation_loop")}
+    can_generate = hasattr(trainer, "_gen_kwargs") or trainer._own_methods("prediction_step", "evaluation_loop")
     idle = [name for name in ("predict_with_generate", "generation_config") if getattr(trainer.args, name, None)]
-    if idle and homes == {"littrainer.trainer"}:
+    if idle and not can_generate:
         logger.warning("%s: without effect in a plain Trainer; use Seq2SeqTrainer.", ", ".join(idle))
 
 

@@ -190,7 +190,7 @@ class TrainingRun:
         """Log the length of the training (at level info)."""
         args, plan = self.trainer.args, self.plan
         trainable = sum(p.numel() for p in self.trainer.model.parameters() if p.requires_grad)
-        for name, value in {
+        facts = {
             "examples": plan.num_examples,
             "epochs": plan.num_train_epochs,
             "micro-batch size per device": args.per_device_train_batch_size,
@@ -198,8 +198,10 @@ class TrainingRun:
             "micro-batches per optimizer step": args.gradient_accumulation_steps,
             "optimizer steps": plan.max_steps,
             "trainable parameters": trainable,
-            "resumed at optimizer step": self.trainer.state.global_step,
-        }.items():
+        }
+        if self.checkpoint is not None:
+            facts["resumed at optimizer step"] = self.trainer.state.global_step
+        for name, value in facts.items():
             logger.info("training: %s = %s", name, f"{value:,}")
 
     def restore_lightning_callbacks(self) -> None:
@@ -282,6 +284,7 @@ class TrainingRun:
         self.grad_norm = self.learning_rate = None
         self.windows.start_epoch(self.epoch)
         trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
+        self.windows.accumulation = trainer.args.gradient_accumulation_steps
 
     def note_schedule(self, schedules: list[Any]) -> None:
         """Learn what callbacks did to the schedule: put one of their own in its place, or add groups of parameters."""

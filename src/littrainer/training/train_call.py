@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.support import refuse_unsupported
+from littrainer.callbacks.failures import callbacks_told_of_failure
 from littrainer.checkpoint.background import BackgroundSaves
 from littrainer.checkpoint.claims import claimed_for_training
 from littrainer.checkpoint.reader import checkpoint_to_resume, needed_to_resume, read_state
@@ -16,7 +17,6 @@ from littrainer.engine import fit
 from littrainer.evaluation.results import TrainOutput
 from littrainer.interruptions import UpdateGuard
 from littrainer.seeds import enable_full_determinism, set_seed
-from littrainer.tracking.base import runs_ended_on_failure
 from littrainer.training.batch_size_search import with_fitting_batch_size
 from littrainer.training.checks import check_datasets
 from littrainer.training.model_preparation import model_prepared_for_training
@@ -49,7 +49,7 @@ def train(
     refuse_ignored_overrides(trainer)
     accept_earlier_signatures(trainer)
     check_datasets(trainer)
-    with claimed_for_training(trainer, trial), runs_ended_on_failure(trainer):
+    with claimed_for_training(trainer, trial), callbacks_told_of_failure(trainer):
         checkpoint = checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed_to_resume(trainer))
         return _train_from(trainer, checkpoint, trial, ignore_keys_for_eval)
 
