@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch.callbacks import OnExceptionCheckpoint
 
 from littrainer import TrainerCallback
 from littrainer.quiet import CHATTING_LOGGERS, quiet_lightning
@@ -28,6 +29,17 @@ def test_a_training_within_another_leaves_both_quiet(tmp_path: Path, chatter: An
 
     quiet_trainer(tmp_path / "outer", given={"callbacks": [TrainsAnother()]}, max_steps=2).train()
     assert chatter() == []
+
+
+def test_a_callback_that_saves_by_lightning_says_nothing_of_its_settings(tmp_path: Path, chatter: Any) -> None:
+    class Failing(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            raise OverflowError
+
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [OnExceptionCheckpoint(str(tmp_path)), Failing()]})
+    with pytest.raises(OverflowError):
+        trainer.train()
+    assert (tmp_path / "on_exception.ckpt").exists() and chatter() == []
 
 
 def test_a_training_that_ends_in_another_thread_leaves_this_one_quiet(tmp_path: Path, chatter: Any) -> None:

@@ -29,6 +29,7 @@ CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
         ("lightning.pytorch.callbacks.callback", "Callback"),
         ("pytorch_lightning.callbacks.callback", "Callback"),
     ),
+    "accelerator": (("accelerate.accelerator", "Accelerator"),),
     "default flow": (("transformers.trainer_callback", "DefaultFlowCallback"),),
     "lightning logger": (
         ("lightning.fabric.loggers.logger", "Logger"),

@@ -186,7 +186,7 @@ def _user_callbacks(trainer: Trainer, keywords: dict[str, Any]) -> list[Any]:
 
 
 def _loggers(trainer: Trainer, callbacks: list[Any]) -> list[Any]:
-    """Loggers for the `lightning.Trainer`: those of the trackers, or the Trainer's history where there are callbacks."""
+    """Loggers for the `lightning.Trainer`: those of the trackers, or the Trainer's history for callbacks to log to."""
     adopt_loggers(trainer)
     loggers = loggers_of(trainer)
     if not loggers and callbacks:
@@ -306,7 +306,8 @@ def _add_to_history(lightning_trainer: pl.Trainer) -> None:
     from littrainer.callbacks.history_logger import HistoryLogger
 
     for logger in lightning_trainer.loggers:
-        if isinstance(logger, HistoryLogger):
+        # A shared logger would have to look up its run, to answer isinstance.
+        if type(logger) is HistoryLogger:
             logger.add_to_history()
 
 

@@ -113,8 +113,11 @@ class TrainerModule(pl.LightningModule):
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def begin_epoch(self) -> None:
-        """Callbacks have heard that an epoch begins: what they have put in the place of methods counts from now on."""
+    def follow_replacements(self) -> None:
+        """An epoch begins: go on with what a script has put in the place of `training_step`, optimizer or schedule.
+
+        Later in the epoch the two last are looked at again at each optimizer step.
+        """
         manual = self.owner.overrides_training_step()
         if manual is self.automatic_optimization:
             self.automatic_optimization = not manual
@@ -152,6 +155,10 @@ class TrainerModule(pl.LightningModule):
             return loss
         loss = self.owner._forward_for_training(self.owner.model_wrapped, micro_batch.inputs, number)
         run.add_loss(loss.detach(), micro_batch)
+        steps = self.owner.accelerator.gradient_state.plugin_kwargs.get("num_steps", 1)
+        if steps != 1:
+            # A script has told its accelerator to divide too.
+            loss = loss / steps
         # Lightning divides the loss by this number next. The Trainer has divided by the true window already, and
         # multiplying back would not be exact, so there is nothing left to divide until the backward pass begins.
         self.trainer.accumulate_grad_batches = 1

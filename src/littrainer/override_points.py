@@ -141,8 +141,15 @@ class OverridePoints:
         # A schedule made by an earlier train() may have another length.
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
-        self.create_optimizer_and_scheduler(num_training_steps=max_steps)
-        self.model_wrapped = wrapped_model(self)
+        # One that makes both has to do so at once; else a schedule may go by the model as it is wrapped.
+        if self._own_methods("create_optimizer_and_scheduler"):
+            self.create_optimizer_and_scheduler(num_training_steps=max_steps)
+            wrapped = wrapped_model(self)
+        else:
+            self.create_optimizer()
+            wrapped = wrapped_model(self)
+            self.create_scheduler(num_training_steps=max_steps)
+        self.model_wrapped = wrapped
         # Of a model that a subclass has wrapped the evaluation finds the inner one as it was.
         self._model_is_prepared = self.model_wrapped is self.model or is_compiled(self.model_wrapped)
         return self.optimizer, self.lr_scheduler
@@ -189,6 +196,9 @@ class OverridePoints:
 
     def _finalize_training(self: Any, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
         return self.training_run.finish(num_train_samples, start_time)
+
+    def _finish_current_push(self: Any) -> None:
+        """Wait for an upload of the model that a subclass has begun; nothing here uploads in the background."""
 
     def _wrap_model(self: Any, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         return model

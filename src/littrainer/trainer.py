@@ -142,6 +142,11 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         self.create_accelerator_and_postprocess()
         self.model_init = model_init
         self.model = self.call_model_init() if model is None else model
+        # A model that evaluations cast as a whole moves when it is cast or trained.
+        moves_now = not (args.bf16_full_eval or args.fp16_full_eval)
+        self.place_model_on_device = moves_now if args.place_model_on_device is None else args.place_model_on_device
+        if self.place_model_on_device:
+            self._move_model_to_device(self.model, args.device)
         self.model_wrapped: Any = self.model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
@@ -151,11 +156,6 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
 
-        # A model that evaluations cast as a whole moves when it is cast or trained.
-        moves_now = not (args.bf16_full_eval or args.fp16_full_eval)
-        self.place_model_on_device = moves_now if args.place_model_on_device is None else args.place_model_on_device
-        if self.place_model_on_device:
-            self._move_model_to_device(self.model, args.device)
         self._read_model_facts()
         self._validate_args()
 
@@ -330,10 +330,10 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         """Make the optimizer that the arguments name, unless there is one; norms and biases have no weight decay."""
         if self.optimizer is None:
             model = self.model if model is None else model
+            groups: Any = parameter_groups(model, self.get_decay_parameter_names(model), self.args.weight_decay)
             optimizer_class, keywords = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(
                 self.args, model
             )
-            groups: Any = parameter_groups(model, self.get_decay_parameter_names(model), self.args.weight_decay)
             self.optimizer = build_optimizer(model, groups, optimizer_class, keywords)
         return self.optimizer
 
@@ -475,7 +475,8 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Samples per optimizer step, over all processes."""
-        return self._train_batch_size * args.gradient_accumulation_steps * args.world_size
+        copies = args.world_size // self.get_tp_size() // self.get_cp_size() // self.get_sp_size()
+        return self._train_batch_size * args.gradient_accumulation_steps * copies
 
     def get_tp_size(self) -> int:
         """Processes that share one copy of the model by tensor parallelism; 1 where each has a copy of its own."""

@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from littrainer.arguments import TrainingArguments
+from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.choices import IntervalStrategy
 
 
@@ -47,6 +48,15 @@ def test_a_subclass_adds_fields_and_changes_defaults() -> None:
 def test_the_signature_shows_the_arguments() -> None:
     assert list(inspect.signature(TrainingArguments).parameters)[:2] == ["output_dir", "per_device_train_batch_size"]
     assert "max_length" in inspect.signature(DerivedArguments).parameters
+
+
+@pytest.mark.parametrize("cls", [TrainingArguments, DerivedArguments])
+def test_copies_do_not_ask_for_the_bars_that_nobody_asked_for(cls: type[TrainingArguments]) -> None:
+    args = cls("out", accelerator_config={"split_batches": True})
+    for copied in (dataclasses.replace(args, seed=7), cls(**args.to_dict()), copy.deepcopy(args)):
+        assert copied.disable_tqdm is False and not copied._asked_for_bars
+    assert cls("out", disable_tqdm=False, accelerator_config={"split_batches": True})._asked_for_bars
+    assert cls("out", disable_tqdm=False, accelerator_config=AcceleratorConfig())._asked_for_bars
 
 
 @pytest.mark.parametrize("cls", [TrainingArguments, DerivedArguments])

@@ -174,8 +174,8 @@ def test_learning_rate_monitor_logs_the_schedule_at_each_optimizer_step(tmp_path
         (entry["step"], entry["lr-AdamW/pg1"]) for entry in trainer.state.log_history if "lr-AdamW/pg1" in entry
     ]
     rates = logged(trainer, "learning_rate")
-    # Beside the rate that the Trainer logs.
-    assert monitored == list(enumerate(rates, 1)) and len(set(rates)) == 6
+    # At step n stands the rate of the optimizer step after it.
+    assert monitored == list(enumerate(rates)) and len(set(rates)) == 6
 
 
 def test_what_monitors_log_at_each_batch_is_in_the_history_when_the_trainer_logs(tmp_path: Path) -> None:
@@ -192,13 +192,15 @@ def test_what_monitors_log_at_each_batch_is_in_the_history_when_the_trainer_logs
     trainer.train()
     trainer.evaluate()
     history = trainer.state.log_history
-    seen = [(entry["step"], "lr-AdamW/pg1" in entry or "cpu_percent" in str(entry)) for entry in history]
-    # After the last step comes train_loss; each of the Trainer's own entries stays the last one of its moment.
-    assert seen == [(3, True), (3, False), (6, True), (6, False), (6, True), (6, False)] + [(7, True), (7, False)] * 2
-    rates = logged(trainer, "lr-AdamW/pg1")
-    assert rates[:2] == logged(trainer, "learning_rate") and rates[2] < rates[1]
+    of_monitors = ("lr-AdamW/pg1", "DeviceStatsMonitor.on_validation_batch_end/cpu_percent")
+    seen = [(entry["step"], [name in entry for name in of_monitors]) for entry in history]
+    rate, evaluated, own = [True, False], [False, True], [False, False]
+    # Each comes before what the Trainer logs. The last evaluation is that after training.
+    assert seen[:6] == [(2, rate), (3, own), (5, rate), (6, own), (6, evaluated), (6, own)]
+    assert seen[6:] == [(6, rate), (7, evaluated), (7, own), (7, own), (7, evaluated), (7, own)]
+    assert logged(trainer, "lr-AdamW/pg1")[:2] == logged(trainer, "learning_rate")
     at_ends = [entry["step"] for entry in history if "DeviceStatsMonitor.on_train_batch_end/cpu_percent" in entry]
-    assert at_ends == [3, 6, 7]
+    assert at_ends == [2, 5, 6]
 
 
 def test_throughput_monitor_counts_the_samples_of_training_and_evaluation(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from littrainer.callbacks import notebook
+from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.notebook import (
     NotebookProgressBar,
     NotebookProgressCallback,
@@ -113,6 +114,21 @@ def test_work_outside_of_training_has_outputs_of_its_own(tmp_path: Path, screen:
     assert "eval_runtime" in metrics
     trainer.predict(Rows(vector_rows(4)))
     assert screen.outputs[2:] == [""]
+
+
+def test_what_follows_a_training_that_failed_has_an_output_of_its_own(tmp_path: Path, screen: Screen) -> None:
+    class Breaks(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            raise ZeroDivisionError
+
+    trainer = in_a_notebook(tmp_path)
+    trainer.add_callback(Breaks())
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    shown = list(screen.outputs)
+    trainer.evaluate()
+    assert screen.outputs[: len(shown)] == shown
+    assert "Validation Loss" in screen.outputs[-1]
 
 
 def test_other_processes_show_nothing(screen: Screen) -> None:

@@ -43,14 +43,19 @@ bit for bit (`tests/fidelity/cases/overrides.py`; overrides that change what is 
 BEYOND_THE_TABLE = """
 - `training_step` puts the training into Lightning's manual optimization; it is called once for each micro-batch with
   `(model, inputs, num_items_in_batch)`, and may call `self.accelerator.backward` as often as it likes.
-- `create_optimizer_and_scheduler` is called once, with `num_training_steps`, and calls `create_optimizer` and
-  `create_scheduler`. transformers 4 does so too; in transformers 5 nothing calls it.
-- `_get_output_dir` is asked once more than there, when a training begins, for the folder that it claims.
+- `create_optimizer`, `_wrap_model` and `create_scheduler` are called in this order, as in transformers 5, where nothing
+  calls `create_optimizer_and_scheduler`. Where that one is overridden it is called once, with `num_training_steps`,
+  before `_wrap_model`, as in transformers 4.
+- `_get_output_dir` is asked once more than there, when a training begins, for the folder that it claims. `get_tp_size`,
+  `get_cp_size` and `get_sp_size` are asked once, for the samples of an optimizer step. `_update_auto_batch_size` is
+  called with each size that `auto_find_batch_size` tries.
 - `_inner_training_loop` without its parent takes the place of the whole training.
 - `_save_optimizer_and_scheduler`, `_save_scaler` and `_save_rng_state` may write files of their own, which become part
   of the sealed checkpoint. Files that only an overridden `_load_optimizer_and_scheduler` or `_load_rng_state` reads
   need not be there to resume. With `async_save`, training waits for checkpoints that a subclass writes itself.
-- Where no method is overridden, nothing of this is looked up in a step: it is settled when a training begins.
+- Whether `training_step` is overridden is asked when a training and when an epoch begins, and decides between automatic
+  and manual optimization; in automatic optimization `training_step` is not called. The other methods of a step are
+  called on the Trainer in every step, overridden or not.
 """
 
 EARLIER = """

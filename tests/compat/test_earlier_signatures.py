@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import types
 import warnings
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from littrainer import Trainer
+from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
 
@@ -69,15 +71,96 @@ def test_a_method_that_is_set_on_the_instance_is_called_with_what_it_takes(tmp_p
         trainer.evaluate()
 
 
+def of_an_earlier_release(self: Any, model: Any, inputs: Any, return_outputs: bool = False) -> Any:
+    outputs = model(**inputs)
+    return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+
+class Dividing(VectorClassifier):
+    """Takes num_items_in_batch, as language models do."""
+
+    def forward(self, x: Any, labels: Any = None, num_items_in_batch: Any = None) -> Any:
+        outputs = super().forward(x, labels)
+        if num_items_in_batch is not None:
+            outputs["loss"] = outputs["loss"] * len(x) / num_items_in_batch
+        return outputs
+
+
+def losses_of_the_dividing_model(folder: Path, kind: Any, method: Any = None) -> list[Any]:
+    torch.manual_seed(0)
+    given = {"gradient_accumulation_steps": 2, **LOGGING}
+    trainer: Any = quiet_trainer(folder / f"{id(kind)}", Dividing(), kind=kind, rows=16, **given)
+    if method is not None:
+        trainer.compute_loss = types.MethodType(method, trainer)
+    return losses_of(trainer)
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_subclass_that_says_how_its_loss_is_scaled_is_believed() -> None:
-    class Scaled(Trainer):
-        loss_is_scaled_for_ga = True
+@pytest.mark.parametrize("place", ["subclass", "instance"])
+def test_the_mean_that_such_a_method_returns_is_divided_by_the_micro_batches_of_the_window(
+    tmp_path: Path, place: str
+) -> None:
+    class Mean(Trainer):
+        loss_is_scaled_for_ga = False
 
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False) -> Any:  # type: ignore[override]
-            return torch.zeros(())
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+            return of_an_earlier_release(self, model, inputs, return_outputs)
 
-    assert Scaled.loss_is_scaled_for_ga is True
+    expected = losses_of_the_dividing_model(tmp_path, Mean)
+    if place == "instance":
+        assert losses_of_the_dividing_model(tmp_path, Trainer, of_an_earlier_release) == expected
+    else:
+        earlier = type("Earlier", (Trainer,), {"compute_loss": of_an_earlier_release})
+        assert losses_of_the_dividing_model(tmp_path, earlier) == expected
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_what_a_parent_in_an_earlier_spelling_returns_says_nothing_of_its_heirs_loss(tmp_path: Path) -> None:
+    earlier: Any = type("Earlier", (Trainer,), {"compute_loss": of_an_earlier_release})
+
+    class Today(earlier):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return Trainer.compute_loss(self, *args, **kwargs)
+
+    assert losses_of_the_dividing_model(tmp_path, Today) == losses_of_the_dividing_model(tmp_path, Trainer)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_class_that_says_how_its_loss_is_scaled_is_believed(tmp_path: Path) -> None:
+    parent = type("Scaled", (Trainer,), {"loss_is_scaled_for_ga": True})
+    heir = type("Earlier", (parent,), {"compute_loss": of_an_earlier_release})
+    mean = type("Mean", (Trainer,), {"compute_loss": of_an_earlier_release})
+    scaled, divided = (losses_of_the_dividing_model(tmp_path, kind) for kind in (heir, mean))
+    assert scaled[0] == pytest.approx(2 * divided[0])
+    assert losses_of_the_dividing_model(tmp_path, parent, of_an_earlier_release) == scaled
+
+
+def line_of(told: Any) -> str:
+    assert told.filename == __file__
+    return Path(__file__).read_text("utf-8").splitlines()[told.lineno - 1].strip()
+
+
+def test_the_warning_points_to_the_class_statement_and_shows_what_to_write(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning) as told:
+
+        class Older(Trainer):
+            def compute_loss(self, model: Any, inputs: Any) -> Any:  # type: ignore[override]
+                return None
+
+        class OlderAbstract(Trainer, abc.ABC):
+            def log(self, logs: Any) -> None:  # type: ignore[override]
+                return None
+
+    assert [line_of(warning).partition("(")[0] for warning in told] == ["class Older", "class OlderAbstract"]
+    assert "write compute_loss(..., return_outputs=False, num_items_in_batch=None)" in str(told[0].message)
+
+
+def test_of_a_method_on_the_instance_the_warning_points_to_the_call_of_train(tmp_path: Path) -> None:
+    trainer: Any = quiet_trainer(tmp_path, **LOGGING)
+    trainer.compute_loss = types.MethodType(of_an_earlier_release, trainer)
+    with pytest.warns(FutureWarning) as told:
+        trainer.train()
+    assert line_of(told[0]) == "trainer.train()"
 
 
 def test_parameters_that_are_given_by_place_may_have_other_names() -> None:

@@ -21,6 +21,7 @@ from tests.fidelity.cases import (  # noqa: F401 (importing them registers their
     overrides,
     overriding,
     precision,
+    replacing,
     reports,
     resume,
     resume_changed,

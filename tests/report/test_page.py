@@ -13,8 +13,9 @@ import pytest
 from littrainer import TrainingArguments
 from littrainer.checkpoint.arguments_file import write_arguments
 from littrainer.report.page import page
+from littrainer.report.panels import MOST_FOREMOST
 from littrainer.report.reading import read_runs
-from littrainer.report.svg import COLUMNS
+from littrainer.report.svg import COLUMNS, MOST_POINTS
 
 from .folders import LOGGED, write_state
 
@@ -180,6 +181,65 @@ def test_a_long_history_is_thinned_and_keeps_its_extremes(tmp_path: Path) -> Non
     points = {step: value for step, value, _ in data[0]["curves"][0]["points"]}
     assert len(points) <= 2 * COLUMNS + 4
     assert (points[7777], points[3333], points[0], points[19_999]) == ("5", "0.25", "1", "1")
+
+
+def points_of(text: str) -> list[list[list[Any]]]:
+    """The points behind each curve of a page."""
+    data = json.loads(re.search(r'id="charts">(.*?)</script>', text)[1])  # type: ignore[index]
+    return [curve["points"] for chart in data for curve in chart["curves"]]
+
+
+def test_many_long_histories_share_the_room_of_a_page(tmp_path: Path) -> None:
+    names = [f"device/{number}" for number in range(200)]
+    entries = [{"step": step, **dict.fromkeys(names, float(step % 7 - 6 * (step == 255)))} for step in range(400)]
+    text = page_of(write_state(tmp_path, entries))
+    curves = points_of(text)
+    assert len(curves) == 200
+    assert sum(map(len, curves)) <= MOST_POINTS + 2 * len(curves)
+    lines = re.findall(r'<polyline points="([^"]*)"', "".join(re.findall(r"</ul><svg.*?</svg>", text)))
+    assert sum(len(line.split()) for line in lines) == sum(map(len, curves))
+    assert all([255, "-3"] in [point[:2] for point in points] for points in curves)
+
+
+def test_of_gaps_that_cannot_be_told_apart_one_is_marked(tmp_path: Path) -> None:
+    entries = [{"step": step, "loss": math.nan if step % 2 else 1.0} for step in range(20_000)]
+    text = page_of(write_state(tmp_path, entries))
+    assert text.count('class="missing"') <= COLUMNS + 2
+
+
+def test_more_metrics_than_are_looked_at_are_folded_away(tmp_path: Path) -> None:
+    others = {f"device/{number}": float(number) for number in range(40)}
+    text = page_of(write_state(tmp_path, [*LOGGED, {"step": 4, **others}]))
+    outline(text)
+    rest = 40 - MOST_FOREMOST
+    assert list(charts_of(text))[-40:] == list(others)
+    at_once, charts, results = text.split("<details>")
+    assert list(charts_of(at_once))[-1] == f"device/{MOST_FOREMOST - 1}"
+    assert f"<summary>{rest} more charts</summary>" in charts and len(charts_of(charts)) == rest
+    assert f"<summary>{rest} more results</summary>" in results and len(rows_of(results)) == rest
+    assert "device/0last logged" in rows_of(charts)
+
+
+def test_long_names_are_shortened_and_told_whole_under_the_pointer(tmp_path: Path) -> None:
+    long = "a" * 100_000
+    entries = [{"step": 1, long: 1.0, f"eval_{long}_runtime": 1.0, f"eval_{long}_loss": math.nan, long + "b": "text"}]
+    text = page_of(write_state(tmp_path, entries))
+    found = outline(text)
+    assert (
+        max(len(line) for line in re.sub(r"<[^>]*>", "\n", text).splitlines() if "aaa" in line and "{" not in line)
+        < 200
+    )
+    assert long not in found.text
+    assert {"title": long} in [attrs for _, attrs in found.tags]
+    assert all(len(attrs.get("aria-label") or "") < 200 for _, attrs in found.tags)
+
+
+def test_half_a_letter_in_any_name_can_be_written(tmp_path: Path) -> None:
+    name = "m\ud800x"
+    text = page_of(
+        write_state(tmp_path, [{"step": 1, name: 1.0, f"eval_{name}_runtime": 1.0, f"eval_{name}_loss": 2.0}])
+    )
+    assert b"m\\ud800x" in text.encode("utf-8")
 
 
 def test_the_same_folder_gives_the_same_page(tmp_path: Path) -> None:

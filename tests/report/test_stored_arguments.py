@@ -11,7 +11,9 @@ import torch
 from littrainer import TrainingArguments
 from littrainer.checkpoint.arguments_file import write_arguments
 from littrainer.report.stored_arguments import (
+    LARGEST_KEY,
     LONGEST_VALUE,
+    MOST_NAMES,
     Unreadable,
     changed_arguments,
     read_arguments,
@@ -34,6 +36,9 @@ SHOWN = {
     "label_names": "['a', 'b']",
     "output_dir": "out",
 }
+# As a pickle: a tuple that holds the one before it twice, 60 times over, which takes a year to hash.
+NESTED_TUPLES = b")" + b"q\x01h\x01\x86" * 60
+AN_OBJECT = b"c__main__\nArgs\n)\x81"
 # What follows from use_cpu, or from the machine.
 DERIVED = {"dataloader_pin_memory", "disable_tqdm", "optim", "bf16", "logging_dir"}
 
@@ -98,8 +103,8 @@ def test_arguments_of_a_subclass_are_told_without_a_default(tmp_path: Path) -> N
     assert changed_arguments(read_arguments(tmp_path / "args.bin")).unknown == {"temperature": "0.5"}
 
 
-def stored_pickle(path: Path, content: bytes) -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
+def stored_pickle(path: Path, content: bytes, compression: int = zipfile.ZIP_STORED) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("training_args/data.pkl", content)
     return path
 
@@ -111,7 +116,13 @@ def stored_pickle(path: Path, content: bytes) -> Path:
         (pickle.dumps({"a": 1}), "no training arguments"),
         (b"", "damaged"),
         (b"\x80\x02" + b"(" * 10, "damaged"),
-        (b"\x80\x02\x82\x01.", "extension"),
+        (b"\x80\x02\x82\x01.", "operation 0x82"),
+        # Sets of nested tuples, memory of a size that the file chooses, and a memo with chosen numbers.
+        (b"\x80\x04\x8f(" + NESTED_TUPLES + b"\x90.", "operation 0x8f"),
+        (b"\x80\x04(" + NESTED_TUPLES + b"\x91.", "operation 0x91"),
+        (b"\x80\x05\x96" + b"\0\0\0\0\x08\0\0\0.", "operation 0x96"),
+        (b"\x80\x02Np99999999999999999999\n.", "operation 0x70"),
+        (b"\x80\x02" + b"ca\nb\n0" * (MOST_NAMES + 1) + b"N.", "names more than"),
         (pickle.dumps("x" * 5_000_000), "too many"),
     ],
 )
@@ -120,6 +131,32 @@ def test_a_file_with_something_else_in_it_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(Unreadable, match=reason):
         read_arguments(stored_pickle(tmp_path / "args.bin", content))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [NESTED_TUPLES, b")" + b"\x85" * 200_000, b"\x8a\x0b" + (5 * LARGEST_KEY).to_bytes(11, "little")],
+)
+@pytest.mark.parametrize("holder", [b"}", AN_OBJECT])
+def test_a_key_that_is_made_to_hang_is_not_hashed(tmp_path: Path, key: bytes, holder: bytes) -> None:
+    given = b"".join([b"\x80\x02", AN_OBJECT, b"}X\x01\0\0\0a", holder, key, b"K\x07ssb."])
+    text = read_arguments(stored_pickle(tmp_path / "args.bin", given))["a"]
+    assert text.startswith("{") and len(text) <= LONGEST_VALUE
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_compressed_file_is_not_unfolded(tmp_path: Path, compression: int) -> None:
+    path = stored_pickle(tmp_path / "args.bin", b"\x80\x02" + bytes(2_000_000), compression)
+    assert path.stat().st_size < 10_000
+    with pytest.raises(Unreadable, match="compressed"):
+        read_arguments(path)
+
+
+def test_no_more_of_a_large_file_is_read_than_arguments_take(tmp_path: Path) -> None:
+    with open(tmp_path / "args.bin", "wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(Unreadable, match="too many"):
+        read_arguments(tmp_path / "args.bin")
 
 
 def test_a_file_that_is_no_archive_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ OVERRIDE_POINTS: tuple[str, ...] = (
     "_inner_training_loop",
     "_init_training_state",
     "_finalize_training",
+    "_finish_current_push",
     "training_step",
     "compute_loss",
     "compute_loss_context_manager",
@@ -77,8 +78,19 @@ OVERRIDE_POINTS: tuple[str, ...] = (
     "add_callback",
 )
 """Methods of transformers' Trainer (5.23.0) that it calls itself while one process trains, and that a subclass may
-therefore override. Not here: `_get_output_dir`, which is asked once more when a training begins, for the folder that it
-claims."""
+therefore override."""
+OTHER_CALLS: dict[str, str] = {
+    "_get_output_dir": "asked once more when a training begins, for the folder that it claims",
+    "_update_auto_batch_size": "with auto_find_batch_size (tests/training/test_batch_size_search.py)",
+    "get_tp_size": "asked once, for the samples of an optimizer step (tests/training/test_plan.py)",
+    "get_cp_size": "asked once, for the samples of an optimizer step (tests/training/test_plan.py)",
+    "get_sp_size": "asked once, for the samples of an optimizer step (tests/training/test_plan.py)",
+    "init_hf_repo": "with push_to_hub, which is refused",
+    "create_model_card": "with push_to_hub, which is refused",
+    "push_to_hub": "with push_to_hub, which is refused",
+    "_push_from_checkpoint": "with push_to_hub, which is refused",
+}
+"""Further ones, which are not called as often as by transformers, or only with an argument of their own."""
 
 
 class Calls:
@@ -91,6 +103,10 @@ class Calls:
         self.made.append(
             (name, tuple(map(kind, positional)), tuple((key, kind(value)) for key, value in sorted(keywords.items())))
         )
+
+    def first_calls(self) -> list[str]:
+        """The methods, in the order in which they were first called."""
+        return list(dict.fromkeys(name for name, *_ in self.made))
 
     def by_method(self) -> dict[str, dict[str, int]]:
         """Method -> its calls written out -> how often it was called in that way."""

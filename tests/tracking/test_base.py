@@ -40,6 +40,9 @@ class NotingTracker(TrackerCallback):
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
         self.note(f"end_failed_run: {error}")
 
+    def release(self) -> None:
+        self.note("release")
+
 
 def test_a_run_is_set_up_once_and_each_log_is_written(tmp_path: Path) -> None:
     tracker = NotingTracker()
@@ -69,7 +72,30 @@ def test_a_failure_is_told_once_with_service_and_cause_and_training_goes_on(
         "there."
     ]
     assert tracker.has_failed
-    assert tracker.calls[-1] == breaks_at
+    assert tracker.calls[-2:] == [breaks_at, "release"]
+
+
+def test_the_next_training_tries_a_tracker_that_failed_again_and_tells_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker = NotingTracker("setup")
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [tracker]}, **LOGGED)
+    trainer.train()
+    trainer.train()
+    assert tracker.calls == ["setup", "release"] * 2
+    assert caplog.text.count("Reporting to NotingTracker failed") == 2
+    tracker.breaks_at = ""
+    trainer.train()
+    assert tracker.calls[4:] == ["setup", *["write_logs"] * 4]
+
+
+def test_an_error_in_letting_go_of_a_run_is_not_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class HoldsOn(NotingTracker):
+        def release(self) -> None:
+            raise OSError("cannot let go")
+
+    assert quiet_trainer(tmp_path, given={"callbacks": [HoldsOn("setup")]}, **LOGGED).train().global_step == 3
+    assert "cannot let go" not in caplog.text
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), SystemExit(3)])
@@ -120,7 +146,9 @@ def test_hyperparameters_are_the_model_config_and_the_arguments_over_it(tmp_path
 
 
 def test_secrets_are_masked_in_nested_arguments_and_in_the_model_config(tmp_path: Path) -> None:
-    args = quiet_trainer(tmp_path, lr_scheduler_kwargs={"token": "very secret"}, run_name="http://me:very-secret@h").args
+    args = quiet_trainer(
+        tmp_path, lr_scheduler_kwargs={"token": "very secret"}, run_name="http://me:very-secret@h"
+    ).args
     shown = hyperparameters(args, SimpleNamespace(config={"loader": {"API_KEY": "very secret"}, "pad_token": "<pad>"}))
     assert shown["lr_scheduler_kwargs"] == {"token": "<TOKEN>"}
     assert (shown["loader"], shown["pad_token"]) == ({"API_KEY": "<API_KEY>"}, "<pad>")

@@ -125,6 +125,29 @@ def test_tensors_are_numbers_text_is_text_and_what_is_neither_is_told_once(
     assert "'train/shapes'" in told[0]
 
 
+def test_a_writer_that_fails_is_closed_and_the_next_training_has_another(tmp_path: Path) -> None:
+    class Breaks(TensorBoardCallback):
+        breaks = True
+
+        def write_logs(self, *args: Any, **kwargs: Any) -> None:
+            super().write_logs(*args, **kwargs)
+            if self.breaks:
+                self.first = self.tb_writer
+                raise OSError("the disk is full")
+
+    callback = Breaks()
+    callback.logging_dir = str(tmp_path / "events")
+    trainer = quiet_trainer(
+        tmp_path, max_steps=2, logging_strategy="steps", logging_steps=1, given={"callbacks": [callback]}
+    )
+    trainer.train()
+    assert callback.tb_writer is None
+    assert callback.first.file_writer is None
+    callback.breaks = False
+    trainer.train()
+    assert [step for step, _ in read_events(tmp_path / "events")["scalars"]["train/loss"]] == [1, 1, 2]
+
+
 def test_secrets_in_arguments_of_a_subclass_are_not_written(tmp_path: Path) -> None:
     class KeyedArguments(TrainingArguments):
         def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import wandb
+from lightning.pytorch.callbacks import LearningRateMonitor
 
 from littrainer import TrainerCallback
 from littrainer.tracking import WandbCallback
@@ -78,6 +79,22 @@ def test_config_summary_and_name_are_those_of_transformers(both: dict[str, Wandb
     assert same_on_both_machines(theirs.summary) == same_on_both_machines(ours.summary)
     assert "train_loss" in ours.summary
     assert (theirs.name, theirs.project) == (ours.name, ours.project) == ("one short run", "huggingface")
+
+
+def test_what_lightnings_callbacks_log_is_drawn_at_its_step(tmp_path: Path) -> None:
+    trainer = quiet_trainer(
+        tmp_path / "out",
+        report_to="wandb",
+        max_steps=4,
+        logging_strategy="steps",
+        logging_steps=2,
+        given={"callbacks": [LearningRateMonitor("step")]},
+        lightning={"log_every_n_steps": 1},
+    )
+    trainer.train()
+    rates = [row for row in finished_run().history if "lr-AdamW/pg1" in row]
+    assert [row["train/global_step"] for row in rates] == [0, 1, 2, 3]
+    assert all("trainer/global_step" not in row for row in rates)
 
 
 def test_a_run_of_the_script_is_used_and_stays_open(tmp_path: Path) -> None:

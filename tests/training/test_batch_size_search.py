@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from littrainer import Trainer
 from littrainer.training.batch_size_search import ran_out_of_memory
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
@@ -103,3 +104,21 @@ def test_evaluation_outside_of_training_is_not_retried(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="out of memory"):
         quiet_trainer(tmp_path, model, auto_find_batch_size=True).evaluate()
     assert model.sizes == [3]
+
+
+def test_a_subclass_is_told_of_each_size_before_it_is_tried(tmp_path: Path) -> None:
+    model = SmallMemory(8)
+
+    class Told(Trainer):
+        told: ClassVar[list[Any]] = []
+
+        def _update_auto_batch_size(self, batch_size: int) -> None:
+            self.told.append((batch_size, len(model.sizes)))
+            super()._update_auto_batch_size(batch_size)
+
+    trainer = quiet_trainer(
+        tmp_path, model, rows=20, kind=Told, auto_find_batch_size=True, per_device_train_batch_size=10, max_steps=1
+    )
+    trainer.train()
+    assert Told.told == [(10, 0), (9, 1), (8, 2)] and model.sizes == [10, 9, 8]
+    assert trainer.model_wrapped is model

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -75,10 +76,18 @@ def facts(**changes: Any) -> Any:
         "loss_is_scaled_for_ga": None,
         "model_accepts_loss_kwargs": False,
         "compute_loss_func": None,
+        "compute_loss": print,
+        "training_step": print,
         "current_gradient_accumulation_steps": 4,
         "_loss_shifts_labels": False,
     }
     return SimpleNamespace(**{**defaults, **changes})
+
+
+class AMean:
+    """In the place of an override that does not take num_items_in_batch."""
+
+    _returns_the_mean = True
 
 
 @pytest.mark.parametrize(
@@ -90,6 +99,10 @@ def facts(**changes: Any) -> Any:
         ({"model_accepts_loss_kwargs": True}, None, False),
         ({"compute_loss_func": print}, None, True),
         ({"loss_is_scaled_for_ga": True}, None, True),
+        ({"compute_loss": AMean(), "model_accepts_loss_kwargs": True}, 7, False),
+        ({"training_step": AMean(), "compute_loss_func": print}, None, False),
+        ({"compute_loss": AMean(), "loss_is_scaled_for_ga": True}, 7, True),
+        ({"compute_loss": Mock(), "model_accepts_loss_kwargs": True}, 7, True),
         ({"loss_is_scaled_for_ga": False, "model_accepts_loss_kwargs": True, "compute_loss_func": print}, 7, False),
     ],
 )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,3 +93,18 @@ def test_an_overridden_length_of_the_training_is_followed(tmp_path: Path) -> Non
             return (*super().set_initial_training_values(args, dataloader)[:-1], 2)
 
     assert quiet_trainer(tmp_path, kind=Shorter, max_steps=9).train().global_step == 2
+
+
+@pytest.mark.parametrize("name", ["get_tp_size", "get_cp_size", "get_sp_size"])
+def test_processes_that_share_a_sample_count_once(trainers: tuple[Any, Any], name: str) -> None:
+    args = SimpleNamespace(world_size=8, gradient_accumulation_steps=3)
+    found = []
+    for trainer in trainers:
+        kind = type(trainer)
+        sharing = type("Sharing", (kind,), {name: lambda self: 2})
+        trainer.__class__ = sharing
+        try:
+            found.append(trainer.get_total_train_batch_size(args))
+        finally:
+            trainer.__class__ = kind
+    assert found == [48, 48]

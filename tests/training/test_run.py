@@ -65,6 +65,11 @@ def test_the_length_of_a_training_is_announced_at_level_info(tmp_path: Path, cap
     trainer.train()
     for words in ("examples = 10", "optimizer steps = 3", "samples per optimizer step = 8", "parameters = 99"):
         assert words in caplog.text
+    assert "resumed at" not in caplog.text
+    trainer._save_checkpoint(trainer.model, None)
+    trainer.args.max_steps = 4
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert "resumed at optimizer step = 3" in caplog.text
 
 
 def test_state_and_control_of_a_second_training_start_anew(tmp_path: Path) -> None:

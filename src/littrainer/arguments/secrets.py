@@ -54,8 +54,8 @@ def without_secrets(value: Any, mask: Callable[[str], Any] = masked) -> Any:
         The value itself where there is no secret in it, else a copy.
     """
     if isinstance(value, str):
-        shown = SIGN_IN.sub(r"\1://", value) if "://" in value else value
-        return value if shown == value else shown
+        text = SIGN_IN.sub(r"\1://", value) if "://" in value else value
+        return value if text == value else text
     if isinstance(value, dict):
         shown = {key: _entry_without_secrets(key, item, mask) for key, item in value.items()}
         return value if all(shown[key] is item for key, item in value.items()) else shown

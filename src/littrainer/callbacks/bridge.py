@@ -84,7 +84,7 @@ class ClosingEvents(_Events):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Callbacks have made their changes for an epoch."""
-        pl_module.begin_epoch()
+        pl_module.follow_replacements()
         self.run.note_schedule([config.scheduler for config in trainer.lr_scheduler_configs])
 
     @carries_stop_iteration
@@ -131,6 +131,7 @@ class TrainerEvents(OpeningEvents, ClosingEvents):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """An epoch comes next."""
         OpeningEvents.on_train_epoch_start(self, trainer, pl_module)
+        pl_module.follow_replacements()
 
 
 def events_around(callbacks: list[Any], run: TrainingRun) -> list[Any]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class _NothingIsKept(DummyExperiment):  # type: ignore[misc]
+class _NothingIsKept(DummyExperiment):
     has_told = False
 
     def nop(self, *args: Any, **kwargs: Any) -> None:
@@ -32,9 +32,8 @@ class _NothingIsKept(DummyExperiment):  # type: ignore[misc]
 class HistoryLogger(Logger):
     """Adds what Lightning's callbacks log to `state.log_history`, which checkpoints keep and reports show.
 
-    They may log at every micro-batch, and each of a million entries would be in each checkpoint. So the newest values
-    are kept until the Trainer logs, and are one entry then. Nothing is printed, and no event of the Trainer's callbacks
-    comes of it.
+    They may log at every micro-batch, and checkpoints would hold an entry for each. So only the newest values are kept,
+    and added when the Trainer logs. Nothing is printed, and no event of the Trainer's callbacks comes of it.
 
     Parameters:
         trainer: the Trainer whose history it is.
@@ -43,7 +42,8 @@ class HistoryLogger(Logger):
     def __init__(self, trainer: Trainer):
         super().__init__()
         self._trainer = trainer
-        self._newest: dict[str, float] = {}
+        # Name -> the optimizer step at which it was logged last, and its value.
+        self._newest: dict[str, tuple[int, float]] = {}
         self._experiment = _NothingIsKept()
 
     @property
@@ -63,16 +63,17 @@ class HistoryLogger(Logger):
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Keep values until the Trainer logs; newer ones of a name take the place of older ones."""
-        # The epoch that Lightning adds counts complete ones only.
-        values = {name: float(value) for name, value in metrics.items() if is_number(value) and name not in COUNTS}
-        self._newest.update(values)
+        # Lightning's step is a number of batches in some cases. Its epoch counts complete ones only.
+        now = self._trainer.state.global_step
+        numbers = {name: value for name, value in metrics.items() if is_number(value) and name not in COUNTS}
+        self._newest.update((name, (now, float(value))) for name, value in numbers.items())
 
     def add_to_history(self) -> None:
-        """Add what is new to the history, at the optimizer step that the Trainer is at."""
-        if self._newest:
-            state = self._trainer.state
-            state.log_history.append({**self._newest, "step": state.global_step})
-            self._newest = {}
+        """Add what is new to the history, as one entry for each optimizer step."""
+        for step in sorted({step for step, _ in self._newest.values()}):
+            values = {name: value for name, (of, value) in self._newest.items() if of == step}
+            self._trainer.state.log_history.append({**values, "step": step})
+        self._newest = {}
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Nothing: the arguments are saved beside the model."""

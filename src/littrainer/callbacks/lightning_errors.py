@@ -43,7 +43,7 @@ class NotedLightningCallbacks(AbstractContextManager[None]):
         step = max(self._lightning_trainer.global_step, self._trainer.state.global_step)
         where = f"{type(callback).__name__}.{hook}"
         add_note(error, f"It came from the Lightning callback {where}, at optimizer step {step}.")
-        monitored = getattr(callback, "monitor", None)
+        monitored: Any = getattr(callback, "monitor", None)
         meant = name_of_evaluations(monitored)
         if meant is not None and monitored in str(error):
             add_note(

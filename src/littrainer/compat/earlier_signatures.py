@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,9 +37,13 @@ SIGNATURES: dict[str, Signature] = {
     "_get_train_sampler": Signature(0, by_place=("train_dataset",)),
     "_maybe_log_save_evaluate": Signature(6, by_place=("start_time",), by_keyword=("learning_rate",)),
 }
+# Of the parameters that are not None where the caller leaves them out.
+DEFAULTS = {"return_outputs": False}
+# Packages whose frames lie between the class statement, or the call of a method, and the warning of it.
+NOT_THE_SCRIPT = ("littrainer", "abc")
 # Set on what stands in for an override.
 IS_ADAPTED = "_takes_what_is_given_today"
-# Set on one that loses `num_items_in_batch`: the mean of its micro-batch comes back, whatever the model could have done.
+# Set on one that loses `num_items_in_batch`: the loss is the mean of its micro-batch, whatever the model may do.
 RETURNS_THE_MEAN = "_returns_the_mean"
 
 
@@ -48,7 +53,7 @@ def accept_earlier_signatures(trainer: Trainer) -> None:
         accept_earlier_signature(trainer, name)
 
 
-def accept_earlier_signature(owner: Any, name: str, stacklevel: int = 3) -> None:
+def accept_earlier_signature(owner: Any, name: str) -> None:
     """Put a method in the place of an override that takes less than today's calls give, with a FutureWarning.
 
     Parameters:
@@ -64,11 +69,27 @@ def accept_earlier_signature(owner: Any, name: str, stacklevel: int = 3) -> None
     setattr(fewer, RETURNS_THE_MEAN, "num_items_in_batch" in missing)
     setattr(owner, name, fewer)
     class_name = owner.__name__ if is_class else type(owner).__name__
-    today = ", ".join(f"{parameter}=None" for parameter in missing)
+    today = ", ".join(f"{parameter}={DEFAULTS.get(parameter)}" for parameter in missing)
     warnings.warn(
         f"{class_name}.{name} without {' and '.join(missing)} is an earlier spelling: write {name}(..., {today}).",
         FutureWarning,
-        stacklevel=stacklevel + 1,
+        stacklevel=_frames_to_the_script() - 1,
+    )
+
+
+def _frames_to_the_script() -> int:
+    """As `warnings.warn` counts them from here: a class statement or a call of train() outside of this package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in NOT_THE_SCRIPT:
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def returns_the_mean(trainer: Trainer) -> bool:
+    """Whether the loss comes from an override that knows nothing of the window of its optimizer step."""
+    # A mock in the place of a method has every attribute.
+    return any(
+        getattr(method, RETURNS_THE_MEAN, None) is True for method in (trainer.compute_loss, trainer.training_step)
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from littrainer.compat.accelerator.adoption import adopted
+
 if TYPE_CHECKING:
     from littrainer.training.memory_report import MemoryReport
 
@@ -14,7 +16,7 @@ ANSWERED: dict[str, str] = {
     "model_wrapped": "what steps call: the model, compiled or wrapped by `_wrap_model`; the model itself otherwise",
     "model_init": "as given",
     "model_accepts_loss_kwargs": "whether forward takes `num_items_in_batch`; writable",
-    "accelerator": "see above",
+    "accelerator": "see above; an Accelerator of accelerate's own that is set here becomes one with its settings",
     "gather_function": "what evaluations gather with; writable for one loop",
     "data_collator": "the collator in use",
     "train_dataset": "as given; writable",
@@ -119,6 +121,18 @@ class TrainerAttributes:
     push_in_progress: Any = None
     _loggers_initialized = False
     neftune_hook_handle: Any = None
+
+    @property
+    def accelerator(self: Any) -> Any:
+        """What `create_accelerator_and_postprocess` or a script has set; accelerate's own becomes a facade like it."""
+        try:
+            return vars(self)["accelerator"]
+        except KeyError:
+            raise AttributeError("accelerator") from None
+
+    @accelerator.setter
+    def accelerator(self: Any, value: Any) -> None:
+        vars(self)["accelerator"] = adopted(value, self.args, vars(self).get("accelerator"))
 
     @property
     def _memory_tracker(self: Any) -> MemoryTracker:

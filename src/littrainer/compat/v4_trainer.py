@@ -60,7 +60,7 @@ class EarlierTrainerMembers:
         for name in SIGNATURES:
             # A class derived from this one alone, to be mixed in, may lack them.
             if hasattr(cls, name):
-                accept_earlier_signature(cls, name, stacklevel=3)
+                accept_earlier_signature(cls, name)
 
     @property
     def tokenizer(self) -> Any:

@@ -138,7 +138,6 @@ class WindowLoader:
                 if self.should_stop():
                     return
 
-
     def _micro_batches_of_windows(self) -> int:
         last = self.micro_batches_per_epoch % self.accumulation or self.accumulation
         return min(self.micro_batches_per_epoch, (self._windows_per_epoch - 1) * self.accumulation + last)

@@ -46,13 +46,13 @@ def predict_batch(
         # Taken before the forward pass: computing the loss may take the labels out of the inputs.
         labels = detached(tuple(inputs.get(name) for name in label_names))
         labels = labels[0] if len(labels) == 1 else labels
+        num_items = trainer._get_num_items_in_batch([inputs], trainer.args.device)
 
     with torch.no_grad(), trainer.compute_loss_context_manager():
         if has_labels or returns_loss_anyway:
             if trainer.args.use_liger_kernel and prediction_loss_only:
                 # Liger's fused loss needs no logits, and they are large.
                 inputs = {**inputs, "skip_logits": True}
-            num_items = trainer._get_num_items_in_batch([inputs], trainer.args.device)
             loss, outputs = trainer.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
             loss = loss.detach()
             loss = loss.mean() if loss.dim() else loss

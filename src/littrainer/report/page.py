@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from importlib.resources import files
-from typing import Any
 
 from littrainer import __version__
 from littrainer.report import svg
@@ -78,7 +77,7 @@ def _breakable(name: str) -> str:
 
 
 def _asset(name: str) -> str:
-    return files(__package__ or "littrainer.report").joinpath(name).readas_html("utf-8")
+    return files(__package__ or "littrainer.report").joinpath(name).read_text("utf-8")
 
 
 def _header(runs: list[Run], title: str) -> str:
@@ -198,8 +197,8 @@ def _table(table: Table, emphasise_first: bool = False, none: str = "None.") -> 
     head = "".join(f"<th scope=col>{name_as_html(heading)}</th>" for heading in table.headings)
     kind = "results" if emphasise_first else "arguments"
     rows = "".join(
-        f"<tr><th scope=row>{_cell(row[0], name_as_html)}</th>{''.join(f'<td>{_cell(cell)}</td>' for cell in row[1:])}</tr>"
-        for row in table.rows
+        f"<tr><th scope=row>{_cell(name, name_as_html)}</th>{''.join(f'<td>{_cell(cell)}</td>' for cell in cells)}</tr>"
+        for name, *cells in table.rows
     )
     return f"<div class=scroll><table class={kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import io
 import math
+import textwrap
 import warnings
 from typing import Any
 
-from littrainer.report.panels import Curve, Panel, legend, panels_of
+from littrainer.report.labels import shortened, writable
+from littrainer.report.panels import Curve, Panel, foremost_metrics, legend, panels_of
 from littrainer.report.reading import Run
-from littrainer.report.svg import COLOURS, DENSE_FROM, MOST_MARKED, Frame, frames_of, stretches
+from littrainer.report.svg import COLOURS, DENSE_FROM, MOST_MARKED, Frame, frames_of, stretches, thinned
 
 # As the page has them in its light mode.
 PALETTE = ("#0072b2", "#c8500a", "#007a5a", "#a8428a", "#8a6a00", "#5b4fcf", "#4d5562")
@@ -23,10 +25,21 @@ LINE_STYLES: tuple[Any, ...] = (
     (0, (3, 1.5, 1, 1.5)),
 )
 SHAPES = ("o", "s", "^", "D", "v")
-INCHES_PER_CHART = (5.6, 3.5)
 DOTS_PER_INCH = 130
 COLUMNS = 2
-LEGEND_COLUMNS = 8
+# Everything has its place in inches: a layout that is fitted to all charts takes minutes where there are many.
+PLOT = (4.75, 2.6)
+LEFT, RIGHT = 0.75, 0.2
+# Between two charts of a column: step labels, the axis' name, and a title of up to three lines.
+BETWEEN = 1.2
+ABOVE, BELOW = 1.45, 0.65
+LEGEND_ROW = 0.22
+# Of the widest letters that are usual, with the sample of a line before a label.
+LEGEND_LETTER, LEGEND_SAMPLE = 0.075, 0.75
+TITLE_LETTERS, HEADING_LETTER = 42, 0.125
+# What a picture shows before it refers to the page.
+MOST_ENTRIES = 32
+MOST_CURVES = 32
 LINE_WIDTH, DENSE_WIDTH = 1.6, 0.8
 INK, SOFT, GRID = "#1a1d23", "#5b6270", "#e9ecf0"
 STYLE: Any = {
@@ -55,64 +68,88 @@ def can_draw() -> bool:
 
 
 def picture(runs: list[Run], scale: str, mark: str) -> bytes:
-    """The charts of one or several runs as the bytes of a PNG file.
+    """The foremost charts of one or several runs as the bytes of a PNG file.
 
     Parameters:
         scale: of the charts' value axes: `auto`, `linear` or `log`.
         mark: what the file names as the software that wrote it.
     """
     import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    panels = panels_of(runs)
-    rows = max(1, math.ceil(len(panels) / COLUMNS))
-    columns = min(COLUMNS, max(1, len(panels)))
-    size = (INCHES_PER_CHART[0] * columns, INCHES_PER_CHART[1] * rows + 0.7)
     written = io.BytesIO()
     # Names in other scripts than the font has are drawn as boxes, with a warning for each letter.
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.2, h_pad=0.12))
-        FigureCanvasAgg(figure)
-        heading = runs[0].name if len(runs) == 1 else f"{len(runs)} trainings compared"
-        figure.suptitle(_text(heading), fontsize=14, fontweight="bold", parse_math=False)
-        for number, (panel, frame) in enumerate(zip(panels, frames_of(panels, scale), strict=True)):
-            _draw(figure.add_subplot(rows, columns, number + 1), panel, frame)
-        _add_legend(figure, panels, runs)
-        if not panels:
-            figure.text(0.5, 0.5, "nothing was logged", ha="center", color=SOFT)
-        figure.savefig(written, format="png", dpi=DOTS_PER_INCH, metadata={"Software": mark})
+        drawing(runs, scale).savefig(written, format="png", dpi=DOTS_PER_INCH, metadata={"Software": mark})
     return written.getvalue()
 
 
-def _add_legend(figure: Any, panels: list[Panel], runs: list[Run]) -> None:
-    """One legend beneath all charts, where it covers none of them."""
+def drawing(runs: list[Run], scale: str) -> Any:
+    """The picture as a matplotlib figure; parameters as of `picture`."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    every = panels_of(runs)
+    foremost = foremost_metrics(runs)
+    panels = [panel for panel in every if panel.metric in foremost]
+    rows, columns = max(1, math.ceil(len(panels) / COLUMNS)), min(COLUMNS, max(1, len(panels)))
+    width = columns * (LEFT + PLOT[0] + RIGHT)
+    handles, labels = _legend(panels, runs)
+    letters = max(map(len, labels), default=0)
+    entries_per_row = max(1, int(width / (LEGEND_SAMPLE + LEGEND_LETTER * letters)))
+    below = BELOW + LEGEND_ROW * math.ceil(len(labels) / entries_per_row)
+    height = ABOVE + rows * PLOT[1] + (rows - 1) * BETWEEN + below
+    figure: Any = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    heading = runs[0].name if len(runs) == 1 else f"{len(runs)} trainings compared"
+    heading = _lines(heading, int(width / HEADING_LETTER))
+    middle = {"x": 0.5, "ha": "center"}
+    figure.text(y=1 - 0.4 / height, s=heading, va="center", fontsize=14, fontweight="bold", parse_math=False, **middle)
+    for number, (panel, frame) in enumerate(zip(panels, frames_of(panels, scale), strict=True)):
+        row, column = divmod(number, columns)
+        left = LEFT + column * (LEFT + PLOT[0] + RIGHT)
+        bottom = height - ABOVE - (row + 1) * PLOT[1] - row * BETWEEN
+        place = (left / width, bottom / height, PLOT[0] / width, PLOT[1] / height)
+        _draw(figure.add_axes(place), panel, frame)
+    if labels:
+        legend_place = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.02 / height), "borderaxespad": 0.2}
+        drawn = figure.legend(handles, labels, ncols=entries_per_row, frameon=False, fontsize=9, **legend_place)
+        for text in drawn.get_texts():
+            text.set_parse_math(False)
+    if len(every) > len(panels):
+        told = f"{len(every) - len(panels)} more metrics on the page"
+        figure.text(y=1 - 0.75 / height, s=told, va="center", fontsize=10, color=SOFT, **middle)
+    if not panels:
+        figure.text(0.5, 0.5, "nothing was logged", ha="center", color=SOFT)
+    return figure
+
+
+def _legend(panels: list[Panel], runs: list[Run]) -> tuple[list[Any], list[str]]:
+    """Samples and labels of the one legend beneath all charts, where it covers none of them."""
     from matplotlib.lines import Line2D
 
     curves = [curve for panel in panels for curve in panel.curves]
     entries = legend(curves, runs)
     handles = [
         Line2D([], [], **_line(entry.colour, entry.dash), **({} if entry.marker is None else _marks(entry.marker)))
-        for entry in entries
+        for entry in entries[:MOST_ENTRIES]
     ]
-    labels = [_text(entry.label) for entry in entries]
+    labels = [_text(entry.label) for entry in entries[:MOST_ENTRIES]]
     if any(curve.best is not None for curve in curves):
         handles.append(Line2D([], [], linestyle="none", marker="*", color=INK, markersize=10))
         labels.append("best")
-    if handles:
-        columns = min(len(handles), LEGEND_COLUMNS)
-        drawn = figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
-        for text in drawn.get_texts():
-            text.set_parse_math(False)
+    if len(entries) > MOST_ENTRIES:
+        handles.append(Line2D([], [], linestyle="none"))
+        labels.append(f"{len(entries) - MOST_ENTRIES} more on the page")
+    return handles, labels
 
 
 def _draw(axes: Any, panel: Panel, frame: Frame) -> None:
-    for curve in panel.curves:
-        _draw_curve(axes, curve)
+    for curve in panel.curves[:MOST_CURVES]:
+        _draw_curve(axes, curve, frame)
     remarks = ", ".join(filter(None, [panel.unit, "log scale" if frame.values.logarithmic else ""]))
-    axes.set_title(_text(panel.title), loc="left", fontsize=11, fontweight="bold", parse_math=False)
+    title = _lines(panel.title, TITLE_LETTERS - len(remarks))
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", parse_math=False)
     axes.set_title(remarks, loc="right", fontsize=9, color=SOFT)
     if frame.values.logarithmic:
         axes.set_yscale("log")
@@ -133,15 +170,16 @@ def _marks(marker: int) -> dict[str, Any]:
     return {"marker": SHAPES[marker % len(SHAPES)], "markersize": 4.5, "markerfacecolor": "white"}
 
 
-def _draw_curve(axes: Any, curve: Curve) -> None:
+def _draw_curve(axes: Any, curve: Curve, frame: Frame) -> None:
+    points = thinned(curve.points, frame)
     line = _line(curve.look.colour, curve.look.dash)
     if len(curve.points) > DENSE_FROM:
         line["linewidth"] = DENSE_WIDTH
-    for stretch in stretches(curve.points):
+    for stretch in stretches(points):
         marked = _marks(curve.look.marker) if len(stretch) == 1 or len(curve.points) <= MOST_MARKED else {}
         # Not clipped: a mark at the edge of the chart would be cut in half.
         axes.plot(*zip(*[(point.step, point.value) for point in stretch], strict=True), **line, **marked, clip_on=False)
-    missing = [point.step for point in curve.points if not math.isfinite(point.value)]
+    missing = [point.step for point in points if not math.isfinite(point.value)]
     if missing:
         # Upwards from the bottom of the chart, whatever its scale is.
         place = axes.get_xaxis_transform()
@@ -153,6 +191,11 @@ def _draw_curve(axes: Any, curve: Curve) -> None:
 
 def _text(text: str) -> str:
     """A label that matplotlib takes as it stands; it leaves those out of a legend that begin with an underscore."""
-    cleaned = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    cleaned = writable(shortened(text))
     printable = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in cleaned)
     return f" {printable}" if printable.startswith("_") else printable
+
+
+def _lines(text: str, letters: int) -> str:
+    """A label over as many lines as it needs where one has room for so many letters."""
+    return "\n".join(textwrap.wrap(_text(text).strip(), letters))

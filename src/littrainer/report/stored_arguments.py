@@ -23,6 +23,9 @@ from littrainer.arguments.secrets import holds_a_secret, without_secrets
 
 # Training arguments take a few kilobytes; whatever is far larger is something else.
 LARGEST_FILE_BYTES = 4 * 2**20
+MOST_NAMES = 1000
+# Numbers from here on can be chosen so that all hash alike.
+LARGEST_KEY = 2**61 - 1
 LONGEST_VALUE = 300
 DEEPEST_VALUE = 6
 MOST_ENTRIES = 200
@@ -40,6 +43,18 @@ class Unreadable(Exception):
     """The file holds no training arguments that can be read safely; the message is the reason."""
 
 
+class Entries(dict[Any, Any]):
+    """A dict whose keys cannot make it hang: nested tuples take for ever to hash, and chosen numbers hash alike.
+
+    A key of such a kind is kept within a stand-in.
+    """
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        plain = key is None or isinstance(key, str | bytes | float | StandIn | type)
+        small = isinstance(key, int) and abs(key) < LARGEST_KEY
+        super().__setitem__(key if plain or small else StandIn(key), value)
+
+
 class StandIn:
     """Takes the place of an object of a class that a file names, and does nothing."""
 
@@ -48,12 +63,12 @@ class StandIn:
     def __new__(cls, *given: Any, **keywords: Any) -> StandIn:
         made = super().__new__(cls)
         made.given = given
-        made.items = {}
+        made.items = Entries()
         made.state = None
         return made
 
     given: tuple[Any, ...]
-    items: dict[Any, Any]
+    items: Entries
     state: Any
 
     def __init__(self, *given: Any, **keywords: Any) -> None:
@@ -71,18 +86,44 @@ class StandIn:
 
 # The reader that is written in Python: the one in C takes memory as a file bids it.
 _PythonUnpickler: Any = pickle._Unpickler
+# What a pickle of arguments is made of. Left out are sets, which hash what they hold, what takes numbers or memory of
+# any size, and what only the earliest pickles have.
+OPERATIONS = (
+    *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.POP, pickle.POP_MARK),
+    *(pickle.MEMOIZE, pickle.BINPUT, pickle.LONG_BINPUT, pickle.BINGET, pickle.LONG_BINGET, pickle.BINPERSID),
+    *(pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.REDUCE, pickle.NEWOBJ, pickle.NEWOBJ_EX, pickle.BUILD),
+    *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BINFLOAT),
+    *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
+    *(pickle.BINUNICODE, pickle.SHORT_BINUNICODE, pickle.BINSTRING, pickle.SHORT_BINSTRING),
+    *(pickle.BINBYTES, pickle.SHORT_BINBYTES),
+    *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+    *(pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS),
+)
+
+
+class _Operations(dict[int, Any]):
+    def __missing__(self, operation: int) -> Any:
+        raise pickle.UnpicklingError(f"arguments have no need of its operation {operation:#x}")
+
+
+def _start_dict(reader: Any) -> None:
+    reader.append(Entries())
 
 
 class _InertUnpickler(_PythonUnpickler):
+    dispatch = _Operations({operation[0]: _PythonUnpickler.dispatch[operation[0]] for operation in OPERATIONS})
+    dispatch[pickle.EMPTY_DICT[0]] = _start_dict
+    names = 0
+
     def find_class(self, module: str, name: str) -> type[StandIn]:
+        self.names += 1
+        if self.names > MOST_NAMES:
+            raise pickle.UnpicklingError(f"it names more than {MOST_NAMES} classes")
         return type("Named", (StandIn,), {"module": str(module), "name": str(name)})
 
     def persistent_load(self, identity: Any) -> Any:
         # A tensor, say; its numbers stand elsewhere in the archive.
         return StandIn()
-
-    def get_extension(self, code: int) -> None:
-        raise pickle.UnpicklingError(f"it asks for extension {code}")
 
 
 def read_arguments(path: Path) -> dict[str, str]:
@@ -93,10 +134,15 @@ def read_arguments(path: Path) -> dict[str, str]:
         OSError: it cannot be read.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open(path, "rb") as file:
+            content = file.read(LARGEST_FILE_BYTES + 1)
+        if len(content) > LARGEST_FILE_BYTES:
+            raise Unreadable(f"it holds more than {LARGEST_FILE_BYTES} bytes, too many for training arguments")
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
             inside = next(entry for entry in archive.infolist() if entry.filename.endswith("data.pkl"))
-            if inside.file_size > LARGEST_FILE_BYTES:
-                raise Unreadable(f"it holds {inside.file_size} bytes, too many for training arguments")
+            # torch never compresses, and a few compressed bytes can unfold to any number of them.
+            if inside.compress_type != zipfile.ZIP_STORED:
+                raise Unreadable("it is compressed, which torch does not do")
             stored = _InertUnpickler(io.BytesIO(archive.read(inside))).load()
         return _texts_of(stored)
     except (OSError, Unreadable):

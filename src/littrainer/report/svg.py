@@ -166,9 +166,7 @@ def thinned(points: list[Point], frame: Frame) -> list[Point]:
             columns.setdefault(column, []).append(point)
         else:
             gaps.setdefault(column, point)
-    extremes = [
-        extreme(shared, key=lambda point: point.value) for shared in columns.values() for extreme in (min, max)
-    ]
+    extremes = [extreme(shared, key=lambda point: point.value) for shared in columns.values() for extreme in (min, max)]
     return sorted({*gaps.values(), *extremes, points[0], points[-1]}, key=lambda point: point.step)
 
 

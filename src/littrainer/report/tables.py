@@ -109,9 +109,7 @@ def _row(label: str, runs: list[Run], cell: object) -> list[Cell]:
 
 def _metric_rows(runs: list[Run], foremost: bool) -> list[list[Cell]]:
     chosen = foremost_metrics(runs)
-    metrics = [
-        metric for metric in ordered_metrics(runs) if metric not in COSTS and (metric in chosen) == foremost
-    ]
+    metrics = [metric for metric in ordered_metrics(runs) if metric not in COSTS and (metric in chosen) == foremost]
     rows = []
     for metric in metrics:
         for source in all_sources(runs):

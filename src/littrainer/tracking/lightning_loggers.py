@@ -27,11 +27,20 @@ class SharedLogger:
         self._tracker = tracker
         self._find = find
 
+    def _found(self) -> Any:
+        if self._tracker.has_failed:
+            return None
+        try:
+            return self._find()
+        except Exception as error:
+            self._tracker.give_up(error)
+            return None
+
     @property
     def __class__(self) -> type:
         from lightning.pytorch.loggers import Logger
 
-        found = self._find()
+        found = self._found()
         return Logger if found is None else type(found)
 
     @__class__.setter
@@ -39,7 +48,7 @@ class SharedLogger:
         raise AttributeError("the class of a shared logger is that of its logger")
 
     def __getattr__(self, name: str) -> Any:
-        found = self._find()
+        found = self._found()
         if found is None:
             raise AttributeError(f"{name!r}: the run of {self._tracker.shown_name} has not started")
         return getattr(found, name)
@@ -70,7 +79,7 @@ class SharedLogger:
         return self._known("group_separator", "/")
 
     def _known(self, name: str, otherwise: Any) -> Any:
-        found = self._find()
+        found = self._found()
         return otherwise if found is None else getattr(found, name, otherwise)
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
@@ -95,9 +104,7 @@ class SharedLogger:
         """Nothing: the tracker callback does, after Lightning's part of a training."""
 
     def _guarded(self, method: str, *args: Any, **kwargs: Any) -> None:
-        if self._tracker.has_failed:
-            return
-        found = self._find()
+        found = self._found()
         if found is None:
             return
         try:
@@ -170,6 +177,11 @@ class _OneLogger(TrackerCallback):
     @property
     def shown_name(self) -> str:
         return type(self.lightning_logger).__name__
+
+    @survives_failure
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self._is_over = False
+        self.set_up_once(args, state, model)
 
     @survives_failure
     def begin(self, args: Any, state: Any, model: Any) -> None:

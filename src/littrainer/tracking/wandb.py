@@ -44,6 +44,14 @@ class WandbLogModel(str, Enum):
         return cls.FALSE
 
 
+class SharedWandbLogger(SharedLogger):
+    """A shared WandbLogger that puts what Lightning's callbacks log at the step that curves are drawn over."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Write metrics at an optimizer step."""
+        super().log_metrics(metrics if step is None else {**metrics, STEP_METRIC: step})
+
+
 class WandbCallback(TrackerCallback):
     """Reports to Weights & Biases; see `setup` for what the environment decides.
 
@@ -123,7 +131,7 @@ class WandbCallback(TrackerCallback):
 
     def lightning_loggers(self) -> list[Any]:
         """The WandbLogger, once there is a run."""
-        return [SharedLogger(self, lambda: self._run_logger() if self._initialized and self._wandb.run else None)]
+        return [SharedWandbLogger(self, lambda: self._run_logger() if self._initialized and self._wandb.run else None)]
 
     @survives_failure
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.compat.earlier_signatures import RETURNS_THE_MEAN
+from littrainer.compat.earlier_signatures import returns_the_mean
 from littrainer.data.windows import count_label_tokens
 from littrainer.training.label_smoothing import smoothed_loss
 
@@ -90,9 +90,7 @@ def normalised(trainer: Trainer, loss: torch.Tensor, num_items_in_batch: torch.T
     if is_divided is None:
         by_model = trainer.model_accepts_loss_kwargs and num_items_in_batch is not None
         is_divided = by_model or trainer.compute_loss_func is not None
-        # A mock in the place of compute_loss has every attribute.
-        if is_divided and getattr(trainer.compute_loss, RETURNS_THE_MEAN, False) is True:
-            is_divided = False
+        is_divided = is_divided and not returns_the_mean(trainer)
     return loss if is_divided else loss / trainer.current_gradient_accumulation_steps
 
 

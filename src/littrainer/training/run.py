@@ -420,6 +420,7 @@ class TrainingRun:
             trainer._load_best_model()
         self._delete_all_but_best()
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, state, trainer.control)
+        trainer._finish_current_push()
         # One that came after the last step stops nothing here, and the script may want to know of it.
         trainer.preemption.agree()
         return TrainOutput(state.global_step, train_loss, metrics)

@@ -21,7 +21,7 @@ ACCUMULATING: dict[str, Any] = {
     "metric_for_best_model": "accuracy",
     "eval_on_start": True,
 }
-# An override of training_step would put both of our modes into manual optimization.
+# An override of training_step would put both of our modes into manual optimization; it has a scenario of its own.
 METHODS_OF_BOTH_MODES = [name for name in OVERRIDE_POINTS if name != "training_step"]
 
 
@@ -44,7 +44,26 @@ def overriding_every_method_and_calling_the_parents(side: Side) -> Record:
     metrics = trainer.evaluate()
     predictions = trainer.predict(Rows(vector_rows(5, seed=2)))
     trainer.save_model("saved")
-    return side.record(trainer, output, metrics, predictions=predictions, extra={"calls": calls.by_method()})
+    return side.record(
+        trainer,
+        output,
+        metrics,
+        predictions=predictions,
+        extra={"calls": calls.by_method(), "order": calls.first_calls()},
+    )
+
+
+@scenario(extra=True)
+def overriding_training_step_alone_and_calling_the_parents(side: Side) -> Record:
+    calls = Calls()
+    trainer = noting_trainer(side.Trainer, ["training_step"], calls)(
+        model=tiny_bert_classifier(),
+        args=side.arguments(gradient_accumulation_steps=2, num_train_epochs=2),
+        data_collator=pad_tokens,
+        train_dataset=Rows(token_rows(18)),
+        callbacks=[side.watcher],
+    )
+    return side.record(trainer, trainer.train(), extra={"calls": calls.made})
 
 
 @scenario(saves=True, extra=True)
@@ -68,4 +87,6 @@ def overriding_every_method_while_resuming(side: Side) -> Record:
         callbacks=[side.watcher],
     )
     output = trainer.train(resume_from_checkpoint="out/checkpoint-2")
-    return side.record(trainer, output, extra={"calls": calls.by_method()})
+    # Ours restores the random states right after the batches are drawn, before their label tokens are counted.
+    order = [name for name in calls.first_calls() if name != "_load_rng_state"]
+    return side.record(trainer, output, extra={"calls": calls.by_method(), "order": order})

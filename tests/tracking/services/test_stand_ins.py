@@ -346,7 +346,7 @@ def test_something_else_than_a_live_is_refused() -> None:
 @pytest.mark.parametrize(
     ("callback", "module", "package"),
     [
-        (AzureMLCallback, "azureml", "azureml-core"),
+        (AzureMLCallback, "azureml.core.run", "azureml-core"),
         (ClearMLCallback, "clearml", "clearml"),
         (CodeCarbonCallback, "codecarbon", "codecarbon"),
         (DagsHubCallback, "dagshub", "dagshub mlflow"),

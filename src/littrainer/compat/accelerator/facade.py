@@ -39,6 +39,11 @@ class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving
         # Libraries make accelerate's own state anew, in callbacks for instance, and expect it to be set up.
         shared_accelerator_state(args)
 
+    def take_over_from(self, other: AcceleratorFacade) -> None:
+        """Stand in another one's place, in the midst of a training too."""
+        self.module, self._scaler = other.module, other._scaler
+        self.samples_in_last_batch = other.samples_in_last_batch
+
     @property
     def state(self) -> Any:
         """What the run's set-up is: accelerate's AcceleratorState where accelerate is loaded, else one like it."""

@@ -1,0 +1,166 @@
+"""What a script puts in the place of a training's parts while the training goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.fidelity.record import Record
+from tests.fidelity.registry import scenario
+from tests.fidelity.side import Side
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.models import VectorClassifier
+
+
+def trainer_changed_by(side: Side, callback: Any, **changes: Any) -> Any:
+    """A Trainer with a callback that has it as `trainer`."""
+    trainer = side.Trainer(
+        model=VectorClassifier(),
+        args=side.arguments(**changes),
+        train_dataset=Rows(vector_rows(18)),
+        callbacks=[callback, side.watcher],
+    )
+    callback.trainer = trainer
+    return trainer
+
+
+def train_with(side: Side, changes: dict[str, Any], **events: Any) -> Record:
+    """Train with a callback whose events are functions that take the Trainer, named after its optimizer step.
+
+    Parameters:
+        events: name of an event -> (optimizer step at which it acts, what it does).
+    """
+
+    def event(step: int, act: Any) -> Any:
+        def method(self: Any, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == step:
+                act(self.trainer)
+
+        return method
+
+    methods = {name: event(*given) for name, given in events.items()}
+    callback = type("Replacing", (side.TrainerCallback,), methods)()
+    return side.train(trainer_changed_by(side, callback, **changes))
+
+
+def another_optimizer(trainer: Any) -> None:
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.5)
+
+
+def prepared_optimizer(trainer: Any) -> None:
+    trainer.optimizer = trainer.accelerator.prepare(torch.optim.SGD(trainer.model.parameters(), lr=0.5))
+
+
+def a_tenth(trainer: Any) -> None:
+    trainer.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(trainer.optimizer, factor=0.1, total_iters=100)
+
+
+class Halving:
+    """A schedule that is none of torch's."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] /= 2
+
+    def get_last_lr(self) -> list[float]:
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
+def halving(trainer: Any) -> None:
+    trainer.lr_scheduler = Halving(trainer.optimizer)
+
+
+@scenario()
+def optimizer_replaced_at_a_steps_end(side: Side) -> Record:
+    return train_with(side, {}, on_step_end=(4, another_optimizer))
+
+
+@scenario()
+def optimizer_replaced_right_before_it_steps(side: Side) -> Record:
+    return train_with(side, {"gradient_accumulation_steps": 2}, on_pre_optimizer_step=(2, prepared_optimizer))
+
+
+@scenario()
+def optimizer_and_schedule_replaced_when_training_begins(side: Side) -> Record:
+    def both(trainer: Any) -> None:
+        another_optimizer(trainer)
+        a_tenth(trainer)
+
+    return train_with(side, {}, on_train_begin=(0, both))
+
+
+@scenario()
+def schedule_replaced_twice(side: Side) -> Record:
+    return train_with(side, {}, on_step_end=(3, a_tenth), on_optimizer_step=(6, halving))
+
+
+@scenario()
+def schedule_replaced_for_one_that_waits_for_a_metric(side: Side) -> Record:
+    def plateau(trainer: Any) -> None:
+        trainer.lr_scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer)
+
+    return train_with(side, {"lr_scheduler_type": "constant"}, on_step_end=(3, plateau))
+
+
+@scenario()
+def accumulation_lowered_at_an_epochs_end(side: Side) -> Record:
+    def lower(trainer: Any) -> None:
+        trainer.args.gradient_accumulation_steps = 1
+
+    return train_with(side, {"gradient_accumulation_steps": 2, "max_steps": 8}, on_epoch_end=(3, lower))
+
+
+@scenario()
+def accumulation_raised_when_an_epoch_begins(side: Side) -> Record:
+    def lift(trainer: Any) -> None:
+        trainer.args.gradient_accumulation_steps = 4
+
+    return train_with(side, {"gradient_accumulation_steps": 2}, on_epoch_begin=(3, lift))
+
+
+@scenario()
+def training_step_set_while_training(side: Side) -> Record:
+    def set_step(trainer: Any) -> None:
+        parents = trainer.training_step
+        trainer.training_step = lambda *args, **kwargs: parents(*args, **kwargs) * 2
+
+    return train_with(side, {}, on_train_begin=(0, set_step), on_epoch_begin=(5, set_step))
+
+
+@scenario()
+def optimizer_replaced_by_an_overridden_loss(side: Side) -> Record:
+    class Replacing(side.Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            if self.state.global_step == 3:
+                another_optimizer(self)
+            return super().compute_loss(*args, **kwargs)
+
+    return side.train(Replacing(model=VectorClassifier(), args=side.arguments(), train_dataset=Rows(vector_rows(18))))
+
+
+@scenario(predicts=True)
+def accelerator_of_accelerates_own(side: Side) -> Record:
+    from accelerate import Accelerator
+    from accelerate.utils import GradientAccumulationPlugin
+
+    class WithoutTheParent(side.Trainer):
+        def create_accelerator_and_postprocess(self) -> None:
+            plugin = GradientAccumulationPlugin(num_steps=2, sync_with_dataloader=False)
+            self.accelerator = Accelerator(gradient_accumulation_plugin=plugin)
+            self.gather_function = self.accelerator.gather_for_metrics
+            self.is_deepspeed_enabled = getattr(self.accelerator.state, "deepspeed_plugin", None) is not None
+            self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
+
+    trainer = WithoutTheParent(
+        model=VectorClassifier(),
+        args=side.arguments(gradient_accumulation_steps=2, eval_strategy="epoch"),
+        train_dataset=Rows(vector_rows(18)),
+        eval_dataset=Rows(vector_rows(7, seed=1)),
+        callbacks=[side.watcher],
+    )
+    output = trainer.train()
+    return side.record(trainer, output, predictions=trainer.predict(Rows(vector_rows(5, seed=2))))
