@@ -42,6 +42,14 @@ def test_tuples_keep_their_shape_and_whole_numbers_their_type() -> None:
     assert whole.dtype == torch.int64 and nothing is None and text == "text"
 
 
+def test_restoring_puts_back_a_forward_that_its_user_had_set_on_the_model() -> None:
+    model = VectorClassifier()
+    of_class = model.forward
+    model.forward = lambda x: of_class(x)["logits"] * 0  # type: ignore[method-assign, assignment]
+    restore_forward(in_bf16(model))
+    assert torch.equal(model(BATCH), torch.zeros_like(of_class(BATCH)["logits"]))
+
+
 def test_asking_twice_wraps_once_and_restoring_undoes_it() -> None:
     model = in_bf16(in_bf16(VectorClassifier()))
     assert not torch.equal(model(BATCH)["logits"], VectorClassifier.forward(model, BATCH)["logits"])
