@@ -128,7 +128,7 @@ class TrainerEvents(OpeningEvents, ClosingEvents):
         ClosingEvents.on_train_start(self, trainer, pl_module)
 
     @carries_stop_iteration
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """An epoch comes next."""
         OpeningEvents.on_train_epoch_start(self, trainer, pl_module)
         pl_module.follow_replacements()

@@ -202,4 +202,4 @@ def writes_given_weights(model: Any) -> bool:
     if carries_adapters(inner) or getattr(inner, "hf_quantizer", None) is not None:
         return False
     save_pretrained = getattr(type(inner), "save_pretrained", None)
-    return save_pretrained is None or save_pretrained.__module__.partition(".")[0] in WRITES_WHAT_IT_IS_GIVEN
+    return save_pretrained is None or (save_pretrained.__module__ or "").partition(".")[0] in WRITES_WHAT_IT_IS_GIVEN
