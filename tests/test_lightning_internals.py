@@ -305,6 +305,45 @@ def test_batches_that_stepped() -> None:
     assert seen == [(2, 7, 6), (2, 8, 7), (2, 9, 8)], advice
 
 
+@pytest.mark.parametrize("automatic", [True, False])
+def test_lightning_optimizers_on_before_step_and_on_after_step(automatic: bool) -> None:
+    advice = "lightning_internals.replace_optimizer has to follow, or pyproject.toml has to hold this release back"
+    replacements: list[torch.optim.Optimizer] = []
+
+    class Replacing(Probe):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = automatic
+
+        def replace(self) -> None:
+            replacements.append(torch.optim.SGD(self.parameters(), lr=0.0))
+            lightning_internals.replace_optimizer(self.trainer, replacements[0])
+
+        def on_train_batch_start(self, batch: torch.Tensor, batch_idx: int) -> None:
+            if automatic and batch_idx == 1:
+                self.replace()
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            if not automatic and batch_idx == 1:
+                # Lightning has set on its wrapper what counts the steps of this micro-batch.
+                self.replace()
+            loss = super().training_step(batch, batch_idx)
+            if not automatic:
+                self.manual_backward(loss)
+                self.trainer.strategy._lightning_optimizers[0].step()
+            return loss
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.seen.append(self.layer.weight.item())
+
+    module = Replacing()
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=1, **QUIET)
+    trainer.fit(module, DataLoader(torch.ones(3, 1)))
+    assert trainer.optimizers == replacements and trainer.global_step == 3, advice
+    # A rate of 0 leaves the weight as the first optimizer left it.
+    assert module.seen[0] == module.seen[1] == module.seen[2], advice
+
+
 def test_validations_are_announced_while_callbacks_are_set_up() -> None:
     said: list[bool] = []
 
@@ -330,6 +369,9 @@ TESTED_HERE = {
     "_user_managed",
     "_ckpt_path",
     "_batches_that_stepped",
+    "_lightning_optimizers",
+    "_on_before_step",
+    "_on_after_step",
 }
 
 

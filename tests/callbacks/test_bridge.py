@@ -28,7 +28,9 @@ def test_hooks_reach_the_training_in_the_order_in_which_lightning_calls_them() -
     events, run = events_of()
     lightning: Any = SimpleNamespace(current_epoch=2, should_stop=False)
     followed: list[Any] = []
-    module: Any = SimpleNamespace(follow_window=followed.append)
+    module: Any = SimpleNamespace(
+        follow_window=followed.append, follow_replacements=lambda: followed.append("replacements")
+    )
     batch: Any = object()
     events.on_train_start(lightning, module)
     events.on_train_epoch_start(lightning, module)
@@ -44,7 +46,7 @@ def test_hooks_reach_the_training_in_the_order_in_which_lightning_calls_them() -
         ("end_micro_batch", batch),
         ("end_epoch",),
     ]
-    assert followed == [batch] and not lightning.should_stop
+    assert followed == ["replacements", batch] and not lightning.should_stop
 
 
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_epoch_end"])
