@@ -285,6 +285,8 @@ class TrainerModule(pl.LightningModule):
         outputs = None
         for batch in single_batches(handed_out):
             self.owner.preemption.break_off_if_asked()
+            # Those of the batch before are gone by the time this one is predicted.
+            outputs = None
             outputs = evaluation_pass.step(batch)
         return None if isinstance(handed_out, Stretch) else outputs
 
