@@ -18,7 +18,8 @@ def read_events(folder: Path) -> dict[str, Any]:
     """Scalars as (step, value) pairs and texts, by tag, over all event files in a folder."""
     scalars: dict[str, list[tuple[int, float]]] = {}
     texts: dict[str, str] = {}
-    for path in sorted(folder.glob("events.*")):
+    # A file's name ends in a number that counts the files of the process: the tenth comes after the ninth.
+    for path in sorted(folder.glob("events.*"), key=lambda path: int(path.suffix.removeprefix("."))):
         events = EventAccumulator(str(path)).Reload()
         for tag in events.Tags()["scalars"]:
             scalars.setdefault(tag, []).extend((event.step, event.value) for event in events.Scalars(tag))
