@@ -66,15 +66,19 @@ test: $(INSTALLED) $(EARLIER)/.installed
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
 		$(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
-# An environment of its own, so that `make test` installs nothing that only these libraries need. It sees the packages
-# of the first one, which is why torch is not installed twice.
+# An environment that sees the packages of the first one, which is why torch is not installed twice.
+define environment_beside
+	@rm -rf $(@D)
+	@$(BIN)/python -m venv --without-pip $(@D)
+	@$(BIN)/python -c 'import pathlib, sysconfig as s; here = s.get_path("purelib"); \
+		there = pathlib.Path(s.get_path("purelib", vars={"base": "$(@D)"})); \
+		(there / "first_environment.pth").write_text(f"import site; site.addsitedir({here!r})\n")'
+endef
+
+# An environment of its own, so that `make test` installs nothing that only these libraries need.
 $(LIBRARIES)/.installed: tests/libraries/requirements.txt constraints.txt $(INSTALLED)
 	@echo "installing TRL, sentence-transformers and setfit beside it"
-	@rm -rf $(LIBRARIES)
-	@$(BIN)/python -m venv --without-pip $(LIBRARIES)
-	@$(BIN)/python -c 'import pathlib, sysconfig as s; here = s.get_path("purelib"); \
-		there = pathlib.Path(s.get_path("purelib", vars={"base": "$(LIBRARIES)"})); \
-		(there / "first_environment.pth").write_text(f"import site; site.addsitedir({here!r})\n")'
+	$(environment_beside)
 	@$(PIP) --python $(LIBRARIES)/bin/python install -qq -c constraints.txt -r $<
 	@touch $@
 
@@ -85,11 +89,7 @@ test-libraries: $(LIBRARIES)/.installed
 # As for the libraries. `make test` has TensorBoard, Weights & Biases, MLflow and Trackio; these are the others.
 $(TRACKERS)/.installed: tests/tracking/services/requirements.txt $(INSTALLED)
 	@echo "installing clients of experiment trackers beside it"
-	@rm -rf $(TRACKERS)
-	@$(BIN)/python -m venv --without-pip $(TRACKERS)
-	@$(BIN)/python -c 'import pathlib, sysconfig as s; here = s.get_path("purelib"); \
-		there = pathlib.Path(s.get_path("purelib", vars={"base": "$(TRACKERS)"})); \
-		(there / "first_environment.pth").write_text(f"import site; site.addsitedir({here!r})\n")'
+	$(environment_beside)
 	@$(PIP) --python $(TRACKERS)/bin/python install -qq --no-deps -r $<
 	@touch $@
 

@@ -365,29 +365,6 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         """Names of the parameters that weight decay applies to: all but norms and biases."""
         return decayed_parameter_names(model)
 
-    def get_num_trainable_parameters(self) -> int:
-        """Numbers in the parameters that are trained."""
-        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
-
-    def get_learning_rates(self) -> list[float]:
-        """The learning rate of each parameter group.
-
-        Raises:
-            ValueError: there is no optimizer yet.
-        """
-        return [group["lr"] for group in self._existing_optimizer().param_groups]
-
-    def get_optimizer_group(self, param: str | nn.Parameter | None = None) -> Any:
-        """The optimizer's parameter groups, or the one that holds a parameter.
-
-        Raises:
-            ValueError: there is no optimizer yet.
-        """
-        groups = self._existing_optimizer().param_groups
-        if param is None:
-            return [group["params"] for group in groups]
-        return next((group for group in groups if any(member is param for member in group["params"])), None)
-
     # ---- Training ---------------------------------------------------------------------------------------------------
 
     @accepts_earlier_keywords(model_path="resume_from_checkpoint")

@@ -15,6 +15,8 @@ from littrainer.evaluation.gathering import as_numpy
 from littrainer.training.neftune import noisy_embeddings
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from littrainer.evaluation.results import EvalLoopOutput
     from littrainer.trainer import Trainer
 
@@ -119,6 +121,29 @@ class EarlierTrainerMembers:
                 return tokens * max_steps
             total += tokens
         return total
+
+    def get_num_trainable_parameters(self: Any) -> int:
+        """Numbers in the parameters that are trained."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
+    def get_learning_rates(self: Any) -> list[float]:
+        """The learning rate of each parameter group.
+
+        Raises:
+            ValueError: there is no optimizer yet.
+        """
+        return [group["lr"] for group in self._existing_optimizer().param_groups]
+
+    def get_optimizer_group(self: Any, param: str | nn.Parameter | None = None) -> Any:
+        """The optimizer's parameter groups, or the one that holds a parameter.
+
+        Raises:
+            ValueError: there is no optimizer yet.
+        """
+        groups = self._existing_optimizer().param_groups
+        if param is None:
+            return [group["params"] for group in groups]
+        return next((group for group in groups if any(member is param for member in group["params"])), None)
 
     def _nested_gather(self: Any, tensors: Any, name: str | None = None) -> Any:
         return None if tensors is None else self.accelerator.gather(tensors)

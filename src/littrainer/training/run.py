@@ -215,7 +215,7 @@ class TrainingRun:
             self.trainer._load_optimizer_and_scheduler(self._checkpoint_name)
             self.trainer._load_scaler(self._checkpoint_name)
             if (self.record or {}).get("schedule_is_replaced"):
-                self._rates_to_keep = self.trainer.get_learning_rates()
+                self._rates_to_keep = [group["lr"] for group in self.trainer.optimizer.param_groups]
 
     def begin(self) -> None:
         """All stands as it is to begin with; the first epoch comes next."""
