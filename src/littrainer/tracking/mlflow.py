@@ -119,7 +119,9 @@ class MLflowCallback(TrackerCallback):
             for name, value in only_numbers(logs, self.service).items()
         ]
         run_logger = self._run_logger()
-        self._pending = run_logger.experiment.log_batch(run_logger.run_id, metrics=metrics, synchronous=False)
+        # The end of a run waits for what is being written to it; nothing would wait for what comes after the end.
+        has_ended = self._active_run_id() is None
+        self._pending = run_logger.experiment.log_batch(run_logger.run_id, metrics=metrics, synchronous=has_ended)
 
     def _raise_earlier_failure(self) -> None:
         # MLflow writes in the background, and tells of what went wrong only those who ask.
