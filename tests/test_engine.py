@@ -15,7 +15,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.engine import DERIVED_KEYWORDS, FIXED_KEYWORDS, lightning_keywords
-from littrainer.strategies import ResidentSingleDeviceStrategy
+from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
 from tests.compat.processes import run_python
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import VectorClassifier

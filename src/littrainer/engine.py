@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 # Keywords of lightning.Trainer that are the same for each training, with the reason.
 FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
-    "devices": (1, "this process trains on one device"),
     "max_steps": (-1, "the Trainer's own flow callback stops at max_steps"),
     "logger": (False, "it gets those of the trackers that the Trainer reports to"),
     "enable_checkpointing": (False, "the Trainer saves checkpoints, in the transformers format"),
@@ -50,7 +49,12 @@ FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
     "log_every_n_steps": (1, "what a Lightning callback logs is due at each step"),
 }
 # Keywords that follow from the training arguments.
-DERIVED_KEYWORDS: dict[str, Callable[[Any], Any]] = derived_keywords()
+DERIVED_KEYWORDS: dict[str, Callable[[Any], Any]] = {
+    **derived_keywords(),
+    # Each process has one device; how many there are is the launcher's to say.
+    "devices": lambda args: args.local_world_size,
+    "num_nodes": lambda args: args.world_size // args.local_world_size,
+}
 # Keywords of lightning.Trainer that a user cannot set beside the arguments, with what to set instead.
 DECIDED_BY_ARGUMENTS: dict[str, str] = {
     "max_epochs": "set num_train_epochs",
@@ -62,8 +66,8 @@ DECIDED_BY_ARGUMENTS: dict[str, str] = {
     "gradient_clip_algorithm": "set max_grad_norm",
     "precision": "set bf16 or fp16",
     "accelerator": "set use_cpu",
-    "devices": "one device is used so far",
-    "num_nodes": "one device is used so far",
+    "devices": "start the script with littrainer run --devices, or torchrun --nproc_per_node",
+    "num_nodes": "start the script with littrainer run --nodes, or torchrun --nnodes",
     "limit_train_batches": "set max_steps",
     "overfit_batches": "pass a smaller train_dataset",
     "fast_dev_run": "set max_steps",
@@ -118,10 +122,11 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
     from littrainer.checkpoint.lightning_io import with_checkpoint_io
     from littrainer.lightning_internals import count_from, leave_signals_alone, resume_nothing
     from littrainer.precision import mixed_precision_plugin
-    from littrainer.strategies import ResidentSingleDeviceStrategy
+    from littrainer.strategies.choice import strategy_for
 
     keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
-    keywords.setdefault("strategy", ResidentSingleDeviceStrategy(device=trainer.args.device))
+    if "strategy" not in keywords:
+        keywords["strategy"] = strategy_for(trainer)
     # Where callbacks write that are not told where to.
     keywords.setdefault("default_root_dir", trainer.args.output_dir)
     callbacks = _user_callbacks(trainer, keywords)
@@ -223,7 +228,7 @@ def import_lightning() -> None:
     import littrainer.lightning_internals
     import littrainer.module
     import littrainer.precision
-    import littrainer.strategies  # noqa: F401
+    import littrainer.strategies.choice  # noqa: F401
 
 
 def fit(trainer: Trainer, run: TrainingRun) -> None:

@@ -17,7 +17,7 @@ from torchmetrics.text import Perplexity
 
 from littrainer import StreamingMetrics
 from littrainer.data.loaders import LookaheadLoader
-from littrainer.evaluation import across_processes
+from littrainer.processes import collectives
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, vector_rows
 from tests.scenarios.models import CLASSES, VectorClassifier, tiny_gpt2
@@ -155,11 +155,11 @@ def pieces(folder: Path, rank: int, size: int) -> Any:
     """Gathering and padding by themselves, of values that differ between the processes."""
     mine = torch.full((2, 2 + rank, 2), rank)
     return {
-        "padded": across_processes.padded_to_longest({"a": (mine, torch.tensor(rank))}, dim=1, fill=-100),
-        "padded at the start": across_processes.padded_to_longest(torch.full((1, 1 + rank), 7), 1, 0, at_start=True),
-        "numbers": across_processes.gathered({"loss": torch.tensor(float(rank))}),
-        "unequal rows": across_processes.gathered(torch.full((1 + rank, 2), rank)),
-        "objects": across_processes.gathered_objects(("text", [rank], {"rows": torch.full((1, 1 + rank), rank)})),
+        "padded": collectives.padded_to_longest({"a": (mine, torch.tensor(rank))}, dim=1, fill=-100),
+        "padded at the start": collectives.padded_to_longest(torch.full((1, 1 + rank), 7), 1, 0, at_start=True),
+        "numbers": collectives.gathered({"loss": torch.tensor(float(rank))}),
+        "unequal rows": collectives.gathered(torch.full((1 + rank, 2), rank)),
+        "objects": collectives.gathered_objects(("text", [rank], {"rows": torch.full((1, 1 + rank), rank)})),
     }
 
 

@@ -59,6 +59,11 @@ class ProcessFacts(ArgumentFields):
         return _integer_from_environment("LOCAL_RANK", 0)
 
     @property
+    def local_world_size(self) -> int:
+        """Number of processes on this node."""
+        return _integer_from_environment("LOCAL_WORLD_SIZE", self.world_size)
+
+    @property
     def parallel_mode(self) -> ParallelMode:
         """Whether this process trains alone or with others; several GPUs never share one process."""
         return ParallelMode.DISTRIBUTED if self.world_size > 1 else ParallelMode.NOT_PARALLEL

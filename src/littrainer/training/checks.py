@@ -36,11 +36,6 @@ def check_arguments(args: TrainingArguments) -> None:
     settle_accelerator_config(args)
     check_loader_processes(args)
     refuse_unsupported(args)
-    if args.world_size > 1:
-        raise NotImplementedError(
-            f"This script was started on {args.world_size} processes (WORLD_SIZE), and littrainer trains on one so "
-            "far. Start it without torchrun, or run it with plain `python`, which uses transformers' own Trainer."
-        )
     apply_log_level(args)
 
 

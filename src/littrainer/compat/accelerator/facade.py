@@ -13,7 +13,7 @@ from littrainer.compat.accelerator.saving import Saving
 from littrainer.compat.accelerator.settings import Settings
 from littrainer.compat.accelerator.states import AcceleratorStateView, shared_accelerator_state
 from littrainer.compat.accelerator.stepping import Stepping
-from littrainer.evaluation import across_processes
+from littrainer.processes import collectives
 from littrainer.evaluation.gathering import truncated
 
 if TYPE_CHECKING:
@@ -65,12 +65,12 @@ class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving
             use_gather_object: gather Python objects, as is done for anything that holds more than tensors.
         """
         rows = self._rows_that_count()
-        if rows is None and across_processes.process_count() == 1:
+        if rows is None and collectives.process_count() == 1:
             return input_data
-        if not use_gather_object and across_processes.holds_only_tensors(input_data):
-            data = across_processes.gathered(input_data)
+        if not use_gather_object and collectives.holds_only_tensors(input_data):
+            data = collectives.gathered(input_data)
         else:
-            data = across_processes.gathered_objects(input_data)
+            data = collectives.gathered_objects(input_data)
             if rows is not None and isinstance(data, list):
                 return data[:rows]
         return data if rows is None else truncated(data, rows)

@@ -14,7 +14,7 @@ from littrainer.compat.accelerator.prepared import PreparedOptimizer, PreparedSc
 from littrainer.compilation import compile_keywords, is_compiled
 from littrainer.data.loaders import LookaheadLoader, lookahead_version
 from littrainer.data.skipping import skips_by_index, without_first_batches
-from littrainer.evaluation import across_processes
+from littrainer.processes import collectives
 from littrainer.mixed_precision import forward_type, restore_forward, run_forward_in
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Preparing:
             model = model.to(args.device)
         prepared: Any = model
         trains = any(parameter.requires_grad for parameter in model.parameters())
-        if across_processes.process_count() > 1 and trains and not evaluation_mode:
+        if collectives.process_count() > 1 and trains and not evaluation_mode:
             prepared = DistributedDataParallel(model, device_ids=None if args.device.type == "cpu" else [args.device])
         keywords = compile_keywords(args)
         if keywords is not None and not is_compiled(prepared):

@@ -11,7 +11,7 @@ import torch
 
 from littrainer.arguments.accelerate_state import distributed_type
 from littrainer.compat.accelerator.shares import share_of
-from littrainer.evaluation import across_processes
+from littrainer.processes import collectives
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -140,11 +140,11 @@ class Collectives:
 
     def gather(self, tensor: Any) -> Any:
         """The values of all processes; with one process, its own."""
-        return across_processes.gathered(tensor)
+        return collectives.gathered(tensor)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
         """Tensors padded to the longest one of all processes; with one process, its own."""
-        return across_processes.padded_to_longest(tensor, dim, pad_index, pad_first)
+        return collectives.padded_to_longest(tensor, dim, pad_index, pad_first)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Nested tensors reduced over all processes; those given stay as they are.
@@ -153,7 +153,7 @@ class Collectives:
             reduction: `sum`, `mean` or `max`; anything else sums, as under accelerate.
             scale: without effect, as under accelerate, which scales on TPUs only.
         """
-        return across_processes.reduced(tensor, reduction)
+        return collectives.reduced(tensor, reduction)
 
     def set_trigger(self) -> None:
         """Let the next `check_trigger` say yes in all processes."""

@@ -1,8 +1,10 @@
-"""Lightning strategies as a Trainer needs them."""
+"""One process on one device."""
 
 from __future__ import annotations
 
 from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from littrainer.strategies.resident import release_plugins
 
 
 class ResidentSingleDeviceStrategy(SingleDeviceStrategy):
@@ -13,7 +15,4 @@ class ResidentSingleDeviceStrategy(SingleDeviceStrategy):
 
     def teardown(self) -> None:
         """Release what the plugins hold, and leave the model where it is."""
-        self.precision_plugin.teardown()
-        if self.accelerator is not None:
-            self.accelerator.teardown()
-        self.checkpoint_io.teardown()
+        release_plugins(self)

@@ -1,0 +1,65 @@
+"""What Lightning asks about processes that are running already."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from lightning.pytorch.plugins.environments import ClusterEnvironment
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+
+
+class LaunchedProcesses(ClusterEnvironment):
+    """The processes as the arguments know them, so that Lightning and the Trainer never disagree about ranks.
+
+    Parameters:
+        args: training arguments.
+    """
+
+    def __init__(self, args: TrainingArguments):
+        super().__init__()
+        self._args = args
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """Yes: a launcher has started them."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """Host of the first process."""
+        return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+    @property
+    def main_port(self) -> int:
+        """Port on which the first process is found."""
+        return int(os.environ.get("MASTER_PORT", "29500"))
+
+    @staticmethod
+    def detect() -> bool:
+        """Never by itself: the Trainer hands it to its strategies."""
+        return False
+
+    def world_size(self) -> int:
+        """Number of all processes."""
+        return self._args.world_size
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: the launcher has decided."""
+
+    def global_rank(self) -> int:
+        """Rank among all processes."""
+        return self._args.process_index
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: the launcher has decided."""
+
+    def local_rank(self) -> int:
+        """Rank among the processes of this node."""
+        return self._args.local_process_index
+
+    def node_rank(self) -> int:
+        """Number of this node."""
+        return self._args.process_index // self._args.local_world_size
