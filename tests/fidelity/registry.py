@@ -26,6 +26,7 @@ class Scenario:
         resumes: Whether it resumes from a checkpoint.
         tolerance: Largest absolute difference between two floats, 0 for equality bit for bit.
         reason: Why the tolerance is not 0.
+        processes: Processes it is for.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Scenario:
     resumes: bool = False
     tolerance: float = 0.0
     reason: str = ""
+    processes: int = 1
 
 
 REGISTERED: dict[str, Scenario] = {}
@@ -62,6 +64,7 @@ def scenario(
     resumes: bool = False,
     tolerance: float = 0.0,
     reason: str = "",
+    processes: int = 1,
 ) -> Callable[[Script], Script]:
     """Register the decorated script under its own name; the keywords are `Scenario`'s."""
 
@@ -76,6 +79,7 @@ def scenario(
                 resumes=resumes,
                 tolerance=tolerance,
                 reason=reason,
+                processes=processes,
             )
         )
         return script

@@ -2,6 +2,9 @@
 
 SIDE is "transformers" or "littrainer", MODE "automatic" or "manual". Each scenario runs in a fresh working directory
 with the global random generators at the same place; one that raises leaves its traceback as its record.
+
+With RANK and WORLD_SIZE in the environment this is one of several processes. They share the working directory, have a
+new process group for each scenario, and each leaves its records in a folder of its own, `FOLDER/rank0` and so on.
 """
 
 from __future__ import annotations
@@ -12,10 +15,14 @@ import random
 import sys
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from tests.fidelity.record import Record
 from tests.fidelity.registry import Scenario
@@ -23,6 +30,9 @@ from tests.fidelity.scenarios import SCENARIOS
 from tests.fidelity.side import ORACLE, Side
 
 START_SEED = 20
+# A process whose partner has failed gives up by then.
+LONGEST_WAIT = timedelta(seconds=30)
+RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def seed_generators(seed: int) -> None:
@@ -56,8 +66,26 @@ def run_scenario(scenario: Scenario, name: str, mode: str, folder: Path) -> Reco
         return Record(error=traceback.format_exc())
 
 
+@contextmanager
+def process_group(meeting_place: Path) -> Iterator[None]:
+    """A process group of its own for one scenario, so that one that fails does not take the others with it."""
+    if PROCESSES == 1:
+        yield
+        return
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting_place}", rank=RANK, world_size=PROCESSES, timeout=LONGEST_WAIT
+    )
+    try:
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
 def main(name: str, mode: str, folder: Path, wanted: list[str]) -> None:
     torch.set_num_threads(1)
+    records = folder / f"rank{RANK}" if PROCESSES > 1 else folder
+    records.mkdir(parents=True, exist_ok=True)
     # In reverse order a scenario that leans on an earlier one gives itself away.
     order = list(SCENARIOS) if "FIDELITY_REVERSED" not in os.environ else list(reversed(SCENARIOS))
     for scenario_name in order:
@@ -65,9 +93,10 @@ def main(name: str, mode: str, folder: Path, wanted: list[str]) -> None:
             continue
         start = time.perf_counter()
         run_folder = folder / "runs" / scenario_name
-        run_folder.mkdir(parents=True)
-        record = run_scenario(SCENARIOS[scenario_name], name, mode, run_folder)
-        (folder / f"{scenario_name}.pickle").write_bytes(pickle.dumps(record))
+        run_folder.mkdir(parents=True, exist_ok=PROCESSES > 1)
+        with process_group(folder / f"{scenario_name}.meeting"):
+            record = run_scenario(SCENARIOS[scenario_name], name, mode, run_folder)
+        (records / f"{scenario_name}.pickle").write_bytes(pickle.dumps(record))
         outcome = "raised" if record.error else "done"
         print(f"FIDELITY {scenario_name}: {outcome} in {time.perf_counter() - start:.2f} s", flush=True)
 

@@ -45,5 +45,5 @@ test of that fails when the argument is carried out, and its entry goes."""
 COMPARED: tuple[str, ...] = tuple(
     name
     for name, scenario in SCENARIOS.items()
-    if name not in REFUSED_TODAY and (COMPARE_RESUME or not scenario.resumes)
+    if name not in REFUSED_TODAY and (COMPARE_RESUME or not scenario.resumes) and scenario.processes == 1
 )
