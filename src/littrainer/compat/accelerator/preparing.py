@@ -14,8 +14,8 @@ from littrainer.compat.accelerator.prepared import PreparedOptimizer, PreparedSc
 from littrainer.compilation import compile_keywords, is_compiled
 from littrainer.data.loaders import LookaheadLoader, lookahead_version
 from littrainer.data.skipping import skips_by_index, without_first_batches
-from littrainer.processes import collectives
 from littrainer.mixed_precision import forward_type, restore_forward, run_forward_in
+from littrainer.processes import collectives
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
