@@ -25,6 +25,9 @@ CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
         ("torch.distributed.fsdp", "FSDPModule"),
         ("torch.distributed.fsdp", "FullyShardedDataParallel"),
     ),
+    "resharding module": (("torch.distributed.fsdp", "FSDPModule"),),
+    "flat sharded module": (("torch.distributed.fsdp", "FullyShardedDataParallel"),),
+    "sharded tensor": (("torch.distributed.tensor", "DTensor"),),
     "lightning callback": (
         ("lightning.pytorch.callbacks.callback", "Callback"),
         ("pytorch_lightning.callbacks.callback", "Callback"),

@@ -122,11 +122,10 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
     from littrainer.checkpoint.lightning_io import with_checkpoint_io
     from littrainer.lightning_internals import count_from, leave_signals_alone, resume_nothing
     from littrainer.precision import mixed_precision_plugin
-    from littrainer.strategies.choice import strategy_for
+    from littrainer.strategies.given import fitted_strategy
 
     keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
-    if "strategy" not in keywords:
-        keywords["strategy"] = strategy_for(trainer)
+    keywords["strategy"] = fitted_strategy(keywords.get("strategy", "auto"), trainer)
     # Where callbacks write that are not told where to.
     keywords.setdefault("default_root_dir", trainer.args.output_dir)
     callbacks = _user_callbacks(trainer, keywords)
@@ -228,7 +227,7 @@ def import_lightning() -> None:
     import littrainer.lightning_internals
     import littrainer.module
     import littrainer.precision
-    import littrainer.strategies.choice  # noqa: F401
+    import littrainer.strategies.given  # noqa: F401
 
 
 def fit(trainer: Trainer, run: TrainingRun) -> None:

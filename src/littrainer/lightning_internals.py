@@ -180,3 +180,6 @@ def leave_signals_alone(lightning_trainer: pl.Trainer) -> None:
     """
     connector: Any = lightning_trainer._signal_connector
     connector.register_signal_handlers = lambda: None
+    # With several processes it would ask the first one at each micro-batch whether it got one, and wait for the answer.
+    epoch_loop: Any = lightning_trainer.fit_loop.epoch_loop
+    epoch_loop._broadcast_sigterm_tensor = lambda: None

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from littrainer.arguments.destinations import lightning_precision
-from littrainer.evaluation.gathering import map_nested
+from littrainer.nested_values import map_nested
 
 # Lightning's precision -> what the forward pass computes in.
 FORWARD_TYPES = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -148,7 +149,8 @@ class TrainerModule(pl.LightningModule):
         run = self._active_run()
         number = micro_batch.num_items_in_window
         if not self.automatic_optimization:
-            loss = self.owner.training_step(self.owner.model_wrapped, micro_batch.inputs, number)
+            with self._gradient_exchange():
+                loss = self.owner.training_step(self.owner.model_wrapped, micro_batch.inputs, number)
             run.add_loss(loss, micro_batch)
             if micro_batch.closes_window:
                 self._step_optimizer_manually(run)
@@ -163,6 +165,19 @@ class TrainerModule(pl.LightningModule):
         # multiplying back would not be exact, so there is nothing left to divide until the backward pass begins.
         self.trainer.accumulate_grad_batches = 1
         return loss
+
+    @property
+    def exchanges_gradients(self) -> bool:
+        """Whether several processes exchange gradients in the backward pass of the micro-batch at hand."""
+        micro_batch = self._micro_batch
+        if micro_batch is None or micro_batch.is_last_drawn:
+            return True
+        return bool(self.owner.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False))
+
+    def _gradient_exchange(self) -> AbstractContextManager[Any]:
+        # In automatic optimization Lightning asks its strategy for this context.
+        block = getattr(self.trainer.strategy, "block_backward_sync", None)
+        return nullcontext() if block is None else block()
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward pass; the optimizer's own where it has one that updates the weights as it goes, as LOMO has."""

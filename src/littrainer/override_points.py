@@ -23,7 +23,6 @@ from littrainer.checkpoint.layout import rotate_checkpoints
 from littrainer.checkpoint.weights import holds_weights, load_weights, log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.compat.own_methods import own_methods
-from littrainer.compilation import is_compiled
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, without_extra_columns
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
@@ -31,7 +30,8 @@ from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_tha
 from littrainer.ecosystem import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.model_facts import base_model, catch_all_name
-from littrainer.model_wrapping import wrapped_model
+from littrainer.model_wrapping import is_own_wrapping, wrapped_model
+from littrainer.optim.gradient_norms import clip_by_norm, lie_on_several_meshes
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
 from littrainer.training import decisions, loss, train_call
 from littrainer.training.device_memory import empty_device_cache_if_due
@@ -77,6 +77,7 @@ class OverridePoints:
             batch_size=batch_size,
             sampler=sampler_fn(dataset) if takes_sampler and sampler_fn is not None else None,
             is_training=is_training,
+            settings=getattr(self.accelerator, "dataloader_config", None),
         )
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             self._eval_dataloaders[dataloader_key] = loader
@@ -151,7 +152,7 @@ class OverridePoints:
             self.create_scheduler(num_training_steps=max_steps)
         self.model_wrapped = wrapped
         # Of a model that a subclass has wrapped the evaluation finds the inner one as it was.
-        self._model_is_prepared = self.model_wrapped is self.model or is_compiled(self.model_wrapped)
+        self._model_is_prepared = is_own_wrapping(self.model_wrapped, self.model)
         return self.optimizer, self.lr_scheduler
 
     def _get_learning_rate(self: Any) -> float:
@@ -236,13 +237,23 @@ class OverridePoints:
         return data
 
     def _clip_grad_norm(self: Any, model: nn.Module) -> torch.Tensor:
-        return nn.utils.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+        if self._has_mixed_mesh_grads(model):
+            return self._mixed_mesh_grad_norm(model, self.args.max_grad_norm)
+        return self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
 
     def _get_grad_norm(self: Any, model: nn.Module, grad_norm: Any = None) -> Any:
-        if grad_norm is None:
-            # An infinite bound clips nothing and returns the norm.
-            grad_norm = nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
-        return grad_norm
+        if grad_norm is not None:
+            return grad_norm
+        # An infinite bound clips nothing and returns the norm.
+        if self._has_mixed_mesh_grads(model):
+            return self._mixed_mesh_grad_norm(model, float("inf"))
+        return self.accelerator.clip_grad_norm_(model.parameters(), float("inf"))
+
+    def _has_mixed_mesh_grads(self: Any, model: nn.Module) -> bool:
+        return self.args.world_size > 1 and lie_on_several_meshes(list(model.parameters()))
+
+    def _mixed_mesh_grad_norm(self: Any, model: nn.Module, max_norm: float) -> torch.Tensor:
+        return clip_by_norm(model.parameters(), max_norm, several_meshes=True)
 
     def _track_num_input_tokens(self: Any, inputs: Any) -> None:
         self.state.num_input_tokens_seen += self._tokens.count(self, inputs)

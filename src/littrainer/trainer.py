@@ -59,6 +59,8 @@ from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.schedules import get_scheduler
 from littrainer.override_points import OverridePoints
+from littrainer.processes.collectives import sum_over_processes
+from littrainer.processes.layout import follow_model, tensor_parallel_size
 from littrainer.tracking.selection import trackers_for
 from littrainer.training import checks, loss, reports, run, train_call
 from littrainer.training.label_smoothing import smoother_for
@@ -142,6 +144,7 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         self.create_accelerator_and_postprocess()
         self.model_init = model_init
         self.model = self.call_model_init() if model is None else model
+        follow_model(args, self.model)
         # A model that evaluations cast as a whole moves when it is cast or trained.
         moves_now = not (args.bf16_full_eval or args.fp16_full_eval)
         self.place_model_on_device = moves_now if args.place_model_on_device is None else args.place_model_on_device
@@ -430,6 +433,7 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
             num_items_in_batch: label tokens in the whole window; a loss summed over the micro-batch is divided by it.
         """
         value, outputs = loss.loss_and_outputs(self, model, inputs, num_items_in_batch)
+        value = loss.scaled_for_mean_gradient(self, value, num_items_in_batch)
         return (value, outputs) if return_outputs else value
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
@@ -457,7 +461,8 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
 
     def get_tp_size(self) -> int:
         """Processes that share one copy of the model by tensor parallelism; 1 where each has a copy of its own."""
-        return getattr(self.model, "_tp_size", None) or 1
+        of_model = getattr(self.model, "_tp_size", None)
+        return tensor_parallel_size(self.args) if of_model is None else of_model
 
     def get_cp_size(self) -> int:
         """Processes that share a sequence by context parallelism: 1, each has whole sequences."""
@@ -626,7 +631,7 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
 
     def store_flos(self) -> None:
         """Move the operations counted since the last call into the state."""
-        self.state.total_flos += self.current_flos
+        self.state.total_flos += sum_over_processes(self.current_flos, self.args.device)
         self.current_flos = 0
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:

@@ -15,7 +15,6 @@ from littrainer.arguments.support import (
 
 # A value away from the default for each field whose type does not tell one.
 WISHES: dict[str, Any] = {
-    "parallelism_config": object(),
     "fsdp_config": {"min_num_params": 1},
     "deepspeed": {"zero_optimization": {}},
 }

@@ -13,6 +13,7 @@ from littrainer.arguments.accelerate_state import partial_state
 from littrainer.arguments.accelerator_config import configured_device
 from littrainer.arguments.choices import ParallelMode
 from littrainer.arguments.fields import ArgumentFields
+from littrainer.processes import environment
 
 if TYPE_CHECKING:
     import torch
@@ -30,38 +31,28 @@ LOG_LEVEL_NUMBERS = {
 TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
 
 
-def _integer_from_environment(name: str, default: int) -> int:
-    text = os.environ.get(name, "").strip()
-    if not text:
-        return default
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"environment variable {name}={text!r} must be a whole number; launchers set it.") from None
-
-
 class ProcessFacts(ArgumentFields):
     """Properties of TrainingArguments that depend on the process, computed when they are asked for."""
 
     @property
     def world_size(self) -> int:
         """Number of processes that train together."""
-        return _integer_from_environment("WORLD_SIZE", 1)
+        return environment.world_size()
 
     @property
     def process_index(self) -> int:
         """Rank of this process among all processes."""
-        return _integer_from_environment("RANK", 0)
+        return environment.rank()
 
     @property
     def local_process_index(self) -> int:
         """Rank of this process among those of its node."""
-        return _integer_from_environment("LOCAL_RANK", 0)
+        return environment.local_rank()
 
     @property
     def local_world_size(self) -> int:
         """Number of processes on this node."""
-        return _integer_from_environment("LOCAL_WORLD_SIZE", self.world_size)
+        return environment.local_world_size()
 
     @property
     def parallel_mode(self) -> ParallelMode:
@@ -83,14 +74,36 @@ class ProcessFacts(ArgumentFields):
         if self.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE_WORDS:
             return torch.device("cpu")
         if torch.cuda.is_available():
-            device = torch.device("cuda", self.local_process_index)
+            device = torch.device("cuda", self._gpu_of_this_process(torch.cuda.device_count()))
             if self.local_process_index > 0:
                 # Scripts call `.cuda()` without an index and mean their own GPU.
                 torch.cuda.set_device(device)
             return device
-        if torch.backends.mps.is_available():
+        # No library connects processes on Metal.
+        if torch.backends.mps.is_available() and self.world_size == 1:
             return torch.device("mps")
         return torch.device("cpu")
+
+    def _gpu_of_this_process(self, visible: int) -> int:
+        index = self.local_process_index
+        # A launcher that shows each process a GPU of its own numbers it 0.
+        if visible == 1:
+            return 0
+        if visible and index >= visible:
+            raise ValueError(
+                f"{self.local_world_size} processes on this node share {visible} GPUs, and process {index} has none of "
+                f"its own. Start at most {visible} (littrainer run --devices, torchrun --nproc-per-node), or set "
+                "use_cpu=True."
+            )
+        return index
+
+    def _join_other_processes(self) -> None:
+        """Connect with the processes that a launcher has started together with this one, if it says where they meet."""
+        if environment.meeting_point() is None:
+            return
+        from littrainer.processes.group import ensure_process_group
+
+        ensure_process_group(self)
 
     @property
     def _setup_devices(self) -> torch.device:
@@ -190,14 +203,17 @@ class ProcessFacts(ArgumentFields):
     def _barrier(self, caller: str = "main_process_first") -> Any:
         import torch.distributed
 
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        from littrainer.processes.group import ensure_process_group
+
+        try:
+            ensure_process_group(self)
+        except (RuntimeError, ValueError) as error:
             raise RuntimeError(
-                f"{caller}: {self.world_size} processes have no process group to wait in; "
-                "call torch.distributed.init_process_group() first, or start the script as one process."
-            )
+                f"{caller}: {self.world_size} processes have no process group to wait in. {error}"
+            ) from error
         return torch.distributed.barrier
 
     def __getstate__(self) -> dict[str, Any]:
         # They belong to the process that found them.
-        own = ("_device", "_distributed_state")
+        own = ("_device", "_distributed_state", "_layout_of_model")
         return {name: value for name, value in self.__dict__.items() if name not in own}

@@ -14,7 +14,6 @@ from littrainer.arguments.fields import ArgumentFields
 # Field -> topic it belongs to. Refused when set away from its default.
 NOT_YET_SUPPORTED: dict[str, str] = {
     "push_to_hub": "the Hub",
-    "parallelism_config": "several processes",
     "fsdp": "several processes",
     "fsdp_config": "several processes",
     "deepspeed": "several processes",

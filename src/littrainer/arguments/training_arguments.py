@@ -16,6 +16,7 @@ from littrainer.arguments.serialization import Serialization
 from littrainer.arguments.support import refuse_unsupported
 from littrainer.arguments.validation import validate
 from littrainer.arguments.value_checks import check_values
+from littrainer.processes.environment import adopt_launcher_variables
 
 
 @dataclass
@@ -46,6 +47,7 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
     default_optim: ClassVar[str] = "adamw_torch_fused"
 
     def __post_init__(self) -> None:
+        adopt_launcher_variables()
         check_values(self)
         # Left open, bars are drawn on terminals only.
         self._asked_for_bars: bool = self.disable_tqdm is False and not was_normalized(self)
@@ -57,6 +59,8 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         self.deepspeed_plugin: Any | None = None
         refuse_unsupported(self)
         apply_hardware_choices(self)
+        # Scripts call torch.distributed as soon as they have arguments.
+        self._join_other_processes()
         # Loggers and collectives of accelerate, which libraries on top use, refuse to work without it.
         partial_state(self)
 

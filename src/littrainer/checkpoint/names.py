@@ -16,3 +16,9 @@ RANDOM_STATE_NAME = "rng_state.pth"
 RESUME_RECORD_NAME = "littrainer_resume.pt"
 # Ours: the state of a lightning.Trainer that writes folders of this format.
 LIGHTNING_STATE_NAME = "lightning_state.pt"
+
+
+def resume_record_name(rank: int) -> str:
+    """Ours: what exact resuming needs of one of several processes; the first one's is in the file of all."""
+    stem, _, suffix = RESUME_RECORD_NAME.rpartition(".")
+    return f"{stem}_{rank}.{suffix}" if rank else RESUME_RECORD_NAME

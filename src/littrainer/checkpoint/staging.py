@@ -24,11 +24,13 @@ logger = logging.getLogger(__name__)
 
 UNFINISHED_DIR = ".unfinished"
 REPLACED, DELETED = ".replaced", ".deleted"
+# Before the rank of one of several processes, which writes its part of a checkpoint there.
+PART = ".process"
 # Freeing the room of large files takes the system as long as a part of writing them.
 _deletions: list[ThreadedWork] = []
 FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write failed")
 # What this package puts into the folder for unfinished ones; anything else there is left alone.
-OWN_ENTRY = re.compile(rf".+-\d+({re.escape(REPLACED)}|{re.escape(DELETED)})?")
+OWN_ENTRY = re.compile(rf".+-\d+({re.escape(REPLACED)}|{re.escape(DELETED)}|{re.escape(PART)}\d+)?")
 
 
 class StagedCheckpoint:

@@ -172,6 +172,9 @@ def tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _place(value: Any) -> Any:
+    if is_a(value, "sharded tensor"):
+        # What is spread over processes has no address of its own; this process's part of it has.
+        value = value.to_local()
     if not _has_shape(value) or value.is_meta or value.numel() == 0:
         return None
     return value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride()

@@ -28,8 +28,6 @@ NEVER_CALLED: dict[str, str] = {
     "_build_accelerator_args": "Lightning takes the accelerator's place: override create_accelerator_and_postprocess, "
     "or pass lightning={...}",
     "_prepare_context_parallel_inputs": "override _prepare_inputs",
-    "_mixed_mesh_grad_norm": "override _clip_grad_norm and _get_grad_norm",
-    "_has_mixed_mesh_grads": "override _clip_grad_norm and _get_grad_norm",
     "_defer_fsdp_gradient_reduction": "pass a strategy as lightning={...}",
     "_sync_replicated_trainable_parameters": "add a callback with on_train_begin",
     "_hp_search_setup": "override call_model_init, or set the arguments before train()",

@@ -77,7 +77,7 @@ REFUSED: dict[str, str] = {
     "compute_objective": _SEARCH,
     "objective": _SEARCH,
     "_attn_mask_causal_checked": "sequences are not split between processes",
-    "_mixed_mesh_grads": "gradients of models that are split between processes by several meshes do not occur here",
+    "_mixed_mesh_grads": "looked for at each clipping: override `_has_mixed_mesh_grads`",
 }
 """Attribute -> why it is not offered."""
 

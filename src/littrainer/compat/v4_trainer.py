@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, rotate_checkpoints, sort_checkpoints
 from littrainer.compat.earlier_signatures import SIGNATURES, accept_earlier_signature
-from littrainer.evaluation.gathering import as_numpy
+from littrainer.nested_values import as_numpy
 from littrainer.training.neftune import noisy_embeddings
 
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from littrainer.data.batch_rebalance import BatchRebalanceSampler
 from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.sampling import warn_that_a_stream_has_its_own_order
+from littrainer.data.sharding import Share, SharedBatches, share_of
 from littrainer.data.worker_states import without_reports
 from littrainer.seeds import seed_worker
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 # What `next` gives after the last batch.
 NO_BATCH = object()
+# Keywords of a DataLoader that say which samples come in which batch.
+ORDERING = ("batch_size", "drop_last", "sampler", "batch_sampler")
 
 
 def tell_epoch(epoch: int, *candidates: Any) -> None:
@@ -47,8 +50,11 @@ class LookaheadLoader(DataLoader):
     # Class attributes, so that DataLoader's own constructor, which watches assignments, need not know them.
     epoch = 0
     end_of_dataloader = False
-    # Processes that share the data, each of which has every n-th batch of it.
+    # Processes that share the data, each of which has every n-th batch of it, or its part of each batch.
     processes = 1
+    splits_batches = False
+    # Whether an incomplete last batch is left out, also where a batch sampler does that.
+    leaves_out_last = False
     rows_in_last_batch = -1
     # Streams are dispatched under accelerate unless its user says no, and only then it counts their last batch.
     dispatches_streams = True
@@ -76,9 +82,9 @@ class LookaheadLoader(DataLoader):
         if isinstance(self.dataset, IterableDataset) and self.dispatches_streams:
             return self.rows_in_last_batch
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
-        if batch_size is None or self.drop_last or not has_length(self.dataset):
+        if batch_size is None or self.drop_last or self.leaves_out_last or not has_length(self.dataset):
             return -1
-        return len(self.dataset) % (batch_size * self.processes)
+        return len(self.dataset) % (batch_size if self.splits_batches else batch_size * self.processes)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return self.read(None)
@@ -118,14 +124,16 @@ def build_loader(
     batch_size: int,
     sampler: Sampler[Any] | None,
     is_training: bool,
+    settings: Any = None,
 ) -> LookaheadLoader:
-    """The loader for a dataset, as the `dataloader_*` arguments describe it.
+    """The loader for this process's part of a dataset, as the `dataloader_*` arguments describe it.
 
     Parameters:
         collate: turns a list of samples into a batch.
         batch_size: samples of a micro-batch on one device.
         sampler: the order of a map-style dataset, or its batches; None for the dataset's own order.
         is_training: training loaders seed their workers.
+        settings: how processes share the data; by default `accelerator_config` of the arguments.
     """
     keywords: dict[str, Any] = {
         "batch_size": batch_size,
@@ -150,7 +158,7 @@ def build_loader(
             keywords["worker_init_fn"] = partial(
                 seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
             )
-    return _lookahead_loader(args, dataset, keywords)
+    return _lookahead_loader(args, dataset, keywords, settings)
 
 
 # What a DataLoader was built with, besides dataset, collator and the order of samples.
@@ -168,10 +176,14 @@ CARRIED_OVER = (
 )
 
 
-def lookahead_version(args: TrainingArguments, loader: DataLoader) -> DataLoader:
-    """A LookaheadLoader over the same data, whose random order is seeded by epoch where the arguments have it so.
+def lookahead_version(args: TrainingArguments, loader: DataLoader, settings: Any = None) -> DataLoader:
+    """A LookaheadLoader over this process's part of a loader's data, as accelerate prepares loaders.
 
-    One that is already, or a loader of a class of its own, is returned as it is.
+    Its random order is seeded by epoch where the arguments have it so. One that is a LookaheadLoader already, or a
+    loader of a class of its own, is returned as it is.
+
+    Parameters:
+        settings: how processes share the data; by default `accelerator_config` of the arguments.
     """
     if type(loader) is not DataLoader:
         return loader
@@ -184,13 +196,38 @@ def lookahead_version(args: TrainingArguments, loader: DataLoader) -> DataLoader
         keywords.update(batch_size=batches.batch_size, drop_last=batches.drop_last, sampler=sampler)
     else:
         keywords["batch_sampler"] = _with_seeded_order(args, batches)
-    return _lookahead_loader(args, loader.dataset, keywords)
+    return _lookahead_loader(args, loader.dataset, keywords, settings)
 
 
-def _lookahead_loader(args: TrainingArguments, dataset: Any, keywords: dict[str, Any]) -> LookaheadLoader:
+def _lookahead_loader(
+    args: TrainingArguments, dataset: Any, keywords: dict[str, Any], settings: Any = None
+) -> LookaheadLoader:
+    settings = args.accelerator_config if settings is None else settings
+    dispatches_streams = getattr(settings, "dispatch_batches", None) is not False
+    share = share_of(args, settings)
+    leaves_out_last = keywords.get("drop_last", False)
+    if share is not None:
+        keywords = _keywords_of_part(dataset, keywords, share)
     loader = LookaheadLoader(dataset, **keywords)
-    loader.dispatches_streams = getattr(args.accelerator_config, "dispatch_batches", None) is not False
+    loader.dispatches_streams = dispatches_streams
+    if share is not None:
+        loader.processes, loader.splits_batches = share.of, share.split_batches
+        loader.leaves_out_last = leaves_out_last
     return loader
+
+
+def _keywords_of_part(dataset: Any, keywords: dict[str, Any], share: Share) -> dict[str, Any]:
+    """What a loader over a map-style dataset is built with, so that it gives one process's part of the batches."""
+    others = {name: value for name, value in keywords.items() if name not in ORDERING}
+    batches = keywords.get("batch_sampler")
+    if isinstance(batches, BatchRebalanceSampler):
+        # It knows which process it is for.
+        return keywords
+    if batches is None:
+        sampler = keywords.get("sampler")
+        order = SequentialSampler(dataset) if sampler is None else sampler
+        batches = BatchSampler(order, keywords["batch_size"], keywords.get("drop_last", False))
+    return {**others, "batch_sampler": SharedBatches(batches, share)}
 
 
 def _seeded_by_epoch(args: TrainingArguments, sampler: Any) -> Any:

@@ -12,6 +12,7 @@ from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 from littrainer.data.batch_rebalance import BatchRebalanceSampler
 from littrainer.data.samplers import LengthGroupedSampler, sample_lengths, whole_numbers
 from littrainer.ecosystem import is_a
+from littrainer.processes.layout import data_parallel_rank, data_parallel_size
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -45,10 +46,10 @@ def train_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) 
             lengths = sample_lengths(dataset, _main_input_name(processing_class))
         return BatchRebalanceSampler(
             whole_numbers(lengths),
-            effective_batch_size=args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
-            dp_size=args.world_size,
+            effective_batch_size=args.train_batch_size * args.gradient_accumulation_steps * data_parallel_size(args),
+            dp_size=data_parallel_size(args),
             grad_accum=args.gradient_accumulation_steps,
-            rank=args.process_index,
+            rank=data_parallel_rank(args),
             drop_last=args.dataloader_drop_last,
         )
     return SequentialSampler(dataset) if strategy == "sequential" else RandomSampler(dataset)

@@ -28,6 +28,7 @@ class MicroBatch:
         window_size: micro-batches in the window.
         num_items_in_window: label tokens in the window, where the loss is divided by them.
         epoch_fraction: share of the epoch done once this micro-batch is.
+        position: place in the window, from 0.
     """
 
     inputs: Any
@@ -36,6 +37,12 @@ class MicroBatch:
     window_size: int
     num_items_in_window: torch.Tensor | int | None
     epoch_fraction: float
+    position: int = 0
+
+    @property
+    def is_last_drawn(self) -> bool:
+        """Whether no other one of its window follows; where the data ends within a window, it does not close it."""
+        return self.position + 1 == self.window_size
 
 
 class WindowLoader:
@@ -134,6 +141,7 @@ class WindowLoader:
                     window_size=len(window),
                     num_items_in_window=num_items,
                     epoch_fraction=seen / self.micro_batches_per_epoch,
+                    position=position,
                 )
                 if self.should_stop():
                     return

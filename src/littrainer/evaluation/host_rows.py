@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-PADDING = -100
+from littrainer.nested_values import PADDING, different_shapes
+
 # From this size on memory is mapped, so that its pages can be given back one by one; smaller blocks are not worth it.
 MAPPED_FROM_BYTES = 1 << 20
 # How much is copied before the pages it came from are given back.
@@ -144,15 +145,6 @@ def _give_back(memory: Any, start: int, end: int) -> None:
     start, end = (position // mmap.PAGESIZE * mmap.PAGESIZE for position in (start, end))
     if isinstance(memory, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") and end > start:
         memory.madvise(mmap.MADV_DONTNEED, start, end - start)
-
-
-def different_shapes(before: tuple[int, ...], now: tuple[int, ...]) -> str:
-    """What to say of batches that cannot be put into one array."""
-    return (
-        f"A batch of an evaluation returned an output of shape {now}, and one before it of shape {before}: only the "
-        "first two dimensions may differ. Bring them to one shape in preprocess_logits_for_metrics, or set "
-        "eval_do_concat_batches=False."
-    )
 
 
 def _too_large(blocks: list[_Block], piece: torch.Tensor | None = None) -> str:

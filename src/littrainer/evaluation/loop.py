@@ -16,13 +16,14 @@ import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length
-from littrainer.evaluation.gathering import PADDING, BatchCollection, truncated
+from littrainer.evaluation.gathering import BatchCollection
 from littrainer.evaluation.loss_mean import ExactLossMean
 from littrainer.evaluation.metrics import call_metric_function, checked_metrics, noting_where, warn_without_result
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
 from littrainer.evaluation.side_effects import model_device
 from littrainer.evaluation.streaming import StreamingMetrics, streaming_metrics
 from littrainer.model_wrapping import prepared_model
+from littrainer.nested_values import PADDING, truncated
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from littrainer.ecosystem import is_a
-from littrainer.evaluation.host_rows import PADDING
 from littrainer.evaluation.results import EvalPrediction
 from littrainer.model_facts import base_model, predicts_next_token
+from littrainer.nested_values import PADDING
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.evaluation.gathering import detached
+from littrainer.nested_values import detached
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

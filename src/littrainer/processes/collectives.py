@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from littrainer.evaluation.gathering import concatenated, map_nested
+from littrainer.nested_values import concatenated, map_nested
 
 
 def process_count() -> int:
@@ -89,6 +89,16 @@ def reduced(value: Any, reduction: str = "sum") -> Any:
         return total
 
     return map_nested(reduce, value)
+
+
+def sum_over_processes(number: float, device: torch.device) -> float:
+    """The sum of the processes' numbers.
+
+    It is summed in single precision where there are several, as transformers has it, so that states agree.
+    """
+    if process_count() == 1:
+        return number
+    return gathered(torch.tensor([number], device=device)).sum().item()
 
 
 def holds_only_tensors(value: Any) -> bool:

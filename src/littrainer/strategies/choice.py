@@ -19,7 +19,7 @@ def _single_device(trainer: Trainer) -> Strategy:
 
 
 def _data_parallel(trainer: Trainer) -> Strategy:
-    return data_parallel_strategy(trainer.args)
+    return data_parallel_strategy(trainer)
 
 
 def _alone(args: Any) -> bool:

@@ -1,47 +1,176 @@
-"""A copy of the model in each process, with gradients averaged between them (DDP)."""
+"""A copy of the model in each process, with gradients averaged between them (DDP).
+
+DistributedDataParallel is put around the user's model and not around Lightning's module: that is what subclasses of a
+Trainer are handed, and only what runs in its forward is searched for unused parameters.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from littrainer.ecosystem import is_a
+from littrainer.error_notes import add_note
 from littrainer.strategies.launched import LaunchedProcesses
 from littrainer.strategies.resident import release_plugins
 
 if TYPE_CHECKING:
-    from littrainer.arguments.training_arguments import TrainingArguments
+    import lightning.pytorch as pl
+
+    from littrainer.trainer import Trainer
 
 
-class ResidentDDPStrategy(DDPStrategy):
-    """Distributed data parallel, after which the model stays on its device.
+def _finds_unused_parameters(trainer: Trainer) -> bool:
+    given = trainer.args.ddp_find_unused_parameters
+    if given is not None:
+        return given
+    # The search and a recomputed forward exclude one another in models that recompute their layers reentrantly.
+    model = trainer.model
+    if not is_a(model, "pretrained model"):
+        return True
+    recomputes = getattr(model, "is_activation_checkpointing", getattr(model, "is_gradient_checkpointing", False))
+    return not (recomputes or trainer.args.activation_checkpointing)
 
-    Evaluation goes past DDP's wrapper, which would replace each process's buffers by those of the first.
+
+def _as_given(name: str) -> Callable[[Trainer], Any]:
+    return lambda trainer: getattr(trainer.args, name)
+
+
+# Argument -> keyword of Lightning's DDPStrategy, and its value; where that is None, torch's default holds.
+DDP_KEYWORDS: dict[str, tuple[str, Callable[[Trainer], Any]]] = {
+    "ddp_find_unused_parameters": ("find_unused_parameters", _finds_unused_parameters),
+    "ddp_bucket_cap_mb": ("bucket_cap_mb", _as_given("ddp_bucket_cap_mb")),
+    "ddp_broadcast_buffers": ("broadcast_buffers", _as_given("ddp_broadcast_buffers")),
+    "ddp_static_graph": ("static_graph", _as_given("ddp_static_graph")),
+    "ddp_backend": ("process_group_backend", _as_given("ddp_backend")),
+    "ddp_timeout": ("timeout", _as_given("ddp_timeout_delta")),
+}
+
+# What torch says -> the argument of the Trainer that changes it.
+EXPLAINED_ERRORS: dict[str, str] = {
+    r"Expected to have finished reduction in the prior iteration": (
+        "Some parameters got no gradient in the process that says so. Set ddp_find_unused_parameters=True (and leave "
+        "ddp_static_graph unset), or freeze those parameters with requires_grad_(False)."
+    ),
+    r"Expected to mark a variable ready only once": (
+        "A parameter got its gradient twice in one backward pass. With activation_checkpointing=True set "
+        "activation_checkpointing_kwargs={'use_reentrant': False} or ddp_find_unused_parameters=False; where the model "
+        "runs several times for one loss, ddp_static_graph=True may help."
+    ),
+}
+
+
+class ModelInDDP:
+    """What a DDPStrategy does differently for a Trainer; a class that derives from it and from such a strategy has it.
+
+    DDP is put around the user's model when the Trainer makes its optimizer, gradients are exchanged at the last
+    micro-batch of a window, and the model stays on its device at the end.
     """
 
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        """One batch of an evaluation, by the module itself."""
-        return self._module_itself().validation_step(*args, **kwargs)
+    def setup(self: Any, trainer: pl.Trainer) -> None:
+        """Prepare a training as Lightning does; for an evaluation the processes' models are left as they are."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            super().setup(trainer)  # type: ignore[misc]
+            return
+        self.accelerator.setup(trainer)
+        self.precision_plugin.convert_module(self.model)
+        self.model_to_device()
+        self.setup_precision_plugin()
 
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        """One batch of a prediction, by the module itself."""
-        return self._module_itself().predict_step(*args, **kwargs)
+    def configure_ddp(self: Any) -> None:
+        """Do nothing yet: the Trainer calls `data_parallel`."""
 
-    def _module_itself(self) -> Any:
+    def data_parallel(self: Any, model: nn.Module) -> DistributedDataParallel:
+        """DDP around a model, with the first process's weights in all of them.
+
+        Raises:
+            ValueError: DDP cannot train it.
+        """
+        _refuse_what_ddp_cannot_train(model)
+        wrapped = self._setup_model(model)
+        # Lightning registers hooks on what it takes for its module in DDP.
+        module, self.model = self.model, wrapped
+        try:
+            self._register_ddp_hooks()
+        finally:
+            self.model = module
+        return wrapped
+
+    @contextmanager
+    def block_backward_sync(self: Any) -> Iterator[None]:
+        """A context in which gradients are added up in each process and not exchanged, unless each is to be."""
         module = self.lightning_module
-        assert module is not None
-        return module
+        model = None if module is None or module.exchanges_gradients else module.owner.model_wrapped
+        no_sync = getattr(model, "no_sync", None)
+        if no_sync is None:
+            yield
+        else:
+            with no_sync():
+                yield
 
-    def teardown(self) -> None:
-        """Release what the plugins hold, take DDP's wrapper off, and leave the model where it is."""
-        self.model = self.lightning_module
+    def on_exception(self: Any, exception: BaseException) -> None:
+        """Say which argument of the Trainer helps."""
+        for pattern, advice in EXPLAINED_ERRORS.items():
+            if re.search(pattern, str(exception)):
+                add_note(exception, advice)
+
+    def teardown(self: Any) -> None:
+        """Release what the plugins hold, and leave the model where it is."""
+        module = self.lightning_module
+        fitting = module is not None and module._trainer is not None and module.trainer.state.fn == TrainerFn.FITTING
+        if fitting and self._layer_sync is not None:
+            self.model = self._layer_sync.revert(self.model)
         release_plugins(self)
 
 
-def data_parallel_strategy(args: TrainingArguments) -> ResidentDDPStrategy:
+class ResidentDDPStrategy(ModelInDDP, DDPStrategy):
+    """Lightning's DDPStrategy for a Trainer's model."""
+
+
+def ddp_keywords(trainer: Trainer) -> dict[str, Any]:
+    """The keywords for Lightning's DDPStrategy that the arguments stand for."""
+    values = {keyword: value(trainer) for keyword, value in DDP_KEYWORDS.values()}
+    return {keyword: value for keyword, value in values.items() if value is not None}
+
+
+def data_parallel_strategy(trainer: Trainer) -> ResidentDDPStrategy:
     """The strategy for a copy of the model in each process."""
-    return ResidentDDPStrategy(
-        cluster_environment=LaunchedProcesses(args),
-        process_group_backend=args.ddp_backend,
-        timeout=args.ddp_timeout_delta,
+    return ResidentDDPStrategy(cluster_environment=LaunchedProcesses(trainer.args), **ddp_keywords(trainer))
+
+
+def still_exchanges(wrapped: Any, model: nn.Module) -> bool:
+    """Whether an earlier training's wrapper is DDP around this model, for these processes and parameters."""
+    return (
+        isinstance(wrapped, DistributedDataParallel)
+        and wrapped.module is model
+        and wrapped.process_group is dist.group.WORLD
+        and _trained(wrapped) == {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     )
+
+
+def _trained(wrapped: DistributedDataParallel) -> set[int]:
+    parameters: Any = wrapped._module_parameters
+    return {id(parameter) for parameter in parameters}
+
+
+def _refuse_what_ddp_cannot_train(model: nn.Module) -> None:
+    name = type(model).__name__
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(
+            f"{name} has no parameter that is trained (requires_grad is False for all of them), so there are no "
+            "gradients to exchange between the processes. Unfreeze some, or add an adapter."
+        )
+    devices = {str(device) for device in (getattr(model, "hf_device_map", None) or {}).values()}
+    if len(devices) > 1:
+        raise ValueError(
+            f"{name} was loaded onto several devices ({', '.join(sorted(devices))}), and several processes train "
+            "together, each with a copy on a device of its own. Load it without device_map, or start one process."
+        )

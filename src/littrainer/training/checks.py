@@ -16,6 +16,7 @@ from littrainer.arguments.value_checks import check_values
 from littrainer.data.loaders import has_length
 from littrainer.evaluation.streaming import streaming_metrics
 from littrainer.log_levels import apply_log_level
+from littrainer.processes.layout import process_layout
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -36,6 +37,8 @@ def check_arguments(args: TrainingArguments) -> None:
     settle_accelerator_config(args)
     check_loader_processes(args)
     refuse_unsupported(args)
+    # Reading it refuses what it cannot be.
+    process_layout(args)
     apply_log_level(args)
 
 

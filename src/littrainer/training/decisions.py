@@ -12,6 +12,7 @@ from littrainer.arguments.choices import SaveStrategy
 from littrainer.checkpoint.writer import note_changes_of_callbacks
 from littrainer.engine import validation_round
 from littrainer.training.batch_size_search import ran_out_of_memory
+from littrainer.training.loss import mean_over_processes
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -33,7 +34,7 @@ def log_and_maybe_evaluate_and_save(
     args, state = trainer.args, trainer.state
     steps_since_logging = state.global_step - trainer._globalstep_last_logged
     if trainer.control.should_log and steps_since_logging > 0:
-        summed = running_loss.item()
+        summed = mean_over_processes(running_loss)
         # Not zero_(): once a loss that is not a number has been logged, the running loss stays that way, as it does in
         # transformers.
         running_loss -= running_loss.clone()

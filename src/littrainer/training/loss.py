@@ -9,6 +9,7 @@ import torch
 
 from littrainer.compat.earlier_signatures import returns_the_mean
 from littrainer.data.windows import count_label_tokens
+from littrainer.processes.collectives import gathered, process_count, reduced
 from littrainer.training.label_smoothing import smoothed_loss
 
 if TYPE_CHECKING:
@@ -100,8 +101,35 @@ def items_in_window(trainer: Trainer, window: list[Any], device: torch.device) -
     if not takes_number or not window or "labels" not in window[0]:
         return None
     number = count_label_tokens(window, trainer._loss_shifts_labels)
+    if isinstance(number, torch.Tensor) and averages_over_processes(trainer):
+        # Processes that compute each layer together have counted the same labels.
+        number = reduced(number.to(device)) / trainer.get_tp_size()
     # A float, as transformers has it: dividing a bfloat16 loss by it gives float32.
     return number.to(device) / 1 if isinstance(number, torch.Tensor) else number
+
+
+def averages_over_processes(trainer: Trainer) -> bool:
+    """Whether label tokens are counted over all processes, so that each token weighs the same in all of them."""
+    return trainer.args.world_size > 1 and trainer.args.average_tokens_across_devices
+
+
+def scaled_for_mean_gradient(
+    trainer: Trainer, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+) -> torch.Tensor:
+    """The loss, of which the mean of the processes' gradients is to be the gradient of their sum.
+
+    One that is divided by the tokens of all processes is multiplied, in place, by their number; others stay as they
+    are.
+    """
+    takes_number = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+    if takes_number and num_items_in_batch is not None and averages_over_processes(trainer):
+        loss *= trainer.args.world_size // trainer.get_tp_size()
+    return loss
+
+
+def mean_over_processes(value: torch.Tensor) -> float:
+    """The mean of the processes' values of a number, on the host."""
+    return gathered(value).mean().item() if process_count() > 1 else value.item()
 
 
 def add_to_running_loss(

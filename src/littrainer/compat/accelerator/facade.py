@@ -13,7 +13,7 @@ from littrainer.compat.accelerator.saving import Saving
 from littrainer.compat.accelerator.settings import Settings
 from littrainer.compat.accelerator.states import AcceleratorStateView, shared_accelerator_state
 from littrainer.compat.accelerator.stepping import Stepping
-from littrainer.evaluation.gathering import truncated
+from littrainer.nested_values import truncated
 from littrainer.processes import collectives
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from littrainer.compat.accelerator.prepared import PreparedOptimizer
 from littrainer.compat.accelerator.states import GradientView
 from littrainer.mixed_precision import forward_type
 from littrainer.optim.closures import updates_during_backward
+from littrainer.optim.gradient_norms import clip_by_norm
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -143,9 +144,22 @@ class Stepping:
                 self.scaler.unscale_(one)
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> torch.Tensor:
-        """Clip gradients by their norm, and return the norm they had."""
+        """Clip gradients by their norm, and return the norm they had.
+
+        Where parameters are split between processes, the norm is that of whole gradients. DeepSpeed clips by itself, as
+        its config says; its norm is returned.
+        """
+        strategy = None if self.module is None else self.module.trainer.strategy
+        engine = getattr(strategy, "deepspeed_engine", None)
+        if engine is not None:
+            return engine.get_global_grad_norm()
         self.unscale_gradients()
-        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        # With version 1 of FSDP each process has a piece of flattened parameters, and their wrapper knows the others.
+        wrapper = getattr(strategy, "model", None)
+        if callable(getattr(wrapper, "clip_grad_norm_", None)) and _are_those_of(wrapper, given):
+            return wrapper.clip_grad_norm_(max_norm, norm_type)
+        return clip_by_norm(given, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         """Clip each gradient to the range from `-clip_value` to `clip_value`."""
@@ -209,6 +223,10 @@ class Stepping:
     ) -> Iterator[None]:
         """A context for sequences that are split between processes; none are, so it does nothing."""
         yield
+
+
+def _are_those_of(model: nn.Module, parameters: list[Any]) -> bool:
+    return {id(one) for one in parameters} == {id(one) for one in model.parameters()}
 
 
 # What accelerate's accumulation is where nobody says otherwise.

@@ -1,0 +1,61 @@
+"""A model split between processes, in place: what its strategies have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
+from torch import nn
+
+from littrainer.processes.layout import device_mesh, tensor_parallel_size
+from littrainer.strategies.launched import LaunchedProcesses
+from littrainer.strategies.resident import release_plugins
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from littrainer.trainer import Trainer
+
+# Splits a model over a mesh with the dimensions of `processes.layout`, in place; does nothing to one that is split.
+Parallelize = Callable[[nn.Module, "DeviceMesh"], None]
+
+
+class ResidentModelParallelStrategy(ModelParallelStrategy):
+    """Lightning's ModelParallelStrategy over the layout of a Trainer's processes; the model stays where it is.
+
+    Parameters:
+        trainer: the Trainer.
+        parallelize: splits its model.
+        replicas, shards: sizes of the first two dimensions of the mesh.
+    """
+
+    def __init__(self, trainer: Trainer, parallelize: Parallelize, replicas: int, shards: int):
+        args = trainer.args
+        super().__init__(
+            data_parallel_size=replicas * shards,
+            tensor_parallel_size=tensor_parallel_size(args),
+            save_distributed_checkpoint=False,
+            process_group_backend=args.ddp_backend,
+            timeout=args.ddp_timeout_delta,
+        )
+        self.cluster_environment = LaunchedProcesses(args)
+        self._parallelize = parallelize
+        self._make_mesh = lambda: device_mesh(args, replicas, shards)
+
+    def setup_environment(self) -> None:
+        """Bring the process group up, and lay the processes out."""
+        # Lightning's own mesh has two dimensions, and none for replicas of a sharded model.
+        ParallelStrategy.setup_environment(self)
+        self._setup_distributed()
+        self._device_mesh = self._make_mesh()
+        module: Any = self.lightning_module
+        module._device_mesh = self._device_mesh
+
+    def parallelize(self, model: nn.Module) -> None:
+        """Split the Trainer's model, unless it is split already; Lightning asks for it before each run."""
+        self._parallelize(model, self.device_mesh)
+
+    def teardown(self) -> None:
+        """Release what the plugins hold, and leave the model where it is, split."""
+        release_plugins(self)

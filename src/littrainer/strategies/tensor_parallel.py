@@ -1,0 +1,74 @@
+"""Tensor parallelism: processes that compute each layer together, on the same data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from littrainer.processes.layout import process_layout
+from littrainer.strategies.model_parallel import ResidentModelParallelStrategy
+from littrainer.strategies.tensor_parallel_plan import parallelize_by_plan
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from littrainer.trainer import Trainer
+
+# Size of the layout, or argument -> keyword of Lightning's ModelParallelStrategy, and its value.
+TENSOR_PARALLEL_KEYWORDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "parallelism_config.tp_size": ("tensor_parallel_size", lambda args: process_layout(args).tensor_parallel),
+    "parallelism_config.dp_replicate_size": ("data_parallel_size", lambda args: process_layout(args).data_parallel),
+    "ddp_backend": ("process_group_backend", lambda args: args.ddp_backend),
+    "ddp_timeout": ("timeout", lambda args: args.ddp_timeout_delta),
+}
+
+
+class TensorParallelStrategy(ResidentModelParallelStrategy):
+    """Layers split by a model's plan; where there are several such groups of processes, gradients are averaged."""
+
+    def post_backward(self, closure_loss: torch.Tensor) -> None:
+        """Average gradients over the groups when the last micro-batch of a window has been seen."""
+        super().post_backward(closure_loss)
+        module: Any = self.lightning_module
+        if self.device_mesh["dp_replicate"].size() > 1 and module.exchanges_gradients:
+            average_gradients(module.owner.model, self.device_mesh["dp_replicate"].get_group())
+
+
+def tensor_parallel_strategy(trainer: Trainer) -> TensorParallelStrategy:
+    """The strategy for layers that several processes compute together.
+
+    Raises:
+        ValueError: `dp_shard_size` is above 1, which is for `fsdp`.
+    """
+    layout = process_layout(trainer.args)
+    return TensorParallelStrategy(trainer, split_layers, layout.replicas, layout.shards)
+
+
+def split_layers(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Split a model's layers by its plan, over the last dimension of a mesh of all processes."""
+    parallelize_by_plan(model, mesh["tp"])
+
+
+def average_gradients(model: nn.Module, group: Any) -> None:
+    """Replace each gradient by its mean over the processes of a group, all of which hold the same slices."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        return
+    # A process whose samples left a parameter out counts as one that has found a gradient of 0.
+    found = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32)
+    found = found.to(parameters[0].device)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+    waiting = []
+    for parameter, is_found in zip(parameters, found.tolist(), strict=True):
+        if is_found:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradient = getattr(parameter.grad, "_local_tensor", parameter.grad)
+            gradient /= dist.get_world_size(group)
+            waiting.append(dist.all_reduce(gradient, group=group, async_op=True))
+    for work in waiting:
+        work.wait()
