@@ -12,6 +12,7 @@ from typing import Any
 # Kind of object -> (module, class) pairs; being an instance of any of them makes it that kind.
 CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
     "datasets.Dataset": (("datasets.arrow_dataset", "Dataset"),),
+    "datasets.IterableDataset": (("datasets.iterable_dataset", "IterableDataset"),),
     "pretrained model": (("transformers.modeling_utils", "PreTrainedModel"), ("peft.peft_model", "PeftModel")),
     "peft model": (("peft.peft_model", "PeftModel"), ("peft.mixed_model", "PeftMixedModel")),
     "padding class": (

@@ -24,6 +24,7 @@ from littrainer.callbacks.published_metrics import publish as publish_metrics
 from littrainer.ecosystem import known_classes
 from littrainer.evaluation.batch_stream import BATCHES_PER_STRETCH, BatchStream
 from littrainer.interruptions import PythonInterruptions
+from littrainer.processes.last_words import naming_failed_processes
 from littrainer.quiet import quiet_lightning
 from littrainer.tracking.lightning_loggers import LightningLoggersCallback, loggers_of
 
@@ -121,7 +122,7 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
     from littrainer.callbacks.bridge import events_around
     from littrainer.checkpoint.lightning_io import with_checkpoint_io
     from littrainer.lightning_internals import count_from, leave_signals_alone, resume_nothing
-    from littrainer.precision import mixed_precision_plugin
+    from littrainer.precision import precision_plugin
     from littrainer.strategies.given import fitted_strategy
 
     keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
@@ -152,7 +153,7 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
     if any(isinstance(callback, Checkpoint) for callback in callbacks):
         # Lightning asks for it where a callback saves; one of its own it adds only where there is none.
         keywords["enable_checkpointing"] = True
-    plugin = mixed_precision_plugin(keywords["precision"], trainer)
+    plugin = precision_plugin(keywords["precision"], trainer, keywords["strategy"])
     if plugin is not None:
         # In the place of the plugin that Lightning would make for that precision.
         del keywords["precision"]
@@ -241,7 +242,12 @@ def fit(trainer: Trainer, run: TrainingRun) -> None:
     trainer.accelerator.module = module
     module.train()
     try:
-        with quiet_lightning(), NotedLightningCallbacks(trainer, lightning_trainer), PythonInterruptions():
+        with (
+            quiet_lightning(),
+            NotedLightningCallbacks(trainer, lightning_trainer),
+            PythonInterruptions(),
+            naming_failed_processes("training"),
+        ):
             lightning_trainer.fit(module, train_dataloaders=run.windows)
         _add_to_history(lightning_trainer)
     finally:
@@ -270,7 +276,12 @@ def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
         trainer.lightning_trainer = lightning_trainer
     batches = _batch_stream(trainer, lightning_trainer, evaluation_pass)
     module.evaluation_pass = evaluation_pass
-    with quiet_lightning(), NotedLightningCallbacks(trainer, lightning_trainer), PythonInterruptions():
+    with (
+        quiet_lightning(),
+        NotedLightningCallbacks(trainer, lightning_trainer),
+        PythonInterruptions(),
+        naming_failed_processes("the evaluation"),
+    ):
         if evaluation_pass.is_prediction:
             lightning_trainer.predict(module, dataloaders=batches, return_predictions=False)
         else:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
 from littrainer.arguments.destinations import lightning_precision
 from littrainer.nested_values import map_nested
 
@@ -22,7 +23,9 @@ HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 def forward_type(args: Any) -> torch.dtype | None:
-    """What the forward pass computes in; None for the model's own precision."""
+    """What the forward pass computes in under autocast; None for the model's own precision, as DeepSpeed has it."""
+    if asks_for_deepspeed(args):
+        return None
     return FORWARD_TYPES.get(lightning_precision(args))
 
 

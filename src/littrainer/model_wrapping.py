@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from littrainer.arguments.sharding import sharding_plan
 from littrainer.compilation import compile_keywords, is_compiled
 from littrainer.mixed_precision import forward_type, run_forward_in
 
@@ -44,7 +45,9 @@ def prepared_model(
     """
     model = trainer.model
     dtype = forward_type(trainer.args)
-    if dtype is not None:
+    plan = sharding_plan(trainer.args)
+    # What is sharded computes in half precision by the policy that it is sharded with.
+    if dtype is not None and (plan is None or plan.version == 1):
         run_forward_in(model, trainer.args.device.type, dtype)
     if wrapped is not None and wrapped is not model:
         return wrapped
@@ -55,6 +58,12 @@ def prepared_model(
         return model
     compiled: Any = torch.compile(model, **keywords)
     return compiled
+
+
+def move_to_device(trainer: Trainer) -> None:
+    """Move the model to the device of this process; one that is sharded goes there part by part."""
+    if not trainer.is_fsdp_enabled:
+        trainer.model.to(trainer.args.device)
 
 
 def is_own_wrapping(wrapped: Any, model: nn.Module) -> bool:

@@ -102,6 +102,12 @@ class TrainerModule(pl.LightningModule):
         else:
             super().__setattr__(name, value)
 
+    def configure_model(self) -> None:
+        """Let a strategy split the model between the processes, in place; Lightning asks before each run."""
+        parallelize = getattr(self.trainer.strategy, "parallelize", None)
+        if parallelize is not None:
+            parallelize(self.model)
+
     @carries_stop_iteration
     def configure_optimizers(self) -> Any:
         """The Trainer's optimizer and schedule; the schedule steps with the optimizer."""

@@ -17,10 +17,13 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from littrainer import engine
+from littrainer.arguments.deepspeed_plugin import adopt_foreign_plugin, asks_for_deepspeed
+from littrainer.arguments.sharding import sharding_plan
 from littrainer.callbacks.restoring import restore_callbacks
-from littrainer.checkpoint import reader, writer
+from littrainer.checkpoint import reader, storage, writer
 from littrainer.checkpoint.layout import rotate_checkpoints
-from littrainer.checkpoint.weights import holds_weights, load_weights, log_names_that_differ
+from littrainer.checkpoint.places import leads
+from littrainer.checkpoint.weights import log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.compat.own_methods import own_methods
 from littrainer.data.collators import RemoveColumnsCollator
@@ -33,6 +36,7 @@ from littrainer.model_facts import base_model, catch_all_name
 from littrainer.model_wrapping import is_own_wrapping, wrapped_model
 from littrainer.optim.gradient_norms import clip_by_norm, lie_on_several_meshes
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
+from littrainer.strategies import deepspeed_engine
 from littrainer.training import decisions, loss, train_call
 from littrainer.training.device_memory import empty_device_cache_if_due
 
@@ -139,6 +143,8 @@ class OverridePoints:
         return self.optimizer
 
     def _optimizer_and_schedule(self: Any, max_steps: int) -> tuple[Any, Any]:
+        if self.is_deepspeed_enabled:
+            return deepspeed_engine.optimizer_and_schedule(self, max_steps)
         # A schedule made by an earlier train() may have another length.
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
@@ -169,7 +175,9 @@ class OverridePoints:
         self.accelerator = AcceleratorFacade(self.args)
         # `accelerator.gather` instead, as some subclasses set it for one loop, lets a last batch count as a full one.
         self.gather_function = self._gather_for_metrics
-        self.is_deepspeed_enabled = self.is_fsdp_enabled = False
+        adopt_foreign_plugin(self.args)
+        self.is_deepspeed_enabled = asks_for_deepspeed(self.args)
+        self.is_fsdp_enabled = sharding_plan(self.args) is not None
 
     def _inner_training_loop(
         self: Any,
@@ -183,7 +191,8 @@ class OverridePoints:
 
     def _update_auto_batch_size(self: Any, batch_size: int) -> None:
         self._train_batch_size = batch_size
-        self.model_wrapped = self.model
+        if not self.is_deepspeed_enabled:
+            self.model_wrapped = self.model
 
     def _init_training_state(
         self: Any,
@@ -229,6 +238,8 @@ class OverridePoints:
     def _prepare_input(self: Any, data: Any) -> Any:
         if isinstance(data, torch.Tensor):
             config: Any = self.args.accelerator_config
+            if self.is_deepspeed_enabled:
+                data = deepspeed_engine.in_number_format(self, data)
             return data.to(self.args.device, non_blocking=getattr(config, "non_blocking", False))
         if isinstance(data, Mapping):
             return type(data)({name: self._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
@@ -336,12 +347,13 @@ class OverridePoints:
         self.store_flos()
         run_dir = self._get_output_dir(trial=trial)
         written = writer.write_checkpoint(self, run_dir)
-        if self.args.should_save:
+        if leads(self, run_dir):
             limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
             rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=written, in_background=True)
 
     def _save_optimizer_and_scheduler(self: Any, output_dir: str) -> None:
-        writer.write_files(writer.optimizer_and_schedule(self), Path(output_dir), self._open_seal)
+        storage.storage_of(self).save_optimizer(self, Path(output_dir), self._open_seal)
+        writer.write_files(writer.schedule(self), Path(output_dir), self._open_seal)
 
     def _save_scaler(self: Any, output_dir: str) -> None:
         writer.write_files(writer.loss_scaling(self), Path(output_dir), self._open_seal)
@@ -350,19 +362,16 @@ class OverridePoints:
         writer.write_files(writer.random_states(self), Path(output_dir), self._open_seal)
 
     def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        load_weights(
-            self.model if model is None else model,
-            Path(resume_from_checkpoint),
-            to_resume=True,
-            tell=self._issue_warnings_after_load,
-        )
+        folder, given = Path(resume_from_checkpoint), self.model if model is None else model
+        storage.storage_of(self).load_model(self, given, folder, to_resume=True, tell=self._issue_warnings_after_load)
 
     def _issue_warnings_after_load(self: Any, load_result: Any) -> None:
         log_names_that_differ(load_result)
 
     def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            reader.load_optimizer_and_scheduler(self, Path(checkpoint))
+            storage.storage_of(self).load_optimizer(self, Path(checkpoint))
+            reader.load_schedule(self, Path(checkpoint))
 
     def _load_scaler(self: Any, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -380,8 +389,9 @@ class OverridePoints:
         assert self.state.best_model_checkpoint is not None
         logger.info("Loading the best model, %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)
         folder = Path(self.state.best_model_checkpoint)
-        if holds_weights(folder):
-            load_weights(self.model, folder, tell=self._issue_warnings_after_load)
+        held = storage.storage_of(self)
+        if held.holds_weights(folder):
+            held.load_model(self, self.model, folder, to_resume=False, tell=self._issue_warnings_after_load)
         else:
             logger.warning(
                 "The best model, %s, has no weights to load: the model keeps those of the last step.", folder

@@ -1,4 +1,4 @@
-"""The precision plugins that Lightning needs for a Trainer's mixed precision."""
+"""The precision plugins that Lightning needs for a Trainer's mixed precision, one kind for each kind of strategy."""
 
 from __future__ import annotations
 
@@ -7,30 +7,45 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.plugins.precision import DeepSpeedPrecision, FSDPPrecision, MixedPrecision, Precision
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, Strategy
+from torch import nn
 
 from littrainer.arguments.destinations import FULL_PRECISION
+from littrainer.processes.layout import tensor_parallel_size
+from littrainer.strategies.deepspeed import EnginePrecision, TrainerDeepSpeedStrategy
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
 
-class ForwardMixedPrecision(MixedPrecision):
-    """Lightning's mixed precision for a model whose forward enters autocast by itself.
-
-    Lightning would run the whole step under autocast, loss and metrics included, where a Trainer runs the model alone.
-    Gradients are unscaled before they are clipped, with any optimizer.
-    """
-
-    def __init__(self, precision: Any, device: str, scaler: torch.amp.GradScaler | None = None):
-        super().__init__(precision, device, scaler)
-        self.step_was_skipped = False
-        self._is_unscaled = False
+class _TrainersPrecision(Precision):
+    """What a Trainer does by itself, and its plugin therefore does not: autocast, and the move of each batch."""
 
     @contextmanager
     def forward_context(self) -> Iterator[None]:
         """Nothing to enter: the model does so."""
         yield
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        """The module in the number formats that its user has given it."""
+        return module
+
+    def convert_input(self, data: Any) -> Any:
+        """The batch as it is: the Trainer's overridable `_prepare_inputs` makes of it what the model gets."""
+        return data
+
+    def convert_output(self, data: Any) -> Any:
+        """The outputs as they are: the model's forward returns what a Trainer computes with."""
+        return data
+
+
+class _ScaledPrecision(_TrainersPrecision):
+    """Steps of which each leaves out gradients that a scaled loss has made infinite, with any optimizer."""
+
+    scaler: torch.amp.GradScaler | None
+    step_was_skipped = False
+    _is_unscaled = False
 
     def unscale(self, optimizer: Any) -> None:
         """Divide the scale out of the gradients, once for each optimizer step."""
@@ -61,11 +76,86 @@ class ForwardMixedPrecision(MixedPrecision):
         self.step_was_skipped = False
 
 
-def mixed_precision_plugin(precision: Any, trainer: Trainer) -> ForwardMixedPrecision | None:
-    """The plugin for one of Lightning's precisions; None where nothing is mixed.
+class ForwardMixedPrecision(_ScaledPrecision, MixedPrecision):
+    """Lightning's mixed precision for a model whose forward enters autocast by itself, or computes in half precision.
 
-    The gradient scaler is the Trainer's, since its scale outlives a training.
+    Lightning would run the whole step under autocast, loss and metrics included, where a Trainer runs the model alone.
+    Gradients are unscaled before they are clipped, with any optimizer.
     """
+
+    def __init__(self, precision: Any, device: str, scaler: torch.amp.GradScaler | None = None):
+        MixedPrecision.__init__(self, precision, device, scaler)
+
+
+class ForwardFSDPPrecision(_ScaledPrecision, FSDPPrecision):
+    """The same for version 1 of FSDP, whose strategy asks its plugin what parameters are gathered in."""
+
+    def __init__(self, precision: Any, scaler: torch.amp.GradScaler | None = None):
+        FSDPPrecision.__init__(self, precision)
+        self.scaler: Any = scaler
+
+    @property
+    def mixed_precision_config(self) -> Any:
+        """What parameters are gathered and gradients reduced in; None for the model's own number formats."""
+        return None if self.precision == FULL_PRECISION else super().mixed_precision_config
+
+
+class EngineDeepSpeedPrecision(_TrainersPrecision, DeepSpeedPrecision):
+    """The same for DeepSpeed, whose engine computes in half precision, scales losses and skips steps by itself."""
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the engine has left out the last step, since gradients of fp16 were not finite."""
+        return bool(getattr(getattr(self.engine, "optimizer", None), "overflow", False))
+
+    # The engine that has stepped last.
+    engine: Any = None
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:  # type: ignore[override]
+        """Backward pass, then the engine's step."""
+        self.engine = model.trainer.model
+        return super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
+
+
+def _for_deepspeed(precision: Any, trainer: Trainer) -> Precision:
+    return EngineDeepSpeedPrecision(precision)
+
+
+def _for_own_engine(precision: Any, trainer: Trainer) -> Precision:
+    return EnginePrecision(trainer)
+
+
+def _for_fsdp(precision: Any, trainer: Trainer) -> Precision:
+    return ForwardFSDPPrecision(precision, trainer.accelerator.scaler)
+
+
+def _for_any_other(precision: Any, trainer: Trainer) -> Precision | None:
     if precision == FULL_PRECISION:
         return None
+    if precision == "16-mixed" and tensor_parallel_size(trainer.args) > 1:
+        raise ValueError(
+            "fp16=True does not go with tensor parallelism (tp_size): losses would have to be scaled for gradients "
+            "that are split between processes and for whole ones at once. Set bf16=True."
+        )
     return ForwardMixedPrecision(precision, trainer.args.device.type, trainer.accelerator.scaler)
+
+
+# Kind of strategy -> what makes its plugin; the first that fits is taken. None leaves the choice to Lightning.
+PLUGINS: tuple[tuple[type, Callable[[Any, Trainer], Precision | None]], ...] = (
+    (TrainerDeepSpeedStrategy, _for_own_engine),
+    (DeepSpeedStrategy, _for_deepspeed),
+    (FSDPStrategy, _for_fsdp),
+    (object, _for_any_other),
+)
+
+
+def precision_plugin(precision: Any, trainer: Trainer, strategy: Strategy | Any) -> Precision | None:
+    """The plugin for one of Lightning's precisions under a strategy; None where Lightning's own choice does.
+
+    The gradient scaler is the Trainer's, since its scale outlives a training.
+
+    Raises:
+        ValueError: no plugin does both.
+    """
+    make = next(make for kind, make in PLUGINS if isinstance(strategy, kind))
+    return make(precision, trainer)

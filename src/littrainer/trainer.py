@@ -30,6 +30,7 @@ from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportab
 from littrainer.callbacks.validation_rounds import ValidationRounds
 from littrainer.checkpoint.background import BackgroundSaves
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
+from littrainer.checkpoint.storage import storage_of
 from littrainer.compat.earlier_signatures import accept_earlier_signatures
 from littrainer.compat.members import (
     NotYetMembers,
@@ -145,8 +146,8 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         self.model_init = model_init
         self.model = self.call_model_init() if model is None else model
         follow_model(args, self.model)
-        # A model that evaluations cast as a whole moves when it is cast or trained.
-        moves_now = not (args.bf16_full_eval or args.fp16_full_eval)
+        # A model that evaluations cast as a whole moves when it is cast or trained; DeepSpeed's engine moves its own.
+        moves_now = not (args.bf16_full_eval or args.fp16_full_eval or self.is_deepspeed_enabled or self.is_fsdp_enabled)
         self.place_model_on_device = moves_now if args.place_model_on_device is None else args.place_model_on_device
         if self.place_model_on_device:
             self._move_model_to_device(self.model, args.device)
@@ -412,7 +413,8 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
             the detached loss, as it went into the backward pass.
         """
         scaled = self._forward_for_training(model, inputs, num_items_in_batch)
-        self.accelerator.backward(scaled)
+        # DeepSpeed would divide once more by the number of micro-batches.
+        self.accelerator.backward(scaled, **({"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}))
         return scaled.detach()
 
     def overrides_training_step(self) -> bool:
@@ -577,8 +579,7 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         Parameters:
             output_dir: the folder; by default `args.output_dir`.
         """
-        if self.args.should_save:
-            self._save(self.args.output_dir if output_dir is None else output_dir)
+        storage_of(self).save_model(self, self.args.output_dir if output_dir is None else output_dir)
 
     def save_state(self) -> None:
         """Write the trainer's state to trainer_state.json in `output_dir`."""

@@ -12,6 +12,8 @@ import sys
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
+
 if TYPE_CHECKING:
     from littrainer.arguments.process import ProcessFacts
 
@@ -22,6 +24,7 @@ class DistributedType(str, Enum):
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
     MULTI_GPU = "MULTI_GPU"
+    DEEPSPEED = "DEEPSPEED"
 
     __str__ = Enum.__str__
     __hash__ = str.__hash__
@@ -35,7 +38,9 @@ def accelerate_is_loaded() -> bool:
 def distributed_type(args: ProcessFacts) -> Any:
     """Whether processes train together and on what, as accelerate names it."""
     kind = DistributedType.NO
-    if args.world_size > 1:
+    if asks_for_deepspeed(args):
+        kind = DistributedType.DEEPSPEED
+    elif args.world_size > 1:
         kind = DistributedType.MULTI_CPU if args.device.type == "cpu" else DistributedType.MULTI_GPU
     return sys.modules["accelerate.state"].DistributedType(kind.value) if accelerate_is_loaded() else kind
 
@@ -63,9 +68,13 @@ def partial_state(args: ProcessFacts, load: bool = False) -> Any:
     if shared and not getattr(args.accelerator_config, "use_configured_state", False):
         facts = {"num_processes": args.world_size, "process_index": args.process_index}
         agrees = all(shared.get(name) == value for name, value in facts.items())
+        agrees = agrees and (shared.get("distributed_type") == DistributedType.DEEPSPEED) == asks_for_deepspeed(args)
         if not agrees or (getattr(shared.get("device"), "type", None) == "cpu") != on_cpu:
             state.AcceleratorState._reset_state(reset_partial_state=True)
-    return state.PartialState(cpu=on_cpu, backend=args.ddp_backend, timeout=args.ddp_timeout_delta)
+    made = state.PartialState(cpu=on_cpu, backend=args.ddp_backend, timeout=args.ddp_timeout_delta)
+    if asks_for_deepspeed(args):
+        shared["distributed_type"] = state.DistributedType.DEEPSPEED
+    return made
 
 
 def _needs_no_rendezvous(args: ProcessFacts) -> bool:

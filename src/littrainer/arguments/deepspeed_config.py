@@ -44,7 +44,9 @@ class _FromArguments(NamedTuple):
 FROM_ARGUMENTS = (
     _FromArguments("train_micro_batch_size_per_gpu", "per_device_train_batch_size", lambda args, size: size),
     _FromArguments(
-        "gradient_accumulation_steps", "gradient_accumulation_steps", lambda args, size: args.gradient_accumulation_steps
+        "gradient_accumulation_steps",
+        "gradient_accumulation_steps",
+        lambda args, size: args.gradient_accumulation_steps,
     ),
     _FromArguments(
         "train_batch_size",
@@ -60,12 +62,8 @@ FROM_ARGUMENTS = (
     _FromArguments("optimizer.params.weight_decay", "weight_decay", lambda args, size: args.weight_decay),
     _FromArguments("scheduler.params.warmup_min_lr", "0", lambda args, size: 0, has_to_match=False),
     _FromArguments("scheduler.params.warmup_max_lr", "learning_rate", lambda args, size: args.learning_rate),
-    _FromArguments(
-        "fp16.enabled", "fp16 or fp16_full_eval", lambda args, size: bool(args.fp16 or args.fp16_full_eval)
-    ),
-    _FromArguments(
-        "bf16.enabled", "bf16 or bf16_full_eval", lambda args, size: bool(args.bf16 or args.bf16_full_eval)
-    ),
+    _FromArguments("fp16.enabled", "fp16 or fp16_full_eval", lambda args, size: bool(args.fp16 or args.fp16_full_eval)),
+    _FromArguments("bf16.enabled", "bf16 or bf16_full_eval", lambda args, size: bool(args.bf16 or args.bf16_full_eval)),
 )
 BATCH_SIZES = ("train_micro_batch_size_per_gpu", "train_batch_size")
 
@@ -76,17 +74,14 @@ FROM_HIDDEN_SIZE: dict[str, tuple[Callable[[int], int], bool]] = {
     "zero_optimization.stage3_param_persistence_threshold": (lambda size: 10 * size, True),
 }
 
-# What no argument says and `accelerate launch` may: key -> (environment variable, value where it is not set).
-FROM_LAUNCHER: dict[str, tuple[str, Any]] = {
-    "zero_optimization.stage": ("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2),
-    "zero_optimization.offload_optimizer.device": ("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none"),
-    "zero_optimization.offload_param.device": ("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "none"),
-    "zero_optimization.offload_optimizer.nvme_path": ("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH", "none"),
-    "zero_optimization.offload_param.nvme_path": ("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH", "none"),
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save": (
-        "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
-        False,
-    ),
+# What no argument says: key -> its value where "auto" stands.
+WITHOUT_AN_ARGUMENT: dict[str, Any] = {
+    "zero_optimization.stage": 2,
+    "zero_optimization.offload_optimizer.device": "none",
+    "zero_optimization.offload_param.device": "none",
+    "zero_optimization.offload_optimizer.nvme_path": None,
+    "zero_optimization.offload_param.nvme_path": None,
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save": False,
 }
 
 
@@ -111,9 +106,8 @@ class DeepSpeedConfig:
                 'deepspeed: the configuration has no section "zero_optimization". Add one, with "stage": 0 to shard '
                 "nothing."
             )
-        for key, (variable, default) in FROM_LAUNCHER.items():
-            if self.is_auto(key):
-                self._set(key, _plain(os.environ.get(variable), default))
+        for key, value in WITHOUT_AN_ARGUMENT.items():
+            self.fill_only(key, value)
         self.set_stage_and_offload()
 
     # ---- Asking ------------------------------------------------------------------------------------------------------
@@ -296,11 +290,6 @@ class DeepSpeedConfig:
         elif must_exist:
             raise ValueError(f"The DeepSpeed configuration has no {ds_key_long}: {self.config}.")
 
-    def _set(self, key_with_dots: str, value: Any) -> None:
-        node, key = self.find_config_node(key_with_dots)
-        if node is not None:
-            node[key] = value
-
 
 def read_config(given: Any) -> dict[str, Any]:
     """The configuration as a dict of its own.
@@ -341,42 +330,6 @@ def hidden_size_of(model: Any) -> int | None:
         if sizes is not None:
             return max(sizes)
     return None
-
-
-def config_of_launcher() -> DeepSpeedConfig:
-    """The configuration that `accelerate launch` hands over in the environment."""
-    file = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-    if file != "none":
-        return DeepSpeedConfig(file)
-    zero: dict[str, Any] = {}
-    for key, (variable, default) in FROM_LAUNCHER.items():
-        *sections, name = key.split(".")[1:]
-        node = zero
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[name] = _plain(os.environ.get(variable), default)
-    for part in ("offload_optimizer", "offload_param"):
-        if zero[part]["device"] != "nvme":
-            zero[part]["nvme_path"] = None
-    return DeepSpeedConfig(
-        {
-            "train_batch_size": AUTO,
-            "train_micro_batch_size_per_gpu": AUTO,
-            "gradient_accumulation_steps": _plain(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS"), AUTO),
-            "gradient_clipping": _plain(os.environ.get("ACCELERATE_GRADIENT_CLIPPING"), AUTO),
-            "zero_optimization": zero,
-        }
-    )
-
-
-def _plain(text: str | None, default: Any) -> Any:
-    """A number or a truth that an environment variable spells, else its text."""
-    if text is None:
-        return default
-    try:
-        return json.loads(text.lower())
-    except ValueError:
-        return text
 
 
 def _entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -9,10 +9,17 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from littrainer.arguments.deepspeed_config import FROM_LAUNCHER, DeepSpeedConfig, config_of_launcher
+from littrainer.arguments.deepspeed_config import WITHOUT_AN_ARGUMENT, DeepSpeedConfig
+from littrainer.processes import deepspeed_communication
+from littrainer.processes.accelerate_launch import USE_DEEPSPEED, launcher_settings
 
-SWITCH = "ACCELERATE_USE_DEEPSPEED"
-TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
+MOE_LAYERS = "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES"
+# Attributes of the plugin that say where optimizer and parameters lie -> where the configuration has them.
+PLACES = {
+    f"{part}_{name}": f"zero_optimization.{part}.{name}"
+    for part in ("offload_optimizer", "offload_param")
+    for name in ("device", "nvme_path")
+}
 # Where transformers keeps a weak reference to the configuration, for `from_pretrained`.
 TRANSFORMERS_REFERENCE = "transformers.integrations.deepspeed"
 
@@ -22,18 +29,18 @@ class DeepSpeedPlugin:
 
     Parameters:
         hf_ds_config: the configuration.
+        zero3_init: whether stage 3 shards models while `from_pretrained` loads them.
     """
 
     is_train_batch_min = True
     enable_msamp = False
     msamp_opt_level = "O1"
 
-    def __init__(self, hf_ds_config: DeepSpeedConfig):
+    def __init__(self, hf_ds_config: DeepSpeedConfig, zero3_init: bool = True):
         self.hf_ds_config = hf_ds_config
-        launched: Any = os.environ.get("ACCELERATE_DEEPSPEED_ZERO3_INIT")
         # Whether models are sharded while they are loaded.
-        self.zero3_init_flag: bool = hf_ds_config.is_zero3() and (launched is None or launched.lower() in TRUE_WORDS)
-        self.transformer_moe_cls_names = os.environ.get("ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES")
+        self.zero3_init_flag: bool = hf_ds_config.is_zero3() and zero3_init
+        self.transformer_moe_cls_names = os.environ.get(MOE_LAYERS)
         self._selected = False
 
     @property
@@ -66,11 +73,8 @@ class DeepSpeedPlugin:
         return bool(self.get_value("zero_optimization.stage3_gather_16bit_weights_on_model_save", False))
 
     def __getattr__(self, name: str) -> Any:
-        # Where the optimizer and the parameters lie.
-        part, _, setting = name.rpartition("_param_" if "_param_" in name else "_optimizer_")
-        key = f"zero_optimization.{name.removesuffix(f'_{setting}')}.{setting}" if part == "offload" else ""
-        if key in FROM_LAUNCHER:
-            return self.get_value(key, FROM_LAUNCHER[key][1])
+        if name in PLACES:
+            return self.get_value(PLACES[name], WITHOUT_AN_ARGUMENT[PLACES[name]])
         raise AttributeError(f"the DeepSpeed plugin has no {name!r}; its deepspeed_config has what DeepSpeed is told.")
 
     def get_value(self, ds_key_long: str, default: Any = None) -> Any:
@@ -138,8 +142,7 @@ class DeepSpeedPlugin:
         missing = [name for name in wanted if name not in classes]
         if missing:
             raise ValueError(
-                f"ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES names {', '.join(missing)}, and {type(model).__name__} has "
-                "no module of that class."
+                f"{MOE_LAYERS} names {', '.join(missing)}, and {type(model).__name__} has no module of that class."
             )
         set_leaves: Any = importlib.import_module("deepspeed.utils").set_z3_leaf_modules
         set_leaves(model, [classes[name] for name in wanted])
@@ -158,20 +161,21 @@ def set_up_deepspeed(args: Any) -> None:
         ImportError: DeepSpeed is not installed.
     """
     args.deepspeed_plugin = args.hf_deepspeed_config = None
-    if args.deepspeed:
-        config = DeepSpeedConfig(args.deepspeed)
-    elif os.environ.get(SWITCH, "").lower() in TRUE_WORDS:
-        config = config_of_launcher()
-    else:
+    launched = launcher_settings()
+    given = args.deepspeed or launched.get("deepspeed")
+    if not given:
         return
     _check_installed()
-    adopt_config(args, config)
+    adopt_config(args, DeepSpeedConfig(given), launched.get("zero3_init", True))
+    if args.deepspeed_plugin.zero3_init_flag:
+        # `from_pretrained` gives each process its part.
+        deepspeed_communication.start(args)
 
 
-def adopt_config(args: Any, config: DeepSpeedConfig) -> None:
+def adopt_config(args: Any, config: DeepSpeedConfig, zero3_init: bool = True) -> None:
     """Let a configuration be the one that arguments stand for."""
     config.trainer_config_process(args, args.auto_find_batch_size)
-    args.hf_deepspeed_config, args.deepspeed_plugin = config, DeepSpeedPlugin(config)
+    args.hf_deepspeed_config, args.deepspeed_plugin = config, DeepSpeedPlugin(config, zero3_init)
     args.deepspeed_plugin.select()
 
 
@@ -193,7 +197,7 @@ def _check_installed() -> None:
     if find_spec("deepspeed") is None:
         raise ImportError(
             "`deepspeed` is asked for, and DeepSpeed is not installed: pip install littrainer[deepspeed], or leave "
-            f"`deepspeed` (and the environment variable {SWITCH}) unset."
+            f"`deepspeed` (and the environment variable {USE_DEEPSPEED}) unset."
         )
 
 

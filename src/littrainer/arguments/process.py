@@ -99,6 +99,9 @@ class ProcessFacts(ArgumentFields):
 
     def _join_other_processes(self) -> None:
         """Connect with the processes that a launcher has started together with this one, if it says where they meet."""
+        if environment.is_launched():
+            # Scripts written for transformers 4 read it.
+            self.local_rank = self.local_process_index
         if environment.meeting_point() is None:
             return
         from littrainer.processes.group import ensure_process_group

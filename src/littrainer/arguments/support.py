@@ -10,13 +10,11 @@ import os
 from typing import Any
 
 from littrainer.arguments.fields import ArgumentFields
+from littrainer.processes.accelerate_launch import refused_variables
 
 # Field -> topic it belongs to. Refused when set away from its default.
 NOT_YET_SUPPORTED: dict[str, str] = {
     "push_to_hub": "the Hub",
-    "fsdp": "several processes",
-    "fsdp_config": "several processes",
-    "deepspeed": "several processes",
 }
 
 # Field -> its values that are carried out; every other value is refused.
@@ -27,9 +25,6 @@ HONOURED_VALUES: dict[str, tuple[str, ...]] = {
 # Environment variable -> values that ask for nothing. Launchers set these, and a run under transformers obeys them.
 HONOURED_ENVIRONMENT: dict[str, tuple[str, ...]] = {
     "ACCELERATE_MIXED_PRECISION": ("", "no", "bf16", "fp16"),
-    "ACCELERATE_DYNAMO_BACKEND": ("", "no"),
-    "ACCELERATE_USE_FSDP": ("", "0", "false", "no"),
-    "ACCELERATE_USE_DEEPSPEED": ("", "0", "false", "no"),
 }
 
 _EMPTY: tuple[Any, ...] = (None, False, "", [], {})
@@ -84,6 +79,7 @@ def _refused_environment() -> list[str]:
         value = os.environ.get(name, "")
         if value.lower() not in honoured:
             refused.append(f"environment variable {name}={value} (unset it)")
+    refused += [f"environment variable {name}={value} (unset it)" for name, value in refused_variables().items()]
     return refused
 
 

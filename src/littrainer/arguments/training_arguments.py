@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from littrainer.arguments.accelerate_state import partial_state
+from littrainer.arguments.deepspeed_plugin import set_up_deepspeed
 from littrainer.arguments.earlier_spelling import UnderstandsEarlierNames
 from littrainer.arguments.grouped_setters import GroupedSetters
 from littrainer.arguments.hardware import apply_hardware_choices
 from littrainer.arguments.normalization import normalize, was_normalized
 from littrainer.arguments.serialization import Serialization
+from littrainer.arguments.sharding import settle_sharding
 from littrainer.arguments.support import refuse_unsupported
 from littrainer.arguments.validation import validate
 from littrainer.arguments.value_checks import check_values
@@ -56,11 +58,14 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         self.mixed_precision: str = self._chosen_precision()
         # What subclasses and libraries on top read to learn which engine plugin is in use: none.
         self.fsdp_plugin_args: dict[str, Any] | None = None
+        settle_sharding(self)
         self.deepspeed_plugin: Any | None = None
+        self.hf_deepspeed_config: Any | None = None
         refuse_unsupported(self)
         apply_hardware_choices(self)
         # Scripts call torch.distributed as soon as they have arguments.
         self._join_other_processes()
+        set_up_deepspeed(self)
         # Loggers and collectives of accelerate, which libraries on top use, refuse to work without it.
         partial_state(self)
 

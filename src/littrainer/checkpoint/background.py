@@ -13,10 +13,19 @@ from littrainer.checkpoint.adapters import carries_adapters
 from littrainer.checkpoint.host_copies import HostCopies
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 from littrainer.checkpoint.sealing import Stamp
-from littrainer.checkpoint.staging import staged_checkpoint
+from littrainer.checkpoint.storage import storage_of
 from littrainer.checkpoint.threaded_work import ThreadedWork
+from littrainer.checkpoint.together import StagedPart, filled_together
 from littrainer.checkpoint.weights import without_wrappers, write_weights
-from littrainer.checkpoint.writer import collect_states, note_changes_of_callbacks, write_companions, write_states
+from littrainer.checkpoint.writer import (
+    CheckpointStates,
+    collect_states,
+    note_best_checkpoint,
+    note_changes_of_callbacks,
+    write_companions,
+    write_states,
+)
+from littrainer.processes.agreement import agreed, failing_together
 
 if TYPE_CHECKING:
     from littrainer.callbacks.state import TrainerState
@@ -99,37 +108,51 @@ class BackgroundSaves:
         trainer.store_flos()
         run_dir = trainer._get_output_dir(trial=trial)
         final = Path(run_dir) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
+        note_best_checkpoint(trainer, run_dir)
         with contextlib.ExitStack() as stack:
-            staged = stack.enter_context(staged_checkpoint(final))
-            # Tokenizers must not be used by two threads at once, so their files are written here.
-            write_companions(trainer, str(staged.folder))
-            model = trainer.model
-            weights: Any = None
-            if writes_given_weights(model):
-                weights = model.state_dict()
-            else:
-                write_weights(model, staged.folder)
-            states = collect_states(trainer, run_dir)
-            weights, states.files = self._copied(final, (weights, states.files))
+            with filled_together(trainer, final, stack) as part:
+                weights, states = self._collected(part, run_dir)
+                if part.seal is None:
+                    # A few bytes, which the process that completes the checkpoint has to find.
+                    write_states(states, part.folder)
+                else:
+                    weights, states.files = self._copied(final, (weights, states.files))
             trainer.control.should_save = False
             state = copy.copy(trainer.state)
             state.log_history = list(state.log_history)
             limit, best = trainer.args.save_total_limit, trainer.state.best_model_checkpoint
             unfinished = stack.pop_all()
+        seal = part.seal
 
         def write() -> None:
             with unfinished:
-                if weights is not None:
-                    write_weights(model, staged.folder, weights)
-                staged.seal.add_all()
-                write_states(states, staged.folder, staged.seal)
-            save.stamps = staged.stamps
-            if trainer.args.should_save:
+                if seal is not None:
+                    if weights is not None:
+                        write_weights(trainer.model, part.folder, weights)
+                    seal.add_all()
+                    write_states(states, part.folder, seal)
+            save.stamps = part.stamps
+            if seal is not None:
                 rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=str(final))
 
         save = _Save(final, state, ThreadedWork(write, name=f"saving {final.name}"))
         self._current = save
         save.writing.start()
+
+    def _collected(self, part: StagedPart, run_dir: str) -> tuple[Any, CheckpointStates]:
+        """Weights to write, None where there are none or they are written already, and states beside them."""
+        trainer = self._trainer
+        held = storage_of(trainer)
+        weights: Any = held.weights(trainer)
+        optimizer_state = None if trainer.args.save_only_model else held.optimizer_state(trainer)
+        if part.seal is not None:
+            # Tokenizers must not be used by two threads at once, so their files are written here.
+            write_companions(trainer, str(part.folder))
+            if weights is None and writes_given_weights(trainer.model):
+                weights = trainer.model.state_dict()
+            elif weights is None:
+                write_weights(trainer.model, part.folder)
+        return weights, collect_states(trainer, optimizer_state)
 
     def _copied(self, final: Path, states: Any) -> Any:
         try:
@@ -146,7 +169,7 @@ class BackgroundSaves:
         Raises:
             BackgroundSaveError: it could not be written.
         """
-        if self._current is not None and self._current.writing.has_ended():
+        if self._current is not None and not agreed(not self._current.writing.has_ended()):
             self.wait()
 
     def wait(self) -> None:
@@ -158,13 +181,15 @@ class BackgroundSaves:
         save = self._end_of_current()
         if save is None:
             return
-        if save.writing.error is not None:
-            raise BackgroundSaveError(_failure(save)) from save.writing.error
+        with failing_together(f"writing {save.final}"):
+            if save.writing.error is not None:
+                raise BackgroundSaveError(_failure(save)) from save.writing.error
         trainer = self._trainer
         control = trainer.control
         asked_meanwhile = control.should_save
-        trainer._sealed_checkpoint = (save.final, save.stamps)
-        trainer.control = trainer.callback_handler.on_save(trainer.args, save.state, control)
+        trainer._sealed_checkpoint = (save.final, save.stamps) if save.stamps else None
+        with failing_together(f"on_save of callbacks for {save.final}"):
+            trainer.control = trainer.callback_handler.on_save(trainer.args, save.state, control)
         trainer.control.should_save = trainer.control.should_save or asked_meanwhile
         note_changes_of_callbacks(trainer)
 

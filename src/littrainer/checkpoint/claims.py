@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import SaveStrategy
+from littrainer.checkpoint.places import leads, not_writable
 from littrainer.checkpoint.staging import clean_unfinished, wait_for_deletions
+from littrainer.processes.agreement import failing_together
 
 try:
     import fcntl
@@ -60,13 +62,20 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def claimed_for_training(trainer: Trainer, trial: Any) -> contextlib.AbstractContextManager[None]:
-    """`claimed` for the length of a training, where it will save checkpoints and this process writes them."""
+@contextlib.contextmanager
+def claimed_for_training(trainer: Trainer, trial: Any) -> Iterator[None]:
+    """`claimed` for the length of a training that will save checkpoints, by the process that writes them."""
     args = trainer.args
     will_save = args.save_strategy != SaveStrategy.NO or args.enable_jit_checkpoint
-    if not will_save or not args.should_save or args.process_index != 0:
-        return contextlib.nullcontext()
-    return claimed(Path(trainer._get_output_dir(trial=trial)))
+    if not will_save:
+        yield
+        return
+    run_dir = Path(trainer._get_output_dir(trial=trial))
+    with contextlib.ExitStack() as claims:
+        with failing_together(f"claiming {run_dir} for checkpoints"):
+            if leads(trainer, run_dir):
+                claims.enter_context(claimed(run_dir))
+        yield
 
 
 @contextlib.contextmanager
@@ -109,12 +118,7 @@ def take_claim(run_dir: Path) -> Path:
             descriptor, is_locked = _lock(key / CLAIM_NAME, run_dir)
             _held[key] = _Held(descriptor)
     except OSError as error:
-        raise OSError(
-            error.errno,
-            f"No checkpoint can be written to {run_dir} ({error.strerror}). Give an output_dir that can be written to, "
-            "or train with save_strategy='no'",
-            str(run_dir),
-        ) from error
+        raise not_writable(run_dir, error) from error
     if is_locked:
         clean_unfinished(key)
     return key

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from littrainer.checkpoint.names import (
@@ -52,25 +53,33 @@ def checkpoint_step(path: str | Path) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def get_last_checkpoint(folder: str | Path) -> str | None:
+def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
     """The newest intact checkpoint in a folder, or None where there is none.
 
     Newer ones that are damaged are passed over with a warning that names the damaged files.
+
+    Parameters:
+        without: names of checkpoints that do not count.
     """
-    found, damaged = find_last_checkpoint(folder)
+    found, damaged = find_last_checkpoint(folder, without)
     for name, damage in damaged.items():
         going_on = f"{found} is the newest intact one." if found else "There is no intact one before it."
         logger.warning("Passing over the damaged checkpoint %s: %s %s", name, " ".join(damage), going_on)
     return found
 
 
-def find_last_checkpoint(folder: str | Path) -> tuple[str | None, dict[str, list[str]]]:
+def find_last_checkpoint(
+    folder: str | Path, without: Collection[str] = ()
+) -> tuple[str | None, dict[str, list[str]]]:
     """The intact checkpoint with the highest step, and those with a higher one that are damaged.
+
+    Parameters:
+        without: names of checkpoints that do not count.
 
     Returns:
         the checkpoint's path, or None; and what is damaged in each that was passed over, by its path.
     """
-    steps = {entry: checkpoint_step(entry) for entry in Path(folder).iterdir() if entry.is_dir()}
+    steps = {entry: checkpoint_step(entry) for entry in Path(folder).iterdir() if entry.is_dir() and entry.name not in without}
     found = {step: entry for entry, step in steps.items() if step is not None}
     damaged: dict[str, list[str]] = {}
     for step in sorted(found, reverse=True):

@@ -202,9 +202,10 @@ class TrainerCheckpointIO(TransformersCheckpointIO):
         self.trainer = trainer
 
     def _write(self, folder: Path, weights: dict[str, Any], state: dict[str, Any]) -> None:
-        from littrainer.checkpoint.writer import fill_checkpoint
+        from littrainer.checkpoint.writer import fill_checkpoint, note_best_checkpoint
 
-        fill_checkpoint(self.trainer, folder, run_dir=self.trainer._get_output_dir(trial=None))
+        note_best_checkpoint(self.trainer, self.trainer._get_output_dir(trial=None))
+        fill_checkpoint(self.trainer, folder)
         # They are in files of their own by now.
         kept = {name: value for name, value in state.items() if name not in ("optimizer_states", "lr_schedulers")}
         torch.save(kept, folder / LIGHTNING_STATE_NAME)

@@ -71,13 +71,26 @@ def leads(trainer: Trainer, run_dir: str | Path) -> bool:
     return place_of(trainer, Path(run_dir)).leads
 
 
+def not_writable(run_dir: Path, error: OSError) -> OSError:
+    """The error for a folder of checkpoints that cannot be written to."""
+    return OSError(
+        error.errno,
+        f"No checkpoint can be written to {run_dir} ({error.strerror}). Give an output_dir that can be written to, or "
+        "train with save_strategy='no'",
+        str(run_dir),
+    )
+
+
 def _tried_out(run_dir: Path, rank: int, writes: bool) -> Place:
     token = run_dir / f"{TOKEN}{uuid.uuid4().hex}"
     try:
         with failing_together(f"preparing {run_dir} for checkpoints"):
             if writes:
-                run_dir.mkdir(parents=True, exist_ok=True)
-                token.touch()
+                try:
+                    run_dir.mkdir(parents=True, exist_ok=True)
+                    token.touch()
+                except OSError as error:
+                    raise not_writable(run_dir, error) from error
         tokens = {other: name for other, name in enumerate(from_each(token.name if writes else None)) if name}
         leader = _first_seen(run_dir, tokens)
         leads = leader == rank

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from littrainer.checkpoint.layout import (
     TRAINER_STATE_NAME,
     get_last_checkpoint,
 )
+from littrainer.checkpoint.names import OPTIMIZER_PARTS
 from littrainer.checkpoint.random_state import random_state_name, restore_random_states
 from littrainer.checkpoint.resealing import advice_after_editing
 from littrainer.checkpoint.safe_loading import load_tensors
@@ -36,6 +37,7 @@ READ_BY = {
 }
 # What a training that pushes its checkpoints to the hub has there, and where a download of it lies.
 LAST_CHECKPOINT = "last-checkpoint"
+RANDOM_STATES_OF_EACH = "rng_state_*.pth"
 
 
 def needed_to_resume(trainer: Trainer) -> tuple[str, ...]:
@@ -45,7 +47,10 @@ def needed_to_resume(trainer: Trainer) -> tuple[str, ...]:
 
 
 def checkpoint_to_resume(
-    resume_from_checkpoint: str | bool | None, output_dir: str, needed: Sequence[str] = NEEDED_TO_RESUME
+    resume_from_checkpoint: str | bool | None,
+    output_dir: str,
+    needed: Sequence[str] = NEEDED_TO_RESUME,
+    without: Collection[str] = (),
 ) -> Path | None:
     """The folder that `train(resume_from_checkpoint=...)` means; None for a fresh start.
 
@@ -53,6 +58,7 @@ def checkpoint_to_resume(
         resume_from_checkpoint: a folder; True for the newest intact one in `output_dir`; or "last-checkpoint" for the
             folder of that name there, which a push to the hub makes, and where there is none for the newest one.
         needed: files without which it cannot be resumed.
+        without: names of checkpoints that do not count where the newest one is meant.
 
     Raises:
         ValueError: there is no checkpoint, it is damaged, or it lacks what an exact resume needs.
@@ -64,7 +70,7 @@ def checkpoint_to_resume(
         pushed = Path(output_dir) / LAST_CHECKPOINT
         given = str(pushed) if pushed.is_dir() else True
     if given is True:
-        newest = get_last_checkpoint(output_dir) if Path(output_dir).is_dir() else None
+        newest = get_last_checkpoint(output_dir, without) if Path(output_dir).is_dir() else None
         if newest is None:
             raise ValueError(
                 f"resume_from_checkpoint={resume_from_checkpoint}, but there is no intact checkpoint-<step> folder in "
@@ -96,9 +102,16 @@ def checkpoint_to_resume(
 
 def _is_there(folder: Path, name: str) -> bool:
     # A training with several processes has a file of random states for each.
-    if name == RANDOM_STATE_NAME and any(folder.glob("rng_state_*.pth")):
+    if name == RANDOM_STATE_NAME and any(folder.glob(RANDOM_STATES_OF_EACH)):
+        return True
+    if name == OPTIMIZER_NAME and any(any(folder.glob(pattern)) for pattern in OPTIMIZER_PARTS):
         return True
     return (folder / name).is_file()
+
+
+def processes_that_wrote(folder: Path) -> int:
+    """Number of processes of the training that wrote a checkpoint, as its files of random states tell it."""
+    return len(list(folder.glob(RANDOM_STATES_OF_EACH))) or 1
 
 
 def read_state(folder: Path) -> TrainerState:
@@ -128,20 +141,28 @@ def read_state(folder: Path) -> TrainerState:
     return state
 
 
-def load_optimizer_and_scheduler(trainer: Trainer, folder: Path) -> None:
-    """Load the states of optimizer and schedule.
+def load_optimizer(trainer: Trainer, folder: Path) -> None:
+    """Load the state of the optimizer.
 
     Raises:
-        ValueError: a file is damaged, could run code, or holds the state of another optimizer or schedule.
+        ValueError: the file is damaged, could run code, or holds the state of another optimizer.
     """
     optimizer: Any = trainer.optimizer
     state = load_tensors(folder / OPTIMIZER_NAME)
     names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
     _refuse(folder / OPTIMIZER_NAME, "optimizer", optimizer_differences(optimizer, state, names))
-    schedule_state = load_tensors(folder / SCHEDULER_NAME)
-    _refuse(folder / SCHEDULER_NAME, "schedule", schedule_differences(trainer.lr_scheduler, schedule_state))
     optimizer.load_state_dict(state)
-    trainer.lr_scheduler.load_state_dict(schedule_state)
+
+
+def load_schedule(trainer: Trainer, folder: Path) -> None:
+    """Load the state of the schedule.
+
+    Raises:
+        ValueError: the file is damaged, could run code, or holds the state of another schedule.
+    """
+    state = load_tensors(folder / SCHEDULER_NAME)
+    _refuse(folder / SCHEDULER_NAME, "schedule", schedule_differences(trainer.lr_scheduler, state))
+    trainer.lr_scheduler.load_state_dict(state)
 
 
 def load_scaler(trainer: Trainer, folder: Path) -> None:
@@ -170,10 +191,9 @@ def load_random_states(folder: Path, args: Any = None) -> None:
     name = RANDOM_STATE_NAME if args is None else random_state_name(args)
     if (folder / name).is_file():
         restore_random_states(folder / name)
-        return
-    logger.warning(
-        "%s has no %s: it was written by another number of processes. Random numbers go on from the seed.", folder, name
-    )
+    elif args is None or processes_that_wrote(folder) == args.world_size:
+        # Of another number of processes the resume has told.
+        logger.warning("%s has no %s. Random numbers go on from the seed.", folder, name)
 
 
 def _refuse(path: Path, what: str, differences: list[str]) -> None:

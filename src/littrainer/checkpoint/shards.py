@@ -222,7 +222,9 @@ def _sent_without_tensors(state: dict[str, Any]) -> dict[str, Any]:
 def _sent(value: torch.Tensor | None, known: _Tensor, parameter: torch.Tensor) -> torch.Tensor:
     mesh: Any = getattr(parameter, "device_mesh", None)
     device = torch.device(parameter.device.type if mesh is None else mesh.device_type)
-    full = torch.empty(known.shape, dtype=known.dtype, device=device) if value is None else value.to(device).contiguous()
+    full = (
+        torch.empty(known.shape, dtype=known.dtype, device=device) if value is None else value.to(device).contiguous()
+    )
     if _are_several():
         dist.broadcast(full, src=0)
     return full

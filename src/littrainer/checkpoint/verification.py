@@ -7,6 +7,7 @@ import re
 import struct
 import zipfile
 from collections.abc import Callable, Collection, Iterable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ from littrainer.checkpoint.manifest import (
 )
 from littrainer.checkpoint.names import (
     OPTIMIZER_NAME,
+    OPTIMIZER_PARTS,
     RANDOM_STATE_NAME,
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
+    WEIGHT_PARTS,
     WEIGHTS_NAME,
 )
 from littrainer.checkpoint.sealing import Stamp, stamp_of
@@ -108,7 +111,9 @@ def damage_by_format(folder: Path, present: Collection[str] | None = None) -> li
     present = set(files_in(folder, with_links=True) if present is None else present)
     found = []
     indexes = [name for name in WEIGHT_INDEXES if name in present]
-    has_weights = bool(indexes) or any(Path(name).name in WEIGHTS for name in present)
+    has_weights = bool(indexes) or any(
+        Path(name).name in WEIGHTS or _is_one_of(name, WEIGHT_PARTS) for name in present
+    )
     if not has_weights:
         found.append("There are no weights (model.safetensors, an index of shards, or an adapter's).")
     if TRAINER_STATE_NAME not in present:
@@ -126,7 +131,13 @@ def damage_by_format(folder: Path, present: Collection[str] | None = None) -> li
     return found
 
 
+def _is_one_of(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatch(name, pattern) for pattern in patterns)
+
+
 def _per_process(name: str, present: set[str]) -> bool:
+    if name == OPTIMIZER_NAME and any(_is_one_of(other, OPTIMIZER_PARTS) for other in present):
+        return True
     stem, suffix = Path(name).stem, Path(name).suffix
     return any(re.fullmatch(rf"{stem}_\d+{re.escape(suffix)}", other) for other in present)
 

@@ -272,12 +272,25 @@ def load_weights(
             raise ValueError(_another_model(folder, _listed(complaints)))
         return
     state, differences = fitted(model, read_weights(folder))
+    refuse_other_weights(model, folder, differences, to_resume)
+    result = model.load_state_dict(state, strict=False)
+    (tell or log_names_that_differ)(type(result)(differences.missing, differences.unexpected))
+
+
+def refuse_other_weights(model: nn.Module, folder: Path, differences: Differences, to_resume: bool) -> None:
+    """Refuse stored weights that are not those of a model; they may lack frozen ones.
+
+    Parameters:
+        differences: what `fitted` found.
+        to_resume: a training goes on with them; else only shapes that differ are refused.
+
+    Raises:
+        ValueError: they are those of another model.
+    """
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     only_frozen_missing = not differences.unexpected and frozen.issuperset(differences.missing)
     if differences.shapes or (to_resume and differences and not only_frozen_missing):
         raise ValueError(_another_model(folder, str(differences)))
-    result = model.load_state_dict(state, strict=False)
-    (tell or log_names_that_differ)(type(result)(differences.missing, differences.unexpected))
 
 
 def log_names_that_differ(load_result: Any) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.callbacks.state import TrainerState, exported_states, is_exportable
+from littrainer.callbacks.state import exported_states, is_exportable
 from littrainer.checkpoint.arguments_file import write_arguments
 from littrainer.checkpoint.layout import (
     OPTIMIZER_NAME,
@@ -18,12 +18,14 @@ from littrainer.checkpoint.layout import (
     TRAINER_STATE_NAME,
     TRAINING_ARGS_NAME,
 )
-from littrainer.checkpoint.names import RESUME_RECORD_NAME
+from littrainer.checkpoint.names import RESUME_RECORD_NAME, resume_record_name
+from littrainer.checkpoint.places import place_of
 from littrainer.checkpoint.random_state import capture_random_states, random_state_name
 from littrainer.checkpoint.sealing import Seal, note_changes
-from littrainer.checkpoint.staging import staged_checkpoint
 from littrainer.checkpoint.summing import save_and_sum
+from littrainer.checkpoint.together import staged_together
 from littrainer.checkpoint.weights import write_weights
+from littrainer.processes.agreement import are_several, from_each
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -65,40 +67,40 @@ class CheckpointStates:
 
     Parameters:
         files: objects for torch.save by file name; they refer to tensors that training goes on to change.
-        trainer_state: the text of trainer_state.json.
+        trainer_state: the text of trainer_state.json, where this process writes it.
     """
 
     files: dict[str, Any]
-    trainer_state: str
+    trainer_state: str | None
 
 
 def write_checkpoint(trainer: Trainer, run_dir: str) -> str:
-    """Write all that resuming needs to `checkpoint-<step>` and return that folder.
+    """Write all that resuming needs to `checkpoint-<step>` and return that folder; all processes call this together.
 
     Parameters:
         run_dir: the folder that holds this training's checkpoints.
 
     Raises:
         OSError: a file could not be written; earlier checkpoints are as they were.
+        FailedElsewhere: another process could not write its part.
     """
     final = Path(run_dir) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
-    with staged_checkpoint(final) as staged:
-        fill_checkpoint(trainer, staged.folder, run_dir, staged.seal)
-    trainer._sealed_checkpoint = (final, staged.stamps)
+    note_best_checkpoint(trainer, run_dir)
+    with staged_together(trainer, final) as staged:
+        fill_checkpoint(trainer, staged.folder, staged.seal)
+    trainer._sealed_checkpoint = (final, staged.stamps) if staged.stamps else None
     return str(final)
 
 
-def fill_checkpoint(trainer: Trainer, folder: Path, run_dir: str | Path, seal: Seal | None = None) -> None:
-    """Write a checkpoint's files into a folder.
+def fill_checkpoint(trainer: Trainer, folder: Path, seal: Seal | None = None) -> None:
+    """Write a checkpoint's files into a folder: this process's part, where there are several.
 
     Parameters:
-        run_dir: the folder that holds this training's checkpoints.
         seal: is told of each file as soon as it is complete.
     """
     trainer.save_model(str(folder), _internal_call=True)
     if seal is not None:
         seal.add_all()
-    _note_best_checkpoint(trainer.state, run_dir)
     if not trainer.args.save_only_model:
         trainer._open_seal = seal
         try:
@@ -109,28 +111,34 @@ def fill_checkpoint(trainer: Trainer, folder: Path, run_dir: str | Path, seal: S
         finally:
             trainer._open_seal = None
         write_files(_resume_record(trainer), folder, seal)
-    _note_exported_states(trainer)
-    (folder / TRAINER_STATE_NAME).write_text(trainer.state.to_json(), "utf-8")
+    if trainer.args.should_save:
+        _note_exported_states(trainer)
+        (folder / TRAINER_STATE_NAME).write_text(trainer.state.to_json(), "utf-8")
 
 
-def optimizer_and_schedule(trainer: Trainer) -> dict[str, Any]:
-    """What a checkpoint holds of optimizer and schedule, by file name."""
-    return {OPTIMIZER_NAME: trainer.optimizer.state_dict(), SCHEDULER_NAME: trainer.lr_scheduler.state_dict()}
+def schedule(trainer: Trainer) -> dict[str, Any]:
+    """What this process writes of the schedule, by file name."""
+    return {SCHEDULER_NAME: trainer.lr_scheduler.state_dict()} if trainer.args.should_save else {}
 
 
 def loss_scaling(trainer: Trainer) -> dict[str, Any]:
-    """What a checkpoint holds of the loss scaling of fp16, by file name; nothing in any other precision."""
+    """What this process writes of the loss scaling of fp16, by file name; nothing in any other precision."""
     scaler = trainer.accelerator.scaler
-    return {} if scaler is None else {SCALER_NAME: scaler.state_dict()}
+    return {SCALER_NAME: scaler.state_dict()} if scaler is not None and trainer.args.should_save else {}
 
 
 def random_states(trainer: Trainer) -> dict[str, Any]:
-    """Where the random generators stand, by file name."""
+    """Where this process's random generators stand, by file name."""
     return {random_state_name(trainer.args): capture_random_states()}
 
 
 def _resume_record(trainer: Trainer) -> dict[str, Any]:
-    return {} if trainer.training_run is None else {RESUME_RECORD_NAME: trainer.training_run.resume_record()}
+    if trainer.training_run is None:
+        return {}
+    rank = trainer.args.process_index
+    record = trainer.training_run.resume_record()
+    files = {resume_record_name(rank): {name: record[name] for name in ("version", "data")}} if rank else {}
+    return {**files, RESUME_RECORD_NAME: record} if trainer.args.should_save else files
 
 
 def _note_exported_states(trainer: Trainer) -> None:
@@ -138,20 +146,20 @@ def _note_exported_states(trainer: Trainer) -> None:
     trainer.state.stateful_callbacks.update(exported_states(list(filter(is_exportable, callbacks))))
 
 
-def collect_states(trainer: Trainer, run_dir: str | Path) -> CheckpointStates:
-    """Collect what a checkpoint of this optimizer step holds beside the model.
+def collect_states(trainer: Trainer, optimizer_state: dict[str, Any] | None) -> CheckpointStates:
+    """Collect what this process writes for a checkpoint of this optimizer step beside the model.
 
     Parameters:
-        run_dir: the folder that holds this training's checkpoints.
+        optimizer_state: the optimizer's, where this process writes it.
     """
-    state = trainer.state
-    _note_best_checkpoint(state, run_dir)
-    files: dict[str, Any] = {}
+    files: dict[str, Any] = {} if optimizer_state is None else {OPTIMIZER_NAME: optimizer_state}
     if not trainer.args.save_only_model:
-        for part in (optimizer_and_schedule, loss_scaling, random_states, _resume_record):
+        for part in (schedule, loss_scaling, random_states, _resume_record):
             files.update(part(trainer))
+    if not trainer.args.should_save:
+        return CheckpointStates(files, None)
     _note_exported_states(trainer)
-    return CheckpointStates(files, state.to_json())
+    return CheckpointStates(files, trainer.state.to_json())
 
 
 def write_states(states: CheckpointStates, folder: Path, seal: Seal | None = None) -> None:
@@ -161,7 +169,8 @@ def write_states(states: CheckpointStates, folder: Path, seal: Seal | None = Non
         seal: is told of each file as soon as it is complete.
     """
     write_files(states.files, folder, seal)
-    (folder / TRAINER_STATE_NAME).write_text(states.trainer_state, "utf-8")
+    if states.trainer_state is not None:
+        (folder / TRAINER_STATE_NAME).write_text(states.trainer_state, "utf-8")
 
 
 def write_files(files: dict[str, Any], folder: Path, seal: Seal | None = None) -> None:
@@ -177,13 +186,23 @@ def write_files(files: dict[str, Any], folder: Path, seal: Seal | None = None) -
             seal.add(folder / name, record)
 
 
-def _note_best_checkpoint(state: TrainerState, run_dir: str | Path) -> None:
+def note_best_checkpoint(trainer: Trainer, run_dir: str | Path) -> None:
+    """Note in the Trainer's state where the best checkpoint lies, which may be the one that is written next.
+
+    Parameters:
+        run_dir: the folder that holds this training's checkpoints.
+    """
+    state = trainer.state
     if not state.best_global_step:
         return
     best = Path(run_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
     # The one that is being written takes its place when it is complete.
     if state.best_global_step == state.global_step or best.is_dir():
         state.best_model_checkpoint = str(best)
+    if are_several():
+        # Its path may be another one in each process, and only who writes checkpoints sees them for certain.
+        leader = place_of(trainer, Path(run_dir)).leader
+        state.best_model_checkpoint = from_each(state.best_model_checkpoint)[leader or 0]
 
 
 def note_changes_of_callbacks(trainer: Trainer) -> None:

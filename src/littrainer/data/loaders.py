@@ -10,17 +10,20 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from littrainer.data.batch_rebalance import BatchRebalanceSampler
+from littrainer.data.batch_rows import first_dimension
+from littrainer.data.dispatching import NO_BATCH, Dispatch
+from littrainer.data.ends import CommonEnd
 from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.sampling import warn_that_a_stream_has_its_own_order
-from littrainer.data.sharding import Share, SharedBatches, share_of
+from littrainer.data.sharding import Share, SharedBatches, SharedStream, share_of
 from littrainer.data.worker_states import without_reports
+from littrainer.ecosystem import is_a
+from littrainer.processes.agreement import from_first
 from littrainer.seeds import seed_worker
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
-# What `next` gives after the last batch.
-NO_BATCH = object()
 # Keywords of a DataLoader that say which samples come in which batch.
 ORDERING = ("batch_size", "drop_last", "sampler", "batch_sampler")
 
@@ -55,6 +58,13 @@ class LookaheadLoader(DataLoader):
     splits_batches = False
     # Whether an incomplete last batch is left out, also where a batch sampler does that.
     leaves_out_last = False
+    # Where the first process reads for all.
+    dispatch: Dispatch | None = None
+    # One that has to stand at the same place in all processes when an epoch begins.
+    synchronized_generator: torch.Generator | None = None
+    # Whether the processes tell each other at each batch whether their data has ended.
+    compares_ends = False
+    _has_drawn_seed = False
     rows_in_last_batch = -1
     # Streams are dispatched under accelerate unless its user says no, and only then it counts their last batch.
     dispatches_streams = True
@@ -64,11 +74,17 @@ class LookaheadLoader(DataLoader):
         self.epoch = epoch
         tell_epoch(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.dataset)
 
+    def __len__(self) -> int:
+        length = super().__len__()
+        return length if self.dispatch is None else self.dispatch.length(length)
+
     def samples_in_last_batch(self, last_batch: Any) -> int | None:
         """Samples in the last batch of all processes together, where it is not a full one for each.
 
         They are counted in it where the data is a stream.
         """
+        if self.dispatch is not None:
+            return self.rows_in_last_batch if self.rows_in_last_batch > 0 else None
         if isinstance(self.dataset, IterableDataset) and self.dispatches_streams:
             return first_dimension(last_batch)
         samples = self.samples_of_incomplete_batch()
@@ -79,8 +95,11 @@ class LookaheadLoader(DataLoader):
 
         Those of a stream are known when its last batch has been handed out.
         """
-        if isinstance(self.dataset, IterableDataset) and self.dispatches_streams:
+        if self.dispatch is not None or (isinstance(self.dataset, IterableDataset) and self.dispatches_streams):
             return self.rows_in_last_batch
+        if isinstance(self.dataset, SharedStream):
+            samples = self.dataset.samples_in_last_round
+            return -1 if samples is None else samples % self.dataset.samples_of_round
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
         if batch_size is None or self.drop_last or self.leaves_out_last or not has_length(self.dataset):
             return -1
@@ -97,23 +116,49 @@ class LookaheadLoader(DataLoader):
         """
         self.end_of_dataloader = False
         self.rows_in_last_batch = -1
+        if self.synchronized_generator is not None:
+            self.synchronized_generator.set_state(from_first(self.synchronized_generator.get_state()))
         self.set_epoch(self.epoch)
-        batches = without_reports(super().__iter__()) if progress is None else progress.begin(self, super().__iter__)
+        batches = without_reports(self._read_here()) if progress is None else progress.begin(self, self._read_here)
+        if self.dispatch is not None:
+            batches = self.dispatch.rounds(batches)
         current = next(batches, NO_BATCH)
+        end = CommonEnd(is_training=progress is not None) if self.compares_ends else None
+        if self.dispatch is not None:
+            current = self.dispatch.begin(current)
+        elif end is not None and end.is_reached(current is NO_BATCH):
+            return
         if current is NO_BATCH:
             return
         while current is not NO_BATCH:
             if progress is not None:
                 progress.before_batch_ahead()
             following = next(batches, NO_BATCH)
+            if self.dispatch is not None:
+                current, following = self.dispatch.hand_out(current, following)
+            elif end is not None and end.is_reached(following is NO_BATCH):
+                following = NO_BATCH
             if progress is not None:
                 progress.after_batch_ahead(is_one=following is not NO_BATCH)
             self.end_of_dataloader = following is NO_BATCH
             if self.end_of_dataloader:
-                self.rows_in_last_batch = first_dimension(current) or -1
+                rows = first_dimension(current) if self.dispatch is None else self.dispatch.rows_in_last_round
+                self.rows_in_last_batch = rows or -1
             yield current
             current = following
         self.epoch += 1
+
+    def _read_here(self) -> Iterator[Any]:
+        """The batches that this process reads."""
+        if self.dispatch is None or self.dispatch.reads:
+            return super().__iter__()
+        if not self.num_workers:
+            # An iterator draws a number when it is made, and generators stand at the same place in all processes.
+            super().__iter__()
+        elif not (self.persistent_workers and self._has_drawn_seed):
+            torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+            self._has_drawn_seed = True
+        return iter(())
 
 
 def build_loader(
@@ -176,58 +221,121 @@ CARRIED_OVER = (
 )
 
 
-def lookahead_version(args: TrainingArguments, loader: DataLoader, settings: Any = None) -> DataLoader:
+def lookahead_version(
+    args: TrainingArguments, loader: DataLoader, settings: Any = None, cut: Callable[..., Any] | None = None
+) -> DataLoader:
     """A LookaheadLoader over this process's part of a loader's data, as accelerate prepares loaders.
 
-    Its random order is seeded by epoch where the arguments have it so. One that is a LookaheadLoader already, or a
-    loader of a class of its own, is returned as it is.
+    Its random order is seeded by epoch where the arguments have it so. One that is a LookaheadLoader already is
+    returned as it is. So is a loader of a class of its own in one process; several share out its dataset and batches.
 
     Parameters:
         settings: how processes share the data; by default `accelerator_config` of the arguments.
+        cut: cuts a process's part out of a batch that the first process has read, as `Dispatch` calls it.
     """
-    if type(loader) is not DataLoader:
+    settings = args.accelerator_config if settings is None else settings
+    is_of_own_class = type(loader) is not DataLoader
+    if isinstance(loader, LookaheadLoader) or (is_of_own_class and share_of(args, settings) is None):
         return loader
     keywords: dict[str, Any] = {name: getattr(loader, name) for name in CARRIED_OVER}
     batches: Any = loader.batch_sampler
-    if isinstance(loader.dataset, IterableDataset) or batches is None:
+    if isinstance(loader.dataset, IterableDataset):
         keywords.update(batch_size=loader.batch_size, drop_last=loader.drop_last)
+    elif batches is None:
+        keywords.update(batch_size=None, sampler=loader.sampler)
     elif type(batches) is BatchSampler and isinstance(batches.sampler, RandomSampler):
         sampler = _seeded_by_epoch(args, batches.sampler)
         keywords.update(batch_size=batches.batch_size, drop_last=batches.drop_last, sampler=sampler)
     else:
         keywords["batch_sampler"] = _with_seeded_order(args, batches)
-    return _lookahead_loader(args, loader.dataset, keywords, settings)
+    return _lookahead_loader(args, loader.dataset, keywords, settings, cut)
 
 
 def _lookahead_loader(
-    args: TrainingArguments, dataset: Any, keywords: dict[str, Any], settings: Any = None
+    args: TrainingArguments, dataset: Any, keywords: dict[str, Any], settings: Any = None, cut: Any = None
 ) -> LookaheadLoader:
     settings = args.accelerator_config if settings is None else settings
-    dispatches_streams = getattr(settings, "dispatch_batches", None) is not False
+    dispatches = getattr(settings, "dispatch_batches", None)
     share = share_of(args, settings)
-    leaves_out_last = keywords.get("drop_last", False)
-    if share is not None:
-        keywords = _keywords_of_part(dataset, keywords, share)
-    loader = LookaheadLoader(dataset, **keywords)
-    loader.dispatches_streams = dispatches_streams
+    if share is None:
+        loader = LookaheadLoader(dataset, **keywords)
+    elif isinstance(dataset, IterableDataset) if dispatches is None else dispatches:
+        loader = _dispatching_loader(args, dataset, keywords, share, cut)
+    elif isinstance(dataset, IterableDataset):
+        loader = _loader_of_stream(dataset, keywords, share)
+    else:
+        loader = _loader_of_part(dataset, keywords, share, settings)
     if share is not None:
         loader.processes, loader.splits_batches = share.of, share.split_batches
-        loader.leaves_out_last = leaves_out_last
+        loader.leaves_out_last = keywords.get("drop_last", False)
+    loader.dispatches_streams = dispatches is not False
     return loader
 
 
-def _keywords_of_part(dataset: Any, keywords: dict[str, Any], share: Share) -> dict[str, Any]:
-    """What a loader over a map-style dataset is built with, so that it gives one process's part of the batches."""
-    others = {name: value for name, value in keywords.items() if name not in ORDERING}
+def _dispatching_loader(
+    args: TrainingArguments, dataset: Any, keywords: dict[str, Any], share: Share, cut: Any
+) -> LookaheadLoader:
     batches = keywords.get("batch_sampler")
+    batch_size = keywords.get("batch_size", getattr(batches, "batch_size", None))
+    share.check_divides(batch_size)
+    loader = LookaheadLoader(dataset, **{**keywords, "generator": None})
+    loader.dispatch = Dispatch(share, args.process_index == 0, keywords.get("drop_last", False), cut)
+    return loader
+
+
+def _loader_of_stream(dataset: Any, keywords: dict[str, Any], share: Share) -> LookaheadLoader:
+    """A loader for one process's part of a stream that each process reads."""
+    batch_size = keywords["batch_size"]
+    if batch_size is None:
+        raise ValueError(
+            "A stream whose DataLoader has batch_size=None gives whole batches, and these are not shared out between "
+            "processes. Set dispatch_batches=True in accelerator_config, or give the DataLoader a batch_size."
+        )
+    if is_a(dataset, "datasets.IterableDataset") and not share.split_batches and dataset.n_shards >= share.of:
+        # Each process opens files of its own.
+        part: Any = dataset.shard(num_shards=share.of, index=share.number)
+    else:
+        part = SharedStream(dataset, batch_size, share, keywords.get("drop_last", False))
+    loader = LookaheadLoader(part, **{**keywords, "batch_size": share.samples_of_part(batch_size)})
+    loader.compares_ends = not has_length(part)
+    generator = getattr(dataset, "generator", None)
+    if isinstance(part, SharedStream) and isinstance(generator, torch.Generator):
+        loader.synchronized_generator = generator
+    return loader
+
+
+def _loader_of_part(dataset: Any, keywords: dict[str, Any], share: Share, settings: Any) -> LookaheadLoader:
+    """A loader for one process's part of a map-style dataset."""
+    others = {name: value for name, value in keywords.items() if name not in ORDERING}
+    batches, sampler = keywords.get("batch_sampler"), keywords.get("sampler")
     if isinstance(batches, BatchRebalanceSampler):
         # It knows which process it is for.
-        return keywords
+        return LookaheadLoader(dataset, **keywords)
+    if batches is None and keywords.get("batch_size") is None:
+        # The dataset is asked for whole batches.
+        if not isinstance(sampler, BatchSampler):
+            raise ValueError(
+                "A DataLoader with batch_size=None and no batch sampler cannot be shared out between processes: give "
+                "it a batch_size, or a BatchSampler as its sampler."
+            )
+        return LookaheadLoader(dataset, **others, batch_size=None, sampler=SharedBatches(sampler, share))
     if batches is None:
-        sampler = keywords.get("sampler")
         order = SequentialSampler(dataset) if sampler is None else sampler
         batches = BatchSampler(order, keywords["batch_size"], keywords.get("drop_last", False))
-    return {**others, "batch_sampler": SharedBatches(batches, share)}
+    loader = LookaheadLoader(dataset, **others, batch_sampler=SharedBatches(batches, share))
+    loader.synchronized_generator = _generator_to_synchronize(batches, settings)
+    return loader
+
+
+def _generator_to_synchronize(batches: Any, settings: Any) -> torch.Generator | None:
+    """The generator of a random order that is not seeded by epoch, made where there is none."""
+    sampler: Any = getattr(batches, "sampler", None)
+    if isinstance(sampler, EpochSeededSampler) or not hasattr(sampler, "generator"):
+        return None
+    if sampler.generator is None and not getattr(settings, "use_seedable_sampler", True):
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        sampler.generator = torch.Generator().manual_seed(seed)
+    return sampler.generator
 
 
 def _seeded_by_epoch(args: TrainingArguments, sampler: Any) -> Any:
@@ -247,14 +355,6 @@ def _with_seeded_order(args: TrainingArguments, batch_sampler: Any) -> Any:
 def count_examples(loader: Any, batch_size: int) -> int:
     """Samples in a loader: the length of its dataset, else estimated from its length in batches of `batch_size`."""
     dataset = getattr(loader, "dataset", None)
+    if isinstance(dataset, SharedStream):
+        dataset = dataset.dataset
     return len(dataset) if has_length(dataset) else len(loader) * batch_size
-
-
-def first_dimension(batch: Any) -> int | None:
-    """Length of the first dimension of the first tensor found in a nested batch: the samples in it."""
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.dim() > 0 else None
-    if hasattr(batch, "shape"):
-        return batch.shape[0] if len(batch.shape) > 0 else None
-    values = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (list, tuple)) else ()
-    return next((size for size in map(first_dimension, values) if size is not None), None)

@@ -17,11 +17,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from littrainer.data.ends import CommonEnd
 from littrainer.data.generators import HostStates, drawn_from, host_states, set_host_states
-from littrainer.data.loaders import LookaheadLoader
+from littrainer.data.loaders import LookaheadLoader, has_length
+from littrainer.data.sharding import SharedBatches
 from littrainer.data.skipping import LaterBatches, copied_loader, skips_by_index, without_first_batches
 from littrainer.data.stream_states import ExactStreamState
 from littrainer.data.worker_states import WorkerStates, reporting_workers
+from littrainer.processes.agreement import are_several
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +65,7 @@ class DataProgress:
         self._workers_at_start: dict[int, HostStates] = {}
         self._before_ahead: HostStates | None = None
         self._stream_before_ahead: Any = None
+        self._latest_before_ahead: dict[int, HostStates] | None = None
         self._batches_watched = 0
         self._batches_in_hand = 0
         self.data_has_ended = False
@@ -84,6 +88,7 @@ class DataProgress:
                 "generators": generator_states(self._loader),
                 "workers_at_start": dict(self.workers.latest) if lives_on else {},
             }
+        dispatch = getattr(self._loader, "dispatch", None)
         # After an interrupt within a step, batches have been read that are not yet trained on.
         is_at_step_end = batches_done == self._batches_in_hand
         return {
@@ -93,8 +98,14 @@ class DataProgress:
             "workers_at_start": self._workers_at_start,
             "before_ahead": self._all_before_ahead() if is_at_step_end else None,
             "stream": self._stream_before_ahead if is_at_step_end else None,
-            "workers": self.workers.before_last_batch() if is_at_step_end else {},
+            "workers": self._workers_before_ahead() if is_at_step_end else {},
+            "dispatch": None if dispatch is None else dispatch.state(),
         }
+
+    def _workers_before_ahead(self) -> dict[int, HostStates]:
+        if self._latest_before_ahead is not None and not self.data_has_ended:
+            return self._latest_before_ahead
+        return self.workers.before_last_batch()
 
     def _all_before_ahead(self) -> HostStates | None:
         # One that was not read is one that reading has not been seen to draw from. Where it does after all, now and
@@ -114,7 +125,13 @@ class DataProgress:
         batches = self.begin(loader, lambda: iter(loader))
         self._before_ahead = None
         self._reach_checkpoint()
-        yield from batches
+        end = CommonEnd(is_training=True) if are_several() and not has_length(loader) else None
+        for batch in batches:
+            if end is not None and end.is_reached(False):
+                return
+            yield batch
+        if end is not None:
+            end.is_reached(True)
 
     def resumed_loader(self, loader: Any) -> Any:
         """The loader whose next iteration begins where training is resumed, and whose later ones are complete."""
@@ -123,7 +140,7 @@ class DataProgress:
             return loader
         kept = point.kept or {}
         if skips_by_index(loader) and point.batches:
-            loader = without_first_batches(loader, point.batches)
+            loader = without_first_batches(loader, _batches_read(loader, point.batches))
         elif loader.persistent_workers:
             loader = copied_loader(loader)
         if loader.persistent_workers and loader.generator is None and kept.get("workers_at_start"):
@@ -155,6 +172,10 @@ class DataProgress:
         self._stream = ExactStreamState.of(loader)
         if self._stream is not None and kept is not None and kept.get("stream") is not None:
             self._stream.load(kept["stream"])
+        self._latest_before_ahead = None
+        dispatch = getattr(loader, "dispatch", None)
+        if dispatch is not None and self.point is not None:
+            dispatch.resume((kept or {}).get("dispatch"))
         reports = isinstance(loader, LookaheadLoader) and loader.num_workers > 0 and loader.batch_sampler is not None
         with reporting_workers(loader, started_workers) if reports else nullcontext():
             batches = make_iterator()
@@ -169,7 +190,10 @@ class DataProgress:
         if isinstance(sampler, LaterBatches):
             sampler.skip()
         elif self._stream is None or kept.get("stream") is None:
-            next(islice(batches, point.batches, point.batches), None)
+            if getattr(loader, "dispatch", None) is not None:
+                loader.dispatch.skip(batches, point.batches)
+            else:
+                next(islice(batches, point.batches, point.batches), None)
         if kept.get("before_ahead") is not None:
             set_host_states(kept["before_ahead"])
 
@@ -178,6 +202,9 @@ class DataProgress:
         self._reach_checkpoint()
         self._batches_in_hand += 1
         if self._loader.num_workers:
+            if getattr(self._loader, "dispatch", None) is not None:
+                # Several batches are read ahead, by several workers.
+                self._latest_before_ahead = dict(self.workers.latest)
             return
         everything = self._batches_watched < WATCHED_BATCHES or self.expects_checkpoint()
         self._before_ahead = host_states(
@@ -213,9 +240,15 @@ class DataProgress:
             self.point = None
 
 
+def _batches_read(loader: Any, batches: int) -> int:
+    """Batches that a loader reads here when each process gets a number of them."""
+    dispatch = getattr(loader, "dispatch", None)
+    return batches if dispatch is None else dispatch.batches_read_for(batches)
+
+
 def _owners_of_generators(loader: Any) -> dict[str, Any]:
     batch_sampler = getattr(loader, "batch_sampler", None)
-    if isinstance(batch_sampler, LaterBatches):
+    while isinstance(batch_sampler, (LaterBatches, SharedBatches)):
         batch_sampler = batch_sampler.batch_sampler
     sampler = getattr(batch_sampler, "sampler", None) or getattr(loader, "sampler", None)
     return {"loader": loader, "batch_sampler": batch_sampler, "sampler": sampler}

@@ -59,10 +59,13 @@ def _strategy(args: TrainingArguments) -> str:
     return "group_by_length" if getattr(args, "sortish_sampler", False) else args.train_sampling_strategy
 
 
-def evaluation_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) -> Sampler[int]:
-    """The sampler of an evaluation dataset that has a length: its own order, or by length where training is."""
+def evaluation_sampler(args: TrainingArguments, dataset: Any, processing_class: Any) -> Sampler[int] | None:
+    """The sampler of an evaluation dataset that has a length: its own order, or by length where training is.
+
+    None stands for its own order where several processes share it.
+    """
     if args.train_sampling_strategy != "group_by_length":
-        return SequentialSampler(dataset)
+        return SequentialSampler(dataset) if args.world_size <= 1 else None
     seed = args.seed if args.data_seed is None else args.data_seed
     return LengthGroupedSampler(
         args.eval_batch_size,

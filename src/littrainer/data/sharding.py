@@ -148,7 +148,8 @@ class SharedBatches(Sampler[list[int]]):
         share = self.share
         first_round: list[list[int]] = []
         own: list[int] | None = None
-        position, batch = -1, []
+        position = -1
+        batch: list[int] = []
         for position, batch in enumerate(self.batch_sampler):
             if position < share.of:
                 first_round.append(batch)
@@ -235,7 +236,8 @@ class SharedStream(IterableDataset[Any]):
         self.samples_in_last_round: int | None = None
 
     @property
-    def _samples_of_round(self) -> int:
+    def samples_of_round(self) -> int:
+        """Samples that all processes together have of a round."""
         return self.share.samples_of_round(self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
@@ -245,7 +247,7 @@ class SharedStream(IterableDataset[Any]):
             self.dataset.set_epoch(epoch)
 
     def __len__(self) -> int:
-        complete, left_over = divmod(len(self.dataset), self._samples_of_round)
+        complete, left_over = divmod(len(self.dataset), self.samples_of_round)
         rounds = complete + (left_over > 0 and not self.drop_last)
         return rounds * self.share.samples_of_part(self.batch_size)
 
@@ -256,14 +258,14 @@ class SharedStream(IterableDataset[Any]):
         self.samples_in_last_round = None
         first: list[Any] = []
         length = 0
-        for samples in in_rounds(self.dataset, self._samples_of_round):
+        for samples in in_rounds(self.dataset, self.samples_of_round):
             first, length = first or samples, len(samples)
-            if length == self._samples_of_round:
+            if length == self.samples_of_round:
                 yield from samples[own]
             elif not self.drop_last:
                 self.samples_in_last_round = length
-                yield from [*samples, *islice(cycle(first), self._samples_of_round - length)][own]
-        if length == self._samples_of_round:
+                yield from [*samples, *islice(cycle(first), self.samples_of_round - length)][own]
+        if length == self.samples_of_round:
             self.samples_in_last_round = length
 
     def _reseed(self) -> None:

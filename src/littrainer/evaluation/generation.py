@@ -157,7 +157,7 @@ def keywords_for_a_call(trainer: Seq2SeqTrainer, given: Mapping[str, Any]) -> It
         _say_that_keywords_have_no_effect(given)
     before = trainer._gen_kwargs, trainer.gather_function
     trainer._gen_kwargs = keywords_of_a_call(trainer.args, given)
-    trainer.gather_function = trainer.accelerator.gather
+    trainer.gather_function = trainer.accelerator.gather_each_sample
     try:
         yield
     finally:

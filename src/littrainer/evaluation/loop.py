@@ -22,8 +22,10 @@ from littrainer.evaluation.metrics import call_metric_function, checked_metrics,
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
 from littrainer.evaluation.side_effects import model_device
 from littrainer.evaluation.streaming import StreamingMetrics, streaming_metrics
-from littrainer.model_wrapping import prepared_model
+from littrainer.model_wrapping import move_to_device, prepared_model
 from littrainer.nested_values import PADDING, truncated
+from littrainer.processes.agreement import failing_together, from_each, from_first
+from littrainer.processes.layout import data_parallel_rank, tensor_parallel_rank
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -41,6 +43,10 @@ class BatchOutputs(NamedTuple):
     predictions: Any = None
     labels: Any = None
     inputs: Any = None
+
+    def first_rows(self, number: int) -> BatchOutputs:
+        """The same with no more than so many samples."""
+        return BatchOutputs(*(None if value is None else truncated(value, number) for value in self))
 
 
 class EvaluationPass:
@@ -94,7 +100,7 @@ class EvaluationPass:
         self.model = trainer._wrap_model(trainer.model, training=False)
         if not trainer._model_is_prepared and self.model is trainer.model:
             started = time.time()
-            trainer.model.to(trainer.args.device)
+            move_to_device(trainer)
             self.model = prepared_model(trainer)
             if self.model is not trainer.model:
                 trainer.model_wrapped = self.model
@@ -102,15 +108,17 @@ class EvaluationPass:
             trainer._model_is_prepared = True
         elif not trainer.is_in_train and model_device(trainer.model) not in (None, trainer.args.device):
             # An earlier evaluation put it back where it was.
-            trainer.model.to(trainer.args.device)
+            move_to_device(trainer)
         if not trainer.is_in_train:
             for name, dtype in FULL_EVALUATION_TYPES.items():
                 if getattr(trainer.args, name):
-                    trainer.model.to(dtype=dtype, device=trainer.args.device)
+                    trainer.model.to(dtype=dtype)
+                    move_to_device(trainer)
         for candidate in (trainer.model, trainer.optimizer):
             if callable(getattr(candidate, "eval", None)):
                 candidate.eval()
         trainer.callback_handler.eval_dataloader = self.dataloader
+        self._check_that_all_have_equally_many_batches()
         if has_length(self.dataloader):
             logger.info("%s: %d examples.", self.description, trainer.num_examples(self.dataloader))
         if self.streaming is not None:
@@ -180,20 +188,36 @@ class EvaluationPass:
         losses, predictions, labels, _ = everything
         metrics: Any = {} if self.metrics is None else self.metrics
         is_complete = predictions is not None and labels is not None
+        is_for_all_batches = self.streaming is None and not args.batch_eval_metrics
         if self.streaming is not None:
             with noting_where(trainer):
                 metrics = self.streaming.compute() if self.streaming.batches else {}
-        elif trainer.compute_metrics is not None and is_complete and not args.batch_eval_metrics:
-            metrics = call_metric_function(trainer, self._for_metrics(everything))
-        if self.has_called_for == {False}:
-            warn_without_result(trainer)
-        metrics = checked_metrics(trainer, metrics)
+        # A function may fail in one process alone, and the others would wait for it.
+        with failing_together("computing the metrics of an evaluation"):
+            if trainer.compute_metrics is not None and is_complete and is_for_all_batches:
+                metrics = call_metric_function(trainer, self._for_metrics(everything))
+            if self.has_called_for == {False}:
+                warn_without_result(trainer)
+            metrics = checked_metrics(trainer, metrics)
+        # Which checkpoint is the best, and what a schedule follows, must be the same everywhere.
+        metrics = from_first(metrics)
         mean_loss = self._mean_loss(losses)
         if mean_loss is not None:
             metrics[f"{self.prefix}_loss"] = mean_loss
         if trainer.model_preparation_time is not None:
             metrics[f"{self.prefix}_model_preparation_time"] = trainer.model_preparation_time
         return EvalLoopOutput(predictions, labels, self._prefixed(metrics), self._num_samples())
+
+    def _check_that_all_have_equally_many_batches(self) -> None:
+        """Refuse what would let processes wait for batches that others do not have."""
+        lengths = from_each(len(self.dataloader) if has_length(self.dataloader) else None)
+        if len(set(lengths)) > 1:
+            found = ", ".join(f"{length} in process {rank}" for rank, length in enumerate(lengths))
+            raise ValueError(
+                f"The processes of an evaluation have to predict equally many batches, and the loader gives {found}. "
+                "Set even_batches=True in accelerator_config, which is the default, or let an own loader give each "
+                "process as many as the others."
+            )
 
     def _predicted(self, inputs: Any) -> BatchOutputs:
         """What this process has for a batch, as long as the longest that any process has."""
@@ -259,11 +283,14 @@ class EvaluationPass:
         """Hand a batch to the metrics, without the samples that only fill up the last one."""
         if own.predictions is None or own.labels is None:
             return
-        if rows is not None:
-            # The samples of the last batch go to the processes one after the other.
-            size = self.trainer.args.eval_batch_size
-            of_this_process = min(max(rows - self.trainer.args.process_index * size, 0), size)
-            own = BatchOutputs(*(None if value is None else truncated(value, of_this_process) for value in own))
+        args = self.trainer.args
+        if tensor_parallel_rank(args) > 0:
+            # Another process has predicted the same samples.
+            own = own.first_rows(0)
+        elif rows is not None:
+            # The samples of the last batch go to the processes one after the other, to each as many.
+            size = first_dimension(own.predictions) or 0
+            own = own.first_rows(min(max(rows - data_parallel_rank(args) * size, 0), size))
         with noting_where(self.trainer):
             streaming.update(self._for_metrics(own), self._for_metrics(everywhere))
 

@@ -20,6 +20,7 @@ from littrainer.checkpoint.random_state import (
     random_states_are_equal,
     set_random_states,
 )
+from littrainer.checkpoint.shards import is_sharded
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -82,7 +83,7 @@ def left_as_found(trainer: Trainer) -> Iterator[None]:
             module.training = was_training
         if optimizer_trains:
             trainer.optimizer.train()
-        if device is not None and model_device(trainer.model) != device:
+        if device is not None and model_device(trainer.model) != device and not is_sharded(trainer.model):
             trainer.model.to(device)
 
 

@@ -31,13 +31,24 @@ def decayed_parameter_names(model: nn.Module) -> list[str]:
 
 
 def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) -> list[dict[str, Any]]:
-    """Two optimizer groups, the decayed parameters first, each in the order of `model.named_parameters()`."""
+    """Two optimizer groups, the decayed parameters first, each in the order of `model.named_parameters()`.
+
+    Where some of a group's parameters are split between processes and others are not, each kind has a group of its own:
+    an optimizer computes a group in one go, and torch cannot where it holds both.
+    """
     with_decay = set(decayed)
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     return [
-        {"params": [p for name, p in trainable if name in with_decay], "weight_decay": weight_decay},
-        {"params": [p for name, p in trainable if name not in with_decay], "weight_decay": 0.0},
+        *_by_mesh([p for name, p in trainable if name in with_decay], weight_decay),
+        *_by_mesh([p for name, p in trainable if name not in with_decay], 0.0),
     ]
+
+
+def _by_mesh(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    parts: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        parts.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return [{"params": part, "weight_decay": weight_decay} for part in (parts.values() or [parameters])]
 
 
 def _is_exempt(name: str) -> bool:

@@ -22,13 +22,13 @@ def clip_by_norm(
     Returns:
         the norm before, the same in all processes that share the parameters.
     """
-    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    given = list(parameters)
     if several_meshes is None:
         several_meshes = lie_on_several_meshes(given)
     if not several_meshes:
         return _whole(nn.utils.clip_grad_norm_(given, max_norm, norm_type=norm_type))
     groups = list(_by_mesh(given).items())
-    norms = [_whole(nn.utils.get_total_norm([one.grad for one in group], norm_type)) for _, group in groups]
+    norms = [_whole(nn.utils.get_total_norm(_gradients(group), norm_type)) for _, group in groups]
     total = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]), norm_type)
     if max_norm != float("inf"):
         for mesh, group in groups:
@@ -65,3 +65,7 @@ def _on_mesh(total: torch.Tensor, mesh: Any) -> torch.Tensor:
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(total, mesh)
+
+
+def _gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
+    return [one.grad for one in parameters if one.grad is not None]

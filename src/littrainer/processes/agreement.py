@@ -7,10 +7,11 @@ With one process, or without a process group, nothing is done.
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,6 +22,10 @@ Value = TypeVar("Value")
 
 # How long the system may take to say of a process that it has ended, after its connections have.
 SECONDS_UNTIL_AN_END_IS_SEEN = 1.0
+# What processes come to: agree on a number, hand out an object, end a block, or say that they have failed.
+_NUMBER, _OBJECT, _DONE, _FAILED = range(4)
+# Set on errors that the other processes know of.
+TOLD = "_littrainer_told_to_other_processes"
 
 
 class FailedElsewhere(RuntimeError):
@@ -42,15 +47,20 @@ class _HostGroup(NamedTuple):
     Parameters:
         world: the default group that it belongs to.
         group: the gloo group.
+        background: another one, for what is not waited for at once: in one group, what one process does next could
+            meet what another has begun before.
         processes: who they are, by rank.
     """
 
     world: Any
     group: Any
+    background: Any
     processes: list[_Process]
 
 
 _host_group: _HostGroup | None = None
+# What the blocks do that are open, the inner one last.
+_doing: list[str] = []
 
 
 def are_several() -> bool:
@@ -66,18 +76,32 @@ def connect_hosts() -> None:
 
 def largest(number: int) -> int:
     """The largest of the numbers that the processes call this with."""
-    if not are_several():
-        return number
-    shared = torch.tensor(number)
-    connected = _connected()
-    with _naming_lost_processes(connected):
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=connected.group)
-    return int(shared.item())
+    return max(_numbers(_NUMBER, number)) if are_several() else number
 
 
 def agreed(flag: bool) -> bool:
     """Whether any process calls this with true."""
     return bool(largest(int(flag)))
+
+
+def begin_counting(flags: Sequence[bool]) -> Callable[[], list[int]]:
+    """Begin to count, for each flag, the processes that call this with it raised.
+
+    Returns:
+        what waits for the others and returns the counts.
+    """
+    counts = torch.tensor([int(flag) for flag in flags])
+    if not are_several():
+        return counts.tolist
+    with _naming_lost_processes() as connected:
+        work: Any = dist.all_reduce(counts, group=connected.background, async_op=True)
+
+    def wait() -> list[int]:
+        with _naming_lost_processes():
+            work.wait()
+        return counts.tolist()
+
+    return wait
 
 
 def wait_for_each_other() -> None:
@@ -89,29 +113,39 @@ def from_each(value: Value) -> list[Value]:
     """The values that the processes call this with, by rank; pickled on their way."""
     if not are_several():
         return [value]
-    connected = _connected()
-    values: list[Any] = [None] * len(connected.processes)
-    with _naming_lost_processes(connected):
-        dist.all_gather_object(values, value, group=connected.group)
-    return values
+    content = pickle.dumps(value)
+    return [pickle.loads(one) for one in _contents(content, _numbers(_OBJECT, len(content)))]
 
 
 def from_first(value: Value) -> Value:
     """The value that the first process calls this with; pickled on its way."""
+    return from_each(value if not are_several() or dist.get_rank() == 0 else None)[0]  # type: ignore[return-value]
+
+
+def from_first_to_each(values: list[Value] | None) -> Value:
+    """What the first process has for this one; pickled on its way.
+
+    Parameters:
+        values: one for each process, by rank; they are read in the first process only.
+    """
     if not are_several():
-        return value
-    connected = _connected()
-    box = [value]
-    with _naming_lost_processes(connected):
-        dist.broadcast_object_list(box, src=0, group=connected.group, device=torch.device("cpu"))
-    return box[0]
+        assert values is not None
+        return values[0]
+    contents = [pickle.dumps(value) for value in values] if values is not None and dist.get_rank() == 0 else []
+    size = _numbers(_OBJECT, max(map(len, contents), default=0))[0]
+    own = torch.empty(size, dtype=torch.uint8)
+    with _naming_lost_processes() as connected:
+        dist.scatter(own, [_padded(one, size) for one in contents] or None, src=0, group=connected.group)
+    # What follows the object is passed over.
+    return pickle.loads(own.numpy().tobytes())
 
 
 @contextmanager
 def failing_together(doing: str) -> Iterator[None]:
     """A block at whose end all processes wait for each other, and which fails in all of them if it fails in one.
 
-    The block must not wait for the others where some of them may have failed before.
+    Within the block processes may agree on something else, and then hear there of one that has failed. They must not
+    wait for each other in another way after something that can fail.
 
     Parameters:
         doing: what is done, for the error: "writing checkpoint-5".
@@ -123,31 +157,110 @@ def failing_together(doing: str) -> Iterator[None]:
     if not are_several():
         yield
         return
-    own: BaseException | None = None
+    _doing.append(doing)
     try:
         yield
-    except LostProcess:
-        # Nothing can be agreed on any more; the others find out as this process did.
-        raise
+        _numbers(_DONE, 0)
     except BaseException as error:
-        own = error
-    if agreed(own is not None):
-        errors = from_each(None if own is None else f"{type(own).__name__}: {own}")
-        if own is not None:
-            raise own
-        failed = {rank: error for rank, error in enumerate(errors) if error is not None}
-        named = "; ".join(f"process {rank} with {error}" for rank, error in failed.items())
-        raise FailedElsewhere(f"This process ({dist.get_rank()}) ends because {doing} failed in {named}")
+        if not _is_known_to_all(error):
+            _tell(error)
+        raise
+    finally:
+        _doing.pop()
+
+
+def _numbers(kind: int, number: int) -> list[int]:
+    """The numbers that the processes come with, all to the same kind of agreement.
+
+    Raises:
+        FailedElsewhere: another process has come to say that it has failed.
+        RuntimeError: another process is at another place of the program.
+    """
+    own = torch.tensor([kind, number])
+    found = torch.stack(_gathered(own))
+    kinds: list[int] = found[:, 0].tolist()
+    numbers: list[int] = found[:, 1].tolist()
+    if _FAILED in kinds and kind != _FAILED:
+        errors = _contents(b"", [size if one == _FAILED else 0 for one, size in zip(kinds, numbers, strict=True)])
+        raise _failed_elsewhere({rank: error.decode() for rank, error in enumerate(errors) if error})
+    if kind != _FAILED and len(set(kinds)) > 1:
+        raise LostProcess(
+            f"Process {dist.get_rank()} and others are at different places of the program, so that they cannot agree. "
+            "Code that runs in some of the processes only must not save, evaluate or end the training."
+        )
+    return [size if one == _FAILED or kind != _FAILED else 0 for one, size in zip(kinds, numbers, strict=True)]
+
+
+def _tell(error: BaseException) -> None:
+    """Let the others know of an error of this process, wherever they agree next."""
+    content = f"{type(error).__name__}: {error}".encode()
+    _contents(content, _numbers(_FAILED, len(content)))
+    with suppress(AttributeError):
+        setattr(error, TOLD, True)
+
+
+def _is_known_to_all(error: BaseException | None) -> bool:
+    # It may have been told already, and wrapped in another one since. Of a lost process the others find out themselves.
+    while error is not None:
+        if isinstance(error, (FailedElsewhere, LostProcess)) or getattr(error, TOLD, False):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _failed_elsewhere(errors: dict[int, str]) -> FailedElsewhere:
+    named = "; ".join(f"process {rank} with {error}" for rank, error in errors.items())
+    doing = _doing[-1] if _doing else "what all do together"
+    return FailedElsewhere(f"Process {dist.get_rank()} ends because {doing} failed in {named}")
+
+
+def _contents(content: bytes, sizes: list[int]) -> list[bytes]:
+    """The contents that the processes come with, whose sizes are known."""
+    found = _gathered(_padded(content, max(sizes)))
+    return [one[:size].numpy().tobytes() for one, size in zip(found, sizes, strict=True)]
+
+
+def _padded(content: bytes, size: int) -> torch.Tensor:
+    padded = torch.zeros(size, dtype=torch.uint8)
+    if content:
+        padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    return padded
+
+
+def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
+    with _naming_lost_processes() as connected:
+        found = [torch.empty_like(tensor) for _ in connected.processes]
+        dist.all_gather(found, tensor, group=connected.group)
+    return found
+
+
+@contextmanager
+def _naming_lost_processes() -> Iterator[_HostGroup]:
+    connected = _connected()
+    try:
+        yield connected
+    except RuntimeError as error:
+        ended = _ended(connected.processes)
+        who = f"process {', '.join(map(str, ended))} has ended" if ended else "one of them has ended, or hangs"
+        raise LostProcess(
+            f"Process {dist.get_rank()} of {len(connected.processes)} can no longer agree with the others: {who}. What "
+            "that process wrote last says why."
+        ) from error
+
+
+def ended_processes() -> list[int]:
+    """Ranks of the processes on this host that have ended, of those that have been connected."""
+    return _ended(_host_group.processes) if _host_group is not None else []
 
 
 def _connected() -> _HostGroup:
     global _host_group
     world = dist.group.WORLD
     if _host_group is None or _host_group.world is not world:
-        group = dist.new_group(backend="gloo", timeout=_timeout_of(world))
+        group, background = (dist.new_group(backend="gloo", timeout=_timeout_of(world)) for _ in range(2))
         processes: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(processes, _Process(socket.gethostname(), os.getpid()), group=group)
-        _host_group = _HostGroup(world, group, processes)
+        _host_group = _HostGroup(world, group, background, processes)
     return _host_group
 
 
@@ -159,19 +272,6 @@ def _timeout_of(world: Any) -> Any:
         except (RuntimeError, AttributeError):
             continue
     return None
-
-
-@contextmanager
-def _naming_lost_processes(connected: _HostGroup) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        ended = _ended(connected.processes)
-        who = f"process {', '.join(map(str, ended))} has ended" if ended else "one of them has ended, or hangs"
-        raise LostProcess(
-            f"Process {dist.get_rank()} of {len(connected.processes)} can no longer agree with the others: {who}. What "
-            "that process wrote last says why."
-        ) from error
 
 
 def _ended(processes: list[_Process]) -> list[int]:

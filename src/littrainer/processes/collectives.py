@@ -6,6 +6,7 @@ With one process, or without a process group, everything is returned as it is.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,17 +20,23 @@ def process_count() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def gathered(value: Any) -> Any:
+def gathered(value: Any, copies: int = 1) -> Any:
     """Nested tensors of all processes, joined along their rows; a tensor without rows gives one for each process.
+
+    Parameters:
+        copies: so many neighbouring processes hold the same values, which count once.
 
     Raises:
         TypeError: a leaf is no tensor.
     """
-    return value if process_count() == 1 else map_nested(_gathered_tensor, value)
+    return value if process_count() == 1 else map_nested(partial(_gathered_tensor, copies=copies), value)
 
 
-def gathered_objects(value: Any) -> Any:
+def gathered_objects(value: Any, copies: int = 1) -> Any:
     """Nested objects of all processes, pickled on their way.
+
+    Parameters:
+        copies: as for `gathered`.
 
     Lists are taken for one entry per sample and put one after the other, tensors are joined along their rows (and
     padded with -100 where they are not equally long), and what tuples and mappings hold is put together one by one.
@@ -39,7 +46,7 @@ def gathered_objects(value: Any) -> Any:
         return value
     pieces: list[Any] = [None] * process_count()
     dist.all_gather_object(pieces, map_nested(_on_host, value))
-    return _joined_objects(pieces)
+    return _joined_objects(pieces[::copies])
 
 
 def padded_to_longest(value: Any, dim: int = 0, fill: int = 0, at_start: bool = False) -> Any:
@@ -110,7 +117,7 @@ def holds_only_tensors(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _gathered_tensor(tensor: Any) -> torch.Tensor:
+def _gathered_tensor(tensor: Any, copies: int = 1) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"Only tensors can be gathered, not {type(tensor).__name__}; set eval_use_gather_object=True.")
     tensor = torch.atleast_1d(tensor).contiguous()
@@ -124,7 +131,7 @@ def _gathered_tensor(tensor: Any) -> torch.Tensor:
         tensor = torch.cat([tensor, tensor.new_zeros(most - tensor.shape[0], *tensor.shape[1:])])
     pieces = [torch.empty_like(tensor) for _ in numbers]
     dist.all_gather(pieces, tensor)
-    return torch.cat([piece[:number] for piece, number in zip(pieces, numbers, strict=True)])
+    return torch.cat([piece[:number] for piece, number in zip(pieces[::copies], numbers[::copies], strict=True)])
 
 
 def _on_host(leaf: Any) -> Any:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from littrainer.processes import environment
+from littrainer.processes.last_words import keep_last_words
 from littrainer.processes.meeting import meet
 
 if TYPE_CHECKING:
@@ -55,6 +57,8 @@ def ensure_process_group(args: ProcessFacts) -> None:
         dist.init_process_group(MPI, timeout=args.ddp_timeout_delta)
     else:
         store = meet(args.process_index, args.world_size, args.ddp_timeout_delta)
+        if NCCL in backend:
+            claim_gpu(store, args.process_index, str(torch.cuda.get_device_properties(device).uuid))
         dist.init_process_group(
             backend,
             store=store,
@@ -62,6 +66,7 @@ def ensure_process_group(args: ProcessFacts) -> None:
             world_size=args.world_size,
             timeout=args.ddp_timeout_delta,
         )
+        keep_last_words(store, args.process_index, args.world_size)
     atexit.register(_end_group, os.getpid())
 
 
@@ -96,6 +101,24 @@ def backend_for(device_type: str, wanted: str | None) -> str:
     return NCCL_AND_GLOO if backend == NCCL and _is_in_torch(GLOO) else backend
 
 
+def claim_gpu(store: Any, rank: int, gpu: str) -> None:
+    """Take a GPU for this process alone, since NCCL connects no two processes on one.
+
+    Parameters:
+        store: the one that all processes share.
+        gpu: what tells it from all others.
+
+    Raises:
+        ValueError: another process has taken it; the message names that process.
+    """
+    owner = store.compare_set(f"gpu/{socket.gethostname()}/{gpu}", "", str(rank)).decode()
+    if owner != str(rank):
+        raise ValueError(
+            f"Processes {owner} and {rank} use one GPU of {socket.gethostname()}, and NCCL connects no two processes "
+            'on it. Start as many processes as there are GPUs, or set ddp_backend="gloo".'
+        )
+
+
 def _is_in_torch(backend: str) -> bool:
     return dist.is_backend_available(backend)
 
@@ -106,8 +129,8 @@ def _check_size(args: ProcessFacts) -> None:
         raise RuntimeError(
             f"The process group that is up has {size} processes, and {environment.WORLD_SIZE}="
             f"{os.environ.get(environment.WORLD_SIZE, '')} in the environment says {args.world_size}. Start the script "
-            "with `littrainer run --devices` or torchrun, or set RANK, WORLD_SIZE and LOCAL_RANK before TrainingArguments "
-            "are made."
+            "with `littrainer run --devices` or torchrun, or set RANK, WORLD_SIZE and LOCAL_RANK before "
+            "TrainingArguments are made."
         )
 
 

@@ -146,18 +146,29 @@ def follow_model(args: ProcessFacts, model: Any) -> None:
     What the model says goes before `parallelism_config`.
 
     Raises:
-        ValueError: its sizes do not multiply to the world size.
+        ValueError: its sizes do not multiply to the world size; or the arguments ask for a layout that nothing carries
+            out.
     """
-    together = getattr(model, "_tp_size", None) or 1
-    if together == 1 and _SIZES_OF_MODEL not in vars(args):
-        return
     vars(args).pop(_SIZES_OF_MODEL, None)
+    together = getattr(model, "_tp_size", None) or 1
     if together > 1:
         settings = getattr(getattr(model, "config", None), "distributed_config", None)
         shards = getattr(settings, "fsdp_size", None) or 1
         replicas = getattr(settings, "dp_replicate_size", None) or 1
         vars(args)[_SIZES_OF_MODEL] = (together, shards, replicas)
-        process_layout(args)
+    layout = process_layout(args)
+    if not layout.is_given or together > 1:
+        return
+    if args.deepspeed and layout.replicas != args.world_size:
+        raise ValueError(
+            f"deepspeed lays its processes out by itself, and parallelism_config asks for dp_shard_size="
+            f"{layout.shards} and tp_size={layout.tensor_parallel}. Set only one of them."
+        )
+    if layout.shards > 1 and not (args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")):
+        raise ValueError(
+            f"parallelism_config has dp_shard_size={layout.shards}, and fsdp, which shards, is not switched on. Set "
+            f"fsdp=True, or dp_replicate_size={layout.data_parallel} in its place."
+        )
 
 
 def _asked_for(args: ProcessFacts) -> tuple[str, Mapping[str, Any]]:
@@ -172,7 +183,9 @@ def _asked_for(args: ProcessFacts) -> tuple[str, Mapping[str, Any]]:
     if isinstance(given, Mapping):
         unknown = [repr(name) for name in given if name not in (*SIZES, *FURTHER_SETTINGS)]
         if unknown:
-            raise ValueError(f"parallelism_config has unknown keys: {', '.join(unknown)}. Known are {', '.join(SIZES)}.")
+            raise ValueError(
+                f"parallelism_config has unknown keys: {', '.join(unknown)}. Known are {', '.join(SIZES)}."
+            )
         return "parallelism_config", given
     if isinstance(given, type) or not all(hasattr(given, name) for name in SIZES):
         raise TypeError(

@@ -34,11 +34,13 @@ def meet(rank: int, world_size: int, timeout: timedelta) -> Any:
     point = environment.meeting_point()
     if point is None:
         raise MeetingError(
-            f"{world_size} processes ({environment.WORLD_SIZE}) are to work together, and {environment.MAIN_ADDRESS} is "
-            "not set, which says where the first of them is found. Start the script with `littrainer run --devices` or "
-            f"torchrun, or set {environment.MAIN_ADDRESS} and {environment.MAIN_PORT} in each process."
+            f"{world_size} processes ({environment.WORLD_SIZE}) are to work together, and {environment.MAIN_ADDRESS}, "
+            "which says where the first of them is found, is not set. Start the script with `littrainer run --devices` "
+            f"or torchrun, or set {environment.MAIN_ADDRESS} and {environment.MAIN_PORT} in each process."
         )
-    store = dist.PrefixStore(f"littrainer/{os.environ.get(RESTARTS, '0')}", _open_store(point, rank, world_size, timeout))
+    store = dist.PrefixStore(
+        f"littrainer/{os.environ.get(RESTARTS, '0')}", _open_store(point, rank, world_size, timeout)
+    )
     _wait_for_all(store, point, rank, world_size, timeout)
     return store
 
@@ -76,8 +78,8 @@ def _why_no_store(
         )
     return (
         f"Process {rank} of {world_size} has not found the first process at {point} ({environment.MAIN_ADDRESS}, "
-        f"{environment.MAIN_PORT}) within {timeout.total_seconds():g} s (ddp_timeout). Is process 0 running, is that its "
-        "address, and does a firewall leave the port open?"
+        f"{environment.MAIN_PORT}) within {timeout.total_seconds():g} s (ddp_timeout). Is process 0 running, is that "
+        "its address, and does a firewall leave the port open?"
     )
 
 

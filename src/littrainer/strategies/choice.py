@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.strategies import Strategy
 
+from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
+from littrainer.arguments.sharding import sharding_plan
+from littrainer.processes.layout import tensor_parallel_size
 from littrainer.strategies.data_parallel import data_parallel_strategy
+from littrainer.strategies.deepspeed import deepspeed_strategy
+from littrainer.strategies.sharded import sharded_strategy
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
+from littrainer.strategies.tensor_parallel import tensor_parallel_strategy
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -22,6 +28,14 @@ def _data_parallel(trainer: Trainer) -> Strategy:
     return data_parallel_strategy(trainer)
 
 
+def _computes_layers_together(args: Any) -> bool:
+    return tensor_parallel_size(args) > 1
+
+
+def _shards_parameters(args: Any) -> bool:
+    return sharding_plan(args) is not None
+
+
 def _alone(args: Any) -> bool:
     return args.world_size == 1
 
@@ -32,6 +46,9 @@ def _always(args: Any) -> bool:
 
 # Name -> whether arguments ask for it, and what makes it. The first that is asked for is taken.
 STRATEGIES: dict[str, tuple[Callable[[Any], bool], Callable[[Trainer], Strategy]]] = {
+    "DeepSpeed": (asks_for_deepspeed, deepspeed_strategy),
+    "FSDP": (_shards_parameters, sharded_strategy),
+    "tensor parallel": (_computes_layers_together, tensor_parallel_strategy),
     "single device": (_alone, _single_device),
     "DDP": (_always, _data_parallel),
 }

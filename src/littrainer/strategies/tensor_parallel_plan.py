@@ -148,7 +148,9 @@ def styles_by_layer(model: nn.Module, plan: Mapping[str, str], processes: int) -
     for rule in sorted(unused & parameters):
         raise ValueError(_cannot_split(f"the parameter {rule}", plan[rule]))
     if unused:
-        logger.warning("tp_plan names layers that %s does not have: %s.", type(model).__name__, ", ".join(sorted(unused)))
+        logger.warning(
+            "tp_plan names layers that %s does not have: %s.", type(model).__name__, ", ".join(sorted(unused))
+        )
     return found
 
 

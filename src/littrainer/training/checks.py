@@ -10,12 +10,14 @@ from torch.utils.data import DataLoader
 
 from littrainer.arguments.accelerator_config import settle_accelerator_config
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
+from littrainer.arguments.sharding import check_processes
 from littrainer.arguments.support import refuse_unsupported
 from littrainer.arguments.validation import check_loader_processes
 from littrainer.arguments.value_checks import check_values
 from littrainer.data.loaders import has_length
 from littrainer.evaluation.streaming import streaming_metrics
 from littrainer.log_levels import apply_log_level
+from littrainer.processes.group import ensure_process_group
 from littrainer.processes.layout import process_layout
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ def check_arguments(args: TrainingArguments) -> None:
     refuse_unsupported(args)
     # Reading it refuses what it cannot be.
     process_layout(args)
+    ensure_process_group(args)
     apply_log_level(args)
 
 

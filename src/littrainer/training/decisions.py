@@ -11,6 +11,7 @@ import torch
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.checkpoint.writer import note_changes_of_callbacks
 from littrainer.engine import validation_round
+from littrainer.processes.agreement import failing_together
 from littrainer.training.batch_size_search import ran_out_of_memory
 from littrainer.training.loss import mean_over_processes
 
@@ -59,7 +60,9 @@ def log_and_maybe_evaluate_and_save(
         trainer.background_saves.save(trial)
     else:
         trainer._save_checkpoint(model, trial)
-        trainer.control = trainer.callback_handler.on_save(args, state, trainer.control)
+        # What they do to its files is looked at when all of them have done it.
+        with failing_together("on_save of callbacks"):
+            trainer.control = trainer.callback_handler.on_save(args, state, trainer.control)
         note_changes_of_callbacks(trainer)
 
 

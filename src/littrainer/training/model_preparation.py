@@ -33,10 +33,12 @@ def model_prepared_for_training(trainer: Trainer) -> Iterator[None]:
         ValueError: the model lacks what an argument needs.
     """
     apply_liger_kernels(trainer)
-    if (trainer.args.fp16_full_eval or trainer.args.bf16_full_eval) and trainer.model_init is None:
-        # So far it was left where it is, to be cast by an evaluation.
-        trainer._move_model_to_device(trainer.model, trainer.args.device)
-    trainer.model.to(trainer.args.device)
+    # A model that is sharded goes to its devices part by part.
+    if not trainer.is_fsdp_enabled:
+        if (trainer.args.fp16_full_eval or trainer.args.bf16_full_eval) and trainer.model_init is None:
+            # So far it was left where it is, to be cast by an evaluation.
+            trainer._move_model_to_device(trainer.model, trainer.args.device)
+        trainer.model.to(trainer.args.device)
     enable_activation_checkpointing(trainer)
     align_special_tokens(trainer.model, trainer.processing_class)
     noise = noisy_embeddings(trainer.model, trainer.neftune_noise_alpha)

@@ -6,6 +6,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from littrainer.data.ends import check_equal_lengths
 from littrainer.data.loaders import has_length
 
 if TYPE_CHECKING:
@@ -43,11 +44,13 @@ def plan_training(trainer: Trainer, loader: Any) -> TrainingPlan:
     """The plan for a loader under `max_steps`, or `num_train_epochs` where that is not set.
 
     Raises:
-        ValueError: the loader is empty, or has no length and `max_steps` is not set.
+        ValueError: the loader is empty, or has no length and `max_steps` is not set, or the processes have differently
+            many batches.
     """
     args = trainer.args
     accumulation = args.gradient_accumulation_steps
     batch_size = trainer.get_total_train_batch_size(args)
+    check_equal_lengths(loader, "training data")
     if not has_length(loader):
         if args.max_steps <= 0:
             raise ValueError(

@@ -17,12 +17,15 @@ import torch
 from littrainer.callbacks.lightning_states import restore_lightning_callbacks
 from littrainer.callbacks.state import TrainerState, is_exportable
 from littrainer.checkpoint.layout import delete_checkpoint, sort_checkpoints
+from littrainer.checkpoint.places import leads
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.checkpoint.reader import read_state
 from littrainer.data.progress import ResumePoint
 from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.optim.added_groups import leave_added_groups_alone
+from littrainer.processes.agreement import failing_together
+from littrainer.processes.flags import FlagsRaisedTogether
 from littrainer.training import decisions
 from littrainer.training.loss import add_to_running_loss
 from littrainer.training.plan import TrainingPlan
@@ -41,6 +44,9 @@ if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+
+STOPPING_FLAGS = ("should_training_stop", "should_epoch_stop")
+CONTROL_FLAGS = (*STOPPING_FLAGS, "should_save", "should_evaluate", "should_log")
 
 
 class TrainingRun:
@@ -94,6 +100,8 @@ class TrainingRun:
         self._random_states: dict[str, Any] | None = None
         trainer.callback_handler.train_dataloader = loader
         trainer.schedule_is_replaced = False
+        several = trainer.args.world_size > 1
+        self._flags = FlagsRaisedTogether(CONTROL_FLAGS, trainer.args.world_size) if several else None
         self._rates_to_keep: list[float] | None = None
 
     def prepare_state(self) -> None:
@@ -341,6 +349,7 @@ class TrainingRun:
         handler = trainer.callback_handler
         if not micro_batch.closes_window:
             trainer.control = handler.on_substep_end(trainer.args, trainer.state, trainer.control)
+            self._settle_flags(STOPPING_FLAGS)
             return
         trainer.model.zero_grad()
         trainer.state.global_step += 1
@@ -353,6 +362,7 @@ class TrainingRun:
         # What is due at the end of the epoch belongs to its last step too, and follows at once.
         if micro_batch.epoch_fraction < 1:
             trainer.preemption.agree()
+        self._settle_flags(CONTROL_FLAGS)
         self._log_save_evaluate()
 
     def end_epoch(self) -> None:
@@ -377,10 +387,17 @@ class TrainingRun:
         self.is_between_epochs = True
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
         trainer.preemption.agree()
+        self._settle_flags(CONTROL_FLAGS)
         self._log_save_evaluate()
+
+    def _settle_flags(self, among: tuple[str, ...]) -> None:
+        if self._flags is not None:
+            self._flags.settle(self.trainer.control, among)
 
     def _log_save_evaluate(self) -> None:
         trainer = self.trainer
+        control = trainer.control
+        calls_events = control.should_log or control.should_evaluate or control.should_save
         trainer._maybe_log_save_evaluate(
             trainer._tr_loss,
             self.grad_norm,
@@ -391,6 +408,9 @@ class TrainingRun:
             self.start_time,
             learning_rate=self.learning_rate,
         )
+        if calls_events:
+            # Callbacks may have decided to stop by what they heard of.
+            self._settle_flags(STOPPING_FLAGS)
 
     def finish(self, num_train_samples: float, start_time: float) -> TrainOutput:
         """Training has ended: log its metrics, load the best model, tidy up checkpoints.
@@ -402,6 +422,8 @@ class TrainingRun:
         trainer, state = self.trainer, self.trainer.state
         if trainer.background_saves is not None:
             trainer.background_saves.wait()
+        if self._flags is not None:
+            self._flags.finish()
         trainer._total_loss_scalar += trainer._tr_loss.item()
         steps_done = state.global_step - trainer._initial_global_step
         train_loss = trainer._total_loss_scalar / max(steps_done, 0.001)
@@ -417,7 +439,8 @@ class TrainingRun:
         trainer._memory.stop("train", metrics)
         trainer.log(metrics)
         if trainer.args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            trainer._load_best_model()
+            with failing_together("loading the best model"):
+                trainer._load_best_model()
         self._delete_all_but_best()
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, state, trainer.control)
         trainer._finish_current_push()
@@ -428,7 +451,7 @@ class TrainingRun:
     def _delete_all_but_best(self) -> None:
         trainer, best = self.trainer, self.trainer.state.best_model_checkpoint
         run_dir = trainer._get_output_dir(self.trial)
-        if best is None or trainer.args.save_total_limit != 1 or not trainer.args.should_save:
+        if best is None or trainer.args.save_total_limit != 1 or not leads(trainer, run_dir):
             return
         # The best one of a training resumed from another folder lies there, and none would be left here.
         if not Path(best).parent.samefile(run_dir):

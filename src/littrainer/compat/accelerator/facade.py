@@ -15,6 +15,7 @@ from littrainer.compat.accelerator.states import AcceleratorStateView, shared_ac
 from littrainer.compat.accelerator.stepping import Stepping
 from littrainer.nested_values import truncated
 from littrainer.processes import collectives
+from littrainer.processes.layout import tensor_parallel_size
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -67,13 +68,22 @@ class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving
         rows = self._rows_that_count()
         if rows is None and collectives.process_count() == 1:
             return input_data
+        copies = self._processes_with_the_same_samples
         if not use_gather_object and collectives.holds_only_tensors(input_data):
-            data = collectives.gathered(input_data)
+            data = collectives.gathered(input_data, copies)
         else:
-            data = collectives.gathered_objects(input_data)
+            data = collectives.gathered_objects(input_data, copies)
             if rows is not None and isinstance(data, list):
                 return data[:rows]
         return data if rows is None else truncated(data, rows)
+
+    def gather_each_sample(self, tensor: Any) -> Any:
+        """As `gather`, but a sample that several processes have predicted together stands in it once."""
+        return collectives.gathered(tensor, self._processes_with_the_same_samples)
+
+    @property
+    def _processes_with_the_same_samples(self) -> int:
+        return tensor_parallel_size(self._args)
 
     def _rows_that_count(self) -> int | None:
         if self.evaluated_loader is not None or self.samples_in_last_batch is not None:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from littrainer.compat.accelerator.prepared import PreparedOptimizer, PreparedScheduler
 from littrainer.compilation import compile_keywords, is_compiled
-from littrainer.data.loaders import LookaheadLoader, lookahead_version
+from littrainer.data.loaders import lookahead_version
 from littrainer.data.skipping import skips_by_index, without_first_batches
 from littrainer.mixed_precision import forward_type, restore_forward, run_forward_in
 from littrainer.processes import collectives
@@ -100,22 +100,18 @@ class Preparing:
     def prepare_data_loader(
         self, data_loader: DataLoader, device_placement: bool | None = None, slice_fn_for_dispatch: Any = None
     ) -> DataLoader:
-        """A loader that looks one batch ahead and whose random order is seeded by epoch, as the Trainer's are.
+        """A loader of this process's part of the data, with the order and the look-ahead of the Trainer's own.
 
         Parameters:
             device_placement: without effect, as batches are moved by `_prepare_inputs`.
-            slice_fn_for_dispatch: without effect in one process.
+            slice_fn_for_dispatch: cuts the part of a process out of a batch that the first process has read; takes the
+                batch, a slice of rows, and by name `process_index` and `num_processes`. Without effect in one process.
 
         Raises:
-            NotImplementedError: there are several processes, between which its batches would have to be shared.
+            ValueError: its batches cannot be shared out between the processes.
         """
-        if self._args.world_size > 1 and not isinstance(data_loader, LookaheadLoader):
-            raise NotImplementedError(
-                f"accelerator.prepare(loader) in {self._args.world_size} processes: littrainer does not share out the "
-                "batches of a loader that a script has made. Give it a sampler that has this process's part only, as "
-                "torch.utils.data.DistributedSampler."
-            )
-        prepared = lookahead_version(self._args, data_loader)
+        settings = getattr(self, "dataloader_config", None)
+        prepared = lookahead_version(self._args, data_loader, settings, slice_fn_for_dispatch)
         self._dataloaders.append(prepared)
         return prepared
 

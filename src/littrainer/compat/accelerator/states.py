@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.accelerate_state import accelerate_is_loaded, partial_state
+from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
 from littrainer.compat.accelerator.processes import ProcessMembers
 
 if TYPE_CHECKING:
@@ -25,15 +26,20 @@ def shared_accelerator_state(args: TrainingArguments) -> Any:
     shared = accelerator_state._shared_state
     if shared and shared.get("_mixed_precision") != args.mixed_precision:
         accelerator_state._reset_state()
+    if getattr(shared.get("deepspeed_plugins"), "hf_ds_config", None) is not getattr(args, "hf_deepspeed_config", None):
+        accelerator_state._reset_state()
     if not shared:
         from accelerate.utils import TorchDynamoPlugin
 
-        return accelerator_state(
+        made = accelerator_state(
             mixed_precision=args.mixed_precision,
             cpu=args.device.type == "cpu",
             dynamo_plugin=TorchDynamoPlugin(),
             _from_accelerator=True,
         )
+        if asks_for_deepspeed(args):
+            made.deepspeed_plugins = args.deepspeed_plugin
+        return made
     return accelerator_state()
 
 
@@ -43,8 +49,18 @@ class AcceleratorStateView(ProcessMembers):
     initialized = True
     debug = fork_launched = is_fsdp2 = False
     # Engines of accelerate's own, none of which runs here.
-    deepspeed_plugin = deepspeed_plugins = fsdp_plugin = megatron_lm_plugin = torch_tp_plugin = None
+    fsdp_plugin = megatron_lm_plugin = torch_tp_plugin = None
     dynamo_plugin = parallelism_config = device_mesh = None
+
+    @property
+    def deepspeed_plugin(self) -> Any:
+        """What DeepSpeed is told, where it carries the training out."""
+        return self._args.deepspeed_plugin
+
+    @property
+    def deepspeed_plugins(self) -> Any:
+        """The same; there is one of them."""
+        return self._args.deepspeed_plugin
 
     @property
     def mixed_precision(self) -> str:

@@ -149,16 +149,16 @@ class Stepping:
         Where parameters are split between processes, the norm is that of whole gradients. DeepSpeed clips by itself, as
         its config says; its norm is returned.
         """
-        strategy = None if self.module is None else self.module.trainer.strategy
+        strategy: Any = None if self.module is None else self.module.trainer.strategy
         engine = getattr(strategy, "deepspeed_engine", None)
         if engine is not None:
             return engine.get_global_grad_norm()
         self.unscale_gradients()
-        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        # With version 1 of FSDP each process has a piece of flattened parameters, and their wrapper knows the others.
-        wrapper = getattr(strategy, "model", None)
-        if callable(getattr(wrapper, "clip_grad_norm_", None)) and _are_those_of(wrapper, given):
-            return wrapper.clip_grad_norm_(max_norm, norm_type)
+        given: list[Any] = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        # With version 1 of FSDP each process has pieces of parameters, and their wrapper knows of the others.
+        for wrapper in () if strategy is None else (strategy.model, self.module.owner.model_wrapped):
+            if callable(getattr(wrapper, "clip_grad_norm_", None)) and _are_those_of(wrapper, given):
+                return wrapper.clip_grad_norm_(max_norm, norm_type)
         return clip_by_norm(given, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:

@@ -1,0 +1,213 @@
+"""Batches that the first process reads for all: each of the others is sent its part.
+
+Streams are read so unless the arguments say otherwise, as under accelerate: a stream need not give the same samples in
+each process, and is opened once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice, repeat
+from typing import Any, NamedTuple
+
+from littrainer.data.batch_rows import cut_rows, first_dimension, in_plain_containers, joined_rows
+from littrainer.data.sharding import Share, in_rounds
+from littrainer.processes.agreement import FailedElsewhere, from_each, from_first_to_each
+
+# What stands for a round in a process that reads nothing, and for what comes after the last one.
+UNREAD_ROUND = object()
+NO_BATCH = object()
+
+
+class _Failure(NamedTuple):
+    error: BaseException
+
+
+class _Part(NamedTuple):
+    """What a process is sent.
+
+    Parameters:
+        batch: its part of a round.
+        rows: samples in the round, before it was filled up.
+        is_last: no round comes after it.
+        error: why there is no batch; None where there is one.
+    """
+
+    batch: Any
+    rows: int | None
+    is_last: bool
+    error: str | None = None
+
+
+class Dispatch:
+    """Hands out the batches that the first process reads.
+
+    Parameters:
+        share: this process's part.
+        reads: whether this process is the one that reads.
+        drop_last: an incomplete last round is left out; else it is filled up with the first samples.
+        cut: takes a batch, a slice of rows, the number of a part and how many there are; cuts the part out.
+    """
+
+    def __init__(self, share: Share, reads: bool, drop_last: bool, cut: Callable[..., Any] | None = None):
+        self.share = share
+        self.reads = reads
+        self.drop_last = drop_last
+        self._cut = cut
+        self._part_of_each: list[int] = []
+        # The beginnings of the batches of the first round, which together hold a sample for each process.
+        self._first_rows: list[Any] | None = None
+        self._is_resumed = False
+        self.rows_in_last_round = -1
+
+    @property
+    def batches_of_round(self) -> int:
+        """Batches that are read for one that each process gets."""
+        return 1 if self.share.split_batches else self.share.of
+
+    def batches_read_for(self, batches: int) -> int:
+        """Batches that this process has read when each has had a number of them."""
+        return batches * self.batches_of_round if self.reads else 0
+
+    def length(self, batches: int) -> int:
+        """Batches that each process gets.
+
+        Parameters:
+            batches: those that are read.
+        """
+        rounds, left_over = divmod(batches, self.batches_of_round)
+        return rounds + (left_over > 0 and not self.drop_last)
+
+    def state(self) -> list[Any] | None:
+        """What handing out the rest of the epoch needs from its beginning."""
+        return self._first_rows
+
+    def resume(self, state: list[Any] | None) -> None:
+        """Let the next epoch go on from a state."""
+        self._first_rows, self._is_resumed = state, True
+
+    def skip(self, batches: Iterator[Any], number: int) -> None:
+        """Read the first batches of an epoch, which have been handed out before.
+
+        Parameters:
+            number: batches that each process has had.
+        """
+        if self.reads and number:
+            skipped = islice(in_rounds(batches, self.batches_of_round), number)
+            first = next(skipped, [])
+            if self._first_rows is None:
+                self._note_first_rows(first)
+                self._is_resumed = True
+            next(islice(skipped, number, number), None)
+
+    def rounds(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The rounds of an epoch: lists of batches where they are read, a sign for each of them elsewhere."""
+        return self._read(batches) if self.reads else repeat(UNREAD_ROUND)
+
+    def _read(self, batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            for batches_of_round in in_rounds(batches, self.batches_of_round):
+                if len(batches_of_round) == self.batches_of_round or not self.drop_last:
+                    yield batches_of_round
+        except Exception as error:
+            # The other processes are told before this one ends.
+            yield _Failure(error)
+
+    def begin(self, first: Any) -> Any:
+        """The first round, or `NO_BATCH` in all processes where the one that reads has none.
+
+        Parameters:
+            first: what `rounds` gave first.
+
+        Raises:
+            FailedElsewhere: reading failed in the first process.
+        """
+        self.rows_in_last_round = -1
+        if not self._is_resumed:
+            self._first_rows = None
+        self._is_resumed = False
+        if not self._part_of_each:
+            self._part_of_each = from_each(self.share.number)
+        error = self._failure(first)
+        parts = [_Part(None, None, first is NO_BATCH, error)] * len(self._part_of_each) if self.reads else None
+        answer = self._exchange(parts, first)
+        return NO_BATCH if answer.is_last else first
+
+    def hand_out(self, current: Any, following: Any) -> tuple[Any, Any]:
+        """This process's part of a round, and the round after it.
+
+        Parameters:
+            current: the round.
+            following: the one after it, as far as this process knows; `NO_BATCH` after the last one.
+
+        Raises:
+            FailedElsewhere: reading failed in the first process.
+            ValueError: the batches of a round cannot be put together.
+        """
+        parts = None
+        if self.reads:
+            error = self._failure(following)
+            try:
+                parts = self._parts(current, is_last=following is NO_BATCH) if error is None else None
+            except Exception as failure:
+                following = _Failure(failure)
+                error = self._failure(following)
+            if parts is None:
+                parts = [_Part(None, None, True, error)] * len(self._part_of_each)
+        own = self._exchange(parts, following)
+        if own.is_last:
+            self.rows_in_last_round = -1 if own.rows is None else own.rows
+        return own.batch, NO_BATCH if own.is_last else following
+
+    def _failure(self, round_read: Any) -> str | None:
+        if not isinstance(round_read, _Failure):
+            return None
+        return f"{type(round_read.error).__name__}: {round_read.error}"
+
+    def _exchange(self, parts: list[_Part] | None, read: Any) -> _Part:
+        own = from_first_to_each(parts)
+        if isinstance(read, _Failure):
+            raise read.error
+        if own.error is not None:
+            raise FailedElsewhere(f"Process 0, which reads the data for all, failed with {own.error}")
+        return own
+
+    def _parts(self, batches: list[Any], is_last: bool) -> list[_Part]:
+        of = self.share.of
+        if self._first_rows is None:
+            self._note_first_rows(batches)
+        sizes = [first_dimension(batch) for batch in batches]
+        if len(batches) == of and not self.share.split_batches and len(set(sizes)) == 1 and self._cut is None:
+            rows = None if sizes[0] is None else sizes[0] * of
+            own = batches
+        else:
+            whole = _joined(batches)
+            rows = first_dimension(whole) or 0
+            size, left_over = divmod(rows, of)
+            if left_over and is_last and not self.drop_last:
+                whole = _joined([whole, *(self._first_rows or [])])
+                size += 1
+            own = [self._part(whole, number, size) for number in range(of)]
+        return [_Part(own[number], rows, is_last) for number in self._part_of_each]
+
+    def _note_first_rows(self, batches: list[Any]) -> None:
+        if not self.drop_last:
+            beginning = slice(0, self.share.of)
+            self._first_rows = [in_plain_containers(cut_rows(batch, beginning)) for batch in batches]
+
+    def _part(self, whole: Any, number: int, size: int) -> Any:
+        rows = slice(number * size, (number + 1) * size)
+        if self._cut is None:
+            return cut_rows(whole, rows)
+        return self._cut(whole, rows, process_index=number, num_processes=self.share.of)
+
+
+def _joined(batches: list[Any]) -> Any:
+    try:
+        return joined_rows(batches)
+    except (TypeError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"The first process reads the data for all, and its batches cannot be divided between them: {error}. Let "
+            "the collator pad to one length (pad_to_multiple_of, padding='max_length'), or set dispatch_batches=False "
+            "in accelerator_config, so that each process reads its own part."
+        ) from error

@@ -1,0 +1,100 @@
+"""Where the data of the processes ends: one that has more batches than the others would wait for them for ever."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from littrainer.processes.agreement import agreed, are_several, from_each
+
+logger = logging.getLogger(__name__)
+
+
+class UnequalData(ValueError):
+    """The processes have differently many batches."""
+
+
+def check_equal_lengths(loader: Any, what: str) -> None:
+    """Refuse loaders of different lengths; a call that all processes make.
+
+    Parameters:
+        loader: this process's; one without a length is passed over.
+        what: the data, for the error: "training data".
+
+    Raises:
+        UnequalData: the processes have differently many batches; it names their ranks and lengths.
+    """
+    if not are_several():
+        return
+    lengths = from_each((_length(loader), _length(getattr(loader, "dataset", None))))
+    batches = [number for number, _ in lengths]
+    if len(set(batches)) == 1:
+        return
+    samples = [number for _, number in lengths]
+    found = _by_rank([_counted(number, "batch", "batches") for number in batches])
+    if len(set(samples)) > 1:
+        raise UnequalData(
+            f"The {what} is not equally long in all processes: {found}; {_by_rank(samples)} samples. Give each process "
+            "the same dataset, of which it is handed its part, or as many samples each where a DataLoader of your own "
+            "has the part already."
+        )
+    raise UnequalData(
+        f"The {what} does not give all processes equally many batches: {found}. Set even_batches=True in "
+        "accelerator_config (accelerator.even_batches), which repeats samples, or drop_last in the batch sampler or "
+        "dataloader_drop_last=True, which leaves some out."
+    )
+
+
+def _length(sized: Any) -> int | None:
+    try:
+        return len(sized)
+    except (TypeError, AttributeError, NotImplementedError):
+        return None
+
+
+def _counted(number: int | None, singular: str, plural: str) -> str:
+    return f"unknown number of {plural}" if number is None else f"{number} {singular if number == 1 else plural}"
+
+
+def _by_rank(values: list[Any]) -> str:
+    return ", ".join(f"rank {rank} has {value}" for rank, value in enumerate(values))
+
+
+class CommonEnd:
+    """Watches streams of unknown length, one in each process, for the first that ends.
+
+    Parameters:
+        is_training: the others end with the shortest; else samples would be missing in the result, which is an error.
+    """
+
+    def __init__(self, is_training: bool):
+        self.is_training = is_training
+        self.batches = 0
+
+    def is_reached(self, has_ended: bool) -> bool:
+        """Whether any of them has ended; a call that all processes make at each batch.
+
+        Parameters:
+            has_ended: this process's has.
+
+        Raises:
+            UnequalData: some have ended and some have not, and it is no training data.
+        """
+        if not agreed(has_ended):
+            self.batches += 1
+            return False
+        ended = from_each(has_ended)
+        if not all(ended):
+            self._tell(ended)
+        return True
+
+    def _tell(self, ended: list[bool]) -> None:
+        ranks = ", ".join(str(rank) for rank, has_ended in enumerate(ended) if has_ended)
+        found = (
+            f"The data of rank {ranks} has ended after {_counted(self.batches, 'batch', 'batches')}, and that of the "
+            "other processes goes on"
+        )
+        instead = "dispatch_batches=True in accelerator_config lets the first process read for all"
+        if not self.is_training:
+            raise UnequalData(f"{found}. Evaluate equally long streams; {instead}.")
+        logger.warning("%s: the epoch ends here for all of them. %s.", found, instead[0].upper() + instead[1:])

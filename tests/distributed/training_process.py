@@ -1,0 +1,371 @@
+"""One of several processes that train together: `python -m tests.distributed.training_process FOLDER NAME ...`.
+
+Rank and world size come from the environment, as a launcher sets them. Each process writes what the named checks found
+to `FOLDER/RANK.pickle`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import rank_zero_only
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from littrainer import Trainer, TrainerCallback
+from tests.scenarios.models import NoisyClassifier, PartlyTrainedClassifier, VectorClassifier
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+
+RANK, PROCESSES = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+KINDS: dict[str, type[Trainer]] = {"automatic": Trainer, "manual": StepwiseTrainer}
+# What torch exchanges between processes by itself, outside of the backward pass.
+COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "barrier")
+
+Check = Callable[[Path], Any]
+
+
+class CountsBuckets(TrainerCallback):
+    """Counts the buckets of gradients that DDP exchanges, for each optimizer step."""
+
+    def __init__(self) -> None:
+        self.trainer: Any = None
+        self.counts: list[int] = []
+        self.buckets = 0
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.model_wrapped.register_comm_hook(None, lambda _, bucket: self.exchange(bucket))
+
+    def exchange(self, bucket: Any) -> Any:
+        self.buckets += 1
+        return allreduce_hook(dist.group.WORLD, bucket)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.counts.append(self.buckets)
+        self.buckets = 0
+
+
+def buckets_of_each_step(folder: Path, model: nn.Module | None = None, **changes: Any) -> list[int]:
+    counter = CountsBuckets()
+    trainer = quiet_trainer(folder, model, given={"callbacks": [counter], **changes.pop("given", {})}, **changes)
+    counter.trainer = trainer
+    trainer.train()
+    return counter.counts
+
+
+def what_a_subclass_is_handed(folder: Path) -> Any:
+    """The model in compute_loss and prediction_step, and what is left of its wrapping, in both modes."""
+    found = {}
+    for mode, kind in KINDS.items():
+        seen: list[Any] = []
+
+        class Watching(kind):  # type: ignore[misc, valid-type]
+            def compute_loss(self, model: Any, inputs: Any, **keywords: Any) -> Any:
+                seen.append(model)  # noqa: B023
+                return super().compute_loss(model, inputs, **keywords)
+
+        trainer = quiet_trainer(folder, kind=Watching, max_steps=2)
+        trainer.train()
+        (handed,) = {id(model): model for model in seen}.values()
+        first = trainer.model_wrapped
+        trainer.train()
+        seen.clear()
+        trainer.evaluate()
+        evaluated = list(seen)
+        trainer.model.inner.requires_grad_(False)
+        second = trainer.model_wrapped
+        trainer.train()
+        found[mode] = {
+            "is data parallel": isinstance(handed, DistributedDataParallel),
+            "module is the user's": handed.module is trainer.model,
+            "unwrapped is the user's": trainer.accelerator.unwrap_model(handed) is trainer.model,
+            "is model_wrapped": handed is first,
+            "is kept for a second training": second is first,
+            "is made anew for other parameters": trainer.model_wrapped is not first,
+            "evaluated": [model is trainer.model for model in evaluated],
+            "names": list(trainer.model.state_dict()),
+            "mode": trainer.lightning_trainer.lightning_module.automatic_optimization,
+            "rank to Lightning": rank_zero_only.rank,
+        }
+    return found
+
+
+def gradient_exchanges(folder: Path) -> Any:
+    """Buckets that are exchanged at each optimizer step of three micro-batches."""
+    each_batch = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    return {
+        mode: {
+            "last": buckets_of_each_step(
+                folder, kind=kind, rows=64, gradient_accumulation_steps=3, max_steps=2
+            ),
+            "each": buckets_of_each_step(
+                folder, kind=kind, rows=64, gradient_accumulation_steps=3, max_steps=2, accelerator_config=each_batch
+            ),
+        }
+        for mode, kind in KINDS.items()
+    }
+
+
+class NotesCollectives(TrainerCallback):
+    """Notes what is exchanged between the processes from the beginning of each optimizer step to its end."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.of_steps: list[list[str]] = []
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        originals = {name: getattr(dist, name) for name in COLLECTIVES}
+        try:
+            for name, original in originals.items():
+                setattr(dist, name, self._noted(name, original))
+            yield
+        finally:
+            for name, original in originals.items():
+                setattr(dist, name, original)
+
+    def _noted(self, name: str, original: Any) -> Any:
+        def note(*args: Any, **kwargs: Any) -> Any:
+            self.names.append(f"{name} in the background" if kwargs.get("async_op") else name)
+            return original(*args, **kwargs)
+
+        return note
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step:
+            self.of_steps.append(self.names)
+        self.names = []
+
+
+def collectives_of_a_step(folder: Path) -> Any:
+    """What is exchanged beside gradients from one optimizer step to the next."""
+    found = {}
+    for mode, kind in KINDS.items():
+        notes = NotesCollectives()
+        trainer = quiet_trainer(
+            folder, kind=kind, rows=64, given={"callbacks": [notes]}, gradient_accumulation_steps=2, max_steps=4
+        )
+        with notes.noting():
+            trainer.train()
+        found[mode] = notes.of_steps
+    return found
+
+
+def ddp_arguments(folder: Path) -> Any:
+    """What the ddp_ arguments change in a training."""
+
+    def running_mean(**changes: Any) -> list[float]:
+        torch.manual_seed(RANK)
+        model = NoisyClassifier()
+        trainer = quiet_trainer(folder, model, max_steps=3, **changes)
+        trainer.train()
+        # As the last forward left it, which in DDP copies the buffers beforehand.
+        return model.batch_norm.running_mean.tolist()
+
+    def error(**changes: Any) -> Any:
+        model = PartlyTrainedClassifier()
+        try:
+            quiet_trainer(folder, model, max_steps=3, **changes).train()
+        except RuntimeError as failure:
+            return [str(failure), *getattr(failure, "__notes__", [])]
+        return None
+
+    def static_graph(**changes: Any) -> bool:
+        trainer = quiet_trainer(folder, max_steps=2, **changes)
+        trainer.train()
+        return trainer.model_wrapped.static_graph
+
+    # Some 8 MB, in several layers.
+    def large() -> nn.Module:
+        torch.manual_seed(0)
+        return LargeClassifier()
+
+    return {
+        "buckets": buckets_of_each_step(folder, large(), max_steps=3),
+        "buckets of 1 MiB": buckets_of_each_step(folder, large(), max_steps=3, ddp_bucket_cap_mb=1),
+        "buffers": running_mean(ddp_broadcast_buffers=True),
+        "own buffers": running_mean(ddp_broadcast_buffers=False),
+        "unused": error(),
+        "unused, not looked for": error(ddp_find_unused_parameters=False),
+        "static graph": [static_graph(ddp_static_graph=True), static_graph()],
+    }
+
+
+class LargeClassifier(VectorClassifier):
+    """Has enough parameters for several buckets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Sequential(*(nn.Linear(8, 32768) if layer == 0 else nn.Linear(32768, 8) for layer in range(2)))
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.wide(self.norm(torch.relu(self.inner(x)))))
+
+
+def strategy_of_the_users(folder: Path) -> Any:
+    """A strategy that is handed over, with a hook for the exchange of gradients, for two trainings."""
+    calls: list[int] = []
+
+    def exchange(bucket: Any) -> Any:
+        calls.append(bucket.index())
+        return allreduce_hook(dist.group.WORLD, bucket)
+
+    class OwnStrategy(DDPStrategy):
+        setups = 0
+
+        def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
+            type(self).setups += 1
+            return super()._setup_model(model)
+
+    strategy = OwnStrategy(ddp_comm_hook=lambda _, bucket: exchange(bucket), broadcast_buffers=False)
+    found: dict[str, Any] = {}
+    for mode, kind in KINDS.items():
+        calls.clear()
+        trainer = quiet_trainer(folder, kind=kind, given={"lightning": {"strategy": strategy}}, max_steps=2)
+        trainer.train()
+        used: Any = trainer.lightning_trainer.strategy  # type: ignore[union-attr]
+        found[mode] = {
+            "buckets": len(calls),
+            "broadcasts buffers": trainer.model_wrapped.broadcast_buffers,
+            "kind": isinstance(used, OwnStrategy),
+            "ranks": (used.global_rank, used.world_size),
+            "given one is left alone": used is not strategy and strategy.cluster_environment is None,
+            "setups": OwnStrategy.setups,
+        }
+    named = quiet_trainer(
+        folder, given={"lightning": {"strategy": "ddp_find_unused_parameters_false"}}, max_steps=2
+    )
+    named.train()
+    found["by name"] = (
+        named.lightning_trainer.strategy.world_size,  # type: ignore[union-attr]
+        named.model_wrapped.find_unused_parameters,
+    )
+    return found
+
+
+class Raises(TrainerCallback):
+    """Raises a flag of the control at one event, on some ranks."""
+
+    def __init__(self, flag: str, event: str, step: int, ranks: tuple[int, ...]):
+        self.seen: list[tuple[str, int]] = []
+
+        def on_event(args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == step and RANK in ranks:
+                setattr(control, flag, True)
+
+        setattr(self, event, on_event)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen.append(("save", state.global_step))
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen.append(("evaluate", state.global_step))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen.append(("end", state.global_step))
+
+
+def flags(folder: Path) -> Any:
+    """What happens when one process, or each of them, raises a flag."""
+
+    def seen(flag: str, event: str, ranks: tuple[int, ...], **changes: Any) -> list[tuple[str, int]]:
+        callback = Raises(flag, event, 2, ranks)
+        trainer = quiet_trainer(folder, rows=80, given={"callbacks": [callback]}, **{"max_steps": 6, **changes})
+        trainer.train()
+        return callback.seen
+
+    everybody = tuple(range(PROCESSES))
+    stop, later = "should_training_stop", {"num_train_epochs": 1, "max_steps": -1}
+    return {
+        "stop, all": seen(stop, "on_step_end", everybody),
+        "stop, one": seen(stop, "on_step_end", (1,)),
+        "stop, one, first": seen(stop, "on_step_end", (0,)),
+        "stop when logging, one": seen(stop, "on_log", (1,), logging_strategy="steps", logging_steps=1),
+        "stop within a window, one": seen(stop, "on_substep_end", (1,), gradient_accumulation_steps=2),
+        "stop within a window, all": seen(stop, "on_substep_end", everybody, gradient_accumulation_steps=2),
+        "end of epoch, one": seen("should_epoch_stop", "on_step_end", (1,), **later),
+        "evaluate, all": seen("should_evaluate", "on_step_end", everybody),
+        "evaluate, one": seen("should_evaluate", "on_step_end", (1,)),
+    }
+
+
+def lightning_callbacks(folder: Path) -> Any:
+    """Lightning's own callbacks, and one that stops in one process only."""
+    from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, StochasticWeightAveraging
+
+    class StopsAlone(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if RANK == 1 and trainer.global_step == 2:
+                trainer.should_stop = True
+
+    def steps(*callbacks: Any, **changes: Any) -> Any:
+        trainer = quiet_trainer(
+            folder,
+            rows=40,
+            given={"callbacks": list(callbacks)},
+            **{"max_steps": 6, "eval_strategy": "steps", "eval_steps": 1, **changes},
+        )
+        trainer.train()
+        weights = torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
+        return trainer.state.global_step, weights.tolist()
+
+    stopping = EarlyStopping("eval_loss", mode="max", patience=1)
+    saving = ModelCheckpoint(dirpath=folder / "lightning", monitor="eval_loss", save_top_k=1)
+    rates = LearningRateMonitor()
+    return {
+        "alone": steps(StopsAlone()),
+        "early": steps(stopping),
+        "saving": (steps(saving), Path(saving.best_model_path).name, Path(saving.best_model_path).exists()),
+        "rates": (steps(rates, logging_strategy="steps", logging_steps=1), list(rates.lrs)),
+        "averaging": steps(StochasticWeightAveraging(0.01, swa_epoch_start=1), max_steps=-1, num_train_epochs=3),
+    }
+
+
+def refusals(folder: Path) -> Any:
+    """Models that DDP cannot train."""
+
+    def error(model: nn.Module) -> str:
+        try:
+            quiet_trainer(folder, model, max_steps=1).train()
+        except ValueError as failure:
+            return str(failure)
+        return ""
+
+    spread: Any = VectorClassifier()
+    spread.hf_device_map = {"inner": "cpu", "head": "disk"}
+    return {"frozen": error(VectorClassifier().requires_grad_(False)), "spread": error(spread)}
+
+
+CHECKS: tuple[Check, ...] = (
+    what_a_subclass_is_handed,
+    gradient_exchanges,
+    collectives_of_a_step,
+    ddp_arguments,
+    strategy_of_the_users,
+    flags,
+    lightning_callbacks,
+    refusals,
+)
+
+
+def main(folder: Path, wanted: list[str]) -> None:
+    torch.set_num_threads(1)
+    found = {}
+    for check in CHECKS:
+        if not wanted or check.__name__ in wanted:
+            found[check.__name__] = check(folder / "runs")
+    (folder / f"{RANK}.pickle").write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
