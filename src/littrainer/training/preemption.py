@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from littrainer.arguments.fields_additional import DEFAULT_ANNOUNCING_SIGNAL
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
+from littrainer.processes.agreement import connect_hosts, largest
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -51,7 +50,6 @@ class Preemption:
         self.saved_step: int | None = None
         self._received: signal.Signals | None = None
         self._earlier_handlers: dict[signal.Signals, Any] = {}
-        self._process_group: Any = None
         self._may_break_off = False
         self._evaluation_is_due = False
 
@@ -76,7 +74,7 @@ class Preemption:
         """Take the signals; the first optimizer step comes next."""
         if not self.signals or self._earlier_handlers:
             return
-        self._process_group = gloo_group()
+        connect_hosts()
         for number in self.signals:
             self._earlier_handlers[number] = signal.signal(number, self._note)
 
@@ -100,7 +98,7 @@ class Preemption:
     def agree(self) -> None:
         """Find out whether any process has been told to stop; every process calls this at the same places."""
         if self.signals and self.agreed is None:
-            number = largest_of_all(int(self._received or 0), self._process_group)
+            number = largest(int(self._received or 0))
             if number:
                 self.agreed = signal.Signals(number)
 
@@ -155,27 +153,3 @@ def evaluation_to_make_up_for(state: TrainerState) -> dict[str, bool] | None:
     """
     note = (state.stateful_callbacks or {}).pop(BROKEN_OFF, None)
     return None if note is None else {"should_evaluate": True, **note["attributes"]}
-
-
-def gloo_group() -> Any:
-    """A group of all processes that communicates between hosts and leaves the GPUs alone; None for one process."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return None
-    return dist.new_group(backend="gloo")
-
-
-def largest_of_all(number: int, process_group: Any) -> int:
-    """The largest of the numbers that the processes of a group call this with; all wait for one another.
-
-    Parameters:
-        process_group: a group of `gloo_group()`; None for one process.
-    """
-    if process_group is None:
-        return number
-    import torch.distributed as dist
-
-    shared = torch.tensor(number)
-    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=process_group)
-    return int(shared.item())

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.lightning_states import additions_of_lightning_callbacks, states_of_lightning_callbacks
-from littrainer.checkpoint.names import RESUME_RECORD_NAME
+from littrainer.checkpoint.names import RESUME_RECORD_NAME, resume_record_name
+from littrainer.checkpoint.reader import processes_that_wrote
 from littrainer.checkpoint.resealing import COMMAND
 from littrainer.checkpoint.safe_loading import load_tensors
 
@@ -101,6 +102,7 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
         "position": vars(position),
         "sizes": _sizes(run.trainer, run.plan),
         "arguments": _compared_arguments(run.trainer.args),
+        "rank": run.trainer.args.process_index,
         "data": data,
         "lightning_callbacks": states_of_lightning_callbacks(run.trainer),
         "schedule_is_replaced": run.trainer.schedule_is_replaced,
@@ -108,13 +110,24 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
     }
 
 
-def read_resume_record(folder: Path) -> dict[str, Any] | None:
+def read_resume_record(folder: Path, rank: int = 0) -> dict[str, Any] | None:
     """The record of a checkpoint; None where transformers wrote it.
 
+    Parameters:
+        rank: the process whose place in the data is read; of one that the checkpoint knows nothing of it is None.
+
     Raises:
-        ValueError: the file is damaged, of another version, or could run code.
+        ValueError: a file is damaged, of another version, or could run code.
     """
-    path = folder / RESUME_RECORD_NAME
+    record = _read(folder, RESUME_RECORD_NAME)
+    if record is not None and record.get("rank", 0) != rank:
+        own = _read(folder, resume_record_name(rank)) if rank else None
+        record["data"] = None if own is None else own["data"]
+    return record
+
+
+def _read(folder: Path, name: str) -> dict[str, Any] | None:
+    path = folder / name
     if not path.is_file():
         return None
     record = load_tensors(path)
@@ -124,6 +137,7 @@ def read_resume_record(folder: Path) -> dict[str, Any] | None:
             f"{path} has version {version!r}, and this littrainer reads version {RECORD_VERSION}. Use the littrainer "
             f"that wrote it, or delete it and run {COMMAND} {folder} to resume as transformers does."
         )
+    assert isinstance(record, dict)
     return record
 
 
@@ -160,6 +174,7 @@ def warn_of_differences(
 ) -> list[str]:
     """Say once what is not as it was when a checkpoint was written, and return it sentence by sentence."""
     sentences = _other_arguments(record, trainer.args, trainer.state, plan) + _other_sizes(record, trainer, plan)
+    sentences += _other_processes(checkpoint, record, trainer.args)
     if sentences:
         logger.warning("Resuming from %s, which was written by another training. %s", checkpoint, " ".join(sentences))
     return sentences
@@ -210,6 +225,15 @@ def _other_sizes(record: dict[str, Any] | None, trainer: Trainer, plan: Training
         f"Its {trainer.state.global_step} optimizer steps were {trainer.state.epoch:.4g} epochs and are {expected:.4g} "
         "with the data, batch size and accumulation of now."
     ]
+
+
+def _other_processes(checkpoint: Path, record: dict[str, Any] | None, args: TrainingArguments) -> list[str]:
+    then = processes_that_wrote(checkpoint) if record is None else record["sizes"]["world_size"]
+    if then == args.world_size:
+        return []
+    # With a record the sizes that differ have named both numbers.
+    numbers = f"There are now {args.world_size} processes ({then}). " if record is None else ""
+    return [f"{numbers}Random numbers go on from the seed, since each process has its own."]
 
 
 def _resolved(interval: float | None, max_steps: int) -> float | None:

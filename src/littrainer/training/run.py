@@ -146,7 +146,7 @@ class TrainingRun:
         trainer.state = read_state(checkpoint)
         self.evaluation_due = evaluation_to_make_up_for(trainer.state)
         trainer._load_callback_state()
-        self.record = read_resume_record(checkpoint)
+        self.record = read_resume_record(checkpoint, trainer.args.process_index)
         warn_of_differences(checkpoint, self.record, trainer, plan)
         position = position_of(self.record, trainer, plan)
         kept = self.record["data"] if self.record is not None and position is not None else None
@@ -220,8 +220,9 @@ class TrainingRun:
     def restore(self) -> None:
         """Model, optimizer and schedule stand: give them what the checkpoint has for them."""
         if self.checkpoint is not None:
-            self.trainer._load_optimizer_and_scheduler(self._checkpoint_name)
-            self.trainer._load_scaler(self._checkpoint_name)
+            with failing_together(f"loading optimizer and schedule in {self.checkpoint}"):
+                self.trainer._load_optimizer_and_scheduler(self._checkpoint_name)
+                self.trainer._load_scaler(self._checkpoint_name)
             if (self.record or {}).get("schedule_is_replaced"):
                 self._rates_to_keep = [group["lr"] for group in self.trainer.optimizer.param_groups]
 

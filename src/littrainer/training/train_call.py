@@ -10,12 +10,14 @@ from littrainer.arguments.support import refuse_unsupported
 from littrainer.callbacks.failures import callbacks_told_of_failure
 from littrainer.checkpoint.background import BackgroundSaves
 from littrainer.checkpoint.claims import claimed_for_training
-from littrainer.checkpoint.reader import checkpoint_to_resume, needed_to_resume, read_state
+from littrainer.checkpoint.reader import needed_to_resume, read_state
+from littrainer.checkpoint.resumed_together import checkpoint_for_all
 from littrainer.compat.earlier_signatures import accept_earlier_signatures
 from littrainer.compat.members import refuse_ignored_overrides
 from littrainer.engine import fit
 from littrainer.evaluation.results import TrainOutput
 from littrainer.interruptions import UpdateGuard
+from littrainer.processes.agreement import failing_together
 from littrainer.seeds import enable_full_determinism, set_seed
 from littrainer.training.batch_size_search import with_fitting_batch_size
 from littrainer.training.checks import check_datasets
@@ -50,7 +52,7 @@ def train(
     accept_earlier_signatures(trainer)
     check_datasets(trainer)
     with claimed_for_training(trainer, trial), callbacks_told_of_failure(trainer):
-        checkpoint = checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed_to_resume(trainer))
+        checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer))
         return _train_from(trainer, checkpoint, trial, ignore_keys_for_eval)
 
 
@@ -66,8 +68,9 @@ def _train_from(
             _make_new_model(trainer, trial)
         with trainer.update_guard, trainer._memory.measuring("train"), model_prepared_for_training(trainer):
             if checkpoint is not None:
-                trainer._load_from_checkpoint(str(checkpoint))
-                _resume_batch_size(trainer, checkpoint)
+                with failing_together(f"loading the model in {checkpoint}"):
+                    trainer._load_from_checkpoint(str(checkpoint))
+                    _resume_batch_size(trainer, checkpoint)
             return with_fitting_batch_size(
                 trainer,
                 lambda: trainer._inner_training_loop(
