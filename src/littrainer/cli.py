@@ -2,7 +2,7 @@
 
 `littrainer run` hands over to a fresh interpreter, started exactly as `python script.py` would be, with the redirection
 in its environment. So sys.argv, `__main__`, tracebacks, signals, exit status and the processes that the script spawns
-are those of python itself.
+are those of python itself. `littrainer run --devices 2` starts that interpreter twice, and waits for both.
 """
 
 from __future__ import annotations
@@ -14,12 +14,40 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from littrainer import __version__
 from littrainer.compat.redirect import extend_to_children
+from littrainer.processes.accelerate_launch import TRUE_WORDS, USE_DEEPSPEED, USE_FSDP
+from littrainer.processes.environment import PROCESSES, is_launched
+from littrainer.processes.launcher import Launch, LaunchError, check, run_processes
 
 BAD_INPUT = 2
+# As number of devices: a process for each GPU.
+ALL = "all"
+# Strategy -> variables with which `accelerate launch` asks for it; what they leave open is as with the argument alone.
+STRATEGIES: dict[str, dict[str, str]] = {
+    "ddp": {},
+    "fsdp": {
+        USE_FSDP: "true",
+        "FSDP_VERSION": "2",
+        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+        "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+    },
+    "deepspeed": {USE_DEEPSPEED: "true"},
+}
+# Options of `littrainer run`, each with a value.
+RUN_OPTIONS: dict[str, dict[str, Any]] = {
+    "--devices": {"metavar": "N", "help": "processes on this machine, one for each GPU; `all` for all GPUs"},
+    "--nodes": {"metavar": "M", "type": int, "help": "machines that train together"},
+    "--node-rank": {"metavar": "R", "type": int, "help": "number of this machine, from 0 up"},
+    "--main-address": {"metavar": "HOST", "help": "address of machine 0"},
+    "--main-port": {"metavar": "P", "type": int, "help": "free port on machine 0; on one machine found by itself"},
+    "--strategy": {
+        "choices": list(STRATEGIES),
+        "help": "how the model is spread, where the script's arguments do not say",
+    },
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -57,10 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return report(given[1:])
     own, program = _split_at_program(given)
-    parser.parse_args(own)
+    options = parser.parse_args(own)
     try:
-        return _run(program)
-    except BadInput as error:
+        return _run(program, options)
+    except (BadInput, LaunchError) as error:
         print(f"littrainer: {error}", file=sys.stderr)
         return BAD_INPUT
 
@@ -73,10 +101,15 @@ def _build_parser() -> argparse.ArgumentParser:
         "run",
         help="run a script or a module; its transformers.Trainer is littrainer's",
         description="Run a script or a module as python would, with littrainer's Trainer for transformers'.",
-        usage="littrainer run [-h] SCRIPT [ARGS ...]\n       littrainer run [-h] -m MODULE [ARGS ...]",
+        usage=(
+            "littrainer run [-h] [OPTIONS] SCRIPT [ARGS ...]\n       littrainer run [-h] [OPTIONS] -m MODULE [ARGS ...]"
+        ),
+        allow_abbrev=False,
     )
     commands.add_parser("explain", help="say what arguments, or a script's, turn into; --as-code prints a program")
     commands.add_parser("report", help="write what trainings logged as an HTML page and a picture")
+    for name, settings in RUN_OPTIONS.items():
+        run.add_argument(name, **settings)
     program = run.add_mutually_exclusive_group(required=True)
     program.add_argument(
         "script", nargs="?", metavar="SCRIPT", help="path of a script, or of a folder with __main__.py"
@@ -92,9 +125,13 @@ def _split_at_program(given: list[str]) -> tuple[list[str], list[str]]:
     The first list names the program too, for the parser to check. Both stand where python's own command line has them,
     which argparse cannot express: it would take options of the program for its own.
     """
+    is_value = False
     for position, argument in enumerate(given[1:], start=1):
         if given[0] != "run":
             break
+        if is_value or argument in RUN_OPTIONS:
+            is_value = not is_value
+            continue
         if argument == "-m":
             return given[: position + 2], given[position:]
         if argument.startswith("-m"):
@@ -106,8 +143,8 @@ def _split_at_program(given: list[str]) -> tuple[list[str], list[str]]:
     return given, []
 
 
-def _run(program: list[str]) -> int:
-    """Check that the program exists, then become it."""
+def _run(program: list[str], options: argparse.Namespace) -> int:
+    """Check that the program exists, then become it, or start it several times."""
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise BadInput("python runs with -E, -I or -S, which keep littrainer out of the script; start it without")
     if not sys.executable:
@@ -116,13 +153,20 @@ def _run(program: list[str]) -> int:
         _check_module(program[1])
     else:
         _check_script(program[0])
-    environment = dict(os.environ)
+    environment = {**os.environ, **_variables_of_strategy(options.strategy)}
     extend_to_children(environment)
     # How python itself repeats its options (-O, -W, -X, -u ...) for the interpreters that multiprocessing starts.
-    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    command = [sys.executable, *options, *program]
+    interpreter_options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *interpreter_options, *program]
     sys.stdout.flush()
     sys.stderr.flush()
+    if any(getattr(options, name) is not None for name in ("devices", "nodes", "strategy")):
+        launch = _launch(options, program)
+        if launch.world_size > 1:
+            return _start(launch, command, environment)
+        environment[PROCESSES] = "1"
+    elif options.node_rank or options.main_address or options.main_port:
+        raise BadInput("--node-rank, --main-address and --main-port are about several machines; give --nodes too")
     if os.name == "posix":
         os.execve(sys.executable, command, environment)
     return _wait_for(command, environment)
@@ -137,6 +181,42 @@ def _wait_for(command: list[str], environment: dict[str, str]) -> int:
             except KeyboardInterrupt:
                 # The terminal interrupts the child too, and how it ends is for the child to say.
                 continue
+
+
+def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
+    """What to start, from the options of the command line."""
+    import torch
+
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE_WORDS or "--use_cpu" in program
+    gpus = 0 if on_cpu else torch.cuda.device_count()
+    devices = max(gpus, 1)
+    if options.devices not in (None, ALL):
+        if not options.devices.lstrip("-").isdecimal():
+            raise BadInput(f"--devices {options.devices}: give the number of processes on this node, or `{ALL}`")
+        devices = int(options.devices)
+    if gpus and devices > gpus:
+        raise BadInput(
+            f"--devices {devices}, and this node has {gpus} GPU{'' if gpus == 1 else 's'}: give at most {gpus}, or set "
+            "CUDA_VISIBLE_DEVICES= (to nothing) for processes on the CPU"
+        )
+    if is_launched():
+        raise BadInput(
+            "--devices, --nodes and --strategy start processes, and this one was started by a launcher (RANK, WORLD_SIZE "
+            "or LOCAL_RANK is set); give them to one of the two"
+        )
+    launch = Launch(devices, options.nodes or 1, options.node_rank or 0, options.main_address, options.main_port)
+    check(launch)
+    return launch
+
+
+def _start(launch: Launch, command: list[str], environment: dict[str, str]) -> int:
+    """Run the command in several processes; they inherit this one's environment."""
+    os.environ.update(environment)
+    return run_processes(launch, command)
+
+
+def _variables_of_strategy(name: str | None) -> dict[str, str]:
+    return {} if name is None else {**dict.fromkeys((USE_FSDP, USE_DEEPSPEED), "false"), **STRATEGIES[name]}
 
 
 def _looks_like_a_script(argument: str) -> bool:

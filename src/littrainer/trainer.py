@@ -632,7 +632,7 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
 
     def store_flos(self) -> None:
         """Move the operations counted since the last call into the state."""
-        self.state.total_flos += sum_over_processes(self.current_flos, self.args.device)
+        self.state.total_flos += sum_over_processes(self.current_flos, self.args.device, self.get_tp_size())
         self.current_flos = 0
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:

@@ -20,7 +20,7 @@ from littrainer import Trainer
 from littrainer.processes.layout import process_layout
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows
-from tests.scenarios.models import VectorClassifier, tiny_llama
+from tests.scenarios.models import FEATURES, VectorClassifier, tiny_llama
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 TOKENS = 33
@@ -69,16 +69,17 @@ def qwen() -> Any:
 
 
 class Planned(VectorClassifier):
-    """A plain module with a plan of its own; its layers have biases, and its norm is whole."""
+    """A plain module with a plan of its own: layers with biases, one of them whole, and one with a norm before it."""
 
-    tp_plan = {"inner": "colwise", "head": "rowwise"}  # noqa: RUF012
-
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(torch.relu(self.inner(self.norm(x))))
+    tp_plan = {"outer": "colwise", "inner": "rowwise"}  # noqa: RUF012
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(4)
+        self.outer = nn.Linear(FEATURES, self.inner.in_features)
+        self.inner = nn.Linear(self.inner.in_features, self.inner.out_features)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.inner(torch.relu(self.outer(x)))))
 
 
 def trainer_of(folder: Path, model: Any, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:

@@ -20,10 +20,11 @@ LONGEST_RUN_SECONDS = 300
 
 
 def start(rank: int, size: int, folder: Path) -> subprocess.Popen[str]:
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     return subprocess.Popen(
         [sys.executable, "-m", "tests.distributed.evaluating_process", str(rank), str(size), str(folder)],
         cwd=ROOT,
-        env={**environment_of_runs(), "RANK": str(rank)},
+        env={**environment_of_runs(), **ranks, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -105,9 +105,7 @@ def gradient_exchanges(folder: Path) -> Any:
     each_batch = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
     return {
         mode: {
-            "last": buckets_of_each_step(
-                folder, kind=kind, rows=64, gradient_accumulation_steps=3, max_steps=2
-            ),
+            "last": buckets_of_each_step(folder, kind=kind, rows=64, gradient_accumulation_steps=3, max_steps=2),
             "each": buckets_of_each_step(
                 folder, kind=kind, rows=64, gradient_accumulation_steps=3, max_steps=2, accelerator_config=each_batch
             ),
@@ -242,9 +240,7 @@ def strategy_of_the_users(folder: Path) -> Any:
             "given one is left alone": used is not strategy and strategy.cluster_environment is None,
             "setups": OwnStrategy.setups,
         }
-    named = quiet_trainer(
-        folder, given={"lightning": {"strategy": "ddp_find_unused_parameters_false"}}, max_steps=2
-    )
+    named = quiet_trainer(folder, given={"lightning": {"strategy": "ddp_find_unused_parameters_false"}}, max_steps=2)
     named.train()
     found["by name"] = (
         named.lightning_trainer.strategy.world_size,  # type: ignore[union-attr]
@@ -301,7 +297,12 @@ def flags(folder: Path) -> Any:
 
 def lightning_callbacks(folder: Path) -> Any:
     """Lightning's own callbacks, and one that stops in one process only."""
-    from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, StochasticWeightAveraging
+    from lightning.pytorch.callbacks import (
+        EarlyStopping,
+        LearningRateMonitor,
+        ModelCheckpoint,
+        StochasticWeightAveraging,
+    )
 
     class StopsAlone(pl.Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:

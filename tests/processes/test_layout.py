@@ -21,8 +21,9 @@ from littrainer.processes.layout import (
 from tests.scenarios.models import VectorClassifier
 
 
-def facts(world_size: int, config: Any = None, rank: int = 0) -> Any:
-    return SimpleNamespace(world_size=world_size, process_index=rank, parallelism_config=config)
+def facts(world_size: int, config: Any = None, rank: int = 0, **further: Any) -> Any:
+    settings = {"fsdp": None, "deepspeed": None, **further}
+    return SimpleNamespace(world_size=world_size, process_index=rank, parallelism_config=config, **settings)
 
 
 def test_without_a_layout_each_process_has_data_of_its_own() -> None:
@@ -114,13 +115,29 @@ class Sharded:
 
 
 def test_a_model_that_is_sharded_already_decides_over_the_config() -> None:
-    args = facts(4, {"dp_shard_size": 4})
+    args = facts(4, {"dp_shard_size": 4}, fsdp=True)
     follow_model(args, Sharded(shards=2))
     assert (tensor_parallel_size(args), data_parallel_size(args)) == (2, 2)
     follow_model(args, VectorClassifier())
     assert (tensor_parallel_size(args), data_parallel_size(args)) == (1, 4)
     with pytest.raises(ValueError, match=r"the sharded model lays out .*tp_size=2 = 2 processes, and there are 4"):
         follow_model(args, Sharded())
+
+
+def test_shards_are_refused_where_nothing_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"dp_shard_size": 2, "tp_size": 2}
+    with pytest.raises(ValueError, match=r"dp_shard_size=2, and fsdp.*Set fsdp=True, or dp_replicate_size=2"):
+        follow_model(facts(4, config), VectorClassifier())
+    follow_model(facts(4, config, fsdp=True), VectorClassifier())
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    follow_model(facts(4, config), VectorClassifier())
+
+
+@pytest.mark.parametrize("config", [{"tp_size": 2}, {"dp_shard_size": 2}])
+def test_a_layout_beside_deepspeeds_own_is_refused(config: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"deepspeed lays its processes out by itself.*Set only one"):
+        follow_model(facts(2, config, deepspeed="zero.json"), VectorClassifier())
+    follow_model(facts(2, {"dp_replicate_size": 2}, deepspeed="zero.json"), VectorClassifier())
 
 
 def test_a_trainer_checks_the_layout_when_it_is_made(tmp_path: Path) -> None:

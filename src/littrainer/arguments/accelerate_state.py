@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
+from littrainer.arguments.sharding import sharding_plan
 
 if TYPE_CHECKING:
     from littrainer.arguments.process import ProcessFacts
@@ -25,6 +26,7 @@ class DistributedType(str, Enum):
     MULTI_CPU = "MULTI_CPU"
     MULTI_GPU = "MULTI_GPU"
     DEEPSPEED = "DEEPSPEED"
+    FSDP = "FSDP"
 
     __str__ = Enum.__str__
     __hash__ = str.__hash__
@@ -40,6 +42,8 @@ def distributed_type(args: ProcessFacts) -> Any:
     kind = DistributedType.NO
     if asks_for_deepspeed(args):
         kind = DistributedType.DEEPSPEED
+    elif args.world_size > 1 and sharding_plan(args) is not None:
+        kind = DistributedType.FSDP
     elif args.world_size > 1:
         kind = DistributedType.MULTI_CPU if args.device.type == "cpu" else DistributedType.MULTI_GPU
     return sys.modules["accelerate.state"].DistributedType(kind.value) if accelerate_is_loaded() else kind

@@ -76,6 +76,9 @@ def claimed_for_training(trainer: Trainer, trial: Any) -> Iterator[None]:
             if leads(trainer, run_dir):
                 claims.enter_context(claimed(run_dir))
         yield
+        # Who looks into the folder next finds nothing half-deleted in it, in any process.
+        with failing_together(f"tidying up {run_dir}"):
+            claims.close()
 
 
 @contextlib.contextmanager

@@ -68,9 +68,7 @@ def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> st
     return found
 
 
-def find_last_checkpoint(
-    folder: str | Path, without: Collection[str] = ()
-) -> tuple[str | None, dict[str, list[str]]]:
+def find_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> tuple[str | None, dict[str, list[str]]]:
     """The intact checkpoint with the highest step, and those with a higher one that are damaged.
 
     Parameters:
@@ -79,7 +77,11 @@ def find_last_checkpoint(
     Returns:
         the checkpoint's path, or None; and what is damaged in each that was passed over, by its path.
     """
-    steps = {entry: checkpoint_step(entry) for entry in Path(folder).iterdir() if entry.is_dir() and entry.name not in without}
+    steps = {
+        entry: checkpoint_step(entry)
+        for entry in Path(folder).iterdir()
+        if entry.is_dir() and entry.name not in without
+    }
     found = {step: entry for entry, step in steps.items() if step is not None}
     damaged: dict[str, list[str]] = {}
     for step in sorted(found, reverse=True):

@@ -13,8 +13,10 @@ SCHEDULER_NAME = "scheduler.pt"
 SCALER_NAME = "scaler.pt"
 RANDOM_STATE_NAME = "rng_state.pth"
 # In the place of optimizer.pt, and of files of weights: what is written where each process writes its part. Patterns.
-OPTIMIZER_PARTS = ("optimizer.bin", "optimizer_0/*", "global_step*/*")
-WEIGHT_PARTS = ("pytorch_model_fsdp.bin", "pytorch_model_fsdp_0/*", "global_step*/*")
+# What DeepSpeed's engine writes.
+ENGINE_PARTS = "global_step*/*"
+OPTIMIZER_PARTS = ("optimizer.bin", "optimizer_0/*", ENGINE_PARTS)
+WEIGHT_PARTS = ("pytorch_model_fsdp.bin", "pytorch_model_fsdp_0/*", ENGINE_PARTS)
 # Ours: what exact resuming needs beside the files of transformers.
 RESUME_RECORD_NAME = "littrainer_resume.pt"
 # Ours: the state of a lightning.Trainer that writes folders of this format.

@@ -17,7 +17,7 @@ from littrainer.checkpoint.layout import (
     TRAINER_STATE_NAME,
     get_last_checkpoint,
 )
-from littrainer.checkpoint.names import OPTIMIZER_PARTS
+from littrainer.checkpoint.names import ENGINE_PARTS, OPTIMIZER_PARTS
 from littrainer.checkpoint.random_state import random_state_name, restore_random_states
 from littrainer.checkpoint.resealing import advice_after_editing
 from littrainer.checkpoint.safe_loading import load_tensors
@@ -106,6 +106,9 @@ def _is_there(folder: Path, name: str) -> bool:
         return True
     if name == OPTIMIZER_NAME and any(any(folder.glob(pattern)) for pattern in OPTIMIZER_PARTS):
         return True
+    # DeepSpeed's engine keeps a schedule that it steps by itself.
+    if name == SCHEDULER_NAME and any(folder.glob(ENGINE_PARTS)):
+        return True
     return (folder / name).is_file()
 
 
@@ -160,6 +163,8 @@ def load_schedule(trainer: Trainer, folder: Path) -> None:
     Raises:
         ValueError: the file is damaged, could run code, or holds the state of another schedule.
     """
+    if getattr(trainer.lr_scheduler, "is_kept_by_engine", False):
+        return
     state = load_tensors(folder / SCHEDULER_NAME)
     _refuse(folder / SCHEDULER_NAME, "schedule", schedule_differences(trainer.lr_scheduler, state))
     trainer.lr_scheduler.load_state_dict(state)

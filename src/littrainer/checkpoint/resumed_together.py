@@ -59,9 +59,7 @@ def checkpoint_for_all(
             return None
         own = _seen_here(found)
         problems = from_each(_problem(found, own, args, needed))
-        text = " ".join(
-            f"Process {rank} on {problem}" for rank, problem in enumerate(problems) if problem is not None
-        )
+        text = " ".join(f"Process {rank} on {problem}" for rank, problem in enumerate(problems) if problem is not None)
         if not text:
             return own
         if resume_from_checkpoint is not True and resume_from_checkpoint != LAST_CHECKPOINT:

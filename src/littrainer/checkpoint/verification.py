@@ -21,6 +21,7 @@ from littrainer.checkpoint.manifest import (
     read_manifest,
 )
 from littrainer.checkpoint.names import (
+    ENGINE_PARTS,
     OPTIMIZER_NAME,
     OPTIMIZER_PARTS,
     RANDOM_STATE_NAME,
@@ -111,9 +112,7 @@ def damage_by_format(folder: Path, present: Collection[str] | None = None) -> li
     present = set(files_in(folder, with_links=True) if present is None else present)
     found = []
     indexes = [name for name in WEIGHT_INDEXES if name in present]
-    has_weights = bool(indexes) or any(
-        Path(name).name in WEIGHTS or _is_one_of(name, WEIGHT_PARTS) for name in present
-    )
+    has_weights = bool(indexes) or any(Path(name).name in WEIGHTS or _is_one_of(name, WEIGHT_PARTS) for name in present)
     if not has_weights:
         found.append("There are no weights (model.safetensors, an index of shards, or an adapter's).")
     if TRAINER_STATE_NAME not in present:
@@ -137,6 +136,8 @@ def _is_one_of(name: str, patterns: Iterable[str]) -> bool:
 
 def _per_process(name: str, present: set[str]) -> bool:
     if name == OPTIMIZER_NAME and any(_is_one_of(other, OPTIMIZER_PARTS) for other in present):
+        return True
+    if name == SCHEDULER_NAME and any(_is_one_of(other, (ENGINE_PARTS,)) for other in present):
         return True
     stem, suffix = Path(name).stem, Path(name).suffix
     return any(re.fullmatch(rf"{stem}_\d+{re.escape(suffix)}", other) for other in present)

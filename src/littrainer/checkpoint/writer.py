@@ -118,7 +118,9 @@ def fill_checkpoint(trainer: Trainer, folder: Path, seal: Seal | None = None) ->
 
 def schedule(trainer: Trainer) -> dict[str, Any]:
     """What this process writes of the schedule, by file name."""
-    return {SCHEDULER_NAME: trainer.lr_scheduler.state_dict()} if trainer.args.should_save else {}
+    if not trainer.args.should_save or getattr(trainer.lr_scheduler, "is_kept_by_engine", False):
+        return {}
+    return {SCHEDULER_NAME: trainer.lr_scheduler.state_dict()}
 
 
 def loss_scaling(trainer: Trainer) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from littrainer.data.batch_rebalance import BatchRebalanceSampler
 from littrainer.data.batch_rows import first_dimension
 from littrainer.data.dispatching import NO_BATCH, Dispatch
 from littrainer.data.ends import CommonEnd
-from littrainer.data.samplers import EpochSeededSampler
+from littrainer.data.samplers import CommonOrder, EpochSeededSampler
 from littrainer.data.sampling import warn_that_a_stream_has_its_own_order
 from littrainer.data.sharding import Share, SharedBatches, SharedStream, share_of
 from littrainer.data.worker_states import without_reports
@@ -64,6 +64,8 @@ class LookaheadLoader(DataLoader):
     synchronized_generator: torch.Generator | None = None
     # Whether the processes tell each other at each batch whether their data has ended.
     compares_ends = False
+    # How several processes share the data, in words that tell one way from the other; None in one process.
+    sharing: str | None = None
     _has_drawn_seed = False
     rows_in_last_batch = -1
     # Streams are dispatched under accelerate unless its user says no, and only then it counts their last batch.
@@ -261,10 +263,13 @@ def _lookahead_loader(
         loader = LookaheadLoader(dataset, **keywords)
     elif isinstance(dataset, IterableDataset) if dispatches is None else dispatches:
         loader = _dispatching_loader(args, dataset, keywords, share, cut)
+        loader.sharing = "dispatched"
     elif isinstance(dataset, IterableDataset):
         loader = _loader_of_stream(dataset, keywords, share)
+        loader.sharing = "read by each"
     else:
         loader = _loader_of_part(dataset, keywords, share, settings)
+        loader.sharing = "by index"
     if share is not None:
         loader.processes, loader.splits_batches = share.of, share.split_batches
         loader.leaves_out_last = keywords.get("drop_last", False)
@@ -322,8 +327,12 @@ def _loader_of_part(dataset: Any, keywords: dict[str, Any], share: Share, settin
     if batches is None:
         order = SequentialSampler(dataset) if sampler is None else sampler
         batches = BatchSampler(order, keywords["batch_size"], keywords.get("drop_last", False))
+    generator = _generator_to_synchronize(batches, settings)
+    order = getattr(batches, "sampler", None)
+    if hasattr(order, "generator") and order.generator is None and has_length(order):
+        batches.sampler = CommonOrder(order)
     loader = LookaheadLoader(dataset, **others, batch_sampler=SharedBatches(batches, share))
-    loader.synchronized_generator = _generator_to_synchronize(batches, settings)
+    loader.synchronized_generator = generator
     return loader
 
 

@@ -100,6 +100,7 @@ class DataProgress:
             "stream": self._stream_before_ahead if is_at_step_end else None,
             "workers": self._workers_before_ahead() if is_at_step_end else {},
             "dispatch": None if dispatch is None else dispatch.state(),
+            "sharing": getattr(self._loader, "sharing", None),
         }
 
     def _workers_before_ahead(self) -> dict[int, HostStates]:
@@ -151,7 +152,7 @@ class DataProgress:
     def begin(self, loader: Any, make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Begin an epoch: an iterator over its batches, or over those that are left of it."""
         self._loader = loader
-        kept = self.point.kept if self.point is not None else None
+        kept = self._kept_for(loader)
         started_workers: dict[int, HostStates] = {}
         if kept is not None:
             set_generator_states(loader, kept.get("generators", {}))
@@ -169,11 +170,12 @@ class DataProgress:
         self._batches_in_hand = self.point.batches if self.point is not None else 0
         # What reading draws from was seen in the first epoch; one batch of each later one says whether that changed.
         self._batches_watched = min(self._batches_watched, WATCHED_BATCHES - 1)
-        self._stream = ExactStreamState.of(loader)
+        dispatch = getattr(loader, "dispatch", None)
+        reads = dispatch is None or dispatch.reads
+        self._stream = ExactStreamState.of(loader) if reads else None
         if self._stream is not None and kept is not None and kept.get("stream") is not None:
             self._stream.load(kept["stream"])
         self._latest_before_ahead = None
-        dispatch = getattr(loader, "dispatch", None)
         if dispatch is not None and self.point is not None:
             dispatch.resume((kept or {}).get("dispatch"))
         reports = isinstance(loader, LookaheadLoader) and loader.num_workers > 0 and loader.batch_sampler is not None
@@ -184,6 +186,13 @@ class DataProgress:
         if self.point is not None:
             self._skip(loader, batches, self.point, kept or {})
         return batches
+
+    def _kept_for(self, loader: Any) -> dict[str, Any] | None:
+        kept = self.point.kept if self.point is not None else None
+        if kept is None or kept.get("sharing") == getattr(loader, "sharing", None):
+            return kept
+        # What this process reads is not what it read then, so it has to be read again.
+        return {**kept, **dict.fromkeys(("stream", "dispatch")), "num_workers": None}
 
     def _skip(self, loader: Any, batches: Iterator[Any], point: ResumePoint, kept: dict[str, Any]) -> None:
         sampler = getattr(loader, "batch_sampler", None)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import RandomSampler, Sampler
 
+from littrainer.processes.agreement import from_each, from_first
+
 # Batches that are sorted by length together: fewer where the data would make fewer than so many groups.
 MOST_BATCHES_SORTED_TOGETHER = 50
 FEWEST_SORTED_GROUPS = 4
@@ -140,6 +142,34 @@ class LengthGroupedSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=self.generator))
+
+
+class CommonOrder(Sampler[int]):
+    """The order that a sampler draws in the first process, in all of them.
+
+    Parameters:
+        sampler: draws from torch's global generator, which need not stand at the same place in each process: batches of
+            unequal shape let dropout draw differently many numbers.
+
+    All processes iterate it at the same time. Each draws an order, so that its generator goes on as it would alone.
+    """
+
+    def __init__(self, sampler: Any):
+        self.sampler = sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of a sampler that has one."""
+        if callable(getattr(self.sampler, "set_epoch", None)):
+            self.sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(self.sampler)
+        if len(set(from_each(hash(tuple(order))))) > 1:
+            order = from_first(order)
+        return iter(order)
 
 
 def whole_numbers(lengths: Any) -> list[int]:

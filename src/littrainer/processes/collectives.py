@@ -98,14 +98,17 @@ def reduced(value: Any, reduction: str = "sum") -> Any:
     return map_nested(reduce, value)
 
 
-def sum_over_processes(number: float, device: torch.device) -> float:
+def sum_over_processes(number: float, device: torch.device, copies: int = 1) -> float:
     """The sum of the processes' numbers.
+
+    Parameters:
+        copies: as for `gathered`.
 
     It is summed in single precision where there are several, as transformers has it, so that states agree.
     """
     if process_count() == 1:
         return number
-    return gathered(torch.tensor([number], device=device)).sum().item()
+    return gathered(torch.tensor([number], device=device), copies).sum().item()
 
 
 def holds_only_tensors(value: Any) -> bool:

@@ -15,6 +15,9 @@ RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
 LOCAL_RANK, LOCAL_WORLD_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 MAIN_ADDRESS, MAIN_PORT = "MASTER_ADDR", "MASTER_PORT"
 
+# How many processes a script that no launcher has started starts by itself; unset, one for each GPU.
+PROCESSES = "LITTRAINER_PROCESSES"
+
 # Variables of launchers of MPI's kind, in the order in which they are looked at: Intel MPI, Open MPI, MVAPICH.
 MPI_VARIABLES: dict[str, tuple[str, ...]] = {
     WORLD_SIZE: ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"),

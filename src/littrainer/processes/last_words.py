@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from littrainer.processes.agreement import FailedElsewhere, LostProcess, ended_processes
+from littrainer.processes.launcher import CONSEQUENCE
 
 # How long the error that ended another process may take to arrive after the end of its connections.
 SECONDS_UNTIL_WORDS_ARRIVE = 1.0
@@ -122,7 +123,9 @@ def _why(error: RuntimeError) -> str:
     ended = ended_processes()
     if ended:
         named = ", ".join(map(str, ended))
-        return f"process {named} has ended without an error of its own; what it, or the system's log, wrote last says why"
+        return (
+            f"process {named} has ended without an error of its own; what it, or the system's log, wrote last says why"
+        )
     if _store_is_lost():
         return "process 0 has ended, or its machine cannot be reached; what it wrote last says why"
     return f"it cannot reach the others; {advice_for(error)}"
@@ -175,4 +178,4 @@ def _tell_agent(error: BaseException) -> None:
         return
     message = {"message": f"{type(error).__name__}: {error}", "extraInfo": {"timestamp": str(int(time.time()))}}
     with suppress(OSError), open(path, "w", encoding="utf-8") as file:
-        json.dump({"message": message, "is_consequence": _is_consequence(error)}, file)
+        json.dump({"message": message, CONSEQUENCE: _is_consequence(error)}, file)

@@ -22,6 +22,8 @@ ENDED_BY_SIGNAL = 128
 AGENT_LOG, AGENT_LOG_LEVEL = "torch.distributed.elastic", "LOGLEVEL"
 THREADS = "OMP_NUM_THREADS"
 LONGEST_MESSAGE = 500
+# In what a process reports of its error: whether another process had failed before.
+CONSEQUENCE = "is_consequence"
 
 
 class LaunchError(Exception):
@@ -115,7 +117,7 @@ def run_processes(launch: Launch, command: list[str]) -> int:
     try:
         elastic_launch(config, command[0])(*arguments)
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
+        rank, failure = _root_cause(error.failures)
         print(f"littrainer: {_failure_in_words(rank, launch, failure)}", file=sys.stderr)
         return failure.exitcode if failure.exitcode > 0 else ENDED_BY_SIGNAL - failure.exitcode
     except SignalException as error:
@@ -150,11 +152,26 @@ def _meeting_of_agents(launch: Launch) -> dict[str, Any]:
     }
 
 
+def _root_cause(failures: dict[int, Any]) -> tuple[int, Any]:
+    """The failure that came first, and not because another process had failed."""
+
+    def order(entry: tuple[int, Any]) -> tuple[bool, int, int]:
+        rank, failure = entry
+        return bool(failure.error_file_data.get(CONSEQUENCE)), failure.timestamp, rank
+
+    return min(failures.items(), key=order)
+
+
+def _report_of(failure: Any) -> dict[str, Any]:
+    """What a process has left for the agent about its error."""
+    report = failure.error_file_data.get("message")
+    return report if isinstance(report, dict) else {}
+
+
 def _failure_in_words(rank: int, launch: Launch, failure: Any) -> str:
     how = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with status {failure.exitcode}"
     node = f"node {launch.node_rank}, " if launch.nodes > 1 else ""
-    # What the process has left for the agent: its uncaught error.
-    reported = failure.message if failure.error_file_data.get("message") else ""
+    reported = _report_of(failure).get("message", "")
     why = f": {_in_one_line(reported)}" if failure.exitcode > 0 and reported else ""
     return (
         f"process {rank} of {launch.world_size} ({node}local rank {failure.local_rank}, pid {failure.pid}) {how}{why}; "

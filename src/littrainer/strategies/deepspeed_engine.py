@@ -95,6 +95,9 @@ class EngineSchedule:
         scheduler: the one that does the work; everything else is asked of it.
     """
 
+    # Its state is in the engine's part of a checkpoint.
+    is_kept_by_engine = True
+
     def __init__(self, scheduler: Any):
         self.scheduler = scheduler
 

@@ -56,16 +56,21 @@ def fitted_strategy(given: Any, trainer: Trainer) -> Any:
     if not isinstance(given, Strategy):
         # Lightning knows more names, and tells which.
         return given
-    if getattr(given, "_start_method", STARTS_NO_PROCESSES) != STARTS_NO_PROCESSES:
+    start_method = getattr(given, "_start_method", STARTS_NO_PROCESSES)
+    if start_method != STARTS_NO_PROCESSES:
         raise ValueError(
             f"lightning={{'strategy': ...}} is a {type(given).__name__} that starts processes by itself "
-            f"(start_method={given._start_method!r}), and a script of a Trainer is started in each process: use "
+            f"(start_method={start_method!r}), and a script of a Trainer is started in each process: use "
             "strategy='ddp', and start it with `littrainer run --devices N script.py` or torchrun."
         )
-    fitted = copy.copy(given)
     behaviour = next((one for kind, one in FITTED if isinstance(given, kind)), None)
-    if behaviour is not None and not isinstance(given, behaviour):
-        fitted.__class__ = _fitted_class(type(given), behaviour)
+    if behaviour is None or isinstance(given, behaviour):
+        fitted: Any = copy.copy(given)
+    else:
+        # A strategy serves one lightning.Trainer only, and each training has one of its own.
+        kind = _fitted_class(type(given), behaviour)
+        fitted = kind.__new__(kind)
+        vars(fitted).update(vars(given))
     if isinstance(fitted, ParallelStrategy) and fitted.cluster_environment is None and trainer.args.world_size > 1:
         fitted.cluster_environment = LaunchedProcesses(trainer.args)
     return fitted

@@ -94,7 +94,9 @@ def ignored_parameters(model: nn.Module, pattern: str | None) -> set[nn.Paramete
     try:
         matches = re.compile(pattern).fullmatch
     except re.error as error:
-        raise ValueError(f"fsdp_config has ignored_modules={pattern!r}, which is no regular expression: {error}.") from error
+        raise ValueError(
+            f"fsdp_config has ignored_modules={pattern!r}, which is no regular expression: {error}."
+        ) from error
     modules = [module for name, module in model.named_modules() if matches(name)]
     if not modules:
         raise ValueError(

@@ -29,7 +29,7 @@ class InputTokenCounter:
             self._warn_once(f"Input tokens are not counted: the batch has no {main_input!r} (model.main_input_name).")
             return 0
         number = self._tokens_of_this_process(trainer, inputs, inputs[main_input])
-        return int(sum_over_processes(number, trainer.args.device))
+        return int(sum_over_processes(number, trainer.args.device, trainer.get_tp_size()))
 
     def _tokens_of_this_process(self, trainer: Trainer, inputs: Any, token_ids: Any) -> int:
         if trainer.args.include_num_input_tokens_seen == "non_padding":

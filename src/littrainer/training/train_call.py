@@ -117,7 +117,8 @@ def train_with_batch_size(
         fit(trainer, run)
     else:
         run.begin_without_steps()
-    return trainer._finalize_training(trial, plan.num_train_samples, run.start_time)
+    with failing_together("ending the training"):
+        return trainer._finalize_training(trial, plan.num_train_samples, run.start_time)
 
 
 def _resume_batch_size(trainer: Trainer, checkpoint: Path) -> None:

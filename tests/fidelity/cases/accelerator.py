@@ -56,7 +56,10 @@ def shown(value: Any) -> Any:
     """A value that both sides' records can hold; the columns are in no order, and some stand twice, in transformers."""
     if isinstance(value, list) and "label_ids" in value:
         return sorted(set(value))
-    return str(value) if isinstance(value, (torch.device, str)) else copy.deepcopy(value)
+    # accelerate numbers the CPU, which torch does not.
+    if isinstance(value, torch.device):
+        return value.type
+    return str(value) if isinstance(value, str) else copy.deepcopy(value)
 
 
 def values_of(owner: Any, names: str) -> dict[str, Any]:
@@ -202,7 +205,8 @@ def auxiliary_model_trained_by_an_optimizer_of_its_own(side: Side) -> Record:
             trainer.auxiliary_optimizer.step()
             trainer.auxiliary_schedule.step()
             trainer.auxiliary_optimizer.zero_grad()
-            seen.append([trainer.auxiliary.weight.detach().clone(), trainer.auxiliary_schedule.get_last_lr()])
+            inner = trainer.accelerator.unwrap_model(trainer.auxiliary)
+            seen.append([inner.weight.detach().clone(), trainer.auxiliary_schedule.get_last_lr()])
 
         on_pre_optimizer_step = on_substep_end
 
@@ -304,7 +308,7 @@ def accelerator_used_outside_of_training(side: Side) -> Record:
         "device map": accelerator.verify_device_map(trainer.model),
         "process": [
             trainer.args.distributed_state.num_processes,
-            str(trainer.args._setup_devices),
+            trainer.args._setup_devices.type,
             trainer.args._n_gpu,
         ],
         "default": trainer.args.default_optim,

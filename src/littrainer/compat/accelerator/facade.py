@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from littrainer.compat.accelerator.layouts import SplitModelsOfAccelerator
 from littrainer.compat.accelerator.members import REFUSED
 from littrainer.compat.accelerator.preparing import Preparing
 from littrainer.compat.accelerator.processes import Collectives, ProcessMembers
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 
-class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving, Settings):
+class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving, SplitModelsOfAccelerator, Settings):
     """Stands where subclasses of a Trainer expect an accelerator; `members` lists what it answers.
 
     Parameters:

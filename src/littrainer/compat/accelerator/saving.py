@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from littrainer.checkpoint.shards import is_sharded, whole_state_dict
+
 logger = logging.getLogger(__name__)
 
 
@@ -25,10 +27,18 @@ class Saving:
 
         Parameters:
             unwrap: take wrappers off before.
+
+        Returns:
+            whole tensors; where the model is sharded, in the first process, and an empty dict in the others. All
+            processes have to call it then.
         """
+        consolidated = getattr(model, "_zero3_consolidated_16bit_state_dict", None)
+        plugin = self._args.deepspeed_plugin
+        if consolidated is not None and plugin is not None and plugin.zero_stage == 3:
+            return consolidated()
         if unwrap:
             model = self.unwrap_model(model, keep_torch_compile=False)
-        return model.state_dict()
+        return whole_state_dict(model) if is_sharded(model) else model.state_dict()
 
     def save(self: Any, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
         """Write an object to a file, in the first process (of each node where `save_on_each_node` is set).

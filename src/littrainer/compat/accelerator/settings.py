@@ -80,9 +80,6 @@ class Settings:
     project_dir: str | None = None
     logging_dir: str | None = None
     save_iteration = 0
-    # Engines and devices of accelerate's own, none of which runs here.
-    deepspeed_plugin = parallelism_config = torch_device_mesh = None
-    is_fsdp2 = is_composable_parallelism_enabled = False
     fp8_enabled = delayed_fp8_autocast = has_fp8_handler = has_lomo_optimizer = False
     # What a Trainer of transformers hands its accelerator none of.
     autocast_handler = scaler_handler = init_handler = profile_handler = None
@@ -136,6 +133,11 @@ class Settings:
     def use_stateful_dataloader(self) -> bool:
         """Whether loaders are torchdata's stateful ones."""
         return self.dataloader_config.use_stateful_dataloader
+
+    @property
+    def deepspeed_plugin(self) -> Any:
+        """What DeepSpeed is told, where it carries the training out; else None."""
+        return self.dataloader_config.args.deepspeed_plugin
 
     @property
     def multi_device(self) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.accelerate_state import accelerate_is_loaded, partial_state
+from littrainer.arguments.accelerate_state import accelerate_is_loaded, distributed_type, partial_state
 from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
+from littrainer.arguments.sharding import sharding_plan
+from littrainer.compat.accelerator.layouts import SplitModels, sharding_plugin
 from littrainer.compat.accelerator.processes import ProcessMembers
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ def shared_accelerator_state(args: TrainingArguments) -> Any:
         accelerator_state._reset_state()
     if getattr(shared.get("deepspeed_plugins"), "hf_ds_config", None) is not getattr(args, "hf_deepspeed_config", None):
         accelerator_state._reset_state()
+    if shared and (shared.get("fsdp_plugin") is None) != (sharding_plan(args) is None):
+        accelerator_state._reset_state()
     if not shared:
         from accelerate.utils import TorchDynamoPlugin
 
@@ -39,18 +43,27 @@ def shared_accelerator_state(args: TrainingArguments) -> Any:
         )
         if asks_for_deepspeed(args):
             made.deepspeed_plugins = args.deepspeed_plugin
+        plugin = sharding_plugin(args)
+        if plugin is not None:
+            made.fsdp_plugin = plugin
+            made.distributed_type = distributed_type(args)
+        made.parallelism_config = SplitModels(args).parallelism_config
         return made
     return accelerator_state()
 
 
-class AcceleratorStateView(ProcessMembers):
+class AcceleratorStateView(ProcessMembers, SplitModels):
     """Stands for accelerate's AcceleratorState where accelerate is not loaded."""
 
     initialized = True
-    debug = fork_launched = is_fsdp2 = False
+    debug = fork_launched = False
     # Engines of accelerate's own, none of which runs here.
-    fsdp_plugin = megatron_lm_plugin = torch_tp_plugin = None
-    dynamo_plugin = parallelism_config = device_mesh = None
+    megatron_lm_plugin = torch_tp_plugin = dynamo_plugin = device_mesh = None
+
+    @property
+    def fsdp_plugin(self) -> Any:
+        """How the model is sharded, where it is; else None."""
+        return sharding_plugin(self._args)
 
     @property
     def deepspeed_plugin(self) -> Any:

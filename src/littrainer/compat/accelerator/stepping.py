@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from littrainer.compat.accelerator.prepared import PreparedOptimizer
 from littrainer.compat.accelerator.states import GradientView
+from littrainer.ecosystem import is_a
 from littrainer.mixed_precision import forward_type
 from littrainer.optim.closures import updates_during_backward
 from littrainer.optim.gradient_norms import clip_by_norm
@@ -19,12 +22,17 @@ from littrainer.optim.gradient_norms import clip_by_norm
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
+logger = logging.getLogger(__name__)
+
 
 class Stepping:
     """What a `training_step` of a script's own calls."""
 
     _args: TrainingArguments
     _optimizers: list[PreparedOptimizer]
+    _dataloaders: list[Any]
+    multi_device: bool
+    even_batches: bool
     step_scheduler_with_optimizer = True
 
     def __init__(self) -> None:
@@ -168,6 +176,12 @@ class Stepping:
 
     def no_sync(self, model: Any) -> AbstractContextManager[Any]:
         """A context in which several processes do not exchange the gradients of a model."""
+        if is_a(model, "resharding module"):
+            return _without_exchange(model)
+        plugin = self._args.deepspeed_plugin
+        if plugin is not None and plugin.zero_stage >= 2:
+            # Its gradients are sharded as they come.
+            return nullcontext()
         return model.no_sync() if callable(getattr(model, "no_sync", None)) else nullcontext()
 
     @contextmanager
@@ -205,17 +219,29 @@ class Stepping:
 
     @contextmanager
     def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Iterator[None]:
-        """A context for processes with differently many batches; one process has nobody to wait for.
+        """A context for processes with differently many batches, between GPUs; anywhere else it does nothing.
 
-        Raises:
-            NotImplementedError: there are several processes.
+        Parameters:
+            joinables: what exchanges something at each batch, as a model in DistributedDataParallel.
+            even_batches: for the prepared loaders within the block; by default as they are. Where batches are even
+                nothing has to be joined.
         """
-        if self._args.world_size > 1:
-            raise NotImplementedError(
-                "accelerator.join_uneven_inputs: littrainer gives all processes equally many batches; use "
-                "torch.distributed.algorithms.join.Join around loaders of your own."
-            )
-        yield
+        if not self.multi_device:
+            if self._args.world_size > 1:
+                logger.warning("join_uneven_inputs has an effect between GPUs only, under accelerate too.")
+            yield
+            return
+        found = [(one, one.even_batches) for one in _shared_batches(self._dataloaders)]
+        wanted = self.even_batches if even_batches is None else even_batches
+        try:
+            if even_batches is not None:
+                for batches, _ in found:
+                    batches.even_batches = even_batches
+            with Join(joinables, enable=not wanted, throw_on_early_termination=False):
+                yield
+        finally:
+            for batches, before in found:
+                batches.even_batches = before
 
     @contextmanager
     def maybe_context_parallel(
@@ -223,6 +249,22 @@ class Stepping:
     ) -> Iterator[None]:
         """A context for sequences that are split between processes; none are, so it does nothing."""
         yield
+
+
+@contextmanager
+def _without_exchange(model: Any) -> Iterator[None]:
+    """Let a model that is sharded by FSDP add its gradients up in each process."""
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def _shared_batches(loaders: list[Any]) -> list[Any]:
+    """What shares the batches of prepared loaders out between processes."""
+    samplers = [getattr(loader, "batch_sampler", None) for loader in loaders]
+    return [sampler for sampler in samplers if hasattr(sampler, "even_batches")]
 
 
 def _are_those_of(model: nn.Module, parameters: list[Any]) -> bool:

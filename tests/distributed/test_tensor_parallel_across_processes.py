@@ -1,0 +1,155 @@
+"""Two processes that compute each layer together train as one does alone."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+
+from tests.distributed import tensor_parallel_process
+from tests.distributed.tensor_parallel_process import CHECKS, EVALUATED_ROWS, curve, llama, trainer_of
+from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
+
+LONGEST_RUN_SECONDS = 300
+TOLERANCE = 1e-6
+TRAININGS = [name for name in CHECKS if name not in ("by plan", "loaded split")]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def start_together(folder: Path) -> None:
+    launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    processes = []
+    for rank in range(2):
+        with (folder / f"log{rank}").open("w") as log:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", tensor_parallel_process.__name__, str(folder)],
+                    cwd=ROOT,
+                    env={**environment_of_runs(), **launched, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    try:
+        ends = [process.wait(timeout=LONGEST_RUN_SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    logs = [(folder / f"log{rank}").read_text(encoding="utf-8")[-3000:] for rank in range(2)]
+    assert ends == [0, 0], "\n".join(logs)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where one process has trained alone and two have together; they are started once for all tests."""
+    shared = folder_shared_by_workers(tmp_path_factory) / "computing-together"
+    with FileLock(f"{shared}.lock"):
+        if not (shared / "together" / "1.pickle").exists():
+            for name in ("alone", "together"):
+                (shared / name).mkdir(parents=True)
+            start_together(shared / "together")
+            tensor_parallel_process.main(shared / "alone", [])
+    return shared
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[dict[str, Any]]:
+    """What was found alone, and in each of the two processes."""
+    files = [folder / "alone" / "0.pickle", *(folder / "together" / f"{rank}.pickle" for rank in range(2))]
+    return [pickle.loads(file.read_bytes()) for file in files]
+
+
+def assert_equal_curves(curves: list[Any]) -> None:
+    alone, *together = (np.array(one) for one in curves)
+    assert alone.shape == (4, 2)
+    for one in together:
+        assert np.abs(one - alone).max() < TOLERANCE
+
+
+def test_losses_and_gradient_norms_are_those_of_one_process(found: list[dict[str, Any]]) -> None:
+    assert_equal_curves([one["by plan"]["curve"] for one in found])
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_so_they_are_with_an_own_training_step_tied_weights_norms_of_heads_and_plain_modules(
+    found: list[dict[str, Any]], name: str
+) -> None:
+    assert_equal_curves([one[name] for one in found])
+
+
+def test_the_layers_of_the_plan_are_split_and_the_others_are_whole(found: list[dict[str, Any]]) -> None:
+    alone, *together = (one["by plan"]["split"] for one in found)
+    assert alone == []
+    for names in together:
+        assert len(names) == 16 and not any("norm" in name for name in names)
+
+
+def test_the_two_processes_count_as_one_for_data_and_tokens(found: list[dict[str, Any]]) -> None:
+    alone, *together = (one["by plan"] for one in found)
+    assert alone["sizes"] == (1, 1)
+    for one in together:
+        assert one["sizes"] == (2, 1)
+        for name in ("total batch", "tokens", "flos"):
+            assert one[name] == alone[name]
+
+
+def test_evaluations_count_each_sample_once(found: list[dict[str, Any]]) -> None:
+    alone, *together = (one["by plan"] for one in found)
+    for one in together:
+        assert one["metrics"]["eval_rows"] == EVALUATED_ROWS
+        assert one["metrics"] == pytest.approx(alone["metrics"], rel=TOLERANCE)
+        assert one["predictions"].shape == alone["predictions"].shape
+        assert np.allclose(one["predictions"], alone["predictions"], atol=TOLERANCE)
+
+
+def test_both_processes_generate_what_one_generates(found: list[dict[str, Any]]) -> None:
+    assert len({str(one["by plan"]["generated"]) for one in found}) == 1
+
+
+def test_a_resumed_training_goes_on_as_one_that_was_not_broken_off(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        assert np.abs(np.array(one["by plan"]["resumed"]) - np.array(one["by plan"]["curve"])).max() < TOLERANCE
+
+
+def test_saved_models_are_whole(folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    for place in ("by-plan/saved", "by-plan/run/checkpoint-4"):
+        alone, together = (
+            AutoModelForCausalLM.from_pretrained(folder / name / place).state_dict() for name in ("alone", "together")
+        )
+        assert set(alone) == set(together)
+        for name, weights in alone.items():
+            # Adam divides by the size of a gradient, so that one near 0 moves a weight by what it was rounded to.
+            torch.testing.assert_close(together[name], weights, rtol=0, atol=1e-4)
+
+
+def test_one_process_resumes_what_two_have_saved(folder: Path, found: list[dict[str, Any]], tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, llama())
+    trainer.train(resume_from_checkpoint=str(folder / "together" / "by-plan" / "run" / "checkpoint-2"))
+    assert_equal_curves([found[0]["by plan"]["curve"], curve(trainer)])
+
+
+def test_a_model_that_transformers_has_split_computes_and_trains_the_same(found: list[dict[str, Any]]) -> None:
+    alone, *together = (one["loaded split"] for one in found)
+    assert_equal_curves([one["loaded split"]["curve"] for one in found])
+    for one in together:
+        assert one["sizes"] == (2, 1)
+        assert one["loss"] == pytest.approx(alone["loss"], abs=TOLERANCE)
+        assert np.allclose(one["gradient"], alone["gradient"], atol=TOLERANCE)
+    # Split by transformers or by its plan here: the same slices, and the same training.
+    for rank in (1, 2):
+        assert_equal_curves([found[rank]["by plan"]["curve"], found[rank]["loaded split"]["curve"]])
