@@ -79,6 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[0] == "explain":
         from littrainer.explain.command import main as explain
 
+        # What is explained needs no further processes.
+        os.environ.setdefault(PROCESSES, "1")
         return explain(given[1:])
     if given[0] == "report":
         from littrainer.report.command import main as report
@@ -201,8 +203,8 @@ def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
         )
     if is_launched():
         raise BadInput(
-            "--devices, --nodes and --strategy start processes, and this one was started by a launcher (RANK, WORLD_SIZE "
-            "or LOCAL_RANK is set); give them to one of the two"
+            "--devices, --nodes and --strategy start processes, and this one was started by a launcher (RANK, "
+            "WORLD_SIZE or LOCAL_RANK is set); give them to one of the two"
         )
     launch = Launch(devices, options.nodes or 1, options.node_rank or 0, options.main_address, options.main_port)
     check(launch)

@@ -120,7 +120,7 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     from littrainer.callbacks.bridge import events_around
-    from littrainer.checkpoint.lightning_io import with_checkpoint_io
+    from littrainer.checkpoint.lightning_io import save_in_each_process, with_checkpoint_io
     from littrainer.lightning_internals import count_from, leave_signals_alone, resume_nothing
     from littrainer.precision import precision_plugin
     from littrainer.strategies.given import fitted_strategy
@@ -169,6 +169,7 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
             built = pl.Trainer(callbacks=callbacks, **keywords)
         except MisconfigurationException as error:
             raise ValueError(f"lightning.Trainer refuses a keyword given as `lightning`: {error}") from error
+    save_in_each_process(built.strategy)
     leave_signals_alone(built)
     resume_nothing(built)
     if run is not None and run.checkpoint is not None:

@@ -94,3 +94,12 @@ def _shifts_labels(model: Any) -> bool:
     # The table is loaded wherever a model that has a `loss_type` is defined.
     losses = getattr(sys.modules.get("transformers.loss.loss_utils"), "LOSS_MAPPING", {})
     return getattr(losses.get(getattr(model, "loss_type", None)), "__name__", None) == CAUSAL_LOSS_FUNCTION
+
+
+def parameters_without_embeddings(model: Any) -> int:
+    """How many numbers a model has that counts them itself (`num_parameters`), outside of embeddings."""
+    if not any(hasattr(parameter, "ds_numel") for parameter in model.parameters()):
+        return model.num_parameters(exclude_embeddings=True)
+    # It would count the part that DeepSpeed has left in this process.
+    embeddings = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    return sum(parameter.ds_numel for name, parameter in model.named_parameters() if name not in embeddings)

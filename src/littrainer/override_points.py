@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from littrainer import engine
-from littrainer.arguments.deepspeed_plugin import adopt_foreign_plugin, asks_for_deepspeed
+from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed, settle_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.callbacks.restoring import restore_callbacks
 from littrainer.checkpoint import reader, storage, writer
@@ -175,7 +175,7 @@ class OverridePoints:
         self.accelerator = AcceleratorFacade(self.args)
         # `accelerator.gather` instead, as some subclasses set it for one loop, lets a last batch count as a full one.
         self.gather_function = self._gather_for_metrics
-        adopt_foreign_plugin(self.args)
+        settle_deepspeed(self.args)
         self.is_deepspeed_enabled = asks_for_deepspeed(self.args)
         self.is_fsdp_enabled = sharding_plan(self.args) is not None
 
@@ -211,6 +211,8 @@ class OverridePoints:
         """Wait for an upload of the model that a subclass has begun; nothing here uploads in the background."""
 
     def _wrap_model(self: Any, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
+        if self.is_deepspeed_enabled and not training:
+            deepspeed_engine.start_for_evaluation(self)
         return model
 
     def _forward_for_training(

@@ -55,7 +55,7 @@ from littrainer.evaluation.results import (
 )
 from littrainer.evaluation.side_effects import continue_random_draws, left_as_found
 from littrainer.interruptions import UpdateGuard
-from littrainer.model_facts import facts_about
+from littrainer.model_facts import facts_about, parameters_without_embeddings
 from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.schedules import get_scheduler
@@ -579,7 +579,9 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         Parameters:
             output_dir: the folder; by default `args.output_dir`.
         """
-        storage_of(self).save_model(self, self.args.output_dir if output_dir is None else output_dir)
+        storage = storage_of(self)
+        write = storage.save_model_of_checkpoint if _internal_call else storage.save_model
+        write(self, self.args.output_dir if output_dir is None else output_dir)
 
     def save_state(self) -> None:
         """Write the trainer's state to trainer_state.json in `output_dir`."""
@@ -644,7 +646,7 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         if main_input not in inputs or not hasattr(self.model, "num_parameters"):
             return 0
         if self._parameters_without_embeddings is None or not self.is_in_train:
-            self._parameters_without_embeddings = self.model.num_parameters(exclude_embeddings=True)
+            self._parameters_without_embeddings = parameters_without_embeddings(self.model)
         return 6 * inputs[main_input].numel() * self._parameters_without_embeddings
 
     # ---- Callbacks --------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -229,7 +228,6 @@ def main(side: str, folder: Path, names: list[str]) -> None:
     if any(VARIANTS[name].get("from_pretrained") for name in names) and rank == "0":
         _model({}, folder).save_pretrained(folder / "pretrained")
     for name in names:
-        shutil.rmtree(folder / name, ignore_errors=True)
         try:
             record = run(name, folder)
         except Exception as error:

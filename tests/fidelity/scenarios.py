@@ -29,6 +29,7 @@ from tests.fidelity.cases import (  # noqa: F401 (importing them registers their
     saving,
     seq2seq,
     several_processes_data,
+    several_processes_saving,
 )
 from tests.fidelity.registry import REGISTERED, Scenario
 

@@ -97,6 +97,8 @@ class DeepSpeedConfig:
     """
 
     def __init__(self, config_file_or_dict: Any):
+        # As it was given: arguments that are changed later mean another one.
+        self.given: Any = copy.deepcopy(config_file_or_dict)
         self.config: dict[str, Any] = read_config(config_file_or_dict)
         self.mismatches: list[str] = []
         # Values that follow from arguments, as they were filled in.

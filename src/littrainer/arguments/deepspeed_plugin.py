@@ -179,13 +179,31 @@ def adopt_config(args: Any, config: DeepSpeedConfig, zero3_init: bool = True) ->
     args.deepspeed_plugin.select()
 
 
-def adopt_foreign_plugin(args: Any) -> None:
-    """Put our plugin in the place of one of accelerate's that a script has set, with its configuration."""
-    given = args.deepspeed_plugin
-    if given is None or isinstance(given, DeepSpeedPlugin):
-        return
-    _check_installed()
-    adopt_config(args, DeepSpeedConfig(given.deepspeed_config))
+def settle_deepspeed(args: Any) -> None:
+    """Follow what a script has set since the arguments were made: another configuration, or accelerate's plugin."""
+    plugin = args.deepspeed_plugin
+    if plugin is not None and not isinstance(plugin, DeepSpeedPlugin):
+        _check_installed()
+        adopt_config(args, DeepSpeedConfig(plugin.deepspeed_config))
+    elif args.deepspeed and (plugin is None or plugin.hf_ds_config.given != args.deepspeed):
+        set_up_deepspeed(args)
+
+
+def check_settled(args: Any, is_enabled: bool) -> None:
+    """Refuse a `deepspeed` that was set after the Trainer was made.
+
+    Parameters:
+        is_enabled: whether the Trainer was made for DeepSpeed.
+
+    Raises:
+        ValueError: the arguments say something else.
+    """
+    plugin = args.deepspeed_plugin
+    is_known = plugin is not None and plugin.hf_ds_config.given == args.deepspeed
+    if args.deepspeed and not (is_enabled and is_known):
+        raise ValueError(
+            "`deepspeed` was set after the Trainer was made: set it in TrainingArguments, or before the Trainer is made."
+        )
 
 
 def asks_for_deepspeed(args: Any) -> bool:

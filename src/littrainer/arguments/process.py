@@ -71,7 +71,7 @@ class ProcessFacts(ArgumentFields):
 
         if getattr(self.accelerator_config, "use_configured_state", False):
             return configured_device()
-        if self.use_cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE_WORDS:
+        if self.use_cpu or self.wants_cpu_by_environment():
             return torch.device("cpu")
         if torch.cuda.is_available():
             device = torch.device("cuda", self._gpu_of_this_process(torch.cuda.device_count()))
@@ -83,6 +83,11 @@ class ProcessFacts(ArgumentFields):
         if torch.backends.mps.is_available() and self.world_size == 1:
             return torch.device("mps")
         return torch.device("cpu")
+
+    @staticmethod
+    def wants_cpu_by_environment() -> bool:
+        """Whether a launcher asks for the CPU."""
+        return os.environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE_WORDS
 
     def _gpu_of_this_process(self, visible: int) -> int:
         index = self.local_process_index
@@ -99,6 +104,11 @@ class ProcessFacts(ArgumentFields):
 
     def _join_other_processes(self) -> None:
         """Connect with the processes that a launcher has started together with this one, if it says where they meet."""
+        from littrainer.processes.parent_watch import end_with_starter
+        from littrainer.processes.script_start import start_other_processes
+
+        start_other_processes(self)
+        end_with_starter()
         if environment.is_launched():
             # Scripts written for transformers 4 read it.
             self.local_rank = self.local_process_index

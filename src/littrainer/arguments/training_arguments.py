@@ -55,6 +55,8 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         self._asked_for_bars: bool = self.disable_tqdm is False and not was_normalized(self)
         normalize(self, [*self._VALID_DICT_FIELDS, "lightning"])
         validate(self)
+        # Scripts call torch.distributed as soon as they have arguments.
+        self._join_other_processes()
         self.mixed_precision: str = self._chosen_precision()
         # What subclasses and libraries on top read to learn which engine plugin is in use: none.
         self.fsdp_plugin_args: dict[str, Any] | None = None
@@ -63,8 +65,6 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         self.hf_deepspeed_config: Any | None = None
         refuse_unsupported(self)
         apply_hardware_choices(self)
-        # Scripts call torch.distributed as soon as they have arguments.
-        self._join_other_processes()
         set_up_deepspeed(self)
         # Loggers and collectives of accelerate, which libraries on top use, refuse to work without it.
         partial_state(self)

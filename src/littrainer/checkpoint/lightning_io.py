@@ -28,6 +28,7 @@ from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.staging import set_aside_and_delete, staged_folder
 from littrainer.checkpoint.verification import damage_in
 from littrainer.checkpoint.weights import load_weights, write_weights
+from littrainer.processes.agreement import are_several, failing_together
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -38,6 +39,8 @@ FURTHER_WEIGHTS = "further_weights"
 LOOPS_AT_THEIR_START: dict[str, Any] = {"validate_loop": {}, "test_loop": {}, "predict_loop": {}}
 # Where Lightning looks for the loss scaling of fp16 in a checkpoint.
 LOSS_SCALING = "MixedPrecision"
+# Parts of Lightning's checkpoint that a Trainer's has in files of its own.
+IN_FILES_OF_A_TRAINER = ("optimizer_states", "lr_schedulers")
 
 
 class TransformersCheckpointIO(CheckpointIO):
@@ -79,22 +82,22 @@ class TransformersCheckpointIO(CheckpointIO):
             TypeError: storage options are given; there are none.
             ValueError: the path is not local, the model is not known, or the state holds what is not safe to load.
         """
-        if storage_options is not None:
-            raise TypeError("TransformersCheckpointIO takes no storage_options: it writes to local folders.")
+        _refuse_storage_options(storage_options)
         folder = _local(path)
+        weights, state = self._weights_and_state(checkpoint)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with staged_folder(folder) as staged:
+            write_weights(self._model(), staged, weights, self.max_shard_size)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(staged)
+            torch.save(state, staged / LIGHTNING_STATE_NAME)
+
+    def _weights_and_state(self, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         weights, further = self._divided(checkpoint["state_dict"])
         state = {name: _plain(value) for name, value in checkpoint.items() if name != "state_dict"}
         state[FURTHER_WEIGHTS] = further
         _check_loadable(state)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with staged_folder(folder) as staged:
-            self._write(staged, weights, state)
-
-    def _write(self, folder: Path, weights: dict[str, Any], state: dict[str, Any]) -> None:
-        write_weights(self._model(), folder, weights, self.max_shard_size)
-        if self.processing_class is not None:
-            self.processing_class.save_pretrained(folder)
-        torch.save(state, folder / LIGHTNING_STATE_NAME)
+        return weights, state
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = None, weights_only: bool | None = None
@@ -201,14 +204,36 @@ class TrainerCheckpointIO(TransformersCheckpointIO):
         super().__init__(trainer.model)
         self.trainer = trainer
 
-    def _write(self, folder: Path, weights: dict[str, Any], state: dict[str, Any]) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write a folder, as the Trainer writes its own; all processes call this together."""
+        from littrainer.checkpoint.together import staged_together
         from littrainer.checkpoint.writer import fill_checkpoint, note_best_checkpoint
 
-        note_best_checkpoint(self.trainer, self.trainer._get_output_dir(trial=None))
-        fill_checkpoint(self.trainer, folder)
-        # They are in files of their own by now.
-        kept = {name: value for name, value in state.items() if name not in ("optimizer_states", "lr_schedulers")}
-        torch.save(kept, folder / LIGHTNING_STATE_NAME)
+        _refuse_storage_options(storage_options)
+        folder, trainer = _local(path), self.trainer
+        state: dict[str, Any] | None = None
+        with failing_together(f"collecting {folder}"):
+            if trainer.args.should_save:
+                # Optimizer and schedule have files of their own.
+                others = {name: value for name, value in checkpoint.items() if name not in IN_FILES_OF_A_TRAINER}
+                _, state = self._weights_and_state(others)
+                folder.parent.mkdir(parents=True, exist_ok=True)
+        note_best_checkpoint(trainer, trainer._get_output_dir(trial=None))
+        with staged_together(trainer, folder) as part:
+            fill_checkpoint(trainer, part.folder)
+            if state is not None:
+                torch.save(state, part.folder / LIGHTNING_STATE_NAME)
+
+
+def save_in_each_process(strategy: Any) -> None:
+    """Let all processes write what a Lightning callback saves; by itself a strategy calls its plugin in the first only.
+
+    Parameters:
+        strategy: that of a Trainer's `lightning.Trainer`.
+    """
+    plugin = strategy.checkpoint_io
+    if isinstance(plugin, TrainerCheckpointIO) and are_several():
+        strategy.save_checkpoint = plugin.save_checkpoint
 
 
 def with_checkpoint_io(plugins: list[Any], trainer: Trainer) -> list[Any]:
@@ -219,6 +244,11 @@ def with_checkpoint_io(plugins: list[Any], trainer: Trainer) -> list[Any]:
     own = [plugin for plugin in plugins if isinstance(plugin, CheckpointIO) and not _stands_for_ours(plugin)]
     others = [plugin for plugin in plugins if not _stands_for_ours(plugin)]
     return others if own else [*others, TrainerCheckpointIO(trainer)]
+
+
+def _refuse_storage_options(storage_options: Any) -> None:
+    if storage_options is not None:
+        raise TypeError("TransformersCheckpointIO takes no storage_options: it writes to local folders.")
 
 
 def _stands_for_ours(plugin: Any) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.callbacks.state import TrainerState
+from littrainer.checkpoint.fsdp_files import read_optimizer_state
 from littrainer.checkpoint.layout import (
     OPTIMIZER_NAME,
     PREFIX_CHECKPOINT_DIR,
@@ -21,6 +22,7 @@ from littrainer.checkpoint.names import ENGINE_PARTS, OPTIMIZER_PARTS
 from littrainer.checkpoint.random_state import random_state_name, restore_random_states
 from littrainer.checkpoint.resealing import advice_after_editing
 from littrainer.checkpoint.safe_loading import load_tensors
+from littrainer.checkpoint.shards import by_number, is_by_name, names_of_parameters
 from littrainer.checkpoint.state_checks import optimizer_differences, scaler_differences, schedule_differences
 from littrainer.checkpoint.verification import damage_in
 
@@ -151,9 +153,11 @@ def load_optimizer(trainer: Trainer, folder: Path) -> None:
         ValueError: the file is damaged, could run code, or holds the state of another optimizer.
     """
     optimizer: Any = trainer.optimizer
-    state = load_tensors(folder / OPTIMIZER_NAME)
+    path, state = read_optimizer_state(folder)
+    if is_by_name(state):
+        state = by_number(state, names_of_parameters(trainer.model, optimizer))
     names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
-    _refuse(folder / OPTIMIZER_NAME, "optimizer", optimizer_differences(optimizer, state, names))
+    _refuse(path, "optimizer", optimizer_differences(optimizer, state, names))
     optimizer.load_state_dict(state)
 
 

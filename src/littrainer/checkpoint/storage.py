@@ -14,10 +14,13 @@ from torch import nn
 from littrainer.checkpoint.deepspeed_storage import EngineStorage
 from littrainer.checkpoint.layout import OPTIMIZER_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
+from littrainer.checkpoint.fsdp_storage import FsdpStorage, PartsStorage, saves_parts
 from littrainer.checkpoint.shards import (
+    by_number,
     is_sharded,
     load_whole_optimizer_state,
     load_whole_state_dict,
+    names_of_parameters,
     whole_optimizer_state,
     whole_state_dict,
 )
@@ -43,7 +46,9 @@ class WholeFromShards(WholeStorage):
     def optimizer_state(self, trainer: Trainer) -> dict[str, Any] | None:
         """The whole optimizer's state, in the first process."""
         state = whole_optimizer_state(trainer.model, trainer.optimizer)
-        return state if trainer.args.process_index == 0 else None
+        if trainer.args.process_index != 0:
+            return None
+        return by_number(state, names_of_parameters(trainer.model, trainer.optimizer))
 
     def save_model(self, trainer: Trainer, output_dir: str) -> None:
         """Write the model in the first process, whatever `save_on_each_node` says: no other has the weights."""
@@ -74,6 +79,8 @@ class WholeFromShards(WholeStorage):
 # Name -> whether a Trainer's model is held so, and how. The first that applies is taken.
 STORAGES: dict[str, tuple[Callable[[Trainer], bool], WholeStorage]] = {
     "as DeepSpeed's engine writes it": (lambda trainer: trainer.is_deepspeed_enabled, EngineStorage()),
+    "FSDP, each process its part": (saves_parts, PartsStorage()),
+    "FSDP": (lambda trainer: trainer.is_fsdp_enabled, FsdpStorage()),
     "whole, put together from shards": (lambda trainer: is_sharded(trainer.model), WholeFromShards()),
     "whole": (lambda trainer: True, WholeStorage()),
 }

@@ -24,6 +24,7 @@ from littrainer.checkpoint.adapters import (
     load_left_out,
     write_left_out,
 )
+from littrainer.checkpoint.fsdp_files import holds_fsdp_weights, read_fsdp_weights
 from littrainer.checkpoint.layout import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from littrainer.checkpoint.safe_loading import OTHER_CHECKPOINT, file_inside, load_json, load_safetensors, load_tensors
 from littrainer.ecosystem import is_a
@@ -197,6 +198,8 @@ def read_weights(folder: Path) -> dict[str, Any]:
         state = _read_shards(folder / SAFE_WEIGHTS_INDEX_NAME, load_safetensors)
     elif (folder / WEIGHTS_INDEX_NAME).is_file():
         state = _read_shards(folder / WEIGHTS_INDEX_NAME, load_tensors)
+    elif holds_fsdp_weights(folder):
+        state = read_fsdp_weights(folder)
     else:
         raise ValueError(
             f"No model weights in {folder}: expected {SAFE_WEIGHTS_NAME}, {SAFE_WEIGHTS_INDEX_NAME}, {WEIGHTS_NAME} or "
@@ -210,7 +213,8 @@ def read_weights(folder: Path) -> dict[str, Any]:
 def holds_weights(folder: Path) -> bool:
     """Whether a folder has weights in any of the forms that are read, adapters included."""
     names = (SAFE_WEIGHTS_NAME, WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, WEIGHTS_INDEX_NAME)
-    return any((folder / name).is_file() for name in names) or bool(adapter_folders(folder))
+    is_there = any((folder / name).is_file() for name in names) or holds_fsdp_weights(folder)
+    return is_there or bool(adapter_folders(folder))
 
 
 def _read_shards(index: Path, load: Any) -> dict[str, Any]:
@@ -266,7 +270,7 @@ def load_weights(
         ValueError: the folder holds no weights, a file is damaged, or the weights are those of another model.
     """
     inner = without_wrappers(model)
-    if carries_adapters(inner) and not _has_whole_weights(folder):
+    if carries_adapters(inner) and not _has_whole_weights(folder) and adapter_folders(folder):
         complaints = load_adapters(inner, folder, is_trainable=to_resume) or load_left_out(inner, folder)
         if complaints:
             raise ValueError(_another_model(folder, _listed(complaints)))

@@ -45,6 +45,10 @@ class WholeStorage:
             else:
                 trainer._save(output_dir, state_dict=weights)
 
+    def save_model_of_checkpoint(self, trainer: Trainer, output_dir: str) -> None:
+        """Write the model as a part of a checkpoint; by default as `save_model` writes it elsewhere."""
+        self.save_model(trainer, output_dir)
+
     def save_optimizer(self, trainer: Trainer, folder: Path, seal: Seal | None) -> None:
         """Write the optimizer's state."""
         state = self.optimizer_state(trainer)

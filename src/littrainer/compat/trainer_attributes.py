@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from littrainer.compat.accelerator.adoption import adopted
+from littrainer.processes.layout import tensor_parallel_size
 
 if TYPE_CHECKING:
     from littrainer.training.memory_report import MemoryReport
@@ -40,12 +41,12 @@ ANSWERED: dict[str, str] = {
     "place_model_on_device": "whether the Trainer moves the model",
     "is_in_train": "whether `train()` is going on",
     "is_model_parallel": "False, as a model lies on one device",
-    "is_deepspeed_enabled": "False",
-    "is_fsdp_enabled": "False",
+    "is_deepspeed_enabled": "whether DeepSpeed carries the training out",
+    "is_fsdp_enabled": "whether FSDP shards the model",
     "is_fsdp_xla_enabled": "None",
     "is_fsdp_xla_v1_enabled": "None",
     "is_fsdp_xla_v2_enabled": "None",
-    "is_tp_enabled": "False (transformers 4)",
+    "is_tp_enabled": "whether processes compute each layer together (transformers 4)",
     "is_distributed_loading_by_transformers": "False",
     "deepspeed": "None",
     "hub_model_id": "None",
@@ -116,7 +117,7 @@ class TrainerAttributes:
     is_fsdp_xla_enabled: Any = None
     is_fsdp_xla_v1_enabled: Any = None
     is_fsdp_xla_v2_enabled: Any = None
-    is_tp_enabled = is_distributed_loading_by_transformers = False
+    is_distributed_loading_by_transformers = False
     hub_model_id: str | None = None
     push_in_progress: Any = None
     _loggers_initialized = False
@@ -133,6 +134,11 @@ class TrainerAttributes:
     @accelerator.setter
     def accelerator(self: Any, value: Any) -> None:
         vars(self)["accelerator"] = adopted(value, self.args, vars(self).get("accelerator"))
+
+    @property
+    def is_tp_enabled(self: Any) -> bool:
+        """Whether processes compute each layer together."""
+        return tensor_parallel_size(self.args) > 1
 
     @property
     def _memory_tracker(self: Any) -> MemoryTracker:

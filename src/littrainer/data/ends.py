@@ -61,40 +61,47 @@ def _by_rank(values: list[Any]) -> str:
 
 
 class CommonEnd:
-    """Watches streams of unknown length, one in each process, for the first that ends.
+    """Watches streams of unknown length, one in each process, for the first that ends."""
 
-    Parameters:
-        is_training: the others end with the shortest; else samples would be missing in the result, which is an error.
-    """
+    def __init__(self) -> None:
+        self._batches = 0
+        self._is_told = False
 
-    def __init__(self, is_training: bool):
-        self.is_training = is_training
-        self.batches = 0
+    def begin(self) -> None:
+        """The data is read from its beginning."""
+        self._batches = 0
 
-    def is_reached(self, has_ended: bool) -> bool:
+    def is_reached(self, has_ended: bool, is_training: bool) -> bool:
         """Whether any of them has ended; a call that all processes make at each batch.
 
         Parameters:
             has_ended: this process's has.
+            is_training: the others end with the shortest; else samples would be missing in the result.
 
         Raises:
             UnequalData: some have ended and some have not, and it is no training data.
         """
         if not agreed(has_ended):
-            self.batches += 1
+            self._batches += 1
             return False
         ended = from_each(has_ended)
         if not all(ended):
-            self._tell(ended)
+            self._tell(ended, is_training)
         return True
 
-    def _tell(self, ended: list[bool]) -> None:
+    def _tell(self, ended: list[bool], is_training: bool) -> None:
         ranks = ", ".join(str(rank) for rank, has_ended in enumerate(ended) if has_ended)
         found = (
-            f"The data of rank {ranks} has ended after {_counted(self.batches, 'batch', 'batches')}, and that of the "
+            f"The data of rank {ranks} has ended after {_counted(self._batches, 'batch', 'batches')}, and that of the "
             "other processes goes on"
         )
-        instead = "dispatch_batches=True in accelerator_config lets the first process read for all"
-        if not self.is_training:
-            raise UnequalData(f"{found}. Evaluate equally long streams; {instead}.")
-        logger.warning("%s: the epoch ends here for all of them. %s.", found, instead[0].upper() + instead[1:])
+        instead = "set dispatch_batches=True in accelerator_config, and the first process reads for all"
+        if not is_training:
+            raise UnequalData(f"{found}. Evaluate equally long streams, or {instead}.")
+        if not self._is_told:
+            logger.warning(
+                "%s: an epoch ends for all where the shortest stream ends. Give each process as many samples, or %s.",
+                found,
+                instead,
+            )
+            self._is_told = True

@@ -62,8 +62,8 @@ class LookaheadLoader(DataLoader):
     dispatch: Dispatch | None = None
     # One that has to stand at the same place in all processes when an epoch begins.
     synchronized_generator: torch.Generator | None = None
-    # Whether the processes tell each other at each batch whether their data has ended.
-    compares_ends = False
+    # Where processes tell each other at each batch whether their streams have ended.
+    common_end: CommonEnd | None = None
     # How several processes share the data, in words that tell one way from the other; None in one process.
     sharing: str | None = None
     _has_drawn_seed = False
@@ -118,6 +118,8 @@ class LookaheadLoader(DataLoader):
         """
         self.end_of_dataloader = False
         self.rows_in_last_batch = -1
+        if self.common_end is not None:
+            self.common_end.begin()
         if self.synchronized_generator is not None:
             self.synchronized_generator.set_state(from_first(self.synchronized_generator.get_state()))
         self.set_epoch(self.epoch)
@@ -125,12 +127,9 @@ class LookaheadLoader(DataLoader):
         if self.dispatch is not None:
             batches = self.dispatch.rounds(batches)
         current = next(batches, NO_BATCH)
-        end = CommonEnd(is_training=progress is not None) if self.compares_ends else None
         if self.dispatch is not None:
             current = self.dispatch.begin(current)
-        elif end is not None and end.is_reached(current is NO_BATCH):
-            return
-        if current is NO_BATCH:
+        elif self._ends(current is NO_BATCH, progress):
             return
         while current is not NO_BATCH:
             if progress is not None:
@@ -138,7 +137,7 @@ class LookaheadLoader(DataLoader):
             following = next(batches, NO_BATCH)
             if self.dispatch is not None:
                 current, following = self.dispatch.hand_out(current, following)
-            elif end is not None and end.is_reached(following is NO_BATCH):
+            elif self._ends(following is NO_BATCH, progress):
                 following = NO_BATCH
             if progress is not None:
                 progress.after_batch_ahead(is_one=following is not NO_BATCH)
@@ -149,6 +148,10 @@ class LookaheadLoader(DataLoader):
             yield current
             current = following
         self.epoch += 1
+
+    def _ends(self, ends_here: bool, progress: Any) -> bool:
+        """Whether the data ends, here or in another process whose end is that of all."""
+        return ends_here if self.common_end is None else self.common_end.is_reached(ends_here, progress is not None)
 
     def _read_here(self) -> Iterator[Any]:
         """The batches that this process reads."""
@@ -302,7 +305,7 @@ def _loader_of_stream(dataset: Any, keywords: dict[str, Any], share: Share) -> L
     else:
         part = SharedStream(dataset, batch_size, share, keywords.get("drop_last", False))
     loader = LookaheadLoader(part, **{**keywords, "batch_size": share.samples_of_part(batch_size)})
-    loader.compares_ends = not has_length(part)
+    loader.common_end = None if has_length(part) else CommonEnd()
     generator = getattr(dataset, "generator", None)
     if isinstance(part, SharedStream) and isinstance(generator, torch.Generator):
         loader.synchronized_generator = generator
@@ -328,9 +331,8 @@ def _loader_of_part(dataset: Any, keywords: dict[str, Any], share: Share, settin
         order = SequentialSampler(dataset) if sampler is None else sampler
         batches = BatchSampler(order, keywords["batch_size"], keywords.get("drop_last", False))
     generator = _generator_to_synchronize(batches, settings)
-    order = getattr(batches, "sampler", None)
-    if hasattr(order, "generator") and order.generator is None and has_length(order):
-        batches.sampler = CommonOrder(order)
+    if isinstance(batches, BatchSampler) and _draws_from_global_generator(batches.sampler):
+        batches.sampler = CommonOrder(batches.sampler)
     loader = LookaheadLoader(dataset, **others, batch_sampler=SharedBatches(batches, share))
     loader.synchronized_generator = generator
     return loader
@@ -345,6 +347,12 @@ def _generator_to_synchronize(batches: Any, settings: Any) -> torch.Generator | 
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
         sampler.generator = torch.Generator().manual_seed(seed)
     return sampler.generator
+
+
+def _draws_from_global_generator(sampler: Any) -> bool:
+    if isinstance(sampler, EpochSeededSampler) or not hasattr(sampler, "generator"):
+        return False
+    return sampler.generator is None and has_length(sampler)
 
 
 def _seeded_by_epoch(args: TrainingArguments, sampler: Any) -> Any:

@@ -66,6 +66,7 @@ class DataProgress:
         self._before_ahead: HostStates | None = None
         self._stream_before_ahead: Any = None
         self._latest_before_ahead: dict[int, HostStates] | None = None
+        self._common_end = CommonEnd()
         self._batches_watched = 0
         self._batches_in_hand = 0
         self.data_has_ended = False
@@ -126,13 +127,15 @@ class DataProgress:
         batches = self.begin(loader, lambda: iter(loader))
         self._before_ahead = None
         self._reach_checkpoint()
-        end = CommonEnd(is_training=True) if are_several() and not has_length(loader) else None
+        end = self._common_end if are_several() and not has_length(loader) else None
+        if end is not None:
+            end.begin()
         for batch in batches:
-            if end is not None and end.is_reached(False):
+            if end is not None and end.is_reached(False, is_training=True):
                 return
             yield batch
         if end is not None:
-            end.is_reached(True)
+            end.is_reached(True, is_training=True)
 
     def resumed_loader(self, loader: Any) -> Any:
         """The loader whose next iteration begins where training is resumed, and whose later ones are complete."""

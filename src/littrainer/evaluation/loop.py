@@ -106,7 +106,11 @@ class EvaluationPass:
                 trainer.model_wrapped = self.model
             trainer.model_preparation_time = round(time.time() - started, 4)
             trainer._model_is_prepared = True
-        elif not trainer.is_in_train and model_device(trainer.model) not in (None, trainer.args.device):
+        elif (
+            not trainer.is_in_train
+            and trainer.deepspeed is None
+            and model_device(trainer.model) not in (None, trainer.args.device)
+        ):
             # An earlier evaluation put it back where it was.
             move_to_device(trainer)
         if not trainer.is_in_train:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from littrainer.processes.environment import HIGHEST_PORT, LOCAL_ADDRESS
+from littrainer.processes.parent_watch import STARTED_BY
 
 # A shell reports a program that a signal has ended by this number and the signal's.
 ENDED_BY_SIGNAL = 128
-# The agent writes what it does; one sentence at the end says what has to be known of it.
-AGENT_LOG, AGENT_LOG_LEVEL = "torch.distributed.elastic", "LOGLEVEL"
+# Whoever sets it wants to read what the agent does; else one sentence at the end says what has to be known of it.
+AGENT_LOG_LEVEL = "LOGLEVEL"
 THREADS = "OMP_NUM_THREADS"
 LONGEST_MESSAGE = 500
 # In what a process reports of its error: whether another process had failed before.
@@ -101,7 +102,8 @@ def run_processes(launch: Launch, command: list[str]) -> int:
     from torch.distributed.launcher import LaunchConfig, elastic_launch
 
     if AGENT_LOG_LEVEL not in os.environ:
-        logging.getLogger(AGENT_LOG).setLevel(logging.CRITICAL)
+        logging.disable()
+    os.environ[STARTED_BY] = str(os.getpid())
     os.environ.setdefault(THREADS, str(max(1, (os.cpu_count() or 1) // launch.devices)))
     folder = tempfile.mkdtemp(prefix="littrainer-")
     config = LaunchConfig(
@@ -157,7 +159,8 @@ def _root_cause(failures: dict[int, Any]) -> tuple[int, Any]:
 
     def order(entry: tuple[int, Any]) -> tuple[bool, int, int]:
         rank, failure = entry
-        return bool(failure.error_file_data.get(CONSEQUENCE)), failure.timestamp, rank
+        was_ended = failure.exitcode == -signal.SIGTERM or bool(failure.error_file_data.get(CONSEQUENCE))
+        return was_ended, failure.timestamp, rank
 
     return min(failures.items(), key=order)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from littrainer.processes.layout import process_layout
 from littrainer.strategies.model_parallel import ResidentModelParallelStrategy
+from littrainer.strategies.sharded import exchange_parameters
 from littrainer.strategies.tensor_parallel_plan import parallelize_by_plan
 
 if TYPE_CHECKING:
@@ -39,13 +41,21 @@ class TensorParallelStrategy(ResidentModelParallelStrategy):
 
 
 def tensor_parallel_strategy(trainer: Trainer) -> TensorParallelStrategy:
-    """The strategy for layers that several processes compute together.
+    """The strategy for layers that several processes compute together."""
+    layout = process_layout(trainer.args)
+    return TensorParallelStrategy(trainer, functools.partial(split_model_of, trainer), layout.replicas, layout.shards)
+
+
+def split_model_of(trainer: Trainer, model: nn.Module, mesh: DeviceMesh) -> None:
+    """Split a Trainer's model in place, and let an optimizer that was made before go on with its slices.
 
     Raises:
-        ValueError: `dp_shard_size` is above 1, which is for `fsdp`.
+        ValueError: the model has no plan, or it cannot be carried out.
     """
-    layout = process_layout(trainer.args)
-    return TensorParallelStrategy(trainer, split_layers, layout.replicas, layout.shards)
+    before = {id(parameter): name for name, parameter in model.named_parameters()}
+    split_layers(model, mesh)
+    if trainer.optimizer is not None:
+        exchange_parameters(trainer.optimizer, before, dict(model.named_parameters()))
 
 
 def split_layers(model: nn.Module, mesh: DeviceMesh) -> None:

@@ -17,6 +17,7 @@ from littrainer.arguments.value_checks import check_values
 from littrainer.data.loaders import has_length
 from littrainer.evaluation.streaming import streaming_metrics
 from littrainer.log_levels import apply_log_level
+from littrainer.strategies.deepspeed_checks import check_deepspeed
 from littrainer.processes.group import ensure_process_group
 from littrainer.processes.layout import process_layout
 
@@ -66,6 +67,8 @@ def check_construction(trainer: Trainer) -> None:
         ValueError: datasets or metrics that the arguments need and that are missing or empty.
         TypeError: a collator that is not callable, or metrics that are neither a function nor metrics.
     """
+    if trainer.is_deepspeed_enabled:
+        check_deepspeed(trainer)
     _check_optimizers(trainer)
     _check_metrics(trainer)
     _say_if_nothing_is_generated(trainer)

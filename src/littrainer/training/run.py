@@ -197,7 +197,9 @@ class TrainingRun:
     def announce(self) -> None:
         """Log the length of the training (at level info)."""
         args, plan = self.trainer.args, self.plan
-        trainable = sum(p.numel() for p in self.trainer.model.parameters() if p.requires_grad)
+        parameters = [parameter for parameter in self.trainer.model.parameters() if parameter.requires_grad]
+        # One that DeepSpeed has sharded says how many numbers it has in whole.
+        trainable = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in parameters)
         facts = {
             "examples": plan.num_examples,
             "epochs": plan.num_train_epochs,

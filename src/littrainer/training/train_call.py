@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from littrainer.arguments.deepspeed_plugin import check_settled
 from littrainer.arguments.support import refuse_unsupported
 from littrainer.callbacks.failures import callbacks_told_of_failure
 from littrainer.checkpoint.background import BackgroundSaves
@@ -50,6 +51,7 @@ def train(
     # Methods may have been set on the instance since it was made.
     refuse_ignored_overrides(trainer)
     accept_earlier_signatures(trainer)
+    check_settled(args, trainer.is_deepspeed_enabled)
     check_datasets(trainer)
     with claimed_for_training(trainer, trial), callbacks_told_of_failure(trainer):
         checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer))

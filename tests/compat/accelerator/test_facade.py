@@ -197,14 +197,48 @@ def test_a_model_is_not_saved_over_a_file(tmp_path: Path) -> None:
 def test_one_of_several_processes_is_told_what_it_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facade = AcceleratorFacade(quiet_arguments(tmp_path))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(NotImplementedError, match="does not share out the batches"):
-        facade.prepare(DataLoader(Rows(vector_rows(4))))
-    with pytest.raises(NotImplementedError, match="join_uneven_inputs"), facade.join_uneven_inputs([]):
-        pass
     with pytest.raises(RuntimeError, match="wait_for_everyone: 2 processes have no process group"):
         facade.wait_for_everyone()
     with pytest.raises(ValueError, match="values of equal length"), facade.split_between_processes({"a": [1], "b": []}):
         pass
+
+
+def test_uneven_inputs_are_joined_between_gpus_with_the_batches_that_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined: list[Any] = []
+
+    class Noting:
+        def __init__(self, joinables: list[Any], enable: bool, throw_on_early_termination: bool):
+            joined.append((joinables, enable, throw_on_early_termination, prepared.batch_sampler.even_batches))
+
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *_: Any) -> None:
+            pass
+
+    monkeypatch.setattr("littrainer.compat.accelerator.stepping.Join", Noting)
+    monkeypatch.setattr(AcceleratorFacade, "multi_device", True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+    prepared: Any = facade.prepare(DataLoader(Rows(vector_rows(5)), batch_size=2))
+    for even_batches in (False, True, None):
+        with facade.join_uneven_inputs(["model"], even_batches=even_batches):
+            pass
+    assert joined == [(["model"], True, False, False), (["model"], False, False, True), (["model"], False, False, True)]
+    assert prepared.batch_sampler.even_batches
+
+
+def test_uneven_inputs_on_cpus_are_told_to_stay_uneven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+    with facade.join_uneven_inputs([]):
+        assert caplog.text == ""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with facade.join_uneven_inputs([]):
+        assert "between GPUs only" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])

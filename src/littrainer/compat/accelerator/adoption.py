@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
+from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.facade import AcceleratorFacade
 from littrainer.ecosystem import is_a
+from littrainer.processes.layout import process_layout
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -14,13 +18,19 @@ LOADER_SETTINGS = ("split_batches", "dispatch_batches", "even_batches", "use_see
 ACCUMULATION_SETTINGS = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch")
 # Where accelerate keeps what would change a training and has no part in Lightning's.
 WITHOUT_A_PLACE = {
-    "deepspeed_plugin": "pass a strategy as lightning={...}",
-    "fsdp_plugin": "pass a strategy as lightning={...}",
+    "deepspeed_plugin": "set deepspeed to its configuration",
+    "fsdp_plugin": "set fsdp and fsdp_config",
     "megatron_lm_plugin": "pass a strategy as lightning={...}",
-    "parallelism_config": "pass a strategy as lightning={...}",
+    "parallelism_config": "set parallelism_config",
     "autocast_handler": "override autocast_smart_context_manager",
     "scaler_handler": "pass lightning={'plugins': ...} with a precision plugin",
     "fp8_recipe_handler": "set bf16",
+}
+# Of these -> whether the arguments ask for the same, so that nothing is lost.
+ALSO_IN_ARGUMENTS: dict[str, Callable[[Any], bool]] = {
+    "deepspeed_plugin": asks_for_deepspeed,
+    "fsdp_plugin": lambda args: sharding_plan(args) is not None,
+    "parallelism_config": lambda args: process_layout(args).is_given,
 }
 
 
@@ -54,6 +64,7 @@ def _refuse_what_would_be_lost(given: Any, args: TrainingArguments) -> None:
     lost = [
         f"{name} ({instead})"
         for name, instead in WITHOUT_A_PLACE.items()
+        if not (name in ALSO_IN_ARGUMENTS and ALSO_IN_ARGUMENTS[name](args))
         if getattr(given.state, name, None) is not None or getattr(given, name, None) is not None
     ]
     if lost:

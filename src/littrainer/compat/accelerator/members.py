@@ -13,7 +13,7 @@ ANSWERED: dict[str, dict[str, str]] = {
         "is_last_process": "whether it is the highest rank",
         "use_distributed": "whether there are several processes",
         "multi_device": "whether several processes have a GPU each",
-        "distributed_type": "`NO`, `MULTI_CPU` or `MULTI_GPU`; equal to accelerate's members",
+        "distributed_type": "`NO`, `MULTI_CPU`, `MULTI_GPU`, `FSDP`, on CPUs too, `DEEPSPEED`; equal to accelerate's",
         "wait_for_everyone": "a barrier",
         "main_process_first": "rank 0 goes through the block first",
         "local_main_process_first": "the first rank of each node goes first",
@@ -39,7 +39,8 @@ ANSWERED: dict[str, dict[str, str]] = {
         "backward": "through Lightning's precision plugin and strategy in a `training_step` of your own; several "
         "times if called so",
         "lomo_backward": "of prepared optimizers that update the weights during backward",
-        "clip_grad_norm_": "clips gradients, unscaled before, and returns their norm",
+        "clip_grad_norm_": "clips gradients, unscaled before, and returns their norm, also where they are split; under "
+        "DeepSpeed, which clips by itself, its norm",
         "clip_grad_value_": "clips each gradient, unscaled before",
         "unscale_gradients": "divides the scale of fp16 out, once",
         "optimizer_step_was_skipped": "whether fp16 skipped the last step",
@@ -51,9 +52,9 @@ ANSWERED: dict[str, dict[str, str]] = {
         "gradient_accumulation_steps": "what `backward` divides by; writable",
         "gradient_state": "`sync_gradients`, `end_of_dataloader`, `remainder` and the rest, computed when read",
         "sync_gradients": "whether the window closes with this micro-batch; writable for one micro-batch",
-        "no_sync": "the model's own `no_sync`, where it has one",
+        "no_sync": "gradients of a model in DistributedDataParallel, or sharded by FSDP, stay in this process",
         "trigger_sync_in_backward": "of a DistributedDataParallel model",
-        "join_uneven_inputs": "does nothing in one process, and is refused in several",
+        "join_uneven_inputs": "between GPUs torch's `Join`, and `even_batches` of prepared loaders for the block",
         "maybe_context_parallel": "does nothing, since no sequence is split",
         "step": "micro-batches counted by `accumulate`",
         "step_scheduler_with_optimizer": "True",
@@ -61,7 +62,7 @@ ANSWERED: dict[str, dict[str, str]] = {
     "Preparing": {
         "prepare": "each object as its kind; others as they are",
         "prepare_model": "on its device, in mixed precision, compiled, and data-parallel in several processes unless "
-        "`evaluation_mode`",
+        "`evaluation_mode`; it is not sharded, also where the Trainer's model is",
         "prepare_data_loader": "looks one batch ahead, random order seeded by epoch; refused in several processes",
         "prepare_optimizer": "a wrapper that steps with the Trainer's optimizer steps",
         "prepare_scheduler": "a wrapper that steps with the optimizers that did",
@@ -73,7 +74,7 @@ ANSWERED: dict[str, dict[str, str]] = {
         "device_placement": "True",
     },
     "Saving": {
-        "get_state_dict": "under the names of the user's model",
+        "get_state_dict": "under the names of the user's model; of a sharded one in the first process, if all call it",
         "save": "one file, from the first process",
         "save_model": "`model.safetensors`, or shards with an index",
         "should_save_model": "whether this process writes",
@@ -99,11 +100,14 @@ ANSWERED: dict[str, dict[str, str]] = {
         "project_configuration": "without folders",
         "project_dir": "None",
         "logging_dir": "None",
-        "deepspeed_plugin": "None",
-        "parallelism_config": "None",
-        "torch_device_mesh": "None",
-        "is_fsdp2": "False",
-        "is_composable_parallelism_enabled": "False",
+        "deepspeed_plugin": "what DeepSpeed is told, under the names of accelerate's plugin; else None",
+        "parallelism_config": "what `parallelism_config` asks for, under the names of accelerate's; else None",
+        "torch_device_mesh": "while a training splits the model, the mesh of all processes; else None",
+        "is_fsdp2": "whether version 2 of FSDP shards the model",
+        "is_composable_parallelism_enabled": "the same",
+        "data_parallel_rank": "which replica of the model is this process's",
+        "data_parallel_shard_rank": "which shard of `dp_shard_size` is this process's; else 0",
+        "tensor_parallel_rank": "which slice of each layer of `tp_size` is this process's; else 0",
         "fp8_enabled": "False",
         "has_fp8_handler": "False",
         "delayed_fp8_autocast": "False",
@@ -120,8 +124,6 @@ ANSWERED: dict[str, dict[str, str]] = {
 }
 """Topic -> member -> what it is."""
 
-_PARALLELISM = "no model is split between processes here"
-
 REFUSED: dict[str, str] = {
     "save_state": "checkpoints are the Trainer's; set save_strategy, or call trainer.save_model() and save_state()",
     "load_state": "checkpoints are the Trainer's; call trainer.train(resume_from_checkpoint=...)",
@@ -132,11 +134,8 @@ REFUSED: dict[str, str] = {
     "ddp_handler": "Lightning's strategy sets DistributedDataParallel up; see ddp_find_unused_parameters",
     "fp8_backend": "no argument of a Trainer asks for 8-bit floating point",
     "deepspeed_ulysses_dl_adapter": "accelerate's DeepSpeed engine does not run here",
-    "context_parallel_rank": _PARALLELISM,
-    "data_parallel_rank": f"{_PARALLELISM}; the rank among all processes is process_index",
-    "data_parallel_shard_rank": _PARALLELISM,
-    "pipeline_parallel_rank": _PARALLELISM,
-    "tensor_parallel_rank": _PARALLELISM,
+    "context_parallel_rank": "sequences are not split between processes, nor does accelerate tell it",
+    "pipeline_parallel_rank": "layers are not spread over processes, nor does accelerate tell it",
 }
 """Member -> why it is not offered, and what to do instead."""
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
+from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
 from littrainer.compat.accelerator.prepared import PreparedOptimizer, PreparedScheduler
 from littrainer.compilation import compile_keywords, is_compiled
 from littrainer.data.loaders import lookahead_version
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from littrainer.arguments.training_arguments import TrainingArguments
+
+# Modules of the classes that hold a user's model as `module`.
+WRAPPERS = ("torch.", "deepspeed.")
 
 
 class Preparing:
@@ -74,8 +78,13 @@ class Preparing:
         Parameters:
             device_placement: False leaves it where it is.
             evaluation_mode: it will not be trained, so several processes need not exchange its gradients.
+
+        Raises:
+            NotImplementedError: DeepSpeed carries the training out, and this is another model to be trained.
         """
         args = self._args
+        if asks_for_deepspeed(args) and not evaluation_mode:
+            _refuse_second_engine(model)
         if not any(model is known for known in self._models):
             self._models.append(model)
         if getattr(model, "_is_accelerate_prepared", False):
@@ -156,7 +165,7 @@ class Preparing:
             model._orig_mod = inner
             return model
         inner = getattr(model, "module", None)
-        if isinstance(inner, nn.Module) and type(model).__module__.startswith("torch."):
+        if isinstance(inner, nn.Module) and type(model).__module__.startswith(WRAPPERS):
             return self.unwrap_model(inner, keep_fp32_wrapper, keep_torch_compile)
         if not keep_fp32_wrapper:
             restore_forward(model)
@@ -182,6 +191,17 @@ class Preparing:
     def clear(self, *objects: Any) -> list[None]:
         """Another name of `free_memory`."""
         return self.free_memory(*objects)
+
+
+def _refuse_second_engine(model: nn.Module) -> None:
+    is_engine = type(model).__module__.startswith("deepspeed.")
+    if not is_engine and any(parameter.requires_grad for parameter in model.parameters()):
+        raise NotImplementedError(
+            f"accelerator.prepare({type(model).__name__}): DeepSpeed's engine holds the Trainer's model, and another one "
+            "to be trained needs an engine of its own: make it by deepspeed.initialize(model=..., "
+            "config=accelerator.state.deepspeed_plugin.deepspeed_config). One that is not trained goes through "
+            "accelerator.prepare_model(model, evaluation_mode=True)."
+        )
 
 
 class _LaterBatches:

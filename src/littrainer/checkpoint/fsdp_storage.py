@@ -1,0 +1,274 @@
+"""Checkpoints of a training that shards its model (FSDP), in the two forms that transformers has for them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from littrainer.arguments.sharding import sharding_plan
+from littrainer.checkpoint.adapters import PEFT_PREFIX, adapter_folders, carries_adapters, read_adapter
+from littrainer.checkpoint.fsdp_files import (
+    FSDP_OPTIMIZER_NAME,
+    FSDP_WEIGHTS_NAME,
+    OPTIMIZER_FOLDER,
+    OPTIMIZER_KEY,
+    WEIGHTS_FOLDER,
+    WEIGHTS_KEY,
+    holds_parts,
+    read_fsdp_weights,
+    read_optimizer_into,
+    read_optimizer_state,
+    read_weights_into,
+)
+from littrainer.checkpoint.sealing import Seal
+from littrainer.checkpoint.shards import (
+    by_name,
+    by_number,
+    free_gathered,
+    has_flat_shards,
+    is_sharded,
+    load_whole_optimizer_state,
+    load_whole_state_dict,
+    names_of_parameters,
+    whole_optimizer_state,
+    whole_state_dict,
+)
+from littrainer.checkpoint.state_checks import optimizer_differences
+from littrainer.checkpoint.weights import (
+    fitted,
+    holds_weights,
+    load_weights,
+    read_weights,
+    refuse_other_weights,
+    without_wrappers,
+)
+from littrainer.checkpoint.whole_storage import WholeStorage
+from littrainer.checkpoint.writer import write_companions, write_files
+from littrainer.processes.agreement import failing_together
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+class FsdpStorage(WholeStorage):
+    """One file of weights and one of the optimizer's state (`FULL_STATE_DICT`), put together in the first process.
+
+    Either form is read whatever the form that is written, and so are checkpoints of trainings without FSDP.
+    """
+
+    can_be_copied = False
+
+    def weights(self, trainer: Trainer) -> dict[str, Any] | None:
+        """The whole weights, in the first process."""
+        if not is_sharded(trainer.model):
+            return None
+        weights = whole_state_dict(trainer.model)
+        return weights if trainer.args.process_index == 0 else None
+
+    def optimizer_state(self, trainer: Trainer) -> dict[str, Any] | None:
+        """The whole optimizer's state with names of parameters, in the first process."""
+        if is_sharded(trainer.model):
+            state = whole_optimizer_state(trainer.model, trainer.optimizer)
+        else:
+            state = by_name(trainer.optimizer.state_dict(), names_of_parameters(trainer.model, trainer.optimizer))
+        return state if trainer.args.process_index == 0 else None
+
+    def save_model(self, trainer: Trainer, output_dir: str) -> None:
+        """Write the whole model in the first process, whatever `save_on_each_node` says: no other has the weights."""
+        weights = self.weights(trainer)
+        if trainer.args.process_index == 0:
+            if weights is None:
+                trainer._save(output_dir)
+            else:
+                trainer._save(output_dir, state_dict=weights)
+
+    def save_optimizer(self, trainer: Trainer, folder: Path, seal: Seal | None) -> None:
+        """Write the weights as FSDP of transformers reads them, and the optimizer's state."""
+        weights, state = self._weights_to_resume(trainer), self.optimizer_state(trainer)
+        if state is not None:
+            write_files({FSDP_WEIGHTS_NAME: weights, FSDP_OPTIMIZER_NAME: state}, folder, seal)
+
+    def _weights_to_resume(self, trainer: Trainer) -> dict[str, Any]:
+        weights = whole_state_dict(trainer.model)
+        return {name: value for name, value in weights.items() if name not in _left_out(trainer.model)}
+
+    def holds_weights(self, folder: Path) -> bool:
+        """Whether there are weights in any of the forms that are read."""
+        return holds_weights(folder)
+
+    def load_model(
+        self, trainer: Trainer, model: nn.Module, folder: Path, to_resume: bool, tell: Callable[[Any], None]
+    ) -> None:
+        """Load weights into the shards, or into a model that is not sharded yet.
+
+        What each process has written its part of is read into shards; before there are any, `load_optimizer` does so.
+        """
+        has_parts = holds_parts(folder / WEIGHTS_FOLDER)
+        if is_sharded(model):
+            if has_parts and not has_flat_shards(model):
+                _load_parts(model, folder / WEIGHTS_FOLDER, to_resume, tell)
+            else:
+                _load_whole(trainer, model, folder, to_resume, tell)
+        elif not (has_parts and to_resume) and _reads_weights(trainer):
+            load_weights(model, folder, to_resume=to_resume, tell=tell)
+
+    def load_optimizer(self, trainer: Trainer, folder: Path) -> None:
+        """Load the optimizer's state, and weights that were left to be read into shards."""
+        model, optimizer = trainer.model, trainer.optimizer
+        if holds_parts(folder / WEIGHTS_FOLDER):
+            if is_sharded(model):
+                self.load_model(trainer, model, folder, True, trainer._issue_warnings_after_load)
+            else:
+                load_weights(model, folder, to_resume=True, tell=trainer._issue_warnings_after_load)
+        if not is_sharded(model):
+            super().load_optimizer(trainer, folder)
+        elif holds_parts(folder / OPTIMIZER_FOLDER) and not has_flat_shards(model):
+            with failing_together(f"reading {folder / OPTIMIZER_FOLDER}"):
+                state = read_optimizer_into(folder / OPTIMIZER_FOLDER, dict(model.named_parameters()))
+                numbered = by_number(state, names_of_parameters(model, optimizer))
+                optimizer.load_state_dict(numbered)
+        else:
+            whole: dict[str, Any] = {}
+            with failing_together(f"reading the optimizer's state in {folder}"):
+                if trainer.args.process_index == 0:
+                    path, whole = read_optimizer_state(folder)
+                    _refuse_other_optimizer(path, model, optimizer, whole)
+            load_whole_optimizer_state(model, optimizer, whole)
+
+
+class PartsStorage(FsdpStorage):
+    """Weights and optimizer state of which each process writes its part (`SHARDED_STATE_DICT`).
+
+    What `save_model` writes is whole, as `from_pretrained` needs it.
+    """
+
+    def save_model_of_checkpoint(self, trainer: Trainer, output_dir: str) -> None:
+        """Write what lies beside the weights; these follow in parts."""
+        if trainer.args.process_index == 0:
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            for name in ("config", "generation_config"):
+                settings = getattr(trainer.model, name, None)
+                if hasattr(settings, "save_pretrained"):
+                    settings.save_pretrained(output_dir)
+            write_companions(trainer, output_dir)
+
+    def save_optimizer(self, trainer: Trainer, folder: Path, seal: Seal | None) -> None:
+        """Write this process's part of weights and optimizer state."""
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        from littrainer.checkpoint.distributed_folders import write_parts
+
+        model = trainer.model
+        free_gathered(model)
+        left_out = _left_out(model)
+        weights = get_model_state_dict(model, options=StateDictOptions(cpu_offload=True))
+        weights = {name: value for name, value in weights.items() if name not in left_out}
+        write_parts(folder / WEIGHTS_FOLDER, {WEIGHTS_KEY: weights})
+        write_parts(folder / OPTIMIZER_FOLDER, {OPTIMIZER_KEY: _parts_of_optimizer(model, trainer.optimizer)})
+
+
+def saves_parts(trainer: Trainer) -> bool:
+    """Whether the arguments ask for checkpoints in parts, and there are parts."""
+    plan = sharding_plan(trainer.args) if trainer.is_fsdp_enabled else None
+    return plan is not None and plan.saves_shards and is_sharded(trainer.model)
+
+
+def _parts_of_optimizer(model: nn.Module, optimizer: Any) -> Mapping[str, Any]:
+    if not has_flat_shards(model):
+        return by_name(optimizer.state_dict(), names_of_parameters(model, optimizer))
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+    return get_optimizer_state_dict(model, optimizer, options=StateDictOptions(cpu_offload=True))
+
+
+def _left_out(model: nn.Module) -> set[str]:
+    """Names of weights that a checkpoint of an adapter does not hold: those of its base, which nothing trains."""
+    if not carries_adapters(without_wrappers(model)):
+        return set()
+    return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+
+
+def _reads_weights(trainer: Trainer) -> bool:
+    # The others get them when the model is sharded.
+    plan = sharding_plan(trainer.args)
+    return trainer.args.process_index == 0 or plan is None or not plan.cpu_ram_efficient_loading
+
+
+def _load_parts(model: nn.Module, folder: Path, to_resume: bool, tell: Callable[[Any], None]) -> None:
+    free_gathered(model)
+    with failing_together(f"reading {folder}"):
+        own = model.state_dict()
+        missing, unexpected = read_weights_into(folder, own)
+        left_out = _left_out(model)
+        missing = [name for name in missing if name not in left_out]
+        if to_resume and (missing or unexpected):
+            raise ValueError(
+                f"The weights in {folder} are not those of this model: {', '.join([*missing, *unexpected][:8])} "
+                "are only on one side. Make the model as it was when the checkpoint was written."
+            )
+        # Offloaded and plain ones alike: what was read stands in copies where state_dict() gives such.
+        result = model.load_state_dict(own, strict=False)
+    tell(type(result)(missing, unexpected))
+
+
+def _load_whole(trainer: Trainer, model: nn.Module, folder: Path, to_resume: bool, tell: Callable[[Any], None]) -> None:
+    state: dict[str, Any] = {}
+    with failing_together(f"reading the weights in {folder}"):
+        if trainer.args.process_index == 0:
+            if carries_adapters(without_wrappers(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
+                state = adapter_weights(without_wrappers(model), folder)
+            else:
+                is_partial = carries_adapters(without_wrappers(model))
+                stored = read_fsdp_weights(folder) if is_partial else read_weights(folder)
+                state, differences = fitted(model, stored)
+                refuse_other_weights(model, folder, differences, to_resume)
+    load_whole_state_dict(model, state)
+
+
+def adapter_weights(model: Any, folder: Path) -> dict[str, Any]:
+    """The weights of a checkpoint's adapters under the names that they have in a model.
+
+    Raises:
+        ValueError: there are none, or the model has no such adapter.
+    """
+    own = [name for name, _ in model.named_parameters()]
+    found: dict[str, Any] = {}
+    for adapter in getattr(model, "peft_config", {}):
+        place = adapter_folders(folder).get(adapter) or adapter_folders(folder).get("")
+        if place is None:
+            continue
+        names = {
+            name.replace(f".modules_to_save.{adapter}.", ".").replace(f".{adapter}.", "."): name
+            for name in own
+            if f".{adapter}." in name
+        }
+        stored = read_adapter(place)
+        # A model of transformers that carries an adapter has it in a file with the names of PEFT's wrapper.
+        stored = {name if name in names else name.removeprefix(PEFT_PREFIX): value for name, value in stored.items()}
+        others = [name for name in stored if name not in names]
+        if others:
+            raise ValueError(
+                f"The adapter in {place} is not one of this model: it has {', '.join(others[:8])}. Make the model as it was "
+                "when the checkpoint was written."
+            )
+        found.update({names[name]: value for name, value in stored.items()})
+    if not found:
+        raise ValueError(f"{folder} holds no adapter that this model has. Resume from another checkpoint.")
+    return found
+
+
+def _refuse_other_optimizer(path: Path, model: nn.Module, optimizer: Any, state: Any) -> None:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    numbered = by_number(state, names_of_parameters(model, optimizer)) if isinstance(state, dict) else state
+    differences = optimizer_differences(optimizer, numbered, names)
+    if differences:
+        raise ValueError(
+            f"{path} does not fit the optimizer of this training: {'; '.join(differences)}. Set up model and arguments as "
+            "they were when the checkpoint was written, or load its model and start a new training."
+        )

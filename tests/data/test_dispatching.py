@@ -1,0 +1,202 @@
+"""Parts of batches that one process reads for all, held against accelerate's own class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate.data_loader import DataLoaderDispatcher
+from accelerate.state import AcceleratorState, GradientState
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, IterableDataset
+from transformers import BatchEncoding
+
+from littrainer.data import dispatching
+from littrainer.data.batch_rows import cut_rows, first_dimension, joined_rows
+from littrainer.data.dispatching import NO_BATCH, UNREAD_ROUND, Dispatch
+from littrainer.data.sharding import Share
+from littrainer.processes.agreement import FailedElsewhere
+
+
+class Numbers(IterableDataset[dict[str, torch.Tensor]]):
+    def __init__(self, count: int):
+        self.count = count
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        for number in range(self.count):
+            yield {"n": torch.tensor(number)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_state_of_accelerate() -> Iterator[None]:
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def accelerates_parts(count: int, size: int, share: Share, drop_last: bool) -> list[list[list[int]]]:
+    """The parts of all processes for each batch that they get from accelerate."""
+    calls = []
+
+    def cut(batch: Any, rows: slice, process_index: int, num_processes: int) -> Any:
+        calls.append(rows)
+        if len(calls) == 1 and not drop_last:
+            # The beginning of the data, which fills the last batch up.
+            return {"n": batch["n"][rows]}
+        length = rows.stop - rows.start
+        return [batch["n"][number * length : (number + 1) * length].tolist() for number in range(num_processes)]
+
+    loader: Any = DataLoaderDispatcher(
+        Numbers(count), share.split_batches, slice_fn=cut, _drop_last=drop_last, batch_size=size, drop_last=drop_last
+    )
+    loader.state = SimpleNamespace(process_index=0, num_processes=share.of, device=torch.device("cpu"))
+    return list(loader)
+
+
+class Reader:
+    """The first process of several, and what it sends to each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, share: Share, drop_last: bool = False, **options: Any):
+        self.sent: list[Any] = []
+        monkeypatch.setattr(dispatching, "from_each", lambda number: list(range(share.of)))
+        monkeypatch.setattr(dispatching, "from_first_to_each", self.send)
+        self.dispatch = Dispatch(share, True, drop_last, **options)
+
+    def send(self, parts: list[Any]) -> Any:
+        self.sent.append(parts)
+        return parts[0]
+
+    def parts(self, batches: Any) -> list[list[Any]]:
+        rounds = self.dispatch.rounds(iter(batches))
+        current = self.dispatch.begin(next(rounds, NO_BATCH))
+        self.sent.clear()
+        while current is not NO_BATCH:
+            _, current = self.dispatch.hand_out(current, next(rounds, NO_BATCH))
+        return [[part.batch for part in parts] for parts in self.sent]
+
+
+def numbers_in(parts: list[list[Any]]) -> list[list[list[int]]]:
+    return [[batch["n"].tolist() for batch in one] for one in parts]
+
+
+@given(st.integers(1, 30), st.integers(2, 4), st.integers(1, 5), st.booleans(), st.booleans())
+@settings(max_examples=150, deadline=None)
+def test_each_process_is_sent_the_part_that_accelerate_sends(
+    count: int, of: int, size: int, split: bool, drop_last: bool
+) -> None:
+    share = Share(0, of, split_batches=split)
+    size = size * of if split else size
+    batches = list(DataLoader(Numbers(count), batch_size=size, drop_last=drop_last))
+    with pytest.MonkeyPatch.context() as patch:
+        reader = Reader(patch, share, drop_last)
+        found = numbers_in(reader.parts(batches))
+    try:
+        expected = accelerates_parts(count, size, share, drop_last)
+    except ValueError:
+        # accelerate fails where there is nothing to hand out.
+        expected = []
+    assert found == expected
+    assert reader.dispatch.length(len(batches)) == len(found)
+    if not drop_last:
+        rows = count % (size if split else size * of) or (size if split else size * of)
+        assert reader.dispatch.rows_in_last_round == rows
+
+
+def test_batches_of_a_round_need_not_be_equally_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader(monkeypatch, Share(0, 2))
+    batches = [torch.zeros(2, 3), torch.zeros(2, 5), torch.zeros(2, 4), torch.zeros(2, 4)]
+    assert [[tuple(part.shape) for part in one] for one in reader.parts(batches)] == [[(2, 3), (2, 5)], [(2, 4), (2, 4)]]
+
+
+def test_batches_that_cannot_be_put_together_are_refused_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader(monkeypatch, Share(0, 2))
+    with pytest.raises(ValueError, match=r"rows of the shapes \(3,\), \(5,\).*dispatch_batches=False"):
+        reader.parts([torch.zeros(2, 3), torch.zeros(1, 5)])
+    assert all("ValueError" in part.error for part in reader.sent[-1])
+
+
+def test_whatever_a_batch_is_built_of_is_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def batch(start: int, rows: int) -> Any:
+        ids = torch.arange(start, start + rows)
+        return BatchEncoding({"input_ids": ids, "pairs": (ids, [ids])})
+
+    parts = Reader(monkeypatch, Share(0, 2)).parts([batch(0, 2), batch(2, 2), batch(4, 2), batch(6, 1)])
+    assert type(parts[1][1]) is BatchEncoding and parts[0][1]["input_ids"].tolist() == [2, 3]
+    last = [part["pairs"] for part in parts[1]]
+    assert [(pair[0].tolist(), pair[1][0].tolist()) for pair in last] == [([4, 5], [4, 5]), ([6, 0], [6, 0])]
+
+
+def test_what_is_sent_does_not_carry_the_whole_batch_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader(monkeypatch, Share(0, 2, split_batches=True))
+    part = reader.parts([torch.zeros(100, 8)])[0][1]
+    assert part.untyped_storage().nbytes() == 50 * 8 * 4
+
+
+def test_a_part_is_cut_by_the_function_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def cut(batch: torch.Tensor, rows: slice, process_index: int, num_processes: int) -> torch.Tensor:
+        calls.append((process_index, num_processes))
+        return batch[process_index::num_processes]
+
+    parts = Reader(monkeypatch, Share(0, 2), cut=cut).parts([torch.arange(2), torch.arange(2, 4)])
+    assert [part.tolist() for part in parts[0]] == [[0, 2], [1, 3]] and calls == [(0, 2), (1, 2)]
+
+
+def test_an_error_in_reading_reaches_the_others_and_is_raised_where_it_happened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing() -> Iterator[torch.Tensor]:
+        yield torch.zeros(2)
+        yield torch.zeros(2)
+        raise OSError("no such shard")
+
+    reader = Reader(monkeypatch, Share(0, 2))
+    with pytest.raises(OSError, match="no such shard"):
+        reader.parts(failing())
+    other = Dispatch(Share(1, 2), reads=False, drop_last=False)
+    assert next(other.rounds(failing())) is UNREAD_ROUND
+    monkeypatch.setattr(dispatching, "from_first_to_each", lambda parts: reader.sent[-1][1])
+    with pytest.raises(FailedElsewhere, match="Process 0, which reads the data for all.*OSError: no such shard"):
+        other.hand_out(UNREAD_ROUND, UNREAD_ROUND)
+
+
+def test_no_data_at_all_ends_the_epoch_in_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader(monkeypatch, Share(0, 3))
+    assert reader.parts([]) == []
+
+
+def test_a_resumed_epoch_fills_its_last_batch_up_with_the_first_samples_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batches = [torch.tensor([number]) for number in range(5)]
+    whole = Reader(monkeypatch, Share(0, 2))
+    whole.parts(batches)
+    resumed = Reader(monkeypatch, Share(0, 2))
+    resumed.dispatch.resume(whole.dispatch.state())
+    assert [part.tolist() for part in resumed.parts(batches[4:])[0]] == [[4], [0]]
+    skipping = Reader(monkeypatch, Share(0, 2))
+    left = iter(batches)
+    skipping.dispatch.skip(left, 2)
+    assert [part.tolist() for part in skipping.parts(left)[0]] == [[4], [0]]
+
+
+def test_a_process_that_reads_nothing_skips_nothing() -> None:
+    batches = iter(range(4))
+    other = Dispatch(Share(1, 2), reads=False, drop_last=False)
+    other.skip(batches, 2)
+    assert list(batches) == [0, 1, 2, 3] and other.batches_read_for(2) == 0
+    assert Dispatch(Share(0, 2), reads=True, drop_last=False).batches_read_for(2) == 4
+
+
+def test_rows_are_counted_cut_and_joined_in_arrays_too() -> None:
+    one = {"a": torch.arange(3).numpy(), "name": "left as it is"}
+    assert first_dimension(one) == 3
+    assert cut_rows(one, slice(1, 3))["a"].tolist() == [1, 2] and cut_rows(one, slice(0, 1))["name"] == one["name"]
+    assert joined_rows([{"a": one["a"]}, {"a": one["a"]}])["a"].tolist() == [0, 1, 2, 0, 1, 2]
+    with pytest.raises(TypeError, match="type str"):
+        joined_rows([one, one])

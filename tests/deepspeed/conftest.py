@@ -1,0 +1,42 @@
+"""DeepSpeed is not installed where these tests run: a stand-in of one process takes its place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+STAND_IN = Path(__file__).parent / "stand_in"
+# What a launcher would set; the stand-in's process group is one of a single process.
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+
+
+def forget_deepspeed() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def deepspeed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The stand-in, imported as `deepspeed`."""
+    import lightning.pytorch.strategies.deepspeed as lightnings
+
+    for name in ("_DEEPSPEED_AVAILABLE", "_DEEPSPEED_GREATER_EQUAL_0_16"):
+        monkeypatch.setattr(lightnings, name, True)
+    for name, value in ALONE.items():
+        monkeypatch.setenv(name, value)
+    forget_deepspeed()
+    monkeypatch.syspath_prepend(str(STAND_IN))
+    import deepspeed
+
+    yield deepspeed
+    forget_deepspeed()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    accelerate_state = sys.modules.get("accelerate.state")
+    if accelerate_state is not None:
+        accelerate_state.AcceleratorState._reset_state(reset_partial_state=True)

@@ -1,0 +1,242 @@
+"""A DeepSpeed configuration: read, filled in from the arguments, and refused where it contradicts them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from littrainer.arguments.deepspeed_config import DeepSpeedConfig
+from tests.deepspeed.variants import AUTO_BUCKETS, AUTO_SIZES, ENGINE_OPTIMIZER, ENGINE_SCHEDULE
+from tests.scenarios.trainers import quiet_arguments
+
+ARGUMENTS: dict[str, Any] = {
+    "per_device_train_batch_size": 3,
+    "gradient_accumulation_steps": 4,
+    "max_grad_norm": 0.5,
+    "learning_rate": 3e-4,
+    "adam_beta1": 0.8,
+    "adam_beta2": 0.97,
+    "adam_epsilon": 1e-7,
+    "weight_decay": 0.02,
+    "warmup_steps": 5,
+}
+ALL_AUTO = {**AUTO_SIZES, **ENGINE_OPTIMIZER, **ENGINE_SCHEDULE, "zero_optimization": {"stage": 3, **AUTO_BUCKETS}}
+
+
+class WithHiddenSize(nn.Module):
+    config: Any = SimpleNamespace(hidden_size=10)
+
+
+def resolved(given: dict[str, Any], steps: int = 100, model: Any = None, **changes: Any) -> dict[str, Any]:
+    config = DeepSpeedConfig(given)
+    args = quiet_arguments("unused", **{**ARGUMENTS, **changes})
+    config.trainer_config_process(args)
+    config.trainer_config_finalize(args, model or WithHiddenSize(), steps)
+    return config.config
+
+
+def test_every_auto_value_is_filled_in_from_arguments_length_and_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    config = DeepSpeedConfig(ALL_AUTO)
+    args = SimpleNamespace(
+        **ARGUMENTS,
+        world_size=2,
+        fp16=False,
+        bf16=True,
+        fp16_full_eval=False,
+        bf16_full_eval=False,
+        mixed_precision="bf16",
+        save_on_each_node=False,
+        get_warmup_steps=lambda steps: 5,
+    )
+    config.trainer_config_process(args)
+    config.trainer_config_finalize(args, WithHiddenSize(), 100)
+    assert config.config == {
+        "train_batch_size": 2 * 3 * 4,
+        "train_micro_batch_size_per_gpu": 3,
+        "gradient_accumulation_steps": 4,
+        "gradient_clipping": 0.5,
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": 3e-4, "betas": [0.8, 0.97], "eps": 1e-7, "weight_decay": 0.02, "torch_adam": True},
+        },
+        "scheduler": {
+            "type": "WarmupDecayLR",
+            "params": {"warmup_min_lr": 0, "warmup_max_lr": 3e-4, "warmup_num_steps": 5, "total_num_steps": 100},
+        },
+        "zero_optimization": {
+            "stage": 3,
+            "reduce_bucket_size": 100,
+            "stage3_prefetch_bucket_size": 90,
+            "stage3_param_persistence_threshold": 100,
+        },
+        "bf16": {"enabled": True},
+        "fp16": {"enabled": False},
+        "steps_per_print": float("inf"),
+    }
+
+
+def test_what_transformers_fills_in_is_what_we_fill_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = pytest.importorskip("transformers.integrations.deepspeed")
+    accelerates = pytest.importorskip("accelerate.utils.deepspeed")
+
+    class Theirs(accelerates.HfDeepSpeedConfig):
+        pass
+
+    for name, member in vars(reference.HfTrainerDeepSpeedConfig).items():
+        if callable(member) or name == "fill_only":
+            setattr(Theirs, name, member)
+    theirs = Theirs.__new__(Theirs)
+    accelerates.HfDeepSpeedConfig.__init__(theirs, ALL_AUTO)
+    theirs.mismatches = []
+    args = quiet_arguments("unused", **ARGUMENTS)
+    theirs.trainer_config_process(args)
+    theirs.trainer_config_finalize(args, WithHiddenSize(), 100)
+    ours = resolved(ALL_AUTO)
+    # What accelerate adds when it prepares the model.
+    added = {"fp16": {"enabled": False}, "bf16": {"enabled": False}, "steps_per_print": float("inf")}
+    assert ours == {**theirs.config, **added}
+
+
+def test_all_values_that_differ_from_the_arguments_are_named_at_once() -> None:
+    given = {
+        "train_micro_batch_size_per_gpu": 5,
+        "gradient_clipping": 2.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+        "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 7}},
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 1},
+    }
+    with pytest.raises(ValueError) as refused:
+        resolved(given)
+    for theirs, ours in (
+        ("train_micro_batch_size_per_gpu=5", "per_device_train_batch_size=3"),
+        ("gradient_clipping=2.0", "max_grad_norm=0.5"),
+        ("optimizer.params.lr=0.1", "learning_rate=0.0003"),
+        ("scheduler.params.total_num_steps=7", "optimizer steps of the training=100"),
+        ("bf16.enabled=True", "bf16 or bf16_full_eval=False"),
+    ):
+        assert f"deepspeed {theirs}, and {ours}" in str(refused.value)
+
+
+def test_values_that_agree_and_keys_that_no_argument_says_stay() -> None:
+    given = {"gradient_clipping": 0.5, "wall_clock_breakdown": True, "zero_optimization": {"stage": 1, "round": [1]}}
+    config = resolved(given)
+    assert config["gradient_clipping"] == 0.5 and config["wall_clock_breakdown"] is True
+    assert config["zero_optimization"] == {"stage": 1, "round": [1]}
+    assert given == {"gradient_clipping": 0.5, "wall_clock_breakdown": True, "zero_optimization": {"stage": 1, "round": [1]}}
+
+
+def test_sizes_that_are_left_out_are_those_of_the_arguments_and_clipping_is_not_added() -> None:
+    config = resolved({"zero_optimization": {"stage": 2}})
+    assert (config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]) == (3, 4)
+    assert "gradient_clipping" not in config
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_half_precision_switches_its_section_on(precision: str) -> None:
+    config = DeepSpeedConfig({"zero_optimization": {"stage": 2}})
+    args = SimpleNamespace(**{**vars(quiet_arguments("unused")), "mixed_precision": precision, "world_size": 1})
+    config.trainer_config_process(args)
+    assert config.is_true(f"{precision}.enabled")
+    assert config.dtype() is {"fp16": torch.float16, "bf16": torch.bfloat16}[precision]
+    assert config.config["fp16"].get("auto_cast") is (True if precision == "fp16" else None)
+
+
+def test_an_argument_that_is_changed_later_changes_what_was_filled_in() -> None:
+    config = DeepSpeedConfig({**AUTO_SIZES, "zero_optimization": {"stage": 2}})
+    args = quiet_arguments("unused", **ARGUMENTS)
+    config.trainer_config_process(args)
+    args.max_grad_norm, args.per_device_train_batch_size = 9.0, 8
+    config.trainer_config_process(args)
+    assert (config.config["gradient_clipping"], config.config["train_batch_size"]) == (9.0, 32)
+
+
+def test_a_value_that_somebody_wrote_in_meanwhile_is_compared() -> None:
+    config = DeepSpeedConfig({**AUTO_SIZES, "zero_optimization": {"stage": 2}})
+    args = quiet_arguments("unused", **ARGUMENTS)
+    config.trainer_config_process(args)
+    config.config["gradient_clipping"] = 7.0
+    config.trainer_config_process(args)
+    assert config.mismatches == ["deepspeed gradient_clipping=7.0, and max_grad_norm=0.5"]
+
+
+def test_a_batch_size_that_is_searched_for_contradicts_nothing() -> None:
+    config = DeepSpeedConfig({"train_micro_batch_size_per_gpu": 64, "zero_optimization": {"stage": 2}})
+    config.trainer_config_process(quiet_arguments("unused", **ARGUMENTS), auto_find_batch_size=True)
+    assert config.mismatches == []
+
+
+def test_a_training_without_warmup_warms_up_for_the_one_step_that_deepspeed_needs() -> None:
+    config = resolved({**ENGINE_SCHEDULE, "zero_optimization": {"stage": 1}}, warmup_steps=0)
+    assert config["scheduler"]["params"]["warmup_num_steps"] == 1
+
+
+def test_the_largest_of_several_hidden_sizes_counts() -> None:
+    model = WithHiddenSize()
+    model.config = SimpleNamespace(text_config=SimpleNamespace(hidden_sizes=[4, 20]))
+    config = resolved({"zero_optimization": {"stage": 2, **AUTO_BUCKETS}}, model=model)
+    # The two others are stage 3's.
+    assert config["zero_optimization"] == {"stage": 2, "reduce_bucket_size": 400}
+
+
+def test_a_model_without_hidden_size_names_the_values_to_write() -> None:
+    with pytest.raises(ValueError, match="zero_optimization.reduce_bucket_size.*Linear has neither"):
+        resolved({"zero_optimization": {"stage": 3, **AUTO_BUCKETS}}, model=nn.Linear(1, 1))
+
+
+def test_an_auto_that_nothing_says_is_named() -> None:
+    with pytest.raises(ValueError, match="zero_optimization.sub_group_size, flops_profiler.top_modules"):
+        resolved({"zero_optimization": {"stage": 1, "sub_group_size": "auto"}, "flops_profiler": {"top_modules": "auto"}})
+
+
+def test_a_node_local_disk_is_passed_on() -> None:
+    config = resolved({"zero_optimization": {"stage": 1}}, save_on_each_node=True)
+    assert config["checkpoint"] == {"use_node_local_storage": True}
+
+
+def test_a_configuration_comes_as_dict_file_text_or_base64(tmp_path: Path) -> None:
+    given = {"zero_optimization": {"stage": 2}}
+    file = tmp_path / "deepspeed.json"
+    file.write_text(json.dumps(given))
+    encoded = base64.urlsafe_b64encode(json.dumps(given).encode()).decode()
+    for source in (given, file, str(file), json.dumps(given), encoded):
+        assert DeepSpeedConfig(source).config == given
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("missing.json", "there is no file missing.json"),
+        ('{"zero_optimization": ', "deepspeed is not valid JSON"),
+        ({"train_batch_size": 8}, 'no section "zero_optimization"'),
+    ],
+)
+def test_what_is_no_configuration_is_refused(given: Any, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        DeepSpeedConfig(given)
+
+
+def test_a_file_of_bad_json_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "bad.json"
+    file.write_text('{"zero_optimization": {"stage": 2,}}')
+    with pytest.raises(ValueError, match=r"bad\.json is not valid JSON.*line 1"):
+        DeepSpeedConfig(str(file))
+
+
+def test_queries_answer_as_libraries_ask_them() -> None:
+    config = DeepSpeedConfig({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, "fp16": {"enabled": False}})
+    assert config.is_zero3() and not config.is_zero2() and config.is_offload()
+    assert config.is_false("fp16.enabled") and not config.is_false("bf16.enabled")
+    assert config.get_value("zero_optimization.stage") == 3 and config.get_value("a.b", 5) == 5
+    config.del_config_sub_tree("fp16")
+    assert "fp16" not in config.config
+    with pytest.raises(ValueError, match="has no fp16"):
+        config.del_config_sub_tree("fp16", must_exist=True)

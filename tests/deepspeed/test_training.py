@@ -1,0 +1,251 @@
+"""Trainings that go through the DeepSpeed strategy, its engine being the stand-in: how it is called, and the numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from littrainer import Trainer, TrainerCallback
+from littrainer.strategies.choice import strategy_name
+from littrainer.strategies.deepspeed import EnginePrecision, TrainerDeepSpeedStrategy
+from tests.deepspeed.variants import ENGINE_OPTIMIZER, ENGINE_SCHEDULE, stage
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+
+# The stand-in's optimizer is torch's, which knows no such switch.
+TORCH_OPTIMIZER = {
+    "optimizer": {
+        "type": "AdamW",
+        "params": {name: value for name, value in ENGINE_OPTIMIZER["optimizer"]["params"].items() if value == "auto"},  # type: ignore[attr-defined]
+    }
+}
+RUN: dict[str, Any] = {
+    "logging_strategy": "steps",
+    "logging_steps": 1,
+    "gradient_accumulation_steps": 2,
+    "max_grad_norm": 0.1,
+    "num_train_epochs": 2,
+    "lr_scheduler_type": "linear",
+}
+
+
+def trained(folder: Path, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:
+    trainer = quiet_trainer(folder, kind=kind, **{**RUN, **changes})
+    trainer.train()
+    return trainer
+
+
+def steps(trainer: Trainer) -> list[tuple[float, float, float]]:
+    return [
+        (entry["loss"], entry["grad_norm"], entry["learning_rate"]) for entry in trainer.state.log_history if "loss" in entry
+    ]
+
+
+def keywords_of(deepspeed: Any, name: str = "initialize") -> dict[str, Any]:
+    return next(keywords for called, keywords in reversed(deepspeed.CALLS) if called == name)
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+@pytest.mark.parametrize("number", [0, 2, 3])
+def test_an_engine_that_shards_nothing_trains_as_one_process_without_it(
+    deepspeed: Any, tmp_path: Path, kind: type[Trainer], number: int
+) -> None:
+    # Ten rows in micro-batches of four: the last window of an epoch is shorter.
+    by_engine, plain = trained(tmp_path, kind, deepspeed=stage(number)), trained(tmp_path, kind)
+    assert steps(by_engine) == steps(plain)
+    assert len(steps(plain)) == 4
+    for ours, theirs in zip(by_engine.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_the_engine_holds_the_users_model_and_gets_the_resolved_configuration(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = trained(tmp_path, deepspeed=stage(2))
+    given = keywords_of(deepspeed)
+    assert given["model"] is trainer.model and given["config"] is trainer.args.hf_deepspeed_config.config
+    assert given["config"]["gradient_clipping"] == 0.1 and given["config"]["train_batch_size"] == 8
+    assert given["config"]["zero_allow_untested_optimizer"] is True and given["dist_init_required"] is False
+    assert isinstance(given["optimizer"], torch.optim.AdamW) and "lr_scheduler" not in given
+    assert trainer.deepspeed is trainer.model_wrapped and trainer.deepspeed.module is trainer.model
+    assert keywords_of(deepspeed, "init_distributed")["auto_mpi_discovery"] is False
+
+
+def test_the_strategy_is_lightnings_with_the_resolved_configuration(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = trained(tmp_path, deepspeed=stage(1), ddp_timeout=77)
+    strategy: Any = trainer.lightning_trainer.strategy  # type: ignore[union-attr]
+    assert isinstance(strategy, TrainerDeepSpeedStrategy) and strategy_name(trainer.args) == "DeepSpeed"
+    assert strategy.config is trainer.args.hf_deepspeed_config.config and not strategy.handles_gradient_accumulation
+    assert strategy.deepspeed_engine is trainer.deepspeed and isinstance(strategy.precision_plugin, EnginePrecision)
+    assert strategy._timeout.total_seconds() == 77
+
+
+def test_only_frozen_parameters_are_kept_from_the_engine(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, deepspeed=stage(2), **{**RUN, **TORCH_ARGUMENTS}, **{})
+    frozen = next(iter(trainer.model.parameters()))
+    frozen.requires_grad_(False)
+    trainer.args.hf_deepspeed_config.config.update(TORCH_OPTIMIZER)
+    trainer.train()
+    given = keywords_of(deepspeed)["model_parameters"]
+    assert len(given) == len(list(trainer.model.parameters())) - 1 and all(one is not frozen for one in given)
+
+
+TORCH_ARGUMENTS: dict[str, Any] = {"max_steps": 1}
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+def test_gradients_are_never_divided_twice_and_each_window_steps_once(
+    deepspeed: Any, tmp_path: Path, kind: type[Trainer]
+) -> None:
+    trainer = trained(tmp_path, kind, deepspeed=stage(2), num_train_epochs=1)
+    # Three micro-batches: a whole window and one of a single micro-batch.
+    divided, step = ("backward", False), ("step", None)
+    assert trainer.deepspeed.calls == [divided, divided, step, divided, step]
+
+
+def test_a_training_step_of_ones_own_calls_the_engine_as_it_likes(deepspeed: Any, tmp_path: Path) -> None:
+    class Own(Trainer):
+        def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+            loss = self.compute_loss(model, self._prepare_inputs(inputs))
+            self.accelerator.backward(loss)
+            return loss.detach()
+
+    trainer = trained(tmp_path, Own, deepspeed=stage(2), max_steps=1)
+    # As under transformers, where DeepSpeed divides unless it is told not to.
+    assert trainer.deepspeed.calls == [("backward", True), ("backward", True), ("step", None)]
+
+
+def test_optimizer_and_schedule_of_the_configuration_are_made_by_the_engine(deepspeed: Any, tmp_path: Path) -> None:
+    sections = {**TORCH_OPTIMIZER, **ENGINE_SCHEDULE}
+    trainer = trained(tmp_path, deepspeed=stage(2, sections), warmup_steps=2, weight_decay=0.3, learning_rate=0.01)
+    given = keywords_of(deepspeed)
+    assert "optimizer" not in given and "lr_scheduler" not in given
+    assert given["config"]["optimizer"]["params"]["weight_decay"] == 0.3
+    assert isinstance(trainer.lr_scheduler.scheduler, deepspeed.WarmupDecayLR)
+    # The engine has stepped its schedule when the rate is looked at.
+    assert [rate for _, _, rate in steps(trainer)] == [0.005, 0.01, 0.01, 0.01]
+    assert trainer.lr_scheduler.scheduler.steps == 3
+
+
+def test_the_arguments_schedule_drives_an_optimizer_of_the_engine(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = trained(tmp_path, deepspeed=stage(1, TORCH_OPTIMIZER), learning_rate=0.01)
+    assert callable(keywords_of(deepspeed)["lr_scheduler"]) and "optimizer" not in keywords_of(deepspeed)
+    assert [rate for _, _, rate in steps(trainer)] == [0.0075, 0.005, 0.0025, 0.0]
+
+
+def test_a_schedule_of_the_configuration_drives_the_arguments_optimizer(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = trained(tmp_path, deepspeed=stage(1, ENGINE_SCHEDULE), warmup_steps=4, learning_rate=0.01, max_steps=2)
+    assert isinstance(keywords_of(deepspeed)["optimizer"], torch.optim.AdamW)
+    assert [rate for _, _, rate in steps(trainer)] == [0.0025, 0.005]
+
+
+def test_skipped_steps_do_not_advance_the_schedule(deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deepspeed, "SKIPPED", {1, 3})
+    trainer = trained(tmp_path, deepspeed=stage(2), learning_rate=0.01)
+    assert [rate for _, _, rate in steps(trainer)] == [0.01, 0.01, 0.0075, 0.0075]
+    assert trainer.lr_scheduler.last_epoch == 2
+
+
+def test_an_engines_schedule_that_has_not_stepped_yet_has_rate_0(
+    deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deepspeed, "SKIPPED", {1})
+    trainer = trained(tmp_path, deepspeed=stage(1, ENGINE_SCHEDULE), max_steps=2, warmup_steps=2, learning_rate=0.01)
+    assert [rate for _, _, rate in steps(trainer)] == [0.0, 0.005]
+
+
+def test_an_optimizer_given_to_the_trainer_goes_into_the_engine(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, deepspeed=stage(2), **RUN)
+    optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.5)
+    trainer.optimizer = optimizer
+    trainer.train()
+    assert keywords_of(deepspeed)["optimizer"] is optimizer
+    with pytest.raises(ValueError, match="a second train.. cannot go on with it"):
+        trainer.train()
+
+
+def test_an_optimizer_on_the_host_is_deepspeeds_own(deepspeed: Any, tmp_path: Path) -> None:
+    trained(tmp_path, deepspeed=stage(2, offload_optimizer={"device": "cpu"}), max_steps=1)
+    optimizer = keywords_of(deepspeed)["optimizer"]
+    assert type(optimizer).__name__ == "DeepSpeedCPUAdam" and optimizer.adamw_mode is True
+
+
+def test_an_optimizer_on_the_host_stays_torchs_where_the_configuration_says_so(deepspeed: Any, tmp_path: Path) -> None:
+    config = stage(2, {"zero_force_ds_cpu_optimizer": False}, offload_optimizer={"device": "cpu"})
+    trained(tmp_path, deepspeed=config, max_steps=1)
+    assert type(keywords_of(deepspeed)["optimizer"]) is torch.optim.AdamW
+
+
+def test_a_second_training_has_an_engine_of_its_own(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = trained(tmp_path, deepspeed=stage(2), max_steps=1)
+    first = trainer.deepspeed
+    trainer.train()
+    assert first.calls[-1] == ("destroy", None) and trainer.deepspeed is not first
+    assert trainer.deepspeed.global_steps == 1
+
+
+def test_the_engine_compiles_where_the_arguments_ask_for_it(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = trained(tmp_path, deepspeed=stage(2), max_steps=1, torch_compile_backend="eager", torch_compile_mode="default")
+    assert ("compile", ("eager", {"mode": "default"})) in trainer.deepspeed.calls
+
+
+def test_arguments_that_a_search_changes_reach_the_engine(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, deepspeed=stage(2, TORCH_OPTIMIZER), **{**RUN, "max_steps": 1})
+    trainer.args.learning_rate, trainer.args.max_grad_norm = 0.25, 3.0
+    trainer.train()
+    config = keywords_of(deepspeed)["config"]
+    assert (config["optimizer"]["params"]["lr"], config["gradient_clipping"]) == (0.25, 3.0)
+
+
+def test_floating_point_inputs_come_in_the_engines_number_format(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, deepspeed=stage(2), bf16=True)
+    inputs = trainer._prepare_inputs({"x": torch.ones(2), "labels": torch.ones(2, dtype=torch.long)})
+    assert inputs["x"].dtype is torch.bfloat16 and inputs["labels"].dtype is torch.long
+    # The engine computes in half precision and scales by itself.
+    assert trainer.accelerator.scaler is None and not trainer.accelerator.native_amp
+
+
+def test_the_model_is_moved_by_the_engine(deepspeed: Any, tmp_path: Path) -> None:
+    assert quiet_trainer(tmp_path, deepspeed=stage(2)).place_model_on_device is False
+    assert quiet_trainer(tmp_path).place_model_on_device is True
+
+
+def test_evaluation_without_training_makes_an_engine_in_stage_3_alone(deepspeed: Any, tmp_path: Path) -> None:
+    deepspeed.CALLS.clear()
+    plain = quiet_trainer(tmp_path).evaluate()["eval_loss"]
+    assert quiet_trainer(tmp_path, deepspeed=stage(2)).evaluate()["eval_loss"] == plain
+    assert not any(name == "initialize" for name, _ in deepspeed.CALLS)
+    trainer = quiet_trainer(tmp_path, deepspeed=stage(3, TORCH_OPTIMIZER))
+    assert trainer.evaluate()["eval_loss"] == plain
+    assert "optimizer" not in keywords_of(deepspeed)["config"] and trainer.deepspeed.optimizer is None
+    trainer.train()
+    assert trainer.deepspeed.optimizer is not None
+
+
+def test_experts_are_gathered_as_a_whole_where_the_launcher_names_them(
+    deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES", "Linear")
+    trainer = trained(tmp_path, deepspeed=stage(3), max_steps=1)
+    from deepspeed.utils import LEAVES
+
+    assert LEAVES[-1] == (trainer.model, [nn.Linear])
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES", "Experts")
+    with pytest.raises(ValueError, match="names Experts, and VectorClassifier has no module of that class"):
+        trained(tmp_path, deepspeed=stage(3), max_steps=1)
+
+
+def test_callbacks_see_the_step_before_on_pre_optimizer_step_as_under_transformers(deepspeed: Any, tmp_path: Path) -> None:
+    seen: list[tuple[str, int]] = []
+
+    class Watch(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seen.append(("before", trainer.deepspeed.global_steps))
+
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seen.append(("after", trainer.deepspeed.global_steps))
+
+    trainer = quiet_trainer(tmp_path, deepspeed=stage(2), given={"callbacks": [Watch()]}, **{**RUN, "max_steps": 1})
+    trainer.train()
+    assert seen == [("before", 1), ("after", 1)]

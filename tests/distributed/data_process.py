@@ -1,0 +1,384 @@
+"""One of two processes that share data: `python -m tests.distributed.data_process RANK FOLDER`.
+
+Each writes what its checks found to `FOLDER/RANK.pickle`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import random
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+
+from littrainer.data.loaders import build_loader
+from littrainer.data.samplers import LengthGroupedSampler
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import AugmentedRows, Rows, Stream, token_rows, vector_rows
+from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+from tests.training.exact_resume import differences_after_resuming, noisy_trainer
+
+SIZE = 2
+# A check that lets one process wait for the other fails by then.
+LONGEST_WAIT = timedelta(seconds=20)
+RANK = int(os.environ.get("RANK", "0"))
+
+Check = Callable[[Path], Any]
+
+
+class ShuffledStream(Stream):
+    """Draws its order anew in each pass, and noise for each row."""
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = list(self.rows)
+        random.shuffle(rows)
+        for row in rows:
+            yield {**row, "x": row["x"] + 0.1 * torch.rand(1)}
+
+
+class StreamWithState(Stream):
+    """Tells where it stands, and counts the rows that are read."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        super().__init__(rows)
+        self.next_row = self.rows_read = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next_row": self.next_row}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next_row = state["next_row"]
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.next_row < len(self.rows):
+            self.next_row += 1
+            self.rows_read += 1
+            yield dict(self.rows[self.next_row - 1])
+        self.next_row = 0
+
+
+# ---- Resuming --------------------------------------------------------------------------------------------------------
+
+DISPATCHED = {"accelerator_config": {"dispatch_batches": True}}
+NOT_DISPATCHED = {"accelerator_config": {"dispatch_batches": False}}
+
+# Name -> data, changes of the arguments, and steps whose checkpoints are resumed from. 21 rows are five batches for each
+# process in two rounds and a half, so that the last round is filled up.
+RESUMED: dict[str, tuple[Callable[[], Any], dict[str, Any], tuple[int, ...]]] = {
+    "rows": (lambda: AugmentedRows(vector_rows(21)), {}, (1, 3)),
+    "rows read by workers": (lambda: AugmentedRows(vector_rows(21)), {"dataloader_num_workers": 2}, (4,)),
+    "parts of batches": (
+        lambda: AugmentedRows(vector_rows(21)),
+        {"accelerator_config": {"split_batches": True}, "gradient_accumulation_steps": 2},
+        (2,),
+    ),
+    "rows dispatched": (lambda: AugmentedRows(vector_rows(21)), DISPATCHED, (2,)),
+    "rows dispatched from workers": (
+        lambda: AugmentedRows(vector_rows(21)),
+        {**DISPATCHED, "dataloader_num_workers": 2},
+        (2,),
+    ),
+    "a stream dispatched": (lambda: ShuffledStream(vector_rows(21)), {"max_steps": 5}, (1, 4)),
+    "a stream with a state dispatched": (lambda: StreamWithState(vector_rows(21)), {"max_steps": 5}, (2,)),
+    "a stream read by each": (lambda: ShuffledStream(vector_rows(21)), {"max_steps": 5, **NOT_DISPATCHED}, (1, 4)),
+}
+
+
+def resumed(name: str) -> Check:
+    make, changes, steps = RESUMED[name]
+
+    def check(folder: Path) -> Any:
+        return differences_after_resuming(folder, lambda: noisy_trainer(folder, make(), **changes), *steps)
+
+    return check
+
+
+def settings_changed_at_a_resume(folder: Path) -> Any:
+    """A stream that was dispatched is read by each process after the resume: the place in the data stays the same."""
+    trainer = noisy_trainer(folder, StreamWithState(vector_rows(24)), max_steps=3, learning_rate=0.0)
+    trainer.train()
+    trainer = noisy_trainer(folder, StreamWithState(vector_rows(24)), max_steps=3, learning_rate=0.0, **NOT_DISPATCHED)
+    seen = []
+    trainer.get_batch_samples = noting_batches(trainer.get_batch_samples, seen)  # type: ignore[method-assign]
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    return [batch.tolist() for batch in seen]
+
+
+def noting_batches(get_batch_samples: Callable[..., Any], seen: list[Any]) -> Callable[..., Any]:
+    def noting(*arguments: Any) -> Any:
+        batches, items = get_batch_samples(*arguments)
+        seen.extend(batch["labels"] for batch in batches)
+        return batches, items
+
+    return noting
+
+
+# ---- Ends ------------------------------------------------------------------------------------------------------------
+
+
+def message_of(action: Callable[[], Any]) -> str:
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+class OwnLoader:
+    """Makes a Trainer train on the loader that a function makes."""
+
+    def __init__(self, make: Callable[[], Any]):
+        self.make = make
+
+    def __call__(self, folder: Path, **changes: Any) -> Any:
+        trainer = quiet_trainer(folder, VectorClassifier(), **changes)
+        trainer.get_train_dataloader = lambda: self.make()  # type: ignore[method-assign]
+        return trainer
+
+
+def a_shorter_dataset(folder: Path) -> str:
+    trainer = quiet_trainer(folder, VectorClassifier(), given={"train_dataset": Rows(vector_rows(24 - 12 * RANK))})
+    return message_of(trainer.train)
+
+
+def a_shorter_loader(folder: Path) -> str:
+    trainer = OwnLoader(lambda: DataLoader(Rows(vector_rows(12 - 4 * RANK)), batch_size=4))(folder)
+    return message_of(trainer.train)
+
+
+def uneven_batches(folder: Path) -> str:
+    data = Rows(vector_rows(10))
+    trainer = quiet_trainer(
+        folder, VectorClassifier(), given={"train_dataset": data}, accelerator_config={"even_batches": False}
+    )
+    return message_of(trainer.train)
+
+
+class Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+    def __enter__(self) -> Warnings:
+        logging.getLogger("littrainer.data.ends").addHandler(self)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        logging.getLogger("littrainer.data.ends").removeHandler(self)
+
+
+def streams_that_end_apart(folder: Path) -> Any:
+    """Each process reads a stream of its own; the second one's is shorter."""
+    rows = vector_rows(16 - 8 * RANK)
+    of_trainer = quiet_trainer(
+        folder / "one", VectorClassifier(), given={"train_dataset": Stream(rows)}, max_steps=6, **NOT_DISPATCHED
+    )
+    of_script = OwnLoader(lambda: DataLoader(Stream(rows), batch_size=4))(folder / "two", max_steps=6)
+    with Warnings() as heard:
+        epochs = []
+        for trainer in (of_trainer, of_script):
+            trainer.train()
+            epochs.append((trainer.state.global_step, trainer.state.epoch))
+    evaluated = message_of(lambda: of_trainer.evaluate(Stream(vector_rows(12 - 8 * RANK, seed=1))))
+    return {"epochs": epochs, "heard": heard.messages, "evaluated": evaluated}
+
+
+# ---- Reading ---------------------------------------------------------------------------------------------------------
+
+
+class CountedStream(Stream):
+    rows_read = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for row in super().__iter__():
+            CountedStream.rows_read += 1
+            yield row
+
+
+class FailingStream(Stream):
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.rows[:9]
+        raise OSError("shard 3 is gone")
+
+
+def rows_read_of_a_stream(folder: Path) -> int:
+    CountedStream.rows_read = 0
+    data = CountedStream(vector_rows(16))
+    quiet_trainer(folder, VectorClassifier(), given={"train_dataset": data}, max_steps=2).train()
+    return CountedStream.rows_read
+
+
+def a_stream_that_fails(folder: Path) -> str:
+    data = FailingStream(vector_rows(32))
+    return message_of(quiet_trainer(folder, VectorClassifier(), given={"train_dataset": data}, max_steps=4).train)
+
+
+def batches_of_unequal_width(folder: Path) -> list[Any]:
+    """Token ids padded batch by batch, dispatched."""
+    loader = build_loader(
+        quiet_arguments(folder),
+        Stream(token_rows(16)),
+        collate=pad_tokens,
+        batch_size=2,
+        sampler=None,
+        is_training=True,
+    )
+    return [tuple(batch["input_ids"].shape) for batch in loader]
+
+
+class Numbers(Dataset[int]):
+    def __init__(self, count: int):
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class NumberStream(IterableDataset[int]):
+    """Numbers from a place that a generator draws; told its epochs, so that nobody seeds the generator for it."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(50 + RANK)
+
+    def set_epoch(self, epoch: int) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[int]:
+        start = int(torch.randint(1000, (), generator=self.generator))
+        return iter(range(start, start + 8))
+
+
+def orders(folder: Path) -> dict[str, list[list[int]]]:
+    """Numbers that this process reads in two epochs, with generators that stand elsewhere in each process."""
+    lengths = [3, 9, 4, 4, 7, 1, 8, 2, 6, 5, 5, 7]
+    plain: dict[str, Any] = {"collate": list, "batch_size": 2, "is_training": False}
+
+    def epochs(loader: Any) -> list[list[int]]:
+        return [[int(number) for batch in loader for number in batch] for _ in range(2)]
+
+    torch.manual_seed(RANK)
+    found = {}
+    config = {"use_seedable_sampler": False}
+    args = quiet_arguments(folder, accelerator_config=config)
+    data = Numbers(12)
+    found["drawn from one generator"] = epochs(build_loader(args, data, sampler=RandomSampler(data), **plain))
+    sampler = LengthGroupedSampler(2, lengths=lengths)
+    found["grouped by length"] = epochs(build_loader(quiet_arguments(folder), data, sampler=sampler, **plain))
+    args = quiet_arguments(folder, accelerator_config={"dispatch_batches": False})
+    found["of a stream"] = epochs(build_loader(args, NumberStream(), sampler=None, **plain))
+    return found
+
+
+# ---- accelerator.prepare ---------------------------------------------------------------------------------------------
+
+
+class LoaderOfItsOwn(DataLoader[Any]):
+    pass
+
+
+def prepared_loaders(folder: Path) -> dict[str, Any]:
+    """Numbers that this process reads from loaders that the accelerator has prepared."""
+    accelerator = quiet_trainer(folder, VectorClassifier()).accelerator
+    numbers, stream = Numbers(9), NumberStream()
+
+    def read(loader: Any, **options: Any) -> list[list[int]]:
+        return [torch.as_tensor(batch).tolist() for batch in accelerator.prepare_data_loader(loader, **options)]
+
+    found: dict[str, Any] = {
+        "in order": read(DataLoader(numbers, batch_size=2)),
+        "of a class of its own": read(LoaderOfItsOwn(numbers, batch_size=2)),
+        "whole batches": read(
+            DataLoader(
+                numbers, sampler=BatchSampler(SequentialSampler(numbers), 2, True), batch_size=None, collate_fn=list
+            )
+        ),
+        "cut by a function": read(DataLoader(stream, batch_size=2), slice_fn_for_dispatch=every_other),
+        "twice": read(accelerator.prepare(DataLoader(numbers, batch_size=2))),
+    }
+    accelerator.even_batches = False
+    found["uneven"] = read(DataLoader(numbers, batch_size=2))
+    found["one by one"] = message_of(lambda: read(DataLoader(numbers, batch_size=None)))
+    accelerator.dataloader_config.dispatch_batches = True
+    found["dispatched"] = read(DataLoader(numbers, batch_size=2))
+    return found
+
+
+def every_other(batch: torch.Tensor, rows: slice, process_index: int, num_processes: int) -> torch.Tensor:
+    return batch[process_index::num_processes]
+
+
+def lengths_and_counts(folder: Path) -> dict[str, Any]:
+    """What a training over 21 rows is told of its data."""
+    trainer = noisy_trainer(folder, save_strategy="no", eval_strategy="no", num_train_epochs=2)
+    output = trainer.train()
+    stream = quiet_arguments(folder, accelerator_config={"dispatch_batches": False})
+    loader = build_loader(
+        stream, SizedStream(vector_rows(21)), collate=list, batch_size=4, sampler=None, is_training=True
+    )
+    return {
+        "length": len(trainer.get_train_dataloader()),
+        "examples": trainer.num_examples(trainer.get_train_dataloader()),
+        "steps": output.global_step,
+        "rate": output.metrics["train_samples_per_second"] * output.metrics["train_runtime"],
+        "of a stream": (len(loader), trainer.num_examples(loader)),
+    }
+
+
+class SizedStream(Stream):
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+CHECKS: dict[str, Check] = {
+    **{f"resumed {name}": resumed(name) for name in RESUMED},
+    **{
+        check.__name__: check
+        for check in (
+            settings_changed_at_a_resume,
+            a_shorter_dataset,
+            a_shorter_loader,
+            uneven_batches,
+            streams_that_end_apart,
+            rows_read_of_a_stream,
+            a_stream_that_fails,
+            batches_of_unequal_width,
+            orders,
+            prepared_loaders,
+            lengths_and_counts,
+        )
+    },
+}
+
+
+def main(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    found = {}
+    for number, (name, check) in enumerate(CHECKS.items()):
+        # One that fails does not take the others with it.
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/meeting-{number}", rank=rank, world_size=SIZE, timeout=LONGEST_WAIT
+        )
+        try:
+            found[name] = check(folder / f"check-{number}")
+        finally:
+            dist.destroy_process_group()
+    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

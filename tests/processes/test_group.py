@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from littrainer import TrainingArguments
+from littrainer.processes import group
+from littrainer.processes.group import backend_for, claim_gpu, ensure_process_group
+from littrainer.processes.script_start import free_port
+from tests.processes.launchers import set_only
+
+
+@pytest.fixture
+def no_group() -> Iterator[None]:
+    """Without a process group, before the test and after it."""
+    assert not dist.is_initialized()
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def arguments(monkeypatch: pytest.MonkeyPatch, no_group: None) -> TrainingArguments:
+    set_only(monkeypatch)
+    return TrainingArguments("out", use_cpu=True, ddp_timeout=5)
+
+
+def libraries(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Let torch have these communication libraries."""
+    monkeypatch.setattr(dist, "is_backend_available", lambda name: name in names)
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "backend"),
+    [
+        ("cpu", None, "gloo"),
+        ("cpu", "gloo", "gloo"),
+        ("cpu", "mpi", "mpi"),
+        ("cuda", None, "cpu:gloo,cuda:nccl"),
+        ("cuda", "nccl", "cpu:gloo,cuda:nccl"),
+        ("cuda", "gloo", "gloo"),
+        ("xpu", "xccl", "xccl"),
+    ],
+)
+def test_the_communication_library_fits_the_device(
+    monkeypatch: pytest.MonkeyPatch, device: str, wanted: str | None, backend: str
+) -> None:
+    libraries(monkeypatch, "gloo", "nccl", "mpi", "xccl")
+    assert backend_for(device, wanted) == backend
+
+
+def test_without_gloo_what_lies_on_a_gpu_is_exchanged_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries(monkeypatch, "nccl")
+    assert backend_for("cuda", None) == "nccl"
+
+
+def test_nccl_is_refused_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries(monkeypatch, "gloo", "nccl")
+    with pytest.raises(ValueError, match="ddp_backend=\"nccl\" connects NVIDIA GPUs, and the device is 'cpu'"):
+        backend_for("cpu", "nccl")
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "there", "complaint"),
+    [
+        ("cuda", None, ["gloo"], '"nccl", which cuda needs, is not in this build of torch .it has gloo'),
+        ("cpu", None, ["nccl"], '"gloo", which cpu needs, is not in this build of torch'),
+        ("cpu", "mpi", ["gloo"], 'ddp_backend="mpi" is not in this build of torch'),
+    ],
+)
+def test_a_library_that_torch_lacks_is_named(
+    monkeypatch: pytest.MonkeyPatch, device: str, wanted: str | None, there: list[str], complaint: str
+) -> None:
+    libraries(monkeypatch, *there)
+    with pytest.raises(ValueError, match=complaint):
+        backend_for(device, wanted)
+
+
+def test_two_processes_on_one_gpu_are_named() -> None:
+    store = dist.HashStore()
+    claim_gpu(store, 0, "GPU-a")
+    claim_gpu(store, 0, "GPU-a")
+    claim_gpu(store, 1, "GPU-b")
+    with pytest.raises(ValueError, match=f"Processes 0 and 2 use one GPU of {socket.gethostname()}"):
+        claim_gpu(store, 2, "GPU-a")
+
+
+def test_one_process_that_nobody_has_launched_has_no_group(arguments: TrainingArguments) -> None:
+    ensure_process_group(arguments)
+    assert not dist.is_initialized()
+
+
+def test_the_only_process_of_a_launcher_has_a_group_as_soon_as_it_has_arguments(
+    monkeypatch: pytest.MonkeyPatch, no_group: None
+) -> None:
+    set_only(
+        monkeypatch, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())
+    )
+    args = TrainingArguments("out", use_cpu=True, ddp_timeout=7)
+    assert dist.get_backend() == "gloo" and dist.get_world_size() == 1
+    gloo: Any = dist.group.WORLD
+    assert gloo._get_backend(torch.device("cpu")).options._timeout == args.ddp_timeout_delta
+    assert args.local_rank == 0
+
+
+def test_a_group_that_is_up_is_left_alone(arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    before = dist.group.WORLD
+    set_only(monkeypatch, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    ensure_process_group(arguments)
+    assert dist.group.WORLD is before
+
+
+def test_a_group_of_another_size_than_the_environments_is_refused(
+    arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "is_up", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    with pytest.raises(RuntimeError, match="group that is up has 4 processes, and WORLD_SIZE= .*says 1"):
+        ensure_process_group(arguments)
+
+
+def test_several_processes_need_a_torch_with_distributed(
+    arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_only(monkeypatch, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
+    monkeypatch.setattr(dist, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"no torch\.distributed"):
+        ensure_process_group(arguments)

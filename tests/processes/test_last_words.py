@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from littrainer.processes import last_words
+from littrainer.processes.agreement import FailedElsewhere, LostProcess
+from littrainer.processes.last_words import advice_for, keep_last_words, leave_word, naming_failed_processes
+
+CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:52622"
+Speaker = Callable[[int], None]
+
+
+@pytest.fixture
+def speak_as(monkeypatch: pytest.MonkeyPatch) -> Iterator[Speaker]:
+    """Lets this process be one of two that share a store."""
+    store = dist.HashStore()
+    hook = sys.excepthook
+    monkeypatch.setattr(last_words, "SECONDS_UNTIL_WORDS_ARRIVE", 0.1)
+
+    def speak_as(rank: int) -> None:
+        keep_last_words(store, rank, 2)
+
+    yield speak_as
+    last_words._meeting = None
+    sys.excepthook = hook
+
+
+def test_a_lost_connection_names_the_process_that_failed_and_its_error(speak_as: Speaker) -> None:
+    speak_as(1)
+    with pytest.raises(ValueError, match="sample 17"), naming_failed_processes("training"):
+        raise ValueError("sample 17 is damaged")
+    speak_as(0)
+    complaint = "Process 0 of 2 ends training: process 1 failed with ValueError: sample 17 is damaged"
+    with pytest.raises(LostProcess, match=complaint) as caught, naming_failed_processes("training"):
+        raise RuntimeError(CLOSED)
+    assert str(caught.value.__cause__) == CLOSED
+
+
+def test_a_process_that_has_ended_without_an_error_is_named(speak_as: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_words, "ended_processes", lambda: [1])
+    speak_as(0)
+    with pytest.raises(LostProcess, match="process 1 has ended without an error"), naming_failed_processes("training"):
+        raise RuntimeError(CLOSED)
+
+
+def test_an_error_of_the_script_stays_as_it_is(speak_as: Speaker) -> None:
+    speak_as(0)
+    with pytest.raises(RuntimeError, match="^shapes do not fit$"), naming_failed_processes("training"):
+        raise RuntimeError("shapes do not fit")
+
+
+def test_with_one_process_no_error_is_touched() -> None:
+    with pytest.raises(RuntimeError, match="Connection closed"), naming_failed_processes("training"):
+        raise RuntimeError(CLOSED)
+
+
+@pytest.mark.parametrize("consequence", [LostProcess("another"), FailedElsewhere("another")])
+def test_what_follows_from_another_failure_is_not_its_cause(speak_as: Speaker, consequence: Exception) -> None:
+    speak_as(0)
+    leave_word(consequence)
+    speak_as(1)
+    leave_word(KeyError("the cause"))
+    speak_as(0)
+    with pytest.raises(LostProcess, match="process 1 failed with KeyError"), naming_failed_processes("training"):
+        raise RuntimeError(CLOSED)
+
+
+def test_an_error_that_a_script_has_caught_is_not_named_later(speak_as: Speaker) -> None:
+    speak_as(1)
+    leave_word(ValueError("out of memory"))
+    with naming_failed_processes("training"):
+        pass
+    speak_as(0)
+    with pytest.raises(LostProcess) as caught, naming_failed_processes("training"):
+        raise RuntimeError(CLOSED)
+    assert "out of memory" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        ("Timed out waiting 20000ms for recv operation to complete", "raise ddp_timeout"),
+        ("Unable to find address for: node-3", "GLOO_SOCKET_IFNAME"),
+        ("NCCL error in: x.cpp, unhandled system error", "NCCL_DEBUG=INFO"),
+        ("Duplicate GPU detected : rank 0 and rank 1 both on CUDA device", "as many processes as there are GPUs"),
+        ("NCCL collective timeout", "raise ddp_timeout"),
+        ("Connection closed by peer", "one of them has ended"),
+    ],
+)
+def test_errors_of_libraries_say_what_to_look_at(message: str, advice: str) -> None:
+    assert advice in advice_for(RuntimeError(message))
+
+
+def test_torchruns_agent_is_told_of_the_error(
+    speak_as: Speaker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    speak_as(1)
+    error = ValueError("sample 17")
+    sys.excepthook(ValueError, error, None)
+    written: dict[str, Any] = json.loads((tmp_path / "error.json").read_text())
+    assert written["message"]["message"] == "ValueError: sample 17" and written["is_consequence"] is False
+    assert int(written["message"]["extraInfo"]["timestamp"]) > 0
+    assert "ValueError: sample 17" in capsys.readouterr().err

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+from littrainer.processes.meeting import MeetingError, meet
+from littrainer.processes.script_start import free_port
+from tests.processes.launchers import set_only
+
+SOON = timedelta(seconds=1)
+
+
+@pytest.fixture
+def meeting_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], int]:
+    def at(port: int) -> int:
+        set_only(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        return port
+
+    return at
+
+
+def test_processes_that_come_share_a_store(meeting_at: Callable[[int], int]) -> None:
+    meeting_at(free_port())
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda rank: meet(rank, 2, timedelta(seconds=20)), range(2))
+    first.set("key", "value")
+    assert second.get("key") == b"value"
+
+
+def test_a_process_that_never_comes_is_named(meeting_at: Callable[[int], int]) -> None:
+    port = meeting_at(free_port())
+    with pytest.raises(MeetingError, match=rf"waited 1 s \(ddp_timeout\) at 127\.0\.0\.1:{port} for 3 .* 1, 2 did not"):
+        meet(0, 3, SOON)
+
+
+def test_a_first_process_that_is_not_there_is_looked_for_by_its_address(meeting_at: Callable[[int], int]) -> None:
+    port = meeting_at(free_port())
+    with pytest.raises(MeetingError, match=rf"Process 1 of 2 has not found the first process at 127\.0\.0\.1:{port}"):
+        meet(1, 2, SOON)
+
+
+def test_a_port_in_use_is_named_with_what_chooses_another(meeting_at: Callable[[int], int]) -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = meeting_at(other.getsockname()[1])
+        with pytest.raises(MeetingError, match=f"Port {port} of this machine is in use.*--main-port"):
+            meet(0, 2, SOON)
+
+
+def test_several_processes_have_to_know_where_the_first_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_only(monkeypatch, RANK="0", WORLD_SIZE="2")
+    with pytest.raises(MeetingError, match=r"2 processes \(WORLD_SIZE\).*MASTER_ADDR, which says .* is not set"):
+        meet(0, 2, SOON)
