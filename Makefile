@@ -2,6 +2,7 @@
 # make test    run the tests
 # make test-libraries  run unchanged scripts of TRL, sentence-transformers, setfit and PEFT, and compare with transformers
 # make test-trackers  let the clients of experiment trackers write offline, and compare with transformers
+# make test-gpu  run the tests that need GPUs, of which this machine should have one or two
 # make lint    ruff (rules and format) and mypy
 # make format  let ruff rewrite what it can
 # make bench   microseconds per optimizer step over a raw PyTorch loop
@@ -31,7 +32,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-libraries test-trackers lint format bench bench-evaluation bench-evaluation-memory bench-checkpointing clean
+.PHONY: help install demo test test-libraries test-trackers test-gpu lint format bench bench-evaluation bench-evaluation-memory bench-checkpointing clean
 .DELETE_ON_ERROR:
 
 help:
@@ -96,6 +97,10 @@ $(TRACKERS)/.installed: tests/tracking/services/requirements.txt $(INSTALLED)
 test-trackers: $(TRACKERS)/.installed
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
 		$(TRACKERS)/bin/python -m pytest -n $(PYTEST_WORKERS) tests/tracking/services $(PYTEST_ARGS)
+
+# One after the other: peaks of memory are measured.
+test-gpu: $(INSTALLED)
+	HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -1,14 +1,19 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from littrainer import __version__
+from littrainer import __version__, cli
 from littrainer.cli import _wait_for, main
+from littrainer.processes.launcher import Launch
 
 from .compat.processes import environment, run_python
 
@@ -187,12 +192,140 @@ def test_a_wrong_command_line_is_answered_in_one_line(
     assert words in complaint_of(arguments, capsys)
 
 
+SEVERAL = """
+import json, os, signal, sys, time
+
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "ACCELERATE_USE_FSDP", "FSDP_VERSION")
+facts = {name: os.environ.get(name) for name in names}
+facts["argv"], facts["name"] = sys.argv, __name__
+facts["redirected"] = type(sys.meta_path[0]).__name__ == "RedirectFinder"
+with open(f"facts{os.environ['RANK']}.json", "w") as file:
+    json.dump(facts, file)
+if "wait" in sys.argv:
+    time.sleep(60)
+if "fail" in sys.argv and os.environ["RANK"] == "1":
+    sys.exit(7)
+if "fail" in sys.argv:
+    time.sleep(60)
+"""
+
+
+def facts_of_both(folder: Path, expected: int = 2) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"facts{rank}.json").read_text()) for rank in range(expected)]
+
+
+def test_a_module_is_run_in_several_processes_with_the_strategy_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "several.py").write_text(SEVERAL)
+    own = ["--lr", "1e-4", "--devices", "$${local_rank}"]
+    done = littrainer("run", "--devices=2", "--strategy", "fsdp", "-m", "several", *own, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    for rank, facts in enumerate(facts_of_both(tmp_path)):
+        assert facts == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "ACCELERATE_USE_FSDP": "true",
+            "FSDP_VERSION": "2",
+            "argv": [str(tmp_path / "several.py"), *own],
+            "name": "__main__",
+            "redirected": True,
+        }
+
+
+def test_a_process_that_fails_ends_the_others_and_is_named_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "several.py").write_text(SEVERAL)
+    done = littrainer("run", "--devices", "2", "several.py", "fail", cwd=tmp_path)
+    assert done.returncode == 7
+    assert re.fullmatch(
+        r"littrainer: process 1 of 2 \(local rank 1, pid \d+\) ended with status 7; the others were ended too\n",
+        done.stderr,
+    )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+def test_an_interrupt_reaches_all_processes(tmp_path: Path) -> None:
+    (tmp_path / "several.py").write_text(SEVERAL)
+    command = [sys.executable, "-m", "littrainer", "run", "--devices", "2", "several.py", "wait"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 120
+        while len(list(tmp_path.glob("facts*.json"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert errors.count("KeyboardInterrupt\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--devices", "0"], "--devices 0: give the number of processes on this node, 1 or more"),
+        (["--devices", "two"], "--devices two: give the number of processes on this node, or `all`"),
+        (["--devices", "2", "--nodes", "2"], "--nodes 2 needs --main-address and --main-port"),
+        (["--nodes", "two"], "invalid int value: 'two'"),
+        (["--strategy", "horovod"], "invalid choice: 'horovod'"),
+        (["--main-port", "4711"], "--main-port are about several machines; give --nodes too"),
+        (["--devices"], "one of the arguments SCRIPT -m is required"),
+        (["--device", "2"], "--device"),
+    ],
+)
+def test_wrong_options_for_several_processes_are_answered_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
+) -> None:
+    (tmp_path / "script.py").touch()
+    assert words in complaint_of(["run", *options, str(tmp_path / "script.py")], capsys)
+
+
+def test_more_devices_than_there_are_gpus_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "script.py").touch()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    complaint = complaint_of(["run", "--devices", "3", str(tmp_path / "script.py")], capsys)
+    assert "--devices 3, and this node has 2 GPUs: give at most 2, or set CUDA_VISIBLE_DEVICES=" in complaint
+
+
+def test_processes_are_not_started_by_two_launchers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "script.py").touch()
+    monkeypatch.setenv("RANK", "0")
+    assert "was started by a launcher" in complaint_of(["run", "--devices", "2", str(tmp_path / "script.py")], capsys)
+
+
+@pytest.mark.parametrize(
+    ("options", "gpus", "devices"),
+    [(["--devices", "all"], 3, 3), (["--strategy", "ddp"], 2, 2), (["--devices", "2", "--use_cpu"], 1, 2)],
+)
+def test_devices_are_counted_where_no_number_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], gpus: int, devices: int
+) -> None:
+    script = tmp_path / "script.py"
+    script.touch()
+    started: list[tuple[Launch, dict[str, str]]] = []
+
+    def start(launch: Launch, command: list[str], environment: dict[str, str]) -> int:
+        started.append((launch, environment))
+        return 0
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(cli, "_start", start)
+    own = [option for option in options if option != "--use_cpu"]
+    assert main(["run", *own, str(script), *(["--use_cpu"] if "--use_cpu" in options else [])]) == 0
+    ((launch, environment),) = started
+    assert launch.devices == devices
+    assert environment.get("ACCELERATE_USE_FSDP") == ("false" if "--strategy" in options else None)
+
+
 def test_version_and_help_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, words in (
         (["--version"], __version__),
         (["--help"], "run"),
         (["--help"], "write what trainings logged"),
         (["run", "--help"], "-m MODULE"),
+        (["run", "--help"], "--main-address HOST"),
         (["report", "--help"], "OUTPUT_DIR"),
     ):
         with pytest.raises(SystemExit) as end:

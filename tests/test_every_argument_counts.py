@@ -209,6 +209,7 @@ SEEN_ELSEWHERE: dict[str, tuple[str, str]] = {
     "report_to": ("tracking/test_selection.py", "test_names_become_callbacks_in_their_order_each_once"),
     "run_name": ("tracking/test_mlflow.py", "test_parameters_name_and_status_are_those_of_transformers"),
     "logging_dir": ("tracking/test_tensorboard.py", "test_the_folder_is_that_of_logging_dir_before_the_environments"),
+    "parallelism_config": ("processes/test_layout.py", "test_ranks_are_those_of_accelerates_mesh"),
     "project": TRACKIO,
     "trackio_space_id": TRACKIO,
     "trackio_bucket_id": TRACKIO,

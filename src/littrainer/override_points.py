@@ -54,6 +54,8 @@ class OverridePoints:
     _created_lr_scheduler: bool
     # Whether a Lightning callback drives the learning rate by a schedule of its own.
     schedule_is_replaced: bool = False
+    is_deepspeed_enabled: bool
+    is_fsdp_enabled: bool
     # Names of what forward takes, and of labels; None until a dataset is first trimmed to them.
     _signature_columns: list[str] | None
 

@@ -16,7 +16,6 @@ from littrainer.arguments.support import (
 # A value away from the default for each field whose type does not tell one.
 WISHES: dict[str, Any] = {
     "fsdp_config": {"min_num_params": 1},
-    "deepspeed": {"zero_optimization": {}},
 }
 
 

@@ -124,6 +124,13 @@ def test_a_stream_knows_how_many_of_its_last_samples_are_no_repetitions() -> Non
         assert stream.samples_in_last_round is None
         list(stream)
         assert stream.samples_in_last_round == expected
+        assert stream.samples_of_incomplete_round() == expected % 4
+
+
+def test_where_workers_read_a_stream_its_length_says_how_many_samples_come_last() -> None:
+    assert SharedStream(Counting(10), 2, Share(1, 2)).samples_of_incomplete_round() == 2
+    assert SharedStream(Counting(10), 2, Share(1, 2), drop_last=True).samples_of_incomplete_round() == -1
+    assert SharedStream(iter(range(10)), 2, Share(1, 2)).samples_of_incomplete_round() == -1
 
 
 def test_a_generator_of_a_stream_is_seeded_by_the_epoch() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from littrainer.processes.deepspeed_communication import ALONE
+
 STAND_IN = Path(__file__).parent / "stand_in"
-# What a launcher would set; the stand-in's process group is one of a single process.
-ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 
 
 def forget_deepspeed() -> None:
@@ -27,8 +27,10 @@ def deepspeed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     for name in ("_DEEPSPEED_AVAILABLE", "_DEEPSPEED_GREATER_EQUAL_0_16"):
         monkeypatch.setattr(lightnings, name, True)
-    for name, value in ALONE.items():
-        monkeypatch.setenv(name, value)
+    for name in ALONE:
+        # What is set for an engine that is alone goes with the test.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     forget_deepspeed()
     monkeypatch.syspath_prepend(str(STAND_IN))
     import deepspeed

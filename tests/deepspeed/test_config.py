@@ -131,7 +131,11 @@ def test_values_that_agree_and_keys_that_no_argument_says_stay() -> None:
     config = resolved(given)
     assert config["gradient_clipping"] == 0.5 and config["wall_clock_breakdown"] is True
     assert config["zero_optimization"] == {"stage": 1, "round": [1]}
-    assert given == {"gradient_clipping": 0.5, "wall_clock_breakdown": True, "zero_optimization": {"stage": 1, "round": [1]}}
+    assert given == {
+        "gradient_clipping": 0.5,
+        "wall_clock_breakdown": True,
+        "zero_optimization": {"stage": 1, "round": [1]},
+    }
 
 
 def test_sizes_that_are_left_out_are_those_of_the_arguments_and_clipping_is_not_added() -> None:
@@ -188,13 +192,15 @@ def test_the_largest_of_several_hidden_sizes_counts() -> None:
 
 
 def test_a_model_without_hidden_size_names_the_values_to_write() -> None:
-    with pytest.raises(ValueError, match="zero_optimization.reduce_bucket_size.*Linear has neither"):
+    with pytest.raises(ValueError, match=r"zero_optimization.reduce_bucket_size.*Linear has neither"):
         resolved({"zero_optimization": {"stage": 3, **AUTO_BUCKETS}}, model=nn.Linear(1, 1))
 
 
 def test_an_auto_that_nothing_says_is_named() -> None:
-    with pytest.raises(ValueError, match="zero_optimization.sub_group_size, flops_profiler.top_modules"):
-        resolved({"zero_optimization": {"stage": 1, "sub_group_size": "auto"}, "flops_profiler": {"top_modules": "auto"}})
+    with pytest.raises(ValueError, match=r"zero_optimization.sub_group_size, flops_profiler.top_modules"):
+        resolved(
+            {"zero_optimization": {"stage": 1, "sub_group_size": "auto"}, "flops_profiler": {"top_modules": "auto"}}
+        )
 
 
 def test_a_node_local_disk_is_passed_on() -> None:
@@ -232,7 +238,9 @@ def test_a_file_of_bad_json_is_named(tmp_path: Path) -> None:
 
 
 def test_queries_answer_as_libraries_ask_them() -> None:
-    config = DeepSpeedConfig({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, "fp16": {"enabled": False}})
+    config = DeepSpeedConfig(
+        {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}, "fp16": {"enabled": False}}
+    )
     assert config.is_zero3() and not config.is_zero2() and config.is_offload()
     assert config.is_false("fp16.enabled") and not config.is_false("bf16.enabled")
     assert config.get_value("zero_optimization.stage") == 3 and config.get_value("a.b", 5) == 5

@@ -1,7 +1,7 @@
 """Short trainings by DeepSpeed on CPUs, with transformers' Trainer or ours: what they log and what they write.
 
 python -m tests.deepspeed.variants transformers|littrainer DIR NAME... in each process that a launcher has started; the
-records are DIR/NAME_RANK.json.
+records are DIR/NAME_RANK.json. NAME=CHECKPOINT resumes from a checkpoint that is there already.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "deepspeed": stage(2, {"zero_force_ds_cpu_optimizer": False}, offload_optimizer={"device": "cpu"}),
     },
 }
-SCRIPT_KEYS = ("overrides", "language_model", "resumes", "from_pretrained", "evaluates_first", "resumes_from")
+SCRIPT_KEYS = ("overrides", "language_model", "resumes", "from_pretrained", "evaluates_first")
 ARGUMENTS: dict[str, Any] = {
     "use_cpu": True,
     "max_steps": 6,
@@ -131,9 +131,7 @@ def _model(kind: dict[str, Any], folder: Path) -> Any:
         return LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2))
     if kind.get("from_pretrained"):
         return BertForSequenceClassification.from_pretrained(folder / "pretrained")
-    return BertForSequenceClassification(
-        BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    )
+    return BertForSequenceClassification(BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
 
 
 def _rows(kind: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
@@ -185,19 +183,23 @@ def _sums(folder: Path) -> dict[str, float]:
     return {name: value.double().sum().item() for name, value in load_file(folder / "model.safetensors").items()}
 
 
-def run(name: str, folder: Path) -> dict[str, Any]:
-    """Carry one variant out, and return what it gives."""
+def run(name: str, folder: Path, checkpoint: str) -> dict[str, Any]:
+    """Carry one variant out, and return what it gives.
+
+    Parameters:
+        checkpoint: the folder to resume from; by default one of a training that is carried out before.
+    """
     kind = dict(VARIANTS[name])
     out = folder / name
     record: dict[str, Any] = {}
     if kind.get("resumes"):
-        if "resumes_from" not in kind:
+        if not checkpoint:
             first = _trainer(kind, folder, out)
             first.train()
             del first
             gc.collect()
         trainer = _trainer(kind, folder, out)
-        trainer.train(resume_from_checkpoint=kind.get("resumes_from", str(out / "checkpoint-3")))
+        trainer.train(resume_from_checkpoint=checkpoint or str(out / "checkpoint-3"))
     else:
         trainer = _trainer(kind, folder, out)
         if kind.get("from_pretrained"):
@@ -225,11 +227,12 @@ def main(side: str, folder: Path, names: list[str]) -> None:
     if side == "littrainer":
         import littrainer.auto  # noqa: F401
     rank = os.environ.get("RANK", "0")
-    if any(VARIANTS[name].get("from_pretrained") for name in names) and rank == "0":
+    if any("from_pretrained" in VARIANTS.get(name, {}) for name in names) and rank == "0":
         _model({}, folder).save_pretrained(folder / "pretrained")
-    for name in names:
+    for name_and_checkpoint in names:
+        name, _, checkpoint = name_and_checkpoint.partition("=")
         try:
-            record = run(name, folder)
+            record = run(name, folder, checkpoint)
         except Exception as error:
             import traceback
 

@@ -23,7 +23,7 @@ from littrainer.data.loaders import build_loader
 from littrainer.data.samplers import LengthGroupedSampler
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import AugmentedRows, Rows, Stream, token_rows, vector_rows
-from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
+from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 from tests.training.exact_resume import differences_after_resuming, noisy_trainer
 
@@ -71,8 +71,8 @@ class StreamWithState(Stream):
 DISPATCHED = {"accelerator_config": {"dispatch_batches": True}}
 NOT_DISPATCHED = {"accelerator_config": {"dispatch_batches": False}}
 
-# Name -> data, changes of the arguments, and steps whose checkpoints are resumed from. 21 rows are five batches for each
-# process in two rounds and a half, so that the last round is filled up.
+# Name -> data, changes of the arguments, and steps whose checkpoints are resumed from. Of 21 rows each process gets two
+# full batches, and a third one that is filled up.
 RESUMED: dict[str, tuple[Callable[[], Any], dict[str, Any], tuple[int, ...]]] = {
     "rows": (lambda: AugmentedRows(vector_rows(21)), {}, (1, 3)),
     "rows read by workers": (lambda: AugmentedRows(vector_rows(21)), {"dataloader_num_workers": 2}, (4,)),

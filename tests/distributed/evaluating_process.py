@@ -15,29 +15,16 @@ import torch.distributed as dist
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 from torchmetrics.text import Perplexity
 
-from littrainer import StreamingMetrics
-from littrainer.data.loaders import LookaheadLoader
+from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, StreamingMetrics, Trainer
 from littrainer.processes import collectives
-from tests.scenarios.collators import pad_tokens
-from tests.scenarios.data import Rows, language_rows, vector_rows
-from tests.scenarios.models import CLASSES, VectorClassifier, tiny_gpt2
-from tests.scenarios.trainers import quiet_trainer
+from tests.scenarios.collators import pad_tokens, pad_translations
+from tests.scenarios.data import Rows, language_rows, translation_rows, vector_rows
+from tests.scenarios.models import CLASSES, VectorClassifier, tiny_gpt2, tiny_t5
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 BATCH_SIZE = 3
-
-
-def shared_loader(rows: list[Any], collate: Any, rank: int, size: int) -> LookaheadLoader:
-    """This process's batches: every n-th one, the last ones filled up with the first rows."""
-    step = BATCH_SIZE * size
-    filled = [*range(len(rows)), *range(-len(rows) % step)] if size > 1 else list(range(len(rows)))
-    batches = [filled[start : start + BATCH_SIZE] for start in range(0, len(filled), BATCH_SIZE)][rank::size]
-    loader = LookaheadLoader(Rows(rows), batch_sampler=BatchList(batches), collate_fn=collate)
-    loader.processes = size
-    return loader
-
-
-class BatchList(list[list[int]]):
-    batch_size = BATCH_SIZE
+# Tokens that are generated for a sample.
+SHORT, LONG = 4, 7
 
 
 def classification(folder: Path, rank: int, size: int) -> Any:
@@ -56,7 +43,7 @@ def classification(folder: Path, rank: int, size: int) -> Any:
         folder, Vectors(), given={"compute_metrics": remember}, include_for_metrics=["inputs", "loss"]
     )
     rows = vector_rows(11, seed=1)
-    output = trainer.evaluation_loop(shared_loader(rows, trainer.data_collator, rank, size), "Evaluation")
+    output = trainer.evaluation_loop(trainer.get_eval_dataloader(Rows(rows)), "Evaluation")
     seen.pop("elements")
     return {**seen, "metrics": output.metrics, "num_samples": output.num_samples}
 
@@ -70,7 +57,7 @@ def batch_by_batch(folder: Path, rank: int, size: int) -> Any:
         return {}
 
     trainer = quiet_trainer(folder, given={"compute_metrics": note}, batch_eval_metrics=True)
-    trainer.evaluation_loop(shared_loader(vector_rows(11), trainer.data_collator, rank, size), "Evaluation")
+    trainer.evaluation_loop(trainer.get_eval_dataloader(Rows(vector_rows(11))), "Evaluation")
     return seen
 
 
@@ -79,7 +66,7 @@ def language_model(folder: Path, rank: int, size: int) -> Any:
     torch.manual_seed(0)
     trainer = quiet_trainer(folder, tiny_gpt2(), given={"data_collator": pad_tokens})
     rows = sorted(language_rows(8, seed=2), key=lambda row: len(row["input_ids"]))
-    output = trainer.evaluation_loop(shared_loader(rows, pad_tokens, rank, size), "Prediction")
+    output = trainer.evaluation_loop(trainer.get_test_dataloader(Rows(rows)), "Prediction")
     return output.predictions, output.label_ids
 
 
@@ -107,7 +94,7 @@ def streaming_metrics(folder: Path, rank: int, size: int) -> Any:
     trainer = quiet_trainer(folder, given={"compute_metrics": metrics})
     found = []
     for rows in (11, 7):
-        loader = shared_loader(vector_rows(rows, seed=1), trainer.data_collator, rank, size)
+        loader = trainer.get_eval_dataloader(Rows(vector_rows(rows, seed=1)))
         output = trainer.evaluation_loop(loader, "Evaluation")
         kept = output.predictions is not None or output.label_ids is not None
         measured: Any = output.metrics
@@ -121,7 +108,7 @@ def streaming_perplexity(folder: Path, rank: int, size: int) -> Any:
     torch.manual_seed(0)
     trainer = quiet_trainer(folder, tiny_gpt2(), given={"data_collator": pad_tokens, "compute_metrics": metrics})
     rows = sorted(language_rows(8, seed=2), key=lambda row: len(row["input_ids"]))
-    output = trainer.evaluation_loop(shared_loader(rows, pad_tokens, rank, size), "Evaluation")
+    output = trainer.evaluation_loop(trainer.get_eval_dataloader(Rows(rows)), "Evaluation")
     return (output.metrics or {})["eval_perplexity"]
 
 
@@ -147,7 +134,7 @@ def objects(folder: Path, rank: int, size: int) -> Any:
         eval_use_gather_object=True,
         remove_unused_columns=False,
     )
-    output = trainer.evaluation_loop(shared_loader(vector_rows(8), collate, rank, size), "Prediction")
+    output = trainer.evaluation_loop(trainer.get_test_dataloader(Rows(vector_rows(8))), "Prediction")
     return [[label["boxes"].tolist() for label in batch] for batch in output.label_ids]
 
 
@@ -163,13 +150,103 @@ def pieces(folder: Path, rank: int, size: int) -> Any:
     }
 
 
-CHECKS = (classification, batch_by_batch, language_model, streaming_metrics, streaming_perplexity, objects, pieces)
+def sharded(folder: Path, rank: int, size: int) -> Any:
+    """A model that the processes share out (FSDP), evaluated before its training and after it."""
+    settings: dict[str, Any] = {
+        "per_device_train_batch_size": 8,
+        "per_device_eval_batch_size": 6,
+        "num_train_epochs": 1,
+    }
+    if size > 1:
+        settings = {
+            "per_device_train_batch_size": 4,
+            "num_train_epochs": 1,
+            "fsdp": True,
+            "fsdp_config": {"version": 2},
+        }
+    torch.manual_seed(0)
+    trainer = quiet_trainer(folder, rows=16, given={"compute_metrics": shares_of_classes}, **settings)
+    rows = Rows(vector_rows(12, seed=1))
+    found = [trainer.evaluate(rows), trainer.predict(Rows(vector_rows(7, seed=2))).predictions]
+    trainer.train()
+    found += [trainer.evaluate(rows), trainer.predict(Rows(vector_rows(7, seed=2))).predictions]
+    return {"found": found, "shards": sum(hasattr(one, "device_mesh") for one in trainer.model.parameters())}
+
+
+def shares_of_classes(prediction: Any) -> dict[str, float]:
+    likeliest = prediction.predictions.argmax(-1)
+    return {f"share_{number}": float((likeliest == number).mean()) for number in range(CLASSES)}
+
+
+def generated(folder: Path, rank: int, size: int) -> Any:
+    """Answers of a sharded model for whose samples the processes take differently many steps."""
+    torch.manual_seed(0)
+    sharding: dict[str, Any] = {"fsdp": True, "fsdp_config": {"version": 2}} if size > 1 else {}
+    arguments = quiet_arguments(folder, Seq2SeqTrainingArguments, predict_with_generate=True, **sharding)
+    trainer = Seq2SeqTrainer(tiny_t5(), arguments, data_collator=pad_translations)
+    return trainer.predict(
+        Rows(translation_rows(6, seed=1)), max_length=SHORT if rank == 0 and size > 1 else LONG
+    ).predictions
+
+
+def failing(folder: Path, rank: int, size: int) -> Any:
+    """What is raised in each process where a metric function fails in one."""
+
+    def fails_in_one(prediction: Any) -> dict[str, float]:
+        if rank == 1:
+            raise ZeroDivisionError("no rows of that kind")
+        return {}
+
+    return raised_by(quiet_trainer(folder, given={"compute_metrics": fails_in_one}).evaluate)
+
+
+def uneven(folder: Path, rank: int, size: int) -> Any:
+    """What is raised where a loader of the script's own gives one process a batch more."""
+
+    class OwnLoader(Trainer):
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return torch.utils.data.DataLoader(Rows(vector_rows(3 + rank)), batch_size=1)
+
+    return raised_by(quiet_trainer(folder, kind=OwnLoader).evaluate)
+
+
+def raised_by(call: Any) -> str:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def of_the_process(folder: Path, rank: int, size: int) -> Any:
+    """Metrics that a function computes otherwise in each process, and what is left of them."""
+    trainer = quiet_trainer(folder / f"of-{rank}", given={"compute_metrics": lambda prediction: {"rank": rank}})
+    metrics = trainer.evaluate()
+    trainer.log_metrics("eval", metrics)
+    trainer.save_metrics("eval", metrics)
+    trainer.save_state()
+    files = sorted(path.name for path in (folder / f"of-{rank}").rglob("*.json"))
+    return {"rank": metrics["eval_rank"], "history": trainer.state.log_history[-1]["eval_rank"], "files": files}
+
+
+CHECKS = (
+    classification,
+    batch_by_batch,
+    language_model,
+    streaming_metrics,
+    streaming_perplexity,
+    objects,
+    pieces,
+    sharded,
+    generated,
+)
+TOGETHER = (failing, uneven, of_the_process)
 
 
 def main(rank: int, size: int, folder: Path) -> None:
     if size > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
-    found = {check.__name__: check(folder, rank, size) for check in CHECKS}
+    found = {check.__name__: check(folder, rank, size) for check in (*CHECKS, *(TOGETHER if size > 1 else ()))}
     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
     if size > 1:
         dist.destroy_process_group()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from tests.distributed.evaluating_process import BATCH_SIZE, main
+from tests.distributed.evaluating_process import BATCH_SIZE, LONG, SHORT, main
 from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
 
 LONGEST_RUN_SECONDS = 300
@@ -143,3 +143,49 @@ def test_one_process_gathers_and_pads_nothing(found: list[dict[str, Any]]) -> No
     alone = found[0]["pieces"]
     assert alone["padded"]["a"][0].shape == (2, 2, 2) and alone["numbers"]["loss"].shape == ()
     assert alone["objects"][0] == "text"
+
+
+def test_a_sharded_model_is_evaluated_before_its_training_and_after_it(found: list[dict[str, Any]]) -> None:
+    alone, *together = (one["sharded"] for one in found)
+    assert alone["shards"] == 0 and all(one["shards"] > 0 for one in together)
+    for one in together:
+        for result, expected in zip(one["found"], alone["found"], strict=True):
+            if isinstance(result, dict):
+                measured = {
+                    name: value for name, value in result.items() if name.startswith(("eval_share", "eval_loss"))
+                }
+                assert len(measured) == 4
+                assert measured == pytest.approx({name: expected[name] for name in measured}, abs=1e-6)
+            else:
+                assert np.allclose(result, expected, atol=1e-6)
+    before, after = alone["found"][1], alone["found"][3]
+    assert not np.allclose(before, after, atol=1e-3)
+
+
+def test_a_sharded_model_generates_what_it_generates_alone(found: list[dict[str, Any]]) -> None:
+    alone, *together = (one["generated"] for one in found)
+    assert len({tuple(row) for row in alone.tolist()}) > 1
+    for one in together:
+        # The first process was done with its batch sooner, and had to take part in the other's steps.
+        assert (
+            np.array_equal(one[:BATCH_SIZE, :SHORT], alone[:BATCH_SIZE, :SHORT])
+            and (one[:BATCH_SIZE, SHORT:] == 0).all()
+        )
+        assert np.array_equal(one[BATCH_SIZE:], alone[BATCH_SIZE:]) and (one[BATCH_SIZE:, SHORT:LONG] != 0).any()
+
+
+def test_a_metric_function_that_fails_in_one_process_ends_the_others_too(found: list[dict[str, Any]]) -> None:
+    _, first, second = (one.get("failing", "") for one in found)
+    assert second.startswith("ZeroDivisionError: no rows of that kind")
+    assert first.startswith("FailedElsewhere") and "process 1 with ZeroDivisionError: no rows of that kind" in first
+
+
+def test_loaders_that_give_one_process_more_batches_are_refused_in_all(found: list[dict[str, Any]]) -> None:
+    for one in found[1:]:
+        assert one["uneven"].startswith("ValueError") and "3 in process 0, 4 in process 1" in one["uneven"]
+
+
+def test_metrics_are_those_of_the_first_process_which_writes_them(found: list[dict[str, Any]]) -> None:
+    first, second = (one["of_the_process"] for one in found[1:])
+    assert (first["rank"], first["history"], second["rank"], second["history"]) == (0, 0, 0, 0)
+    assert first["files"] == ["all_results.json", "eval_results.json", "trainer_state.json"] and second["files"] == []

@@ -28,6 +28,7 @@ from tests.fidelity.cases import (  # noqa: F401 (importing them registers their
     sampling,
     saving,
     seq2seq,
+    several_processes,
     several_processes_data,
     several_processes_saving,
 )

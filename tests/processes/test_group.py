@@ -121,7 +121,7 @@ def test_a_group_of_another_size_than_the_environments_is_refused(
 ) -> None:
     monkeypatch.setattr(group, "is_up", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
-    with pytest.raises(RuntimeError, match="group that is up has 4 processes, and WORLD_SIZE= .*says 1"):
+    with pytest.raises(RuntimeError, match=r"group that is up has 4 processes, and WORLD_SIZE= .*says 1"):
         ensure_process_group(arguments)
 
 

@@ -52,7 +52,7 @@ def test_a_process_that_has_ended_without_an_error_is_named(speak_as: Speaker, m
 
 def test_an_error_of_the_script_stays_as_it_is(speak_as: Speaker) -> None:
     speak_as(0)
-    with pytest.raises(RuntimeError, match="^shapes do not fit$"), naming_failed_processes("training"):
+    with pytest.raises(RuntimeError, match=r"^shapes do not fit$"), naming_failed_processes("training"):
         raise RuntimeError("shapes do not fit")
 
 

@@ -69,9 +69,6 @@ def test_the_cause_is_named_and_not_what_followed_from_it(tmp_path: Path) -> Non
 def test_a_process_that_a_signal_has_ended_is_named_with_the_signal_and_its_machine(tmp_path: Path) -> None:
     failures = {5: failure(1, -9, tmp_path / "5")}
     launch = Launch(4, nodes=2, node_rank=1, main_address="node-a", main_port=4711)
-    words = _failure_in_words(*_swapped(_root_cause(failures), launch))
+    rank, cause = _root_cause(failures)
+    words = _failure_in_words(rank, launch, cause)
     assert words.startswith("process 5 of 8 (node 1, local rank 1, pid 101) was ended by SIGKILL;")
-
-
-def _swapped(found: tuple[int, Any], launch: Launch) -> tuple[int, Launch, Any]:
-    return found[0], launch, found[1]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from tests.processes.launchers import set_only
 class Started:
     """Stands for a process that has been started, and has ended well."""
 
-    all: list[Started] = []
+    all: ClassVar[list[Started]] = []
 
     def __init__(self, command: list[str], **settings: Any):
         self.command, self.settings = command, settings

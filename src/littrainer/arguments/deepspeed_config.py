@@ -67,6 +67,13 @@ FROM_ARGUMENTS = (
 )
 BATCH_SIZES = ("train_micro_batch_size_per_gpu", "train_batch_size")
 
+# Key -> what says so, and its value from the arguments and the optimizer steps of the training.
+FROM_LENGTH: dict[str, tuple[str, Callable[[Any, int], int]]] = {
+    "scheduler.params.total_num_steps": ("optimizer steps of the training", lambda args, steps: steps),
+    # DeepSpeed refuses a warmup of no step.
+    "scheduler.params.warmup_num_steps": ("warmup_steps", lambda args, steps: max(1, args.get_warmup_steps(steps))),
+}
+
 # Key -> its value for a model of that hidden size, and whether stage 3 alone has it.
 FROM_HIDDEN_SIZE: dict[str, tuple[Callable[[int], int], bool]] = {
     "zero_optimization.reduce_bucket_size": (lambda size: size * size, False),
@@ -247,10 +254,8 @@ class DeepSpeedConfig:
             ValueError: values that differ from the arguments, all of them; or that nothing fills in.
         """
         self._fill_from_hidden_size(model)
-        self.fill_match("scheduler.params.total_num_steps", num_training_steps, "optimizer steps of the training")
-        # DeepSpeed refuses a warmup of no step.
-        warmup = max(1, args.get_warmup_steps(num_training_steps))
-        self.fill_match("scheduler.params.warmup_num_steps", warmup, "warmup_steps")
+        for key, (source, value) in FROM_LENGTH.items():
+            self.fill_match(key, value(args, num_training_steps), source)
         if self.mismatches:
             raise ValueError(
                 f"The DeepSpeed configuration contradicts the arguments: {'; '.join(self.mismatches)}. Change one of "

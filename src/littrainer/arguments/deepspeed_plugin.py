@@ -202,7 +202,8 @@ def check_settled(args: Any, is_enabled: bool) -> None:
     is_known = plugin is not None and plugin.hf_ds_config.given == args.deepspeed
     if args.deepspeed and not (is_enabled and is_known):
         raise ValueError(
-            "`deepspeed` was set after the Trainer was made: set it in TrainingArguments, or before the Trainer is made."
+            "`deepspeed` was set after the Trainer was made: set it in TrainingArguments, or at least before the "
+            "Trainer is made."
         )
 
 

@@ -198,7 +198,9 @@ DESTINATIONS: dict[str, Destination] = {
         Place.KEYWORD, "`accelerator` is the CPU, even where there is a GPU.", {"accelerator": _accelerator}
     ),
     "accelerator_config": Destination(Place.LOADER, "How batches are drawn and dispatched."),
-    "parallelism_config": Destination(Place.PROCESSES, "The layout of the processes."),
+    "parallelism_config": Destination(
+        Place.PROCESSES, "The dimensions of the processes' mesh, for DDP, FSDP and tensor parallelism."
+    ),
     # Data
     "dataloader_drop_last": Destination(Place.LOADER, "`drop_last` of the DataLoader."),
     "dataloader_num_workers": Destination(Place.LOADER, "`num_workers` of the DataLoader."),

@@ -32,5 +32,9 @@ class EnvironmentFields:
         ),
     )
     parallelism_config: Any | None = field(
-        default=None, metadata=about("Layout of tensor, context and data parallelism.")
+        default=None,
+        metadata=about(
+            "Layout of the processes: a dict with some of `dp_replicate_size`, `dp_shard_size` and `tp_size`, or "
+            "accelerate's ParallelismConfig."
+        ),
     )

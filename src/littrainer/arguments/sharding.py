@@ -97,8 +97,8 @@ def settle_sharding(args: ArgumentFields) -> None:
     """Bring `fsdp` and `fsdp_config` into the form in which scripts read them, and refuse what cannot be carried out.
 
     Raises:
-        ValueError, NotImplementedError, OSError: as `sharding_plan`; or `fsdp` together with `deepspeed` or the model's own
-            activation checkpointing.
+        ValueError, NotImplementedError, OSError: as `sharding_plan`; or `fsdp` together with `deepspeed` or the model's
+            own activation checkpointing.
     """
     attributes: Any = args
     words = _words(args.fsdp)
@@ -151,7 +151,7 @@ def plugin_arguments(plan: ShardingPlan) -> dict[str, Any]:
 
 
 def ask_for_efficient_loading(plan: ShardingPlan | None) -> None:
-    """Let `from_pretrained` read weights in the first process alone, where the plan says so; it goes by the environment."""
+    """Let `from_pretrained`, which goes by the environment, read weights in the first process alone where planned."""
     global _switched_on_here
     wanted = plan is not None and plan.cpu_ram_efficient_loading
     if wanted and not is_launched_with_fsdp():
@@ -272,8 +272,8 @@ def _plan(config: Mapping[str, Any], source: str) -> ShardingPlan:
         if given_name in TPU_KEYS:
             if value and str(value).strip().lower() not in FALSE_WORDS:
                 raise NotImplementedError(
-                    f"littrainer does not carry out {source} with {given_name}={value!r}: it trains on CPUs and GPUs. Leave "
-                    "that out, or run the script with plain `python` to train with transformers."
+                    f"littrainer does not carry out {source} with {given_name}={value!r}: it trains on CPUs and GPUs. "
+                    "Leave that out, or run the script with plain `python` to train with transformers."
                 )
             continue
         name = OTHER_NAMES.get(given_name, given_name)
@@ -332,8 +332,8 @@ def _policy_of(values: Mapping[str, Any], source: str) -> str:
     )
     if size > 0 and layers is not None:
         raise ValueError(
-            f"{source} has min_num_params={size} and transformer_layer_cls_to_wrap: modules are wrapped by their size or by "
-            "their class. Leave one of them out."
+            f"{source} has min_num_params={size} and transformer_layer_cls_to_wrap: modules are wrapped by their size "
+            "or by their class. Leave one of them out."
         )
     if policy is None:
         return SIZE_BASED if size > 0 else TRANSFORMER_BASED
@@ -347,7 +347,8 @@ def _policy_of(values: Mapping[str, Any], source: str) -> str:
         )
     if policy != TRANSFORMER_BASED and layers is not None:
         raise ValueError(
-            f"{source} has transformer_layer_cls_to_wrap, which is for auto_wrap_policy={TRANSFORMER_BASED}, not {policy}."
+            f"{source} has transformer_layer_cls_to_wrap, which is for auto_wrap_policy={TRANSFORMER_BASED}, not "
+            f"{policy}."
         )
     return policy
 
@@ -356,8 +357,8 @@ def _check_precision_policy(version: int, policy: Mapping[str, Any] | None, sour
     others = [name for name in policy or () if name not in POLICY_ENTRIES[version]]
     if others:
         raise ValueError(
-            f"{source} has {', '.join(others)} in mixed_precision_policy, which FSDP version {version} does not know; it "
-            f"knows {', '.join(POLICY_ENTRIES[version])}."
+            f"{source} has {', '.join(others)} in mixed_precision_policy, which FSDP version {version} does not know; "
+            f"it knows {', '.join(POLICY_ENTRIES[version])}."
         )
 
 
@@ -374,8 +375,8 @@ def _check_beside(args: Any, plan: ShardingPlan) -> None:
         )
     if plan.activation_checkpointing and args.activation_checkpointing:
         raise ValueError(
-            "activation_checkpointing is True in fsdp_config and in the arguments (or gradient_checkpointing is), and layers "
-            "would be recomputed twice. Leave the argument out."
+            "activation_checkpointing is True in fsdp_config and in the arguments (or gradient_checkpointing is), and "
+            "layers would be recomputed twice. Leave the argument out."
         )
     if plan.saves_shards and args.save_only_model:
         raise ValueError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,9 @@ def write_parts(folder: Path, state: dict[str, Any]) -> None:
     except CheckpointException as failure:
         rank, error = next((rank, error) for rank, (error, _) in failure.failures.items())
         kind = type(error) if isinstance(error, OSError) else OSError
-        raise kind(getattr(error, "errno", None), f"{folder} could not be written in process {rank}: {error}") from error
+        raise kind(
+            getattr(error, "errno", None), f"{folder} could not be written in process {rank}: {error}"
+        ) from error
 
 
 def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata | None]:
@@ -99,12 +102,17 @@ def read_into(folder: Path, wanted: dict[str, Any]) -> None:
         ValueError: the folder is damaged, could run code, or lacks one of the names.
     """
     try:
-        distributed_checkpoint.load(wanted, storage_reader=_Reader(folder), planner=_Planner(), no_dist=True)
+        with warnings.catch_warnings():
+            # That no process group is used is what is asked for.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+            distributed_checkpoint.load(wanted, storage_reader=_Reader(folder), planner=_Planner(), no_dist=True)
     except CheckpointException as failure:
         error = next(error for error, _ in failure.failures.values())
         if isinstance(error, _Refused):
             raise ValueError(str(error)) from error
-        raise ValueError(f"{folder} is damaged: {str(error).strip() or type(error).__name__}. {OTHER_CHECKPOINT}") from error
+        raise ValueError(
+            f"{folder} is damaged: {str(error).strip() or type(error).__name__}. {OTHER_CHECKPOINT}"
+        ) from error
 
 
 class _Refused(ValueError):
@@ -123,8 +131,8 @@ class _Index(pickle.Unpickler):
         is_format = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if not is_format and name not in PARTS_OF_AN_INDEX.get(module, ()):
             raise _Refused(
-                f"{self._path} is refused: it names {module}.{name}, which is no part of an index and could run code while "
-                "it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
+                f"{self._path} is refused: it names {module}.{name}, which is no part of an index and could run code "
+                "while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
             )
         return super().find_class(module, name)
 
@@ -162,6 +170,6 @@ class _Planner(DefaultLoadPlanner):
             if forbidden is None:
                 raise
             raise _Refused(
-                f"The sharded checkpoint is refused: {read_item.dest_index.fqn} names {forbidden.group(1)}, which could run "
-                "code while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
+                f"The sharded checkpoint is refused: {read_item.dest_index.fqn} names {forbidden.group(1)}, which "
+                "could run code while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
             ) from error

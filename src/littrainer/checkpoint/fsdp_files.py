@@ -103,8 +103,9 @@ def read_weights_into(folder: Path, own: Mapping[str, Any]) -> tuple[list[str], 
         entry = stored.get(name)
         if entry is not None and entry.size != value.shape:
             raise ValueError(
-                f"The weights in {folder} are not those of this model: {name} is {tuple(entry.size)} in the checkpoint and "
-                f"{tuple(value.shape)} in the model. Make the model as it was when the checkpoint was written."
+                f"The weights in {folder} are not those of this model: {name} is {tuple(entry.size)} in the "
+                f"checkpoint and {tuple(value.shape)} in the model. Make the model as it was when the checkpoint was "
+                "written."
             )
     wanted = {f"{WEIGHTS_KEY}.{name}": value for name, value in own.items() if name in stored}
     read_into(folder, wanted)

@@ -48,6 +48,7 @@ from littrainer.checkpoint.weights import (
 )
 from littrainer.checkpoint.whole_storage import WholeStorage
 from littrainer.checkpoint.writer import write_companions, write_files
+from littrainer.ecosystem import is_a
 from littrainer.processes.agreement import failing_together
 
 if TYPE_CHECKING:
@@ -66,17 +67,19 @@ class FsdpStorage(WholeStorage):
 
     def weights(self, trainer: Trainer) -> dict[str, Any] | None:
         """The whole weights, in the first process."""
-        if not is_sharded(trainer.model):
+        model = _as_sharded(trainer)
+        if not is_sharded(model):
             return None
-        weights = whole_state_dict(trainer.model)
+        weights = whole_state_dict(model)
         return weights if trainer.args.process_index == 0 else None
 
     def optimizer_state(self, trainer: Trainer) -> dict[str, Any] | None:
         """The whole optimizer's state with names of parameters, in the first process."""
-        if is_sharded(trainer.model):
-            state = whole_optimizer_state(trainer.model, trainer.optimizer)
+        model = _as_sharded(trainer)
+        if is_sharded(model):
+            state = whole_optimizer_state(model, trainer.optimizer)
         else:
-            state = by_name(trainer.optimizer.state_dict(), names_of_parameters(trainer.model, trainer.optimizer))
+            state = by_name(trainer.optimizer.state_dict(), names_of_parameters(model, trainer.optimizer))
         return state if trainer.args.process_index == 0 else None
 
     def save_model(self, trainer: Trainer, output_dir: str) -> None:
@@ -95,8 +98,9 @@ class FsdpStorage(WholeStorage):
             write_files({FSDP_WEIGHTS_NAME: weights, FSDP_OPTIMIZER_NAME: state}, folder, seal)
 
     def _weights_to_resume(self, trainer: Trainer) -> dict[str, Any]:
-        weights = whole_state_dict(trainer.model)
-        return {name: value for name, value in weights.items() if name not in _left_out(trainer.model)}
+        left_out = _left_out(trainer.model)
+        weights = whole_state_dict(_as_sharded(trainer))
+        return {name: value for name, value in weights.items() if name not in left_out}
 
     def holds_weights(self, folder: Path) -> bool:
         """Whether there are weights in any of the forms that are read."""
@@ -110,6 +114,8 @@ class FsdpStorage(WholeStorage):
         What each process has written its part of is read into shards; before there are any, `load_optimizer` does so.
         """
         has_parts = holds_parts(folder / WEIGHTS_FOLDER)
+        if model is trainer.model:
+            model = _as_sharded(trainer)
         if is_sharded(model):
             if has_parts and not has_flat_shards(model):
                 _load_parts(model, folder / WEIGHTS_FOLDER, to_resume, tell)
@@ -120,7 +126,7 @@ class FsdpStorage(WholeStorage):
 
     def load_optimizer(self, trainer: Trainer, folder: Path) -> None:
         """Load the optimizer's state, and weights that were left to be read into shards."""
-        model, optimizer = trainer.model, trainer.optimizer
+        model, optimizer = _as_sharded(trainer), trainer.optimizer
         if holds_parts(folder / WEIGHTS_FOLDER):
             if is_sharded(model):
                 self.load_model(trainer, model, folder, True, trainer._issue_warnings_after_load)
@@ -153,7 +159,7 @@ class PartsStorage(FsdpStorage):
         if trainer.args.process_index == 0:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             for name in ("config", "generation_config"):
-                settings = getattr(trainer.model, name, None)
+                settings: Any = getattr(trainer.model, name, None)
                 if hasattr(settings, "save_pretrained"):
                     settings.save_pretrained(output_dir)
             write_companions(trainer, output_dir)
@@ -164,9 +170,9 @@ class PartsStorage(FsdpStorage):
 
         from littrainer.checkpoint.distributed_folders import write_parts
 
-        model = trainer.model
+        model = _as_sharded(trainer)
         free_gathered(model)
-        left_out = _left_out(model)
+        left_out = _left_out(trainer.model)
         weights = get_model_state_dict(model, options=StateDictOptions(cpu_offload=True))
         weights = {name: value for name, value in weights.items() if name not in left_out}
         write_parts(folder / WEIGHTS_FOLDER, {WEIGHTS_KEY: weights})
@@ -176,7 +182,13 @@ class PartsStorage(FsdpStorage):
 def saves_parts(trainer: Trainer) -> bool:
     """Whether the arguments ask for checkpoints in parts, and there are parts."""
     plan = sharding_plan(trainer.args) if trainer.is_fsdp_enabled else None
-    return plan is not None and plan.saves_shards and is_sharded(trainer.model)
+    return plan is not None and plan.saves_shards and is_sharded(_as_sharded(trainer))
+
+
+def _as_sharded(trainer: Trainer) -> nn.Module:
+    """The Trainer's model, in version 1 with the wrapper that knows where its parameters are."""
+    wrapped = trainer.model_wrapped
+    return wrapped if is_a(wrapped, "flat sharded module") else trainer.model
 
 
 def _parts_of_optimizer(model: nn.Module, optimizer: Any) -> Mapping[str, Any]:
@@ -254,8 +266,8 @@ def adapter_weights(model: Any, folder: Path) -> dict[str, Any]:
         others = [name for name in stored if name not in names]
         if others:
             raise ValueError(
-                f"The adapter in {place} is not one of this model: it has {', '.join(others[:8])}. Make the model as it was "
-                "when the checkpoint was written."
+                f"The adapter in {place} is not one of this model: it has {', '.join(others[:8])}. Make the model as "
+                "it was when the checkpoint was written."
             )
         found.update({names[name]: value for name, value in stored.items()})
     if not found:
@@ -269,6 +281,6 @@ def _refuse_other_optimizer(path: Path, model: nn.Module, optimizer: Any, state:
     differences = optimizer_differences(optimizer, numbered, names)
     if differences:
         raise ValueError(
-            f"{path} does not fit the optimizer of this training: {'; '.join(differences)}. Set up model and arguments as "
-            "they were when the checkpoint was written, or load its model and start a new training."
+            f"{path} does not fit the optimizer of this training: {'; '.join(differences)}. Set up model and "
+            "arguments as they were when the checkpoint was written, or load its model and start a new training."
         )

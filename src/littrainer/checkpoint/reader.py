@@ -18,7 +18,7 @@ from littrainer.checkpoint.layout import (
     TRAINER_STATE_NAME,
     get_last_checkpoint,
 )
-from littrainer.checkpoint.names import ENGINE_PARTS, OPTIMIZER_PARTS
+from littrainer.checkpoint.names import ENGINE_PARTS, OPTIMIZER_PARTS, RESUME_RECORD_NAME
 from littrainer.checkpoint.random_state import random_state_name, restore_random_states
 from littrainer.checkpoint.resealing import advice_after_editing
 from littrainer.checkpoint.safe_loading import load_tensors
@@ -115,7 +115,10 @@ def _is_there(folder: Path, name: str) -> bool:
 
 
 def processes_that_wrote(folder: Path) -> int:
-    """Number of processes of the training that wrote a checkpoint, as its files of random states tell it."""
+    """Number of processes that wrote a checkpoint together; without a record its files of random states tell."""
+    record = load_tensors(folder / RESUME_RECORD_NAME) if (folder / RESUME_RECORD_NAME).is_file() else {}
+    if "sizes" in record:
+        return int(record["sizes"]["world_size"])
     return len(list(folder.glob(RANDOM_STATES_OF_EACH))) or 1
 
 

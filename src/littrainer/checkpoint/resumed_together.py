@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from littrainer.checkpoint.names import RANDOM_STATE_NAME
 from littrainer.checkpoint.reader import LAST_CHECKPOINT, checkpoint_to_resume
 from littrainer.checkpoint.verification import damage_in
 from littrainer.processes.agreement import are_several, failing_together, from_each, from_first
@@ -53,11 +54,11 @@ def checkpoint_for_all(
         with failing_together("looking for the checkpoint to resume from"):
             if args.process_index == 0:
                 folder = checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed, passed_over)
-                found = None if folder is None else _Found(str(folder), os.path.abspath(folder), _identity(folder))
+                found = None if folder is None else _Found(str(folder), _absolute(folder), _identity(folder))
         found = from_first(found)
         if found is None:
             return None
-        own = _seen_here(found)
+        own = _seen_here(found, args)
         problems = from_each(_problem(found, own, args, needed))
         text = " ".join(f"Process {rank} on {problem}" for rank, problem in enumerate(problems) if problem is not None)
         if not text:
@@ -91,9 +92,15 @@ def _identity(folder: Path) -> tuple[int, int]:
     return status.st_ino, status.st_mtime_ns
 
 
-def _seen_here(found: _Found) -> Path | None:
-    """The folder as this process sees it: rather the first process's own one than another of the same name."""
+def _absolute(folder: Path) -> str:
+    return os.path.abspath(folder)
+
+
+def _seen_here(found: _Found, args: TrainingArguments) -> Path | None:
+    """The folder as this process sees it: where not each node saves, rather the first process's one than another."""
     paths = [Path(path) for path in (found.given, found.absolute) if Path(path).is_dir()]
+    if args.save_on_each_node:
+        return paths[0] if paths else None
     return next((path for path in paths if _identity(path) == found.identity), paths[0] if paths else None)
 
 
@@ -102,5 +109,5 @@ def _problem(found: _Found, own: Path | None, args: TrainingArguments, needed: S
         return f"{socket.gethostname()} {SEES_NONE}."
     if args.local_process_index != 0 or _identity(own) == found.identity:
         return None
-    damage = damage_in(own, [name for name in needed if (Path(found.absolute) / name).is_file()])
+    damage = damage_in(own, [name for name in needed if name != RANDOM_STATE_NAME])
     return f"{socket.gethostname()}: {' '.join(damage)}" if damage else None

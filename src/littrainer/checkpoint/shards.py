@@ -149,8 +149,8 @@ def by_number(state: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     if others:
         raise ValueError(
             f"The optimizer's state is that of other parameters: {', '.join(others[:5])} "
-            f"{'is' if len(others) == 1 else 'are'} only on one side. Set up the model as it was when the checkpoint was "
-            "written, or load its model and start a new training."
+            f"{'is' if len(others) == 1 else 'are'} only on one side. Set up the model as it was when the checkpoint "
+            "was written, or load its model and start a new training."
         )
     number_of = {name: number for number, name in enumerate(names)}
     return {

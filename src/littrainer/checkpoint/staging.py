@@ -29,6 +29,7 @@ PART = ".process"
 # Freeing the room of large files takes the system as long as a part of writing them.
 _deletions: list[ThreadedWork] = []
 FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write failed")
+OF_OTHER_PROCESSES = re.compile(r"(rng_state|littrainer_resume)_[1-9]\d*\.pth?")
 # What this package puts into the folder for unfinished ones; anything else there is left alone.
 OWN_ENTRY = re.compile(rf".+-\d+({re.escape(REPLACED)}|{re.escape(DELETED)}|{re.escape(PART)}\d+)?")
 
@@ -225,7 +226,8 @@ def _disk_full_error(error: BaseException, staged: StagedCheckpoint) -> OSError 
     if not _says_disk_is_full(error):
         return None
     files = [staged.folder / name for name in files_in(staged.folder)]
-    last = max(files, key=lambda path: path.stat().st_mtime_ns, default=staged.folder)
+    own = [path for path in files if not OF_OTHER_PROCESSES.fullmatch(path.name)]
+    last = max(own, key=lambda path: path.stat().st_mtime_ns, default=staged.folder)
     if isinstance(error, OSError) and error.filename:
         last = Path(os.fsdecode(error.filename))
     written = sum(path.stat().st_size for path in files)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from littrainer.checkpoint.deepspeed_storage import EngineStorage
+from littrainer.checkpoint.fsdp_storage import FsdpStorage, PartsStorage, saves_parts
 from littrainer.checkpoint.layout import OPTIMIZER_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.checkpoint.fsdp_storage import FsdpStorage, PartsStorage, saves_parts
 from littrainer.checkpoint.shards import (
     by_number,
     is_sharded,

@@ -48,7 +48,7 @@ ANSWERED: dict[str, str] = {
     "is_fsdp_xla_v2_enabled": "None",
     "is_tp_enabled": "whether processes compute each layer together (transformers 4)",
     "is_distributed_loading_by_transformers": "False",
-    "deepspeed": "None",
+    "deepspeed": "DeepSpeed's engine around the model, from the first training on; else None",
     "hub_model_id": "None",
     "push_in_progress": "None",
     "hp_name": "None",

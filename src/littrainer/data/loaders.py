@@ -100,8 +100,7 @@ class LookaheadLoader(DataLoader):
         if self.dispatch is not None or (isinstance(self.dataset, IterableDataset) and self.dispatches_streams):
             return self.rows_in_last_batch
         if isinstance(self.dataset, SharedStream):
-            samples = self.dataset.samples_in_last_round
-            return -1 if samples is None else samples % self.dataset.samples_of_round
+            return self.dataset.samples_of_incomplete_round()
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
         if batch_size is None or self.drop_last or self.leaves_out_last or not has_length(self.dataset):
             return -1
@@ -129,7 +128,7 @@ class LookaheadLoader(DataLoader):
         current = next(batches, NO_BATCH)
         if self.dispatch is not None:
             current = self.dispatch.begin(current)
-        elif self._ends(current is NO_BATCH, progress):
+        if self._ends(current is NO_BATCH, progress):
             return
         while current is not NO_BATCH:
             if progress is not None:
@@ -137,7 +136,7 @@ class LookaheadLoader(DataLoader):
             following = next(batches, NO_BATCH)
             if self.dispatch is not None:
                 current, following = self.dispatch.hand_out(current, following)
-            elif self._ends(following is NO_BATCH, progress):
+            if self._ends(following is NO_BATCH, progress):
                 following = NO_BATCH
             if progress is not None:
                 progress.after_batch_ahead(is_one=following is not NO_BATCH)

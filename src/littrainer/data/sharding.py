@@ -251,6 +251,14 @@ class SharedStream(IterableDataset[Any]):
         rounds = complete + (left_over > 0 and not self.drop_last)
         return rounds * self.share.samples_of_part(self.batch_size)
 
+    def samples_of_incomplete_round(self) -> int:
+        """Samples of the last round that are not repeated; 0 where it is a full one, -1 where nobody knows."""
+        samples = self.samples_in_last_round
+        if samples is None:
+            # Workers read copies, which keep to themselves what they count.
+            samples = len(self.dataset) if hasattr(self.dataset, "__len__") else None
+        return -1 if samples is None or self.drop_last else samples % self.samples_of_round
+
     def __iter__(self) -> Iterator[Any]:
         self._reseed()
         part = self.share.samples_of_part(self.batch_size)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
+from littrainer.checkpoint.shards import free_gathered
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.evaluation.loss_mean import ExactLossMean
@@ -179,6 +180,9 @@ class EvaluationPass:
 
     def _finished(self) -> EvalLoopOutput:
         trainer, args = self.trainer, self.trainer.args
+        if trainer.is_fsdp_enabled:
+            # What forward passes have gathered takes memory, and hides from scripts that the model is sharded.
+            free_gathered(trainer.model)
         if self.batches_done == 0 and isinstance(getattr(self.dataloader, "dataset", None), IterableDataset):
             name = "test" if self.is_prediction else "evaluation"
             raise ValueError(

@@ -66,7 +66,8 @@ def ensure_process_group(args: ProcessFacts) -> None:
             world_size=args.world_size,
             timeout=args.ddp_timeout_delta,
         )
-        keep_last_words(store, args.process_index, args.world_size)
+        if args.world_size > 1:
+            keep_last_words(store, args.process_index, args.world_size)
     atexit.register(_end_group, os.getpid())
 
 

@@ -49,6 +49,8 @@ class _Meeting(NamedTuple):
 
 
 _meeting: _Meeting | None = None
+# What this process has left as its word.
+_own_words: str | None = None
 
 
 def keep_last_words(store: Any, rank: int, world_size: int) -> None:
@@ -73,7 +75,8 @@ def leave_word(error: BaseException) -> None:
     """Let the other processes know of an error of this one, unless it is a consequence of theirs."""
     if _meeting is None or _is_consequence(error):
         return
-    words = f"{_meeting.rank} {type(error).__name__}: {error}"[:LONGEST_WORDS]
+    global _own_words
+    words = _own_words = f"{_meeting.rank} {type(error).__name__}: {error}"[:LONGEST_WORDS]
     # The process that holds the store may have ended.
     with suppress(RuntimeError):
         _meeting.store.compare_set(FIRST_FAILURE, "", words)
@@ -157,11 +160,14 @@ def _store_is_lost() -> bool:
 
 def _forget_own_word() -> None:
     """A script may go on after an error that it has caught."""
+    global _own_words
     assert _meeting is not None
+    if _own_words is None:
+        return
+    # In one operation: between a look and a change another process could take its own words away.
     with suppress(RuntimeError):
-        store = _meeting.store
-        if store.check([FIRST_FAILURE]) and store.get(FIRST_FAILURE).decode().startswith(f"{_meeting.rank} "):
-            store.delete_key(FIRST_FAILURE)
+        _meeting.store.compare_set(FIRST_FAILURE, _own_words, "")
+    _own_words = None
 
 
 def _is_consequence(error: BaseException | None) -> bool:

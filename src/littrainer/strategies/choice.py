@@ -13,6 +13,7 @@ from littrainer.processes.layout import tensor_parallel_size
 from littrainer.strategies.data_parallel import data_parallel_strategy
 from littrainer.strategies.deepspeed import deepspeed_strategy
 from littrainer.strategies.sharded import sharded_strategy
+from littrainer.strategies.sharded_v1 import first_version_strategy
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
 from littrainer.strategies.tensor_parallel import tensor_parallel_strategy
 
@@ -32,8 +33,12 @@ def _computes_layers_together(args: Any) -> bool:
     return tensor_parallel_size(args) > 1
 
 
-def _shards_parameters(args: Any) -> bool:
-    return sharding_plan(args) is not None
+def _shards_by_version(version: int) -> Callable[[Any], bool]:
+    def is_asked_for(args: Any) -> bool:
+        plan = sharding_plan(args)
+        return plan is not None and plan.version == version
+
+    return is_asked_for
 
 
 def _alone(args: Any) -> bool:
@@ -47,7 +52,8 @@ def _always(args: Any) -> bool:
 # Name -> whether arguments ask for it, and what makes it. The first that is asked for is taken.
 STRATEGIES: dict[str, tuple[Callable[[Any], bool], Callable[[Trainer], Strategy]]] = {
     "DeepSpeed": (asks_for_deepspeed, deepspeed_strategy),
-    "FSDP": (_shards_parameters, sharded_strategy),
+    "FSDP version 1": (_shards_by_version(1), first_version_strategy),
+    "FSDP": (_shards_by_version(2), sharded_strategy),
     "tensor parallel": (_computes_layers_together, tensor_parallel_strategy),
     "single device": (_alone, _single_device),
     "DDP": (_always, _data_parallel),

@@ -95,13 +95,12 @@ class ModelInDDP:
             ValueError: DDP cannot train it.
         """
         _refuse_what_ddp_cannot_train(model)
-        wrapped = self._setup_model(model)
-        # Lightning registers hooks on what it takes for its module in DDP.
-        module, self.model = self.model, wrapped
-        try:
-            self._register_ddp_hooks()
-        finally:
-            self.model = module
+        wrapped: DistributedDataParallel = self._setup_model(model)
+        hook = self._ddp_comm_hook
+        if hook is not None:
+            # Lightning would pass over it on a CPU.
+            wrapper = self._ddp_comm_wrapper
+            wrapped.register_comm_hook(self._ddp_comm_state, hook if wrapper is None else wrapper(hook))
         return wrapped
 
     @contextmanager

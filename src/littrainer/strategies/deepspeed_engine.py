@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.compilation import compile_keywords
+from littrainer.optim.closures import updates_during_backward
 from littrainer.processes import deepspeed_communication
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ def optimizer_and_schedule(trainer: Trainer, max_steps: int) -> tuple[Any, Any]:
     made_by_user = trainer.optimizer is not None
     if "optimizer" not in settings:
         trainer.create_optimizer()
+        _refuse_updates_during_backward(trainer.optimizer)
         keywords["optimizer"] = _for_engine(trainer.optimizer, config)
         settings["zero_allow_untested_optimizer"] = True
     elif "scheduler" not in settings:
@@ -225,6 +227,14 @@ def _refuse_two_of_a_kind(trainer: Trainer, config: DeepSpeedConfig) -> None:
         raise ValueError(
             "The schedule given as `optimizers` drives another optimizer than the one that DeepSpeed makes by the "
             'section "optimizer" of its configuration. Take that section out, or leave the schedule to the arguments.'
+        )
+
+
+def _refuse_updates_during_backward(optimizer: Any) -> None:
+    if updates_during_backward(optimizer):
+        raise ValueError(
+            f"{type(optimizer).__name__} updates the weights during the backward pass, and DeepSpeed's engine steps "
+            "after it: set `optim` to another one."
         )
 
 

@@ -6,12 +6,17 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from littrainer.arguments.deepspeed_config import FROM_ARGUMENTS, FROM_HIDDEN_SIZE, WITHOUT_AN_ARGUMENT
+from littrainer.arguments.deepspeed_config import (
+    FROM_ARGUMENTS,
+    FROM_HIDDEN_SIZE,
+    FROM_LENGTH,
+    WITHOUT_AN_ARGUMENT,
+)
 from littrainer.arguments.sharding_keys import KEYS, VARIABLES
 from littrainer.processes.layout import REFUSED_SIZES, SIZE_VARIABLE_PREFIX, SIZES
 from littrainer.strategies.choice import STRATEGIES
 from littrainer.strategies.data_parallel import DDP_KEYWORDS
-from littrainer.strategies.tensor_parallel import TENSOR_PARALLEL_KEYWORDS
+from littrainer.strategies.model_parallel import MODEL_PARALLEL_KEYWORDS
 from littrainer.strategies.tensor_parallel_plan import STYLES
 
 BEGIN = "<!-- tables: written by python -m littrainer.strategies.documentation docs/scale.md -->"
@@ -88,6 +93,7 @@ def strategy_tables() -> str:
                         (f"`{one.key}`", one.argument, "refused" if one.has_to_match else "kept")
                         for one in FROM_ARGUMENTS
                     ),
+                    *((f"`{key}`", source, "refused") for key, (source, _) in FROM_LENGTH.items()),
                     *(
                         (
                             f"`{key}`",
@@ -109,7 +115,7 @@ def strategy_tables() -> str:
             ),
             _table(
                 ("argument", "`ModelParallelStrategy` argument"),
-                ((f"`{argument}`", f"`{keyword}`") for argument, (keyword, _) in TENSOR_PARALLEL_KEYWORDS.items()),
+                ((f"`{argument}`", f"`{keyword}`") for argument, (keyword, _) in MODEL_PARALLEL_KEYWORDS.items()),
             ),
             _table(
                 ("style of a plan", "for", "in torch"),
@@ -145,7 +151,7 @@ def _refusal(name: str) -> str:
 def _in_torch(name: str) -> str:
     made = STYLES[name].make()
     settings = [
-        f"{setting}={value[0]}"
+        f"{setting}={value[0]!r}"
         for setting, value in vars(made).items()
         if setting in ("input_layouts", "output_layouts") and value
     ]

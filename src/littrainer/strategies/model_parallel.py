@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from torch import nn
 
-from littrainer.processes.layout import device_mesh, tensor_parallel_size
+from littrainer.processes.layout import data_parallel_size, device_mesh, tensor_parallel_size
 from littrainer.strategies.launched import LaunchedProcesses
 from littrainer.strategies.resident import release_plugins
 
@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from littrainer.trainer import Trainer
+
+# Argument -> keyword of Lightning's ModelParallelStrategy, and its value.
+MODEL_PARALLEL_KEYWORDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "parallelism_config.tp_size": ("tensor_parallel_size", tensor_parallel_size),
+    "parallelism_config.dp_replicate_size * dp_shard_size": ("data_parallel_size", data_parallel_size),
+    "ddp_backend": ("process_group_backend", lambda args: args.ddp_backend),
+    "ddp_timeout": ("timeout", lambda args: args.ddp_timeout_delta),
+}
 
 # Splits a model over a mesh with the dimensions of `processes.layout`, in place; does nothing to one that is split.
 Parallelize = Callable[[nn.Module, "DeviceMesh"], None]
@@ -33,11 +41,8 @@ class ResidentModelParallelStrategy(ModelParallelStrategy):
     def __init__(self, trainer: Trainer, parallelize: Parallelize, replicas: int, shards: int):
         args = trainer.args
         super().__init__(
-            data_parallel_size=replicas * shards,
-            tensor_parallel_size=tensor_parallel_size(args),
             save_distributed_checkpoint=False,
-            process_group_backend=args.ddp_backend,
-            timeout=args.ddp_timeout_delta,
+            **{keyword: value(args) for keyword, value in MODEL_PARALLEL_KEYWORDS.values()},
         )
         self.cluster_environment = LaunchedProcesses(args)
         self._parallelize = parallelize

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +38,7 @@ class ShardedStrategy(ResidentModelParallelStrategy):
 
     def setup(self, trainer: Any) -> None:
         """Prepare a run as Lightning does; sharding has put each parameter where it belongs."""
+        assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
         self.model = self.precision_plugin.convert_module(self.model)
         if trainer.state.fn == "fit":
@@ -47,7 +49,7 @@ class ShardedStrategy(ResidentModelParallelStrategy):
     def block_backward_sync(self) -> Iterator[None]:
         """A context in which gradients are added up in each process and not exchanged, unless each is to be."""
         module: Any = self.lightning_module
-        model = None if module is None or module.exchanges_gradients else module.owner.model
+        model: Any = None if module is None or module.exchanges_gradients else module.owner.model
         if not is_a(model, "resharding module"):
             yield
             return
@@ -176,12 +178,12 @@ def recompute(layers: Iterable[nn.Module], plan: ShardingPlan) -> None:
     layers = list(layers)
     if not layers:
         raise ValueError(
-            "fsdp_config has activation_checkpointing, which computes wrapped layers again, and no layer is wrapped. Name "
-            "their classes in transformer_layer_cls_to_wrap, or give min_num_params."
+            "fsdp_config has activation_checkpointing, which computes wrapped layers again, and no layer is wrapped. "
+            "Name their classes in transformer_layer_cls_to_wrap, or give min_num_params."
         )
     for layer in layers:
         if not getattr(layer, RECOMPUTES, False):
-            layer.forward = _recomputing(layer.forward, plan.activation_checkpointing_offload)  # type: ignore[method-assign]
+            layer.forward = _recomputing(layer.forward, plan.activation_checkpointing_offload)
             setattr(layer, RECOMPUTES, True)
 
 
@@ -200,7 +202,7 @@ def _recomputing(forward: Callable[..., Any], offloads: bool) -> Callable[..., A
 
 def _gather_ahead(layers: list[nn.Module]) -> None:
     sharded: list[Any] = [layer for layer in layers if is_a(layer, "resharding module")]
-    for layer, following in zip(sharded, sharded[1:], strict=False):
+    for layer, following in pairwise(sharded):
         layer.set_modules_to_forward_prefetch([following])
 
 
@@ -233,15 +235,16 @@ class _Received:
             for tensors in (module._parameters, module._buffers):
                 for name, tensor in tensors.items():
                     if tensor is not None and not is_a(tensor, "sharded tensor"):
-                        tensors[name] = self._received(tensor, name)  # type: ignore[index]
+                        tensors[name] = self._received(tensor, name)
 
     def _received(self, tensor: Any, name: str) -> Any:
         made = self._made.get(id(tensor), tensor)
         if made.is_meta:
             if dist.get_rank() == 0 or not self._plan.sync_module_states:
                 raise ValueError(
-                    f"The model's parameter {name} has no values (device meta) in process {dist.get_rank()}, so there is "
-                    "nothing to shard. Load the weights, or give the parameters values by to_empty() and an initialisation."
+                    f"The model's parameter {name} has no values (device meta) in process {dist.get_rank()}, so there "
+                    "is nothing to shard. Load the weights, or give the parameters values by to_empty() and an "
+                    "initialisation."
                 )
             # The old one is kept, so that no other gets its id.
             empty = torch.empty_like(tensor, device=self._device)

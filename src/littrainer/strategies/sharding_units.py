@@ -59,8 +59,8 @@ def layer_classes(model: nn.Module, plan: ShardingPlan) -> set[type[nn.Module]]:
     for name in named:
         if name not in known:
             raise ValueError(
-                f"fsdp_config has transformer_layer_cls_to_wrap={name!r}, and {type(model).__name__} has no module of that "
-                f"class ({suggestion(name, known)})."
+                f"fsdp_config has transformer_layer_cls_to_wrap={name!r}, and {type(model).__name__} has no module of "
+                f"that class ({suggestion(name, known)})."
             )
     return {known[name] for name in named}
 
@@ -89,8 +89,16 @@ def ignored_parameters(model: nn.Module, pattern: str | None) -> set[nn.Paramete
     Raises:
         ValueError: it is no regular expression, or matches nothing.
     """
-    if pattern is None:
-        return set()
+    modules = [] if pattern is None else ignored_modules(model, pattern)
+    return {parameter for module in modules for parameter in module.parameters()}
+
+
+def ignored_modules(model: nn.Module, pattern: str) -> list[nn.Module]:
+    """The modules whose whole names match.
+
+    Raises:
+        ValueError: the pattern is no regular expression, or matches nothing.
+    """
     try:
         matches = re.compile(pattern).fullmatch
     except re.error as error:
@@ -103,7 +111,7 @@ def ignored_parameters(model: nn.Module, pattern: str | None) -> set[nn.Paramete
             f"fsdp_config has ignored_modules={pattern!r}, which matches the whole name of no module of "
             f"{type(model).__name__}."
         )
-    return {parameter for module in modules for parameter in module.parameters()}
+    return modules
 
 
 def bottom_up(model: nn.Module) -> Iterator[nn.Module]:

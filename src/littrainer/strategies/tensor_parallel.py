@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,15 +18,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from littrainer.trainer import Trainer
-
-# Size of the layout, or argument -> keyword of Lightning's ModelParallelStrategy, and its value.
-TENSOR_PARALLEL_KEYWORDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "parallelism_config.tp_size": ("tensor_parallel_size", lambda args: process_layout(args).tensor_parallel),
-    "parallelism_config.dp_replicate_size": ("data_parallel_size", lambda args: process_layout(args).data_parallel),
-    "ddp_backend": ("process_group_backend", lambda args: args.ddp_backend),
-    "ddp_timeout": ("timeout", lambda args: args.ddp_timeout_delta),
-}
-
 
 class TensorParallelStrategy(ResidentModelParallelStrategy):
     """Layers split by a model's plan; where there are several such groups of processes, gradients are averaged."""

@@ -174,7 +174,7 @@ def warn_of_differences(
 ) -> list[str]:
     """Say once what is not as it was when a checkpoint was written, and return it sentence by sentence."""
     sentences = _other_arguments(record, trainer.args, trainer.state, plan) + _other_sizes(record, trainer, plan)
-    sentences += _other_processes(checkpoint, record, trainer.args)
+    sentences += _other_processes(checkpoint, record is not None, trainer.args)
     if sentences:
         logger.warning("Resuming from %s, which was written by another training. %s", checkpoint, " ".join(sentences))
     return sentences
@@ -227,12 +227,11 @@ def _other_sizes(record: dict[str, Any] | None, trainer: Trainer, plan: Training
     ]
 
 
-def _other_processes(checkpoint: Path, record: dict[str, Any] | None, args: TrainingArguments) -> list[str]:
-    then = processes_that_wrote(checkpoint) if record is None else record["sizes"]["world_size"]
+def _other_processes(checkpoint: Path, sizes_are_named: bool, args: TrainingArguments) -> list[str]:
+    then = processes_that_wrote(checkpoint)
     if then == args.world_size:
         return []
-    # With a record the sizes that differ have named both numbers.
-    numbers = f"There are now {args.world_size} processes ({then}). " if record is None else ""
+    numbers = "" if sizes_are_named else f"There are now {args.world_size} processes ({then}). "
     return [f"{numbers}Random numbers go on from the seed, since each process has its own."]
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from littrainer.arguments.training_arguments import TrainingArguments
 
-# Modules of the classes that hold a user's model as `module`.
-WRAPPERS = ("torch.", "deepspeed.")
+# Libraries of the classes that hold a user's model as `module`.
+WRAPPERS = ("torch", "deepspeed")
 
 
 class Preparing:
@@ -165,7 +165,7 @@ class Preparing:
             model._orig_mod = inner
             return model
         inner = getattr(model, "module", None)
-        if isinstance(inner, nn.Module) and type(model).__module__.startswith(WRAPPERS):
+        if isinstance(inner, nn.Module) and type(model).__module__.partition(".")[0] in WRAPPERS:
             return self.unwrap_model(inner, keep_fp32_wrapper, keep_torch_compile)
         if not keep_fp32_wrapper:
             restore_forward(model)
@@ -194,11 +194,11 @@ class Preparing:
 
 
 def _refuse_second_engine(model: nn.Module) -> None:
-    is_engine = type(model).__module__.startswith("deepspeed.")
+    is_engine = type(model).__module__.partition(".")[0] == "deepspeed"
     if not is_engine and any(parameter.requires_grad for parameter in model.parameters()):
         raise NotImplementedError(
-            f"accelerator.prepare({type(model).__name__}): DeepSpeed's engine holds the Trainer's model, and another one "
-            "to be trained needs an engine of its own: make it by deepspeed.initialize(model=..., "
+            f"accelerator.prepare({type(model).__name__}): DeepSpeed's engine holds the Trainer's model, and another "
+            "one to be trained needs an engine of its own: make it by deepspeed.initialize(model=..., "
             "config=accelerator.state.deepspeed_plugin.deepspeed_config). One that is not trained goes through "
             "accelerator.prepare_model(model, evaluation_mode=True)."
         )

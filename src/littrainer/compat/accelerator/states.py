@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.accelerate_state import accelerate_is_loaded, distributed_type, partial_state
+from littrainer.arguments.accelerate_state import distributed_type, partial_state
 from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.layouts import SplitModels, sharding_plugin
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def shared_accelerator_state(args: TrainingArguments) -> Any:
-    """accelerate's own AcceleratorState with the facts of these arguments; None where accelerate is not loaded.
+    """accelerate's own AcceleratorState with the facts of these arguments.
 
-    It is one for the whole process. Libraries make it anew without arguments, and callbacks read it.
+    None where accelerate is not loaded, or where making it would wait for processes that have no group yet. It is one
+    for the whole process. Libraries make it anew without arguments, and callbacks read it.
     """
-    if not accelerate_is_loaded():
+    if partial_state(args) is None:
         return None
-    partial_state(args)
     accelerator_state: Any = sys.modules["accelerate.state"].AcceleratorState
     shared = accelerator_state._shared_state
     if shared and shared.get("_mixed_precision") != args.mixed_precision:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
-logger = logging.getLogger("deepspeed stand-in")
+from .logging import logger  # noqa: F401
+
 LEAVES: list[Any] = []
 
 

@@ -1,0 +1,150 @@
+"""Checkpoints of a training that DeepSpeed carries out, its engine being the stand-in."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from littrainer import Trainer
+from tests.deepspeed.test_training import RUN, TORCH_OPTIMIZER, steps
+from tests.deepspeed.variants import ENGINE_SCHEDULE, stage
+from tests.scenarios.trainers import quiet_trainer
+
+SAVING: dict[str, Any] = {**RUN, "save_strategy": "steps", "save_steps": 2}
+# What a checkpoint of one process holds beside the engine's files.
+BESIDE = {
+    "latest",
+    "littrainer_manifest.json",
+    "littrainer_resume.pt",
+    "model.safetensors",
+    "rng_state.pth",
+    "trainer_state.json",
+    "training_args.bin",
+    "zero_to_fp32.py",
+}
+
+
+def trained(folder: Path, resume: Any = None, **changes: Any) -> Trainer:
+    trainer = quiet_trainer(folder, **{**SAVING, **changes})
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_checkpoint_holds_the_engines_folder_in_the_place_of_the_optimizers_state(
+    deepspeed: Any, tmp_path: Path
+) -> None:
+    trained(tmp_path, deepspeed=stage(2))
+    assert names_in(tmp_path / "checkpoint-2") == {*BESIDE, "global_step2", "scheduler.pt"}
+    assert (tmp_path / "checkpoint-2" / "latest").read_text() == "global_step2"
+
+
+def test_a_schedule_that_the_engine_steps_is_kept_by_the_engine(deepspeed: Any, tmp_path: Path) -> None:
+    trained(tmp_path, deepspeed=stage(2, ENGINE_SCHEDULE), warmup_steps=2)
+    assert names_in(tmp_path / "checkpoint-2") == {*BESIDE, "global_step2"}
+
+
+@pytest.mark.parametrize(
+    "sections", [{}, {**TORCH_OPTIMIZER, **ENGINE_SCHEDULE}], ids=["of the arguments", "of the engine"]
+)
+def test_a_resumed_training_goes_on_exactly(deepspeed: Any, tmp_path: Path, sections: dict[str, Any]) -> None:
+    whole = trained(tmp_path, deepspeed=stage(2, sections), warmup_steps=1)
+    torch.manual_seed(99)
+    resumed = trained(tmp_path, resume=str(tmp_path / "checkpoint-2"), deepspeed=stage(2, sections), warmup_steps=1)
+    assert steps(resumed) == steps(whole) and len(steps(whole)) == 4
+    assert resumed.deepspeed.global_steps == 4
+    loaded = next(keywords for name, keywords in resumed.deepspeed.calls if name == "load")
+    assert loaded == {"load_module_strict": True, "load_optimizer_states": True, "load_lr_scheduler_states": True}
+
+
+def test_a_checkpoint_without_our_files_resumes_as_one_that_transformers_wrote(deepspeed: Any, tmp_path: Path) -> None:
+    whole = trained(tmp_path, deepspeed=stage(2, ENGINE_SCHEDULE), warmup_steps=2)
+    for name in ("littrainer_manifest.json", "littrainer_resume.pt"):
+        (tmp_path / "checkpoint-2" / name).unlink()
+    resumed = trained(
+        tmp_path, resume=str(tmp_path / "checkpoint-2"), deepspeed=stage(2, ENGINE_SCHEDULE), warmup_steps=2
+    )
+    assert steps(resumed) == steps(whole)
+
+
+def test_the_best_model_is_loaded_by_the_engine(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = trained(
+        tmp_path,
+        deepspeed=stage(3),
+        eval_strategy="steps",
+        eval_steps=2,
+        load_best_model_at_end=True,
+        greater_is_better=True,
+        metric_for_best_model="loss",
+    )
+    # The loss falls, so that the larger one is that of the first evaluation.
+    assert trainer.state.best_global_step == 2 and trainer.deepspeed.calls[-1][0] == "load"
+    best = load_file(tmp_path / "checkpoint-2" / "model.safetensors")
+    assert all(torch.equal(value, best[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_stage_3_gathers_the_weights_that_are_saved(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = trained(tmp_path, deepspeed=stage(3), save_strategy="no")
+    trainer.save_model(str(tmp_path / "saved"))
+    assert trainer.deepspeed.calls[-1] == ("gather", False)
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    assert all(torch.equal(value, saved[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_stage_3_without_gathering_leaves_the_engines_files(
+    deepspeed: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = stage(3, stage3_gather_16bit_weights_on_model_save=False)
+    whole = trained(tmp_path, deepspeed=config)
+    assert names_in(tmp_path / "checkpoint-2") == {*BESIDE, "global_step2", "scheduler.pt"} - {"model.safetensors"}
+    assert "zero_to_fp32.py" in caplog.text
+    resumed = trained(tmp_path, resume=True, deepspeed=config, num_train_epochs=3)
+    assert resumed.state.global_step == 6
+    assert steps(resumed)[:4] == steps(whole)
+
+
+def test_a_model_is_saved_whole_before_any_training_too(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, deepspeed=stage(3))
+    trainer.save_model(str(tmp_path / "saved"))
+    assert set(load_file(tmp_path / "saved" / "model.safetensors")) == set(trainer.model.state_dict())
+
+
+def test_a_checkpoint_without_the_engines_folder_is_refused_with_what_is_missing(
+    deepspeed: Any, tmp_path: Path
+) -> None:
+    trained(tmp_path)
+    with pytest.raises(ValueError, match=r"checkpoint-2 has no folder global_step\* of DeepSpeed's engine"):
+        trained(tmp_path, resume=str(tmp_path / "checkpoint-2"), deepspeed=stage(2))
+
+
+def test_a_checkpoint_whose_folder_is_not_named_is_refused(deepspeed: Any, tmp_path: Path) -> None:
+    trained(tmp_path, deepspeed=stage(2))
+    folder = tmp_path / "checkpoint-2"
+    (folder / "littrainer_manifest.json").unlink()
+    (folder / "latest").write_text("global_step7")
+    with pytest.raises(ValueError, match=r"latest has to name the folder .* there is global_step2"):
+        trained(tmp_path, resume=str(folder), deepspeed=stage(2))
+
+
+def test_a_checkpoint_of_another_number_of_processes_is_refused(deepspeed: Any, tmp_path: Path) -> None:
+    trained(tmp_path, deepspeed=stage(2))
+    folder = tmp_path / "checkpoint-2"
+    (folder / "littrainer_manifest.json").unlink()
+    part = folder / "global_step2" / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    shutil.copy(part, part.with_name(part.name.replace("rank_0_mp", "rank_1_mp")))
+    with pytest.raises(ValueError, match=r"written by 2 processes, and there are 1.*ds_to_universal"):
+        trained(tmp_path, resume=str(folder), deepspeed=stage(2))
+
+
+def test_a_checkpoint_of_the_engine_is_not_resumed_without_it(deepspeed: Any, tmp_path: Path) -> None:
+    trained(tmp_path, deepspeed=stage(2))
+    with pytest.raises((ValueError, OSError), match=r"optimizer\.pt"):
+        trained(tmp_path, resume=str(tmp_path / "checkpoint-2"))

@@ -1,0 +1,130 @@
+"""What does not go with DeepSpeed is refused before anything is computed, with what to do instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from littrainer import Trainer
+from tests.deepspeed.test_training import RUN, TORCH_OPTIMIZER
+from tests.deepspeed.variants import ENGINE_SCHEDULE, stage
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+
+
+def test_deepspeed_that_is_not_installed_says_how_to_install_it(tmp_path: Path) -> None:
+    with pytest.raises(ImportError, match=r"DeepSpeed is not installed: pip install littrainer\[deepspeed\]"):
+        quiet_arguments(tmp_path, deepspeed=stage(2))
+
+
+def test_a_launcher_that_asks_for_it_is_named_where_it_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    with pytest.raises(ImportError, match="ACCELERATE_USE_DEEPSPEED"):
+        quiet_arguments(tmp_path)
+
+
+def test_another_device_than_deepspeed_works_on_is_refused(
+    deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deepspeed.accelerator, "DEVICE", "cuda")
+    trainer = quiet_trainer(tmp_path, deepspeed=stage(2))
+    with pytest.raises(RuntimeError, match=r"DeepSpeed works on cuda, and this training on cpu.*DS_ACCELERATOR=cpu"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "complaint"),
+    [
+        (
+            {"deepspeed": stage(2), "save_only_model": True, "load_best_model_at_end": True, "eval_strategy": "epoch"},
+            {},
+            "save_only_model=True together with load_best_model_at_end=True",
+        ),
+        ({"deepspeed": stage(3), "auto_find_batch_size": True}, {}, "auto_find_batch_size=True in stage 3"),
+        ({"deepspeed": stage(2), "async_save": True}, {}, "async_save=True"),
+        ({"deepspeed": stage(2, {"tensor_parallel": {"autotp_size": 2}})}, {}, '"tensor_parallel" in its'),
+        ({"deepspeed": stage(2)}, {"lightning": {"strategy": "ddp"}}, "lightning={'strategy': ...}"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused_when_the_trainer_is_made(
+    deepspeed: Any, tmp_path: Path, changes: dict[str, Any], given: dict[str, Any], complaint: str
+) -> None:
+    best = {"save_strategy": "epoch"} if changes.get("load_best_model_at_end") else {}
+    with pytest.raises(ValueError, match=r"`deepspeed` does not go with .*") as refused:
+        quiet_trainer(tmp_path, given=given, **{**changes, **best})
+    assert complaint in str(refused.value)
+
+
+def test_a_search_for_the_batch_size_goes_with_stage_2(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, deepspeed=stage(2), **{**RUN, "auto_find_batch_size": True, "max_steps": 1})
+    trainer.train()
+    assert trainer.state.global_step == 1
+
+
+def test_all_values_that_contradict_the_arguments_are_named_before_the_first_step(
+    deepspeed: Any, tmp_path: Path
+) -> None:
+    config = {**stage(2), "gradient_clipping": 5.0, "train_batch_size": 3}
+    trainer = quiet_trainer(tmp_path, deepspeed=config)
+    with pytest.raises(ValueError, match=r"train_batch_size=3, .*gradient_clipping=5\.0, and max_grad_norm=1\.0"):
+        trainer.train()
+
+
+def test_two_optimizers_or_two_schedules_are_refused(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, deepspeed=stage(2, TORCH_OPTIMIZER))
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=1.0)
+    with pytest.raises(ValueError, match='"optimizer" of the DeepSpeed configuration, and the one given as'):
+        trainer.train()
+
+    class OwnSchedule(Trainer):
+        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+            return super().create_scheduler(num_training_steps, optimizer)
+
+    trainer = quiet_trainer(tmp_path, kind=OwnSchedule, deepspeed=stage(2, ENGINE_SCHEDULE))
+    with pytest.raises(
+        ValueError, match=r'"scheduler" of the DeepSpeed configuration, and OwnSchedule.create_scheduler'
+    ):
+        trainer.train()
+
+
+def test_a_schedule_of_another_optimizer_than_the_engines_is_refused(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, deepspeed=stage(2, TORCH_OPTIMIZER))
+    other = torch.optim.SGD(trainer.model.parameters(), lr=1.0)
+    trainer.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(other)
+    with pytest.raises(ValueError, match="drives another optimizer than the one that DeepSpeed makes"):
+        trainer.train()
+
+
+def test_a_second_model_to_be_trained_needs_an_engine_of_its_own(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, deepspeed=stage(2))
+    with pytest.raises(NotImplementedError, match=r"accelerator\.prepare\(Linear\): DeepSpeed's engine holds"):
+        trainer.accelerator.prepare(nn.Linear(1, 1))
+    reference = nn.Linear(1, 1)
+    assert trainer.accelerator.prepare_model(reference, evaluation_mode=True) is reference
+
+
+def test_a_configuration_set_after_the_trainer_was_made_is_refused(deepspeed: Any, tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path)
+    trainer.args.deepspeed = stage(2)
+    with pytest.raises(ValueError, match="`deepspeed` was set after the Trainer was made"):
+        trainer.train()
+
+
+def test_fsdp_and_deepspeed_are_refused_together(deepspeed: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="fsdp"):
+        quiet_arguments(tmp_path, deepspeed=stage(2), fsdp="full_shard")
+
+
+def test_an_optimizer_that_updates_during_backward_is_refused(deepspeed: Any, tmp_path: Path) -> None:
+    class Fused(torch.optim.SGD):
+        def fused_backward(self, loss: Any, rate: float) -> None: ...
+
+    trainer = quiet_trainer(tmp_path, deepspeed=stage(2))
+    trainer.optimizer = Fused(trainer.model.parameters(), lr=1.0)
+    with pytest.raises(ValueError, match="Fused updates the weights during the backward pass"):
+        trainer.train()

@@ -1,0 +1,132 @@
+"""Scripts that are started in two processes, and how a test starts them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.compat.processes import environment
+from tests.processes.launchers import PREFIXES, PYTORCH_VARIABLES
+
+LONGEST_RUN_SECONDS = 300
+
+# What a script sees of the processes between its arguments and its Trainer, in the file facts0.json or facts1.json.
+FACTS = """
+import json, os, pathlib, sys, time
+
+import torch
+import torch.distributed as dist
+
+import littrainer.auto
+from littrainer import TrainingArguments
+
+folder = pathlib.Path(__file__).parent
+# As scripts do that change to their output folder.
+os.chdir("/")
+args = TrainingArguments(folder / "out", use_cpu=True, ddp_timeout=60)
+rank = args.process_index
+total = torch.tensor([rank + 1.0])
+dist.all_reduce(total)
+with args.main_process_first():
+    if rank == 0:
+        time.sleep(0.3)
+        (folder / "cache").write_text("ready")
+    found_cache = (folder / "cache").exists()
+facts = {
+    "world_size": args.world_size,
+    "ranks": [args.process_index, args.local_process_index, args.local_rank],
+    "local_world_size": args.local_world_size,
+    "parallel_mode": args.parallel_mode.value,
+    "device": [str(args.device), args.n_gpu],
+    "writes": [args.should_save, args.should_log],
+    "backend": dist.get_backend(),
+    "sum": total.item(),
+    "found_cache": found_cache,
+    "argv": sys.argv,
+}
+if "accelerate" in sys.argv:
+    state = args.distributed_state
+    facts["state"] = [state.num_processes, state.process_index, str(state.distributed_type)]
+(folder / f"facts{rank}.json").write_text(json.dumps(facts))
+if "fail" in sys.argv and rank == 1:
+    raise ValueError("sample 17 is damaged")
+if "fail" in sys.argv:
+    dist.barrier()
+"""
+
+# The second process is killed in the midst of a training.
+TRAINING = """
+import os, signal, sys
+
+import torch
+from torch import nn
+
+from littrainer import Trainer, TrainingArguments
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x):
+        return {"loss": self.layer(x).square().mean()}
+
+
+class Dying(Trainer):
+    def compute_loss(self, *args, **kwargs):
+        if self.state.global_step == 2 and self.args.process_index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().compute_loss(*args, **kwargs)
+
+
+args = TrainingArguments(
+    sys.argv[1], use_cpu=True, max_steps=20, report_to="none", save_strategy="no", disable_tqdm=True, ddp_timeout=120
+)
+Dying(Model(), args, train_dataset=[{"x": torch.ones(2) * index} for index in range(400)]).train()
+"""
+
+
+def plain_environment(**variables: str) -> dict[str, str]:
+    """The environment of a script that no launcher has started, with these variables."""
+    inherited = environment(TOKENIZERS_PARALLELISM="false", CUDA_VISIBLE_DEVICES="")
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if name not in PYTORCH_VARIABLES and not name.startswith(PREFIXES)
+    }
+    return {**kept, **variables}
+
+
+def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run this interpreter, which starts further processes."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=plain_environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_RUN_SECONDS,
+    )
+
+
+def run_by_hand(script: Path, *arguments: str, port: int) -> list[tuple[int, str]]:
+    """Run a script in two processes that no agent looks after; returns status and output of each."""
+    ranks = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), *arguments],
+            env=plain_environment(**ranks, RANK=str(rank), LOCAL_RANK=str(rank)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=LONGEST_RUN_SECONDS)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]

@@ -1,0 +1,145 @@
+"""Two processes that share their data: exact resumes, ends, reading by the first, orders, prepared loaders."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from tests.distributed.data_process import RESUMED, SIZE
+from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
+from tests.scenarios.data import vector_rows
+
+LONGEST_RUN_SECONDS = 300
+
+
+def start(rank: int, folder: Path) -> subprocess.Popen[str]:
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(SIZE), "LOCAL_WORLD_SIZE": str(SIZE)}
+    with (folder / f"log-{rank}").open("w") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.distributed.data_process", str(rank), str(folder)],
+            cwd=ROOT,
+            env={**environment_of_runs(), **ranks},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+def run_together(folder: Path) -> None:
+    processes = [start(rank, folder) for rank in range(SIZE)]
+    try:
+        for process in processes:
+            process.wait(timeout=LONGEST_RUN_SECONDS)
+    finally:
+        for process in processes:
+            process.kill()
+    logs = "\n".join((folder / f"log-{rank}").read_text() for rank in range(SIZE))
+    assert [process.returncode for process in processes] == [0, 0], logs
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two processes found; they are started once for all tests."""
+    folder = folder_shared_by_workers(tmp_path_factory) / "sharing-data"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "1.pickle").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            run_together(folder)
+    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(SIZE)]
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_resumed_training_ends_in_each_process_as_the_one_that_was_not_broken_off(
+    found: list[dict[str, Any]], name: str
+) -> None:
+    *_, steps = RESUMED[name]
+    assert [one[f"resumed {name}"] for one in found] == [{step: [] for step in steps}] * SIZE
+
+
+def test_a_stream_that_is_shared_otherwise_after_a_resume_is_read_on_at_the_same_place(
+    found: list[dict[str, Any]],
+) -> None:
+    labels = [row["labels"] for row in vector_rows(24)]
+    assert found[0]["settings_changed_at_a_resume"] == [labels[16:20]]
+    assert found[1]["settings_changed_at_a_resume"] == [labels[20:24]]
+
+
+def test_data_that_is_shorter_in_one_process_is_refused_in_all_with_ranks_and_lengths(
+    found: list[dict[str, Any]],
+) -> None:
+    for one in found:
+        assert "rank 0 has 3 batches, rank 1 has 2 batches; rank 0 has 24, rank 1 has 12" in one["a_shorter_dataset"]
+        assert "rank 0 has 3 batches, rank 1 has 2 batches; rank 0 has 12, rank 1 has 8" in one["a_shorter_loader"]
+        assert "rank 0 has 2 batches, rank 1 has 1 batch. Set even_batches=True" in one["uneven_batches"]
+
+
+def test_streams_of_unequal_length_end_together_in_training_which_is_told_once(found: list[dict[str, Any]]) -> None:
+    together = [one["streams_that_end_apart"] for one in found]
+    # Eight rows of the shorter one are one batch where the Trainer shares them, and two in a loader of the script.
+    epochs = [(6, pytest.approx(5 + 1 / 6)), (6, pytest.approx(2 + 2 / 6))]
+    assert [one["epochs"] for one in together] == [epochs] * SIZE
+    for one in together:
+        assert [message.partition(",")[0] for message in one["heard"]] == [
+            "The data of rank 1 has ended after 1 batch",
+            "The data of rank 1 has ended after 2 batches",
+        ]
+
+
+def test_streams_of_unequal_length_are_not_evaluated(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        message = one["streams_that_end_apart"]["evaluated"]
+        assert message.startswith("UnequalData: The data of rank 1 has ended after 1 batch")
+        assert "dispatch_batches=True" in message
+
+
+def test_a_stream_is_read_by_the_first_process_alone(found: list[dict[str, Any]]) -> None:
+    assert [one["rows_read_of_a_stream"] for one in found] == [16, 0]
+
+
+def test_an_error_of_the_stream_ends_all_processes(found: list[dict[str, Any]]) -> None:
+    first, second = (one["a_stream_that_fails"] for one in found)
+    assert first == "OSError: shard 3 is gone"
+    assert second.startswith("FailedElsewhere: Process 0") and first in second
+
+
+def test_batches_that_are_padded_to_unequal_widths_are_dispatched(found: list[dict[str, Any]]) -> None:
+    shapes = [one["batches_of_unequal_width"] for one in found]
+    assert [len(one) for one in shapes] == [4, 4] and any(one != other for one, other in zip(*shapes, strict=True))
+
+
+def test_one_order_is_shared_though_the_generators_of_the_processes_differ(found: list[dict[str, Any]]) -> None:
+    first, second = (one["orders"] for one in found)
+    for name in ("drawn from one generator", "grouped by length"):
+        epochs = [sorted(one + other) for one, other in zip(first[name], second[name], strict=True)]
+        assert epochs == [list(range(12))] * 2 and first[name][0] != first[name][1]
+    for one, other in zip(first["of a stream"], second["of a stream"], strict=True):
+        assert sorted(one + other) == list(range(one[0], one[0] + 8))
+
+
+def test_loaders_of_a_script_are_shared_out_as_the_accelerator_is_set(found: list[dict[str, Any]]) -> None:
+    first, second = (one["prepared_loaders"] for one in found)
+    in_order = [[0, 1], [4, 5], [8, 0]], [[2, 3], [6, 7], [1, 2]]
+    for name in ("in order", "of a class of its own", "twice"):
+        assert (first[name], second[name]) == in_order
+    assert (first["whole batches"], second["whole batches"]) == ([[0, 1], [4, 5]], [[2, 3], [6, 7]])
+    assert (first["uneven"], second["uneven"]) == ([[0, 1], [4, 5], [8]], [[2, 3], [6, 7]])
+    assert (first["dispatched"], second["dispatched"]) == ([[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [0]])
+    start = first["cut by a function"][0][0]
+    assert first["cut by a function"] == [[start, start + 2], [start + 4, start + 6]]
+    assert second["cut by a function"] == [[start + 1, start + 3], [start + 5, start + 7]]
+    assert "batch_size=None" in first["one by one"] and first["one by one"] == second["one by one"]
+
+
+def test_lengths_count_what_a_process_gets_and_samples_what_all_get(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        counts = one["lengths_and_counts"]
+        # Eighteen rows are five batches, three for each process and epoch.
+        assert (counts["length"], counts["steps"], counts["examples"]) == (3, 6, 18)
+        assert counts["rate"] == pytest.approx(36, abs=0.1)
+        assert counts["of a stream"] == (3, 21)

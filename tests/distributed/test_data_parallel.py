@@ -1,0 +1,170 @@
+"""What a training step does in two processes: which model it is handed, what is exchanged when, and who decides."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
+from tests.fidelity.side import MODES
+
+PROCESSES = 2
+LONGEST_RUN_SECONDS = 240
+
+Found = list[dict[str, Any]]
+
+
+def run_together(folder: Path) -> None:
+    place = {"WORLD_SIZE": str(PROCESSES), "LOCAL_WORLD_SIZE": str(PROCESSES), "MASTER_ADDR": "127.0.0.1"}
+    place["MASTER_PORT"] = str(random.SystemRandom().randrange(20000, 40000))
+    processes = []
+    for rank in range(PROCESSES):
+        with (folder / f"out{rank}").open("w") as out, (folder / f"log{rank}").open("w") as log:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "tests.distributed.training_process", str(folder)],
+                    cwd=ROOT,
+                    env={**environment_of_runs(), **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdout=out,
+                    stderr=log,
+                )
+            )
+    try:
+        codes = [process.wait(LONGEST_RUN_SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert codes == [0] * PROCESSES, "\n".join((folder / f"log{rank}").read_text() for rank in range(PROCESSES))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two processes, started once for all tests, wrote what they found and printed."""
+    shared = folder_shared_by_workers(tmp_path_factory) / "training-together"
+    with FileLock(f"{shared}.lock"):
+        if not shared.exists():
+            shared.mkdir()
+            run_together(shared)
+    return shared
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Found:
+    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(PROCESSES)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_subclass_is_handed_the_model_in_ddp_as_transformers_hands_it(found: Found, mode: str) -> None:
+    for rank, one in enumerate(found):
+        seen = one["what_a_subclass_is_handed"][mode]
+        assert seen.pop("mode") is (mode == "automatic")
+        assert seen.pop("rank to Lightning") == rank
+        assert not any(name.startswith("module.") for name in seen.pop("names"))
+        # Evaluations call the user's model itself.
+        evaluated = seen.pop("evaluated")
+        assert evaluated and all(evaluated)
+        assert all(seen.values()), seen
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_are_exchanged_at_the_last_micro_batch_of_a_window_only(found: Found, mode: str) -> None:
+    for one in found:
+        counts = one["gradient_exchanges"][mode]
+        assert counts["last"] == [1, 1]
+        assert counts["each"] == [3, 3]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_beside_gradients_nothing_is_waited_for_between_two_steps_that_do_not_log(found: Found, mode: str) -> None:
+    for one in found:
+        steps = one["collectives_of_a_step"][mode]
+        # One for each of the two micro-batches, for the flags of the control.
+        assert steps == [["all_reduce in the background"] * 2] * 3
+
+
+def test_the_ddp_arguments_reach_ddp(found: Found) -> None:
+    first, second = (one["ddp_arguments"] for one in found)
+    for one in (first, second):
+        # torch orders the buckets anew after the first step, by the order in which gradients come.
+        assert one["buckets of 1 MiB"][-1] > one["buckets"][-1] >= 1
+        assert one["static graph"] == [True, False]
+        assert one["unused"] is None
+        message = "\n".join(one["unused, not looked for"])
+        assert "ddp_find_unused_parameters=True" in message
+    # The second process has gone on from the first one's, or from its own.
+    assert first["buffers"] == first["own buffers"]
+    assert second["buffers"] != second["own buffers"]
+
+
+def test_a_strategy_of_the_users_gets_the_launched_processes_and_keeps_its_hook(found: Found) -> None:
+    for rank, one in enumerate(found):
+        seen = one["strategy_of_the_users"]
+        for number, mode in enumerate(MODES):
+            assert seen[mode]["buckets"] == 2
+            assert seen[mode]["kind"] and seen[mode]["given one is left alone"]
+            assert seen[mode]["broadcasts buffers"] is False
+            assert seen[mode]["ranks"] == (rank, PROCESSES)
+            assert seen[mode]["setups"] == number + 1
+        assert seen["by name"] == (PROCESSES, False)
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("stop, all", [("end", 2)]),
+        ("stop, one", [("end", 3)]),
+        ("stop, one, first", [("end", 3)]),
+        ("stop when logging, one", [("end", 3)]),
+        ("stop within a window, one", [("end", 3)]),
+        ("stop within a window, all", [("end", 2)]),
+        ("end of epoch, one", [("end", 3)]),
+        ("evaluate, all", [("evaluate", 2), ("end", 6)]),
+        ("evaluate, one", [("evaluate", 3), ("end", 6)]),
+    ],
+)
+def test_what_one_process_asks_for_all_do_one_step_later(
+    found: Found, case: str, expected: list[tuple[str, int]]
+) -> None:
+    assert [one["flags"][case] for one in found] == [expected] * PROCESSES
+
+
+def test_lightning_callbacks_decide_alike_in_all_processes(found: Found) -> None:
+    first, second = (one["lightning_callbacks"] for one in found)
+    for case in ("alone", "early", "averaging"):
+        assert first[case] == second[case]
+    # It stops where the evaluation of that step has come to its end, and each process knows what the other one wants.
+    assert first["alone"][0] == 2
+    assert first["early"][0] < 6
+    (steps, weights), name, exists = first["saving"]
+    assert ((steps, weights), name, exists) == second["saving"]
+    assert steps == 6 and exists and name.endswith(".ckpt")
+    assert first["rates"] == second["rates"] and first["rates"][1]
+
+
+def test_models_that_ddp_cannot_train_are_refused_by_name(found: Found) -> None:
+    for one in found:
+        assert "VectorClassifier has no parameter that is trained" in one["refusals"]["frozen"]
+        assert "several devices (cpu, disk)" in one["refusals"]["spread"]
+
+
+def test_only_the_first_process_prints_and_lightning_tells_nothing_of_its_start(folder: Path) -> None:
+    first, second = ((folder / f"out{rank}").read_text() for rank in range(PROCESSES))
+    assert "train_runtime" in first and second == ""
+    for rank in range(PROCESSES):
+        log = (folder / f"log{rank}").read_text()
+        for chatter in ("Initializing distributed", "distributed_backend", "GLOBAL_RANK", "LOCAL_RANK", "Trainer.fit"):
+            assert chatter not in log, log
+
+
+def test_a_flag_that_one_process_raises_is_told_there(folder: Path) -> None:
+    assert "control.should_training_stop was set in this process" in (folder / "log1").read_text()
+    assert "WORLD_SIZE" not in os.environ

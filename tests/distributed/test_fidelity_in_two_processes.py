@@ -1,0 +1,154 @@
+"""Two processes that train together leave what they leave with transformers' own Trainer, each of them.
+
+All scenarios of `tests/fidelity` can run in two processes. Here run those that are about several processes, and of the
+others the cheap ones that each show another part of a training.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from tests.fidelity.compare import first_difference
+from tests.fidelity.conftest import ROOT, RUNS, environment_of_runs, folder_shared_by_workers
+from tests.fidelity.differences import read_record
+from tests.fidelity.record import EVERY_SCENARIO, WITH_CHECKPOINTS
+from tests.fidelity.scenarios import SCENARIOS
+from tests.fidelity.side import MODES, ORACLE
+
+PROCESSES = 2
+LONGEST_RUN_SECONDS = 400
+
+FOR_ONE_PROCESS: tuple[str, ...] = (
+    "plain_module_accumulating_3_of_5_batches",
+    "gpt2_accumulating_4_of_7_batches",
+    "counting_module_accumulating_3_of_5_batches",
+    "trainer_that_says_whether_its_loss_is_scaled",
+    "training_stopped_in_the_middle_of_a_window",
+    "epoch_stopped_midway_while_accumulating",
+    "log_evaluation_and_save_asked_for_by_callbacks",
+    "loss_that_is_nan_once_and_filtered",
+    "best_model_kept_beside_the_two_last",
+    "collating_masked_tokens",
+    "grouped_by_length",
+    "tokens_masked_at_random_while_accumulating",
+    "loader_of_the_scripts_own",
+    "logging_evaluating_and_saving_every_few_steps",
+    "metrics_summed_up_batch_by_batch",
+    "predicting_a_language_model_of_unequal_lengths",
+    "evaluating_a_stream_that_knows_its_length",
+    "events_with_the_best_saved_and_loaded",
+    "events_of_an_early_stop",
+    "adapter_and_new_classifier_trained",
+    "tied_embeddings_saved_once",
+    "steps_over_a_stream_that_ends_mid_window",
+    "one_and_a_quarter_epochs_accumulating",
+    "two_train_calls_in_a_row",
+    "label_smoothing_of_a_causal_model_by_its_window",
+    "gradient_checkpointing_that_is_reentrant",
+    "noise_on_the_embeddings",
+    "batch_size_found_after_memory_ran_out",
+    "dropout_and_batch_norm_with_evaluation_between",
+    "partly_frozen_module_with_an_unused_layer",
+    "model_init_trained_twice",
+    "loss_from_compute_loss_func",
+    "loss_from_an_overridden_compute_loss",
+    "bf16_mixed_precision",
+    "optimizer_fused_adamw_with_weight_decay",
+    "schedule_reduce_lr_on_plateau",
+    "optimizer_tight_clipping",
+    "overriding_training_step_alone_and_calling_the_parents",
+    "bf16_with_label_smoothing_and_checkpointed_activations",
+    "accumulation_raised_when_an_epoch_begins",
+    "optimizer_replaced_at_a_steps_end",
+    "resumed_while_accumulating",
+    "batches_rebalanced",
+    "resumed_with_samples_grouped_by_length",
+    "decoder_only_model_continuing_its_prompt",
+)
+
+OWN: tuple[str, ...] = tuple(name for name, scenario in SCENARIOS.items() if scenario.processes == PROCESSES)
+SELECTED = (*OWN, *FOR_ONE_PROCESS)
+
+# What the first process writes; another one looks at its record without waiting for that.
+WRITTEN_BY_THE_FIRST = ("files", *WITH_CHECKPOINTS)
+
+
+def started(folder: Path, runs: list[str], rank: int, port: int) -> subprocess.Popen[bytes]:
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(PROCESSES)}
+    place = {"LOCAL_WORLD_SIZE": str(PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "tests.distributed.fidelity_process", str(folder), ",".join(runs), *SELECTED]
+    with (folder / f"log-{runs[0]}-{rank}").open("w") as log:
+        return subprocess.Popen(
+            command, cwd=ROOT, env={**environment_of_runs(), **ranks, **place}, stdout=log, stderr=subprocess.STDOUT
+        )
+
+
+def run_both_sides(folder: Path) -> None:
+    """Run the scenarios with each side in two processes, both sides at once."""
+    processes = []
+    for runs in ([ORACLE], list(MODES)):
+        port = random.SystemRandom().randrange(20000, 40000)
+        processes += [started(folder, runs, rank, port) for rank in range(PROCESSES)]
+    try:
+        for process in processes:
+            process.wait(LONGEST_RUN_SECONDS)
+    except subprocess.TimeoutExpired:
+        # The scenarios that were done have their records; the others fail by name.
+        pass
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the records of each run and rank; they are made once for all tests."""
+    shared = folder_shared_by_workers(tmp_path_factory) / "fidelity-in-two-processes"
+    with FileLock(f"{shared}.lock"):
+        if not shared.exists():
+            shared.mkdir()
+            run_both_sides(shared)
+    return shared
+
+
+def aspects_of(name: str, rank: int) -> list[str]:
+    scenario = SCENARIOS[name]
+    aspects = [
+        *EVERY_SCENARIO,
+        *(WITH_CHECKPOINTS if scenario.saves else ()),
+        *(("predictions",) if scenario.predicts else ()),
+        *(("extra",) if scenario.extra else ()),
+    ]
+    return aspects if rank == 0 else [aspect for aspect in aspects if aspect not in WRITTEN_BY_THE_FIRST]
+
+
+@pytest.mark.parametrize("rank", range(PROCESSES))
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", SELECTED)
+def test_each_process_leaves_what_it_leaves_with_transformers_own_trainer(
+    folder: Path, name: str, mode: str, rank: int
+) -> None:
+    expected, actual = (read_record(folder / run / f"rank{rank}", name) for run in (ORACLE, mode))
+    for run, record in ((ORACLE, expected), (mode, actual)):
+        if record.error:
+            pytest.fail(f"{name} raised with {run} on rank {rank}:\n{record.error}", pytrace=False)
+    for aspect in aspects_of(name, rank):
+        difference = first_difference(getattr(expected, aspect), getattr(actual, aspect), SCENARIOS[name].tolerance)
+        if difference:
+            pytest.fail(f"{name} ({mode}), rank {rank}, {aspect}{difference}", pytrace=False)
+
+
+def test_both_modes_run_in_two_processes(folder: Path) -> None:
+    for mode in MODES:
+        for rank in range(PROCESSES):
+            record = read_record(folder / mode / f"rank{rank}", OWN[0])
+            assert record.automatic_optimization is (mode == "automatic")
+    assert set(RUNS) == {ORACLE, *MODES} and "WORLD_SIZE" not in os.environ

@@ -1,0 +1,273 @@
+"""Two processes that write, choose and resume checkpoints together, and what becomes of them when one fails or dies."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+
+from littrainer.checkpoint.verification import damage_in
+from tests.distributed.saving_process import make
+from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
+
+LONGEST_RUN_SECONDS = 300
+WHOLE = ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+FILES = [
+    "littrainer_manifest.json",
+    "littrainer_resume.pt",
+    "littrainer_resume_1.pt",
+    "model.safetensors",
+    "optimizer.pt",
+    "rng_state_0.pth",
+    "rng_state_1.pth",
+    "scheduler.pt",
+    "trainer_state.json",
+    "training_args.bin",
+]
+Found = list[dict[str, Any]]
+
+
+def run_two(folder: Path) -> None:
+    environment = {**environment_of_runs(), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    logs = [open(folder / f"{rank}.log", "w") for rank in range(2)]  # noqa: SIM115
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.distributed.saving_process", str(folder)],
+            cwd=ROOT,
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        for rank, log in enumerate(logs)
+    ]
+    try:
+        for process in processes:
+            process.wait(LONGEST_RUN_SECONDS)
+    finally:
+        for process, log in zip(processes, logs, strict=True):
+            process.kill()
+            log.close()
+    ends = [(folder / f"{rank}.log").read_text()[-3000:] for rank in range(2)]
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(ends)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which two processes have done all that is looked at here; they are started once."""
+    folder = folder_shared_by_workers(tmp_path_factory) / "saving-together"
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "1.pickle").exists():
+            folder.mkdir(parents=True)
+            run_two(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(runs: Path) -> Found:
+    """What each of the two processes found."""
+    return [pickle.loads((runs / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+
+
+def check_equal(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert list(weights) == list(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(weights[name], tensor), name
+
+
+def check_state(state: dict[str, Any], checkpoints: list[str]) -> None:
+    assert state == {"checkpoints": checkpoints, "damage": [[] for _ in checkpoints], "hidden": []}
+
+
+def test_a_checkpoint_holds_a_part_of_each_process_and_its_manifest_names_all(found: Found) -> None:
+    for one in found:
+        check_state(one["whole"]["state"], WHOLE)
+        assert one["whole"]["files"] == FILES
+        assert one["whole"]["sealed"] == [name for name in FILES if name != "littrainer_manifest.json"]
+    assert not torch.equal(found[0]["whole"]["own states"], found[1]["whole"]["own states"])
+
+
+def test_each_save_is_told_to_the_callbacks_of_each_process(found: Found) -> None:
+    for one in found:
+        assert one["whole"]["saves"] == one["background"]["saves"] == [2, 4, 6]
+
+
+def test_a_resumed_training_ends_as_one_that_was_never_stopped(found: Found) -> None:
+    for one in found:
+        check_equal(one["whole"]["resumed"], one["whole"]["weights"])
+
+
+@pytest.mark.parametrize(
+    ("place", "fails", "error"),
+    [
+        ("weights of the first", 0, "No space left on device"),
+        ("random states of the second", 1, "Permission denied"),
+        ("folder of the first", 0, "Read-only file system"),
+        ("subclass", 1, "an own file is missing"),
+    ],
+)
+def test_a_checkpoint_that_one_process_cannot_write_ends_both_and_leaves_the_earlier_ones(
+    found: Found, place: str, fails: int, error: str
+) -> None:
+    texts = [one["failures"][place][0] for one in found]
+    assert error in texts[fails] and "FailedElsewhere" not in texts[fails]
+    assert error in texts[1 - fails] and f"failed in process {fails} with" in texts[1 - fails]
+    assert "checkpoint-4" in texts[1 - fails]
+    for one in found:
+        check_state(one["failures"][place][1], ["checkpoint-2"])
+
+
+def test_training_goes_on_exactly_after_a_disk_was_full(found: Found) -> None:
+    for one in found:
+        check_equal(one["failures"]["resumed"], one["whole"]["weights"])
+
+
+def test_an_error_in_on_save_of_one_process_ends_both_and_leaves_the_checkpoint(found: Found) -> None:
+    (first, state), (second, _) = (one["failures"]["on_save"] for one in found)
+    assert "on_save of callbacks failed in process 1 with LookupError: the upload failed" in first
+    assert second == "LookupError: the upload failed"
+    check_state(state, ["checkpoint-2", "checkpoint-4"])
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_death_of_one_process_while_it_saves_ends_the_other_at_once_with_its_rank(
+    found: Found, victim: int
+) -> None:
+    assert found[victim][f"{victim} killed"] is None
+    other = found[1 - victim][f"{victim} killed"]
+    assert f"process {victim} has ended" in other["error"]
+    assert other["seconds"] < 30
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_after_the_death_of_a_process_the_checkpoints_before_are_intact_and_the_next_run_tidies_up(
+    runs: Path, found: Found, victim: int
+) -> None:
+    run = runs / f"killed{victim}" / "run"
+    assert damage_in(run / "checkpoint-2") == [] and not (run / "checkpoint-4").exists()
+    trainer = make(run)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 6
+    assert sorted(path.name for path in run.iterdir()) == WHOLE
+
+
+def test_checkpoints_written_in_the_background_are_the_same(found: Found) -> None:
+    for one in found:
+        check_state(one["background"]["state"], WHOLE[1:])
+        assert one["background"]["files"] == FILES
+        check_equal(one["background"]["weights"], one["whole"]["weights"])
+
+
+def test_a_failure_in_the_background_ends_both_processes(found: Found) -> None:
+    first, second = (one["background"]["error"] for one in found)
+    assert first.startswith("BackgroundSaveError") and "No space left" in first
+    assert second.startswith("FailedElsewhere") and "failed in process 0 with BackgroundSaveError" in second
+    check_state(found[0]["background"]["full"], ["checkpoint-2"])
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_by_both(found: Found) -> None:
+    for one in found:
+        assert one["choosing"]["started"] == [2]
+        check_equal(one["choosing"]["weights"], one["whole"]["weights"])
+
+
+def test_a_checkpoint_that_cannot_be_resumed_is_refused_in_both(found: Found) -> None:
+    first, second = (one["choosing"] for one in found)
+    assert "is damaged: rng_state_1.pth has 10 bytes" in first["damaged"]
+    assert "failed in process 0" in second["damaged"] and "rng_state_1.pth has 10 bytes" in second["damaged"]
+    assert "no intact checkpoint" in first["nothing"] and "no intact checkpoint" in second["nothing"]
+
+
+def test_resuming_in_one_process_only_is_refused(found: Found) -> None:
+    for one in found:
+        assert "process 1 is not: give all of them the same resume_from_checkpoint" in one["choosing"]["one sided"]
+
+
+def test_parts_written_on_another_disk_are_brought_to_the_checkpoint(found: Found) -> None:
+    first, second = (one["disks"] for one in found)
+    expected = [f"out/checkpoint-{step}/{name}" for step in (2, 4) for name in FILES]
+    assert first["one writes"] == expected and second["one writes"] == []
+    both = [[f"checkpoint-{step}/{name}" for step in (2, 4) for name in FILES], []]
+    assert first["another folder in each"] == second["another folder in each"] == both
+
+
+def test_a_checkpoint_that_one_process_does_not_see_is_refused_with_its_rank(found: Found) -> None:
+    for one in found:
+        assert "Process 1 on" in one["disks"]["not seen"] and "finds no such folder" in one["disks"]["not seen"]
+        assert "save_on_each_node=True" in one["disks"]["not seen"]
+
+
+def test_each_node_writes_a_whole_checkpoint_to_a_disk_of_its_own_and_resumes_from_it(found: Found) -> None:
+    for rank, one in enumerate(found):
+        names = {name.rpartition("/")[2] for name in one["disks"]["each writes"]}
+        assert names == set(FILES) - (
+            {"rng_state_1.pth", "littrainer_resume_1.pt"} if rank == 0 else {"rng_state_0.pth"}
+        )
+        check_equal(one["disks"]["each resumes"], one["whole"]["weights"])
+    (told,) = found[0]["disks"]["passed over"]
+    assert "checkpoint-4" in told and "Process 1 on" in told and "optimizer.pt has 10 bytes" in told
+
+
+def test_nodes_that_share_a_disk_write_one_checkpoint_though_each_is_to_save(found: Found) -> None:
+    for one in found:
+        check_state(one["disks"]["shared"], ["checkpoint-2", "checkpoint-4"])
+        assert one["disks"]["files of the shared"] == FILES
+    assert found[0]["disks"]["told of sharing"] == []
+    (told,) = found[1]["disks"]["told of sharing"]
+    assert "same disk as process 0" in told
+
+
+@pytest.mark.parametrize(("event", "step"), [("on_step_begin", 3), ("on_step_end", 3), ("on_prediction_step", 4)])
+def test_a_signal_to_one_process_saves_once_stops_both_and_training_goes_on_exactly(
+    found: Found, event: str, step: int
+) -> None:
+    for one in found:
+        stopped = one["signals"][event]
+        assert stopped["step"] == step and stopped["saves"] == [step]
+        check_state(stopped["state"], [f"checkpoint-{step}"])
+        check_equal(stopped["resumed"], one["signals"]["whole"])
+
+
+def test_the_folder_of_another_run_is_refused_in_both_and_free_afterwards(found: Found) -> None:
+    first, second = (one["claims"] for one in found)
+    assert first["error"].startswith("RuntimeError: Another run, process")
+    assert "failed in process 0" in second["error"] and "Another run, process" in second["error"]
+    check_state(first["after"], ["checkpoint-2"])
+
+
+def test_what_a_lightning_callback_saves_holds_a_part_of_each_process(found: Found) -> None:
+    for one in found:
+        assert one["lightning_checkpoints"]["files"] == sorted(["lightning_state.pt", *FILES])
+        assert one["lightning_checkpoints"]["damage"] == []
+        check_equal(one["lightning_checkpoints"]["resumed"], one["whole"]["weights"])
+
+
+def test_a_checkpoint_of_another_number_of_processes_is_resumed_with_one_warning_that_names_both(
+    found: Found,
+) -> None:
+    assert found[0]["other_numbers"]["world size"] == 2
+    for one in found:
+        assert one["other_numbers"]["step"] == 6
+        (told,) = one["other_numbers"]["told"]
+        assert "There are now 2 processes (1)." in told and "Random numbers go on from the seed" in told
+
+
+def test_one_process_resumes_a_checkpoint_of_two(
+    runs: Path, found: Found, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make(tmp_path)
+    trainer.train(resume_from_checkpoint=str(runs / "whole" / "run" / "checkpoint-4"))
+    assert trainer.state.global_step == 6
+    told = [record.getMessage() for record in caplog.records if "rng_state" in record.getMessage()]
+    told += [record.getMessage() for record in caplog.records if "processes" in record.getMessage()]
+    assert len(told) == 1 and "1 processes (2)" in told[0] and "Random numbers go on from the seed" in told[0]
+
+
+def test_save_model_writes_once(found: Found) -> None:
+    for one in found:
+        assert one["models_saved"]["files"] == ["model.safetensors", "training_args.bin"]

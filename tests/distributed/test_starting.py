@@ -1,0 +1,69 @@
+"""Real starts of two processes, in the ways in which scripts are started."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from littrainer.processes.script_start import free_port
+from tests.distributed.starting import FACTS, TRAINING, run, run_by_hand
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are ended by signals of POSIX")
+
+
+def facts_of_both(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"facts{rank}.json").read_text()) for rank in range(2)]
+
+
+def expected(rank: int, *argv: str) -> dict[str, Any]:
+    return {
+        "world_size": 2,
+        "ranks": [rank, rank, rank],
+        "local_world_size": 2,
+        "parallel_mode": "distributed",
+        "device": ["cpu", 0],
+        "writes": [rank == 0, rank == 0],
+        "backend": "gloo",
+        "sum": 3.0,
+        "found_cache": True,
+        "argv": list(argv),
+    }
+
+
+def test_processes_of_littrainer_run_work_together_from_their_arguments_on_and_an_error_names_its_process(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "script.py").write_text(FACTS)
+    done = run("-m", "littrainer", "run", "--devices", "2", "script.py", "accelerate", "fail", cwd=tmp_path)
+    for rank, facts in enumerate(facts_of_both(tmp_path)):
+        assert facts.pop("state") == [2, rank, "DistributedType.MULTI_CPU"]
+        assert facts == expected(rank, "script.py", "accelerate", "fail")
+    assert done.returncode == 1
+    assert re.search(
+        r"littrainer: process 1 of 2 \(local rank 1, pid \d+\) ended with status 1: ValueError: sample 17 is damaged; "
+        r"the others were ended too\n$",
+        done.stderr,
+    )
+
+
+def test_a_script_that_nobody_has_launched_starts_its_other_processes_itself(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(FACTS)
+    done = run("-O", "script.py", "--lr", "1", cwd=tmp_path, LITTRAINER_PROCESSES="2")
+    assert done.returncode == 0, done.stderr
+    assert facts_of_both(tmp_path) == [expected(rank, "script.py", "--lr", "1") for rank in range(2)]
+    assert done.stderr.count("Training on 2 devices in 2 processes") == 1
+
+
+def test_when_a_process_is_killed_while_training_the_other_ends_with_an_error_that_names_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TRAINING)
+    (first, output), (second, _) = run_by_hand(script, str(tmp_path / "out"), port=free_port())
+    assert second == -signal.SIGKILL
+    assert first == 1
+    assert "LostProcess: Process 0 of 2 ends training: process 1 has ended without an error of its own" in output

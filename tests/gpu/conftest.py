@@ -1,0 +1,65 @@
+"""How trainings are started on GPUs, each in processes of its own."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.fidelity.conftest import ROOT, environment_of_runs
+from tests.gpu import trainings
+
+LONGEST_RUN_SECONDS = 600
+
+
+def needs_gpus(number: int) -> pytest.MarkDecorator:
+    """Skips a test where there are fewer GPUs."""
+    there = torch.cuda.device_count()
+    return pytest.mark.skipif(there < number, reason=f"needs {number} GPU{'s' * (number > 1)}, and there are {there}")
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def run_training(side: str, name: str, folder: Path, processes: int = 1, **environment: str) -> list[Any]:
+    """Run one of `trainings.TRAININGS` in processes of its own, and return what each of them found."""
+    folder.mkdir(parents=True)
+    visible = {**environment_of_runs(), "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(processes))), **environment}
+    launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    launched |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    started = []
+    for rank in range(processes):
+        ranks = {**launched, "RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
+        with (folder / f"log{rank}").open("w") as log:
+            command = [sys.executable, "-m", trainings.__name__, side, name, str(folder)]
+            started.append(
+                subprocess.Popen(command, cwd=ROOT, env={**visible, **ranks}, stdout=log, stderr=subprocess.STDOUT)
+            )
+    try:
+        ends = [process.wait(timeout=LONGEST_RUN_SECONDS) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    logs = [(folder / f"log{rank}").read_text(encoding="utf-8")[-3000:] for rank in range(processes)]
+    assert ends == [0] * processes, "\n".join(logs)
+    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(processes)]
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Callable[[str], tuple[Any, Any]]:
+    """What a training finds on one GPU, with our Trainer and with transformers'."""
+
+    def run(name: str) -> tuple[Any, Any]:
+        return tuple(run_training(side, name, tmp_path / side)[0] for side in ("ours", "theirs"))  # type: ignore[return-value]
+
+    return run

@@ -1,0 +1,39 @@
+"""What a training on one GPU finds, waits for and takes, beside transformers'."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu.conftest import needs_gpus
+from tests.gpu.trainings import PRECISIONS, STEPS
+
+pytestmark = needs_gpus(1)
+
+# Beyond what transformers takes: what Lightning keeps for itself.
+FURTHER_MEMORY_SHARE = 0.02
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_curve_is_transformers(both, precision: str) -> None:  # type: ignore[no-untyped-def]
+    ours, theirs = both(precision)
+    assert len(ours) == STEPS
+    for own, other in zip(ours, theirs, strict=True):
+        assert own == pytest.approx(other, abs=1e-6)
+
+
+def test_steps_that_overflow_leave_the_learning_rate_where_it_is(both) -> None:  # type: ignore[no-untyped-def]
+    ours, theirs = both("overflowing")
+    rates = [log["learning_rate"] for log in ours]
+    assert rates == [log["learning_rate"] for log in theirs]
+    assert rates[0] == rates[1]
+
+
+def test_nothing_waits_for_the_gpu_between_two_logs(both) -> None:  # type: ignore[no-untyped-def]
+    ours, _ = both("waits between logs")
+    assert len(ours["steps"]) > 3
+    assert ours["waits"] == []
+
+
+def test_the_gpu_holds_no_more_than_with_transformers(both) -> None:  # type: ignore[no-untyped-def]
+    ours, theirs = both("peak memory")
+    assert 0 < ours <= theirs * (1 + FURTHER_MEMORY_SHARE)

@@ -1,0 +1,188 @@
+"""Trainings that are compared with transformers' on a GPU: `python -m tests.gpu.trainings SIDE NAME FOLDER`.
+
+Each takes its classes from a side, runs on whatever device the arguments find, and returns plain values; the process
+writes them to `FOLDER/RANK.pickle`. The same functions run on the CPU in `test_on_the_cpu.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import Rows, language_rows
+from tests.scenarios.models import tiny_llama
+
+STEPS = 8
+# Steps at the beginning in which kernels and buffers are set up.
+STEPS_OF_SETTING_UP = 2
+# Keywords of the arguments that switch a precision on.
+PRECISIONS: dict[str, dict[str, bool]] = {"fp32": {}, "bf16": {"bf16": True}, "fp16": {"fp16": True}}
+# What two processes hold of the model -> the arguments that say so.
+SPREAD: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "fsdp 2": {"fsdp": True, "fsdp_config": {"reshard_after_forward": True}},
+    "fsdp 1": {
+        "fsdp": True,
+        "fsdp_config": {"version": 1, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]},
+    },
+    "deepspeed stage 2": {"deepspeed": {"zero_optimization": {"stage": 2}}},
+    "deepspeed stage 3": {"deepspeed": {"zero_optimization": {"stage": 3}}},
+}
+# What a configuration of DeepSpeed's leaves to the arguments.
+LEFT_TO_ARGUMENTS = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "train_batch_size": "auto",
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+}
+SIDES = {"ours": "littrainer", "theirs": "transformers"}
+
+
+def trainer_of(side: ModuleType, folder: Path, callbacks: Any = (), **changes: Any) -> Any:
+    """A Trainer of one side over a small language model, the same on each call.
+
+    Parameters:
+        side: where its classes come from.
+        changes: arguments on top of these.
+    """
+    torch.manual_seed(0)
+    model = tiny_llama(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
+    arguments = {
+        "output_dir": str(folder),
+        "max_steps": STEPS,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-3,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        **changes,
+    }
+    return side.Trainer(
+        model=model,
+        args=side.TrainingArguments(**arguments),
+        train_dataset=Rows(language_rows(64)),
+        data_collator=pad_tokens,
+        callbacks=list(callbacks),
+    )
+
+
+def curve(trainer: Any) -> list[dict[str, float]]:
+    """Losses, gradient norms and learning rates that a training has logged."""
+    names = ("loss", "grad_norm", "learning_rate")
+    return [{name: float(log[name]) for name in names} for log in trainer.state.log_history if "loss" in log]
+
+
+def training_in(precision: str) -> Callable[..., Any]:
+    """A training in one precision."""
+
+    def train(side: ModuleType, folder: Path, **changes: Any) -> Any:
+        trainer = trainer_of(side, folder, **PRECISIONS[precision], **changes)
+        trainer.train()
+        return curve(trainer)
+
+    return train
+
+
+def overflowing(side: ModuleType, folder: Path, **changes: Any) -> Any:
+    """A training in fp16 whose first steps overflow, so that the scaler skips them."""
+    trainer = trainer_of(side, folder, max_grad_norm=0.0, **PRECISIONS["fp16"], **changes)
+    with torch.no_grad():
+        trainer.model.lm_head.weight *= 200
+    trainer.train()
+    return curve(trainer)
+
+
+@contextmanager
+def syncs_counted(found: list[str]) -> Iterator[None]:
+    """Collect where the host waits for the GPU within the block."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    found += [f"{one.filename}:{one.lineno}" for one in caught if "synchroniz" in str(one.message)]
+
+
+def waits_between_logs(side: ModuleType, folder: Path, counted: Any = syncs_counted, **changes: Any) -> Any:
+    """Places at which the host waited for the device in steps at whose end nothing is logged.
+
+    Parameters:
+        counted: what collects them, as `syncs_counted`.
+    """
+    found: list[str] = []
+    steps = []
+
+    class Watcher(side.TrainerCallback):  # type: ignore[name-defined, misc]
+        block: Any = None
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if STEPS_OF_SETTING_UP <= state.global_step < STEPS - 1:
+                steps.append(state.global_step)
+                self.block = counted(found)
+                self.block.__enter__()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if self.block is not None:
+                self.block.__exit__(None, None, None)
+                self.block = None
+
+    settings = {"logging_steps": 1000, "accelerator_config": {"non_blocking": True}, **changes}
+    trainer_of(side, folder, [Watcher()], **settings).train()
+    return {"steps": steps, "waits": found}
+
+
+def peak_memory(side: ModuleType, folder: Path, **changes: Any) -> Any:
+    """Most bytes of the GPU that tensors have taken in a training; 0 without a GPU."""
+    trainer = trainer_of(side, folder, bf16=True, **changes)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    trainer.train()
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+
+
+def spread(name: str) -> Callable[..., Any]:
+    """A training, saved, by several processes that share the model, in the way of `SPREAD`."""
+
+    def train(side: ModuleType, folder: Path, **changes: Any) -> Any:
+        arguments = dict(SPREAD[name])
+        if "deepspeed" in arguments:
+            arguments["deepspeed"] = {**LEFT_TO_ARGUMENTS, **arguments["deepspeed"]}
+        trainer = trainer_of(side, folder / "run", per_device_train_batch_size=2, **{**arguments, **changes})
+        trainer.train()
+        trainer.save_model(str(folder / "saved"))
+        return curve(trainer)
+
+    return train
+
+
+TRAININGS: dict[str, Callable[..., Any]] = {
+    **{precision: training_in(precision) for precision in PRECISIONS},
+    "overflowing": overflowing,
+    "waits between logs": waits_between_logs,
+    "peak memory": peak_memory,
+    **{name: spread(name) for name in SPREAD},
+}
+
+
+def main(side: str, name: str, folder: Path) -> None:
+    found = TRAININGS[name](importlib.import_module(SIDES[side]), folder)
+    (folder / f"{os.environ.get('RANK', '0')}.pickle").write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
