@@ -263,7 +263,7 @@ def test_an_interrupt_reaches_all_processes(tmp_path: Path) -> None:
     [
         (["--devices", "0"], "--devices 0: give the number of processes on this node, 1 or more"),
         (["--devices", "two"], "--devices two: give the number of processes on this node, or `all`"),
-        (["--devices", "2", "--nodes", "2"], "--nodes 2 needs --main-address and --main-port"),
+        (["--devices", "2", "--nodes", "2"], "--nodes 2 needs --main-address"),
         (["--nodes", "two"], "invalid int value: 'two'"),
         (["--strategy", "horovod"], "invalid choice: 'horovod'"),
         (["--main-port", "4711"], "--main-port are about several machines; give --nodes too"),
@@ -317,6 +317,19 @@ def test_devices_are_counted_where_no_number_is_given(
     ((launch, environment),) = started
     assert launch.devices == devices
     assert environment.get("ACCELERATE_USE_FSDP") == ("false" if "--strategy" in options else None)
+
+
+def test_what_is_explained_starts_no_further_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    import littrainer.explain.command
+
+    monkeypatch.setenv("LITTRAINER_PROCESSES", "")
+    monkeypatch.delenv("LITTRAINER_PROCESSES")
+    seen: list[str | None] = []
+    monkeypatch.setattr(
+        littrainer.explain.command, "main", lambda words: seen.append(os.environ.get("LITTRAINER_PROCESSES"))
+    )
+    main(["explain", "--max_steps", "1"])
+    assert seen == ["1"]
 
 
 def test_version_and_help_are_printed(capsys: pytest.CaptureFixture[str]) -> None:

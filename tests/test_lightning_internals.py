@@ -172,6 +172,8 @@ def test_signal_connector(monkeypatch: pytest.MonkeyPatch) -> None:
     advice = "lightning_internals.leave_signals_alone has to follow, or pyproject.toml has to hold this release back"
     connector = getattr(trainer, "_signal_connector", None)
     assert callable(getattr(connector, "register_signal_handlers", None)), advice
+    # Another name would be asked at each micro-batch of several processes, and waited for.
+    assert callable(getattr(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", None)), advice
     before = signal.getsignal(signal.SIGTERM)
     for leave_alone in (False, True):
         if leave_alone:

@@ -38,6 +38,7 @@ from littrainer.optim.gradient_norms import clip_by_norm, lie_on_several_meshes
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
 from littrainer.strategies import deepspeed_engine
 from littrainer.training import decisions, loss, train_call
+from littrainer.training.batch_size_search import memory_agreed_on
 from littrainer.training.device_memory import empty_device_cache_if_due
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ class OverridePoints:
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         inputs = self._prepare_inputs(inputs)
-        with self.compute_loss_context_manager():
+        with self.compute_loss_context_manager(), memory_agreed_on(self):
             value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         empty_device_cache_if_due(self)
         return loss.normalised(self, value, num_items_in_batch)

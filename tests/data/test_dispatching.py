@@ -109,7 +109,8 @@ def test_each_process_is_sent_the_part_that_accelerate_sends(
 def test_batches_of_a_round_need_not_be_equally_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = Reader(monkeypatch, Share(0, 2))
     batches = [torch.zeros(2, 3), torch.zeros(2, 5), torch.zeros(2, 4), torch.zeros(2, 4)]
-    assert [[tuple(part.shape) for part in one] for one in reader.parts(batches)] == [[(2, 3), (2, 5)], [(2, 4), (2, 4)]]
+    shapes = [[tuple(part.shape) for part in one] for one in reader.parts(batches)]
+    assert shapes == [[(2, 3), (2, 5)], [(2, 4), (2, 4)]]
 
 
 def test_batches_that_cannot_be_put_together_are_refused_with_their_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +162,7 @@ def test_an_error_in_reading_reaches_the_others_and_is_raised_where_it_happened(
     other = Dispatch(Share(1, 2), reads=False, drop_last=False)
     assert next(other.rounds(failing())) is UNREAD_ROUND
     monkeypatch.setattr(dispatching, "from_first_to_each", lambda parts: reader.sent[-1][1])
-    with pytest.raises(FailedElsewhere, match="Process 0, which reads the data for all.*OSError: no such shard"):
+    with pytest.raises(FailedElsewhere, match=r"Process 0, which reads the data for all.*OSError: no such shard"):
         other.hand_out(UNREAD_ROUND, UNREAD_ROUND)
 
 

@@ -148,3 +148,12 @@ def test_a_checkpoint_of_the_engine_is_not_resumed_without_it(deepspeed: Any, tm
     trained(tmp_path, deepspeed=stage(2))
     with pytest.raises((ValueError, OSError), match=r"optimizer\.pt"):
         trained(tmp_path, resume=str(tmp_path / "checkpoint-2"))
+
+
+def test_a_finished_training_that_is_resumed_has_its_weights(deepspeed: Any, tmp_path: Path) -> None:
+    whole = trained(tmp_path, deepspeed=stage(2))
+    torch.manual_seed(5)
+    resumed = trained(tmp_path, resume=True, deepspeed=stage(2))
+    assert resumed.state.global_step == 4 and resumed.deepspeed.calls[0][0] == "load"
+    for ours, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)

@@ -128,3 +128,17 @@ def test_an_optimizer_that_updates_during_backward_is_refused(deepspeed: Any, tm
     trainer.optimizer = Fused(trainer.model.parameters(), lr=1.0)
     with pytest.raises(ValueError, match="Fused updates the weights during the backward pass"):
         trainer.train()
+
+
+def test_arguments_without_effect_under_the_configuration_are_warned_of(
+    deepspeed: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = stage(2, {**TORCH_OPTIMIZER, **ENGINE_SCHEDULE})
+    del config["gradient_clipping"]
+    changes = {"max_grad_norm": 0.5, "optim": "adamw_torch", "lr_scheduler_type": "cosine", "max_steps": 1}
+    quiet_trainer(tmp_path, deepspeed=config, **changes).train()
+    for name, value in changes.items():
+        assert (f"{name}={value} has no effect under `deepspeed`" in caplog.text) is (name != "max_steps")
+    caplog.clear()
+    quiet_trainer(tmp_path, deepspeed=stage(2), **changes).train()
+    assert "has no effect" not in caplog.text

@@ -96,11 +96,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "without_gathering": {"deepspeed": stage(3, stage3_gather_16bit_weights_on_model_save=False)},
     "loaded_in_shards": {"deepspeed": stage(3), "from_pretrained": True},
     "evaluated_first": {"deepspeed": stage(3), "evaluates_first": True},
+    "adapters": {"deepspeed": stage(2), "adapters": True, "resumes": True},
+    "adapters_stage_3": {"deepspeed": stage(3), "adapters": True, "resumes": True},
     "offloaded": {
         "deepspeed": stage(2, {"zero_force_ds_cpu_optimizer": False}, offload_optimizer={"device": "cpu"}),
     },
 }
-SCRIPT_KEYS = ("overrides", "language_model", "resumes", "from_pretrained", "evaluates_first")
+SCRIPT_KEYS = ("overrides", "language_model", "resumes", "from_pretrained", "evaluates_first", "adapters")
 ARGUMENTS: dict[str, Any] = {
     "use_cpu": True,
     "max_steps": 6,
@@ -178,9 +180,9 @@ def _files(folder: Path) -> list[str]:
 def _sums(folder: Path) -> dict[str, float]:
     from safetensors.torch import load_file
 
-    if not (folder / "model.safetensors").is_file():
-        return {}
-    return {name: value.double().sum().item() for name, value in load_file(folder / "model.safetensors").items()}
+    files = [folder / name for name in ("model.safetensors", "adapter_model.safetensors")]
+    weights = {name: value for file in files if file.is_file() for name, value in load_file(file).items()}
+    return {name: value.double().sum().item() for name, value in weights.items()}
 
 
 def run(name: str, folder: Path, checkpoint: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One of several processes that use an accelerator: `python -m tests.distributed.accelerator_process RANK SIZE FOLDER`.
+"""One of several processes that use an accelerator: `python -m tests.distributed.accelerator_process FOLDER`.
 
 Each writes what it found to `FOLDER/RANK.pickle`, once for ours and once for accelerate's own Accelerator.
 """
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather, gather_object
 from datasets import Dataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from littrainer import TrainingArguments
 from littrainer.compat.accelerator import AcceleratorFacade
@@ -60,7 +61,7 @@ def shares(accelerator: Any) -> list[Any]:
 
 def turns(accelerator: Any, folder: Path) -> list[Any]:
     """Who goes first, who prints, and which decorated functions run."""
-    seen = []
+    seen: list[Any] = []
     for name in ("main_process_first", "local_main_process_first"):
         with getattr(accelerator, name)():
             if accelerator.is_main_process:
@@ -120,8 +121,52 @@ def library_calls(rank: int) -> list[Any]:
     return [gather(torch.full((1,), rank)), gather_object([rank]), objects]
 
 
-def main(rank: int, size: int, folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
+def loaders(accelerator: Any) -> list[Any]:
+    """Batches of prepared loaders, what is gathered of them for metrics, and where the accelerator says one stands."""
+    found: list[Any] = []
+    state = accelerator.gradient_state
+    datasets: list[Any] = [list(range(7)), list(range(8)), Numbers(7)]
+    for dataset in datasets:
+        loader = accelerator.prepare(DataLoader(dataset, batch_size=2))
+        for batch in loader:
+            gathered = accelerator.gather_for_metrics(batch)
+            found.append([batch, gathered, state.in_dataloader, state.end_of_dataloader, state.remainder])
+        found.append([len(loader) if isinstance(dataset, list) else None, state.in_dataloader])
+    found.append(accelerator.gather_for_metrics(torch.ones(2)))
+    return found
+
+
+class Numbers(IterableDataset):
+    """A stream of numbers."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Any:
+        return iter(range(self.count))
+
+
+def accumulating(accelerator: Any, rank: int) -> Any:
+    """Gradients of an accumulation over two micro-batches, clipped by their norm over both processes."""
+    torch.manual_seed(0)
+    model = accelerator.prepare(torch.nn.Linear(2, 1, bias=False))
+    inner = accelerator.unwrap_model(model)
+    found: list[Any] = []
+    accelerator.gradient_accumulation_steps = 2
+    for number in range(4):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.full((1, 2), float(rank + number))).sum())
+            found.append([accelerator.sync_gradients, inner.weight.grad.clone()])
+            if accelerator.sync_gradients:
+                found.append([accelerator.clip_grad_norm_(model.parameters(), 0.5), inner.weight.grad.clone()])
+                model.zero_grad()
+    accelerator.gradient_accumulation_steps = 1
+    return found
+
+
+def main(folder: Path) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     args = TrainingArguments(str(folder), use_cpu=True, report_to="none")
     accelerators = {"ours": AcceleratorFacade(args), "accelerate": Accelerator(cpu=True)}
     found: dict[str, Any] = {"calls": library_calls(rank), "state": args.distributed_state.num_processes}
@@ -134,10 +179,13 @@ def main(rank: int, size: int, folder: Path) -> None:
             "turns": turns(accelerator, own),
             "facts": facts(accelerator),
             "data parallel": data_parallel(accelerator, rank),
+            "loaders": loaders(accelerator),
+            "accumulating": accumulating(accelerator, rank),
         }
     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
     accelerators["ours"].end_training()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))

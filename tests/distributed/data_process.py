@@ -164,19 +164,20 @@ def uneven_batches(folder: Path) -> str:
 
 
 class Warnings(logging.Handler):
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__(logging.WARNING)
+        self.logger = logging.getLogger(name)
         self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())
 
     def __enter__(self) -> Warnings:
-        logging.getLogger("littrainer.data.ends").addHandler(self)
+        self.logger.addHandler(self)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        logging.getLogger("littrainer.data.ends").removeHandler(self)
+        self.logger.removeHandler(self)
 
 
 def streams_that_end_apart(folder: Path) -> Any:
@@ -186,7 +187,7 @@ def streams_that_end_apart(folder: Path) -> Any:
         folder / "one", VectorClassifier(), given={"train_dataset": Stream(rows)}, max_steps=6, **NOT_DISPATCHED
     )
     of_script = OwnLoader(lambda: DataLoader(Stream(rows), batch_size=4))(folder / "two", max_steps=6)
-    with Warnings() as heard:
+    with Warnings("littrainer.data.ends") as heard:
         epochs = []
         for trainer in (of_trainer, of_script):
             trainer.train()
@@ -263,7 +264,7 @@ class NumberStream(IterableDataset[int]):
         return iter(range(start, start + 8))
 
 
-def orders(folder: Path) -> dict[str, list[list[int]]]:
+def orders(folder: Path) -> dict[str, Any]:
     """Numbers that this process reads in two epochs, with generators that stand elsewhere in each process."""
     lengths = [3, 9, 4, 4, 7, 1, 8, 2, 6, 5, 5, 7]
     plain: dict[str, Any] = {"collate": list, "batch_size": 2, "is_training": False}
@@ -272,13 +273,17 @@ def orders(folder: Path) -> dict[str, list[list[int]]]:
         return [[int(number) for batch in loader for number in batch] for _ in range(2)]
 
     torch.manual_seed(RANK)
-    found = {}
+    found: dict[str, Any] = {}
     config = {"use_seedable_sampler": False}
     args = quiet_arguments(folder, accelerator_config=config)
     data = Numbers(12)
     found["drawn from one generator"] = epochs(build_loader(args, data, sampler=RandomSampler(data), **plain))
     sampler = LengthGroupedSampler(2, lengths=lengths)
-    found["grouped by length"] = epochs(build_loader(quiet_arguments(folder), data, sampler=sampler, **plain))
+    found["grouped by length from one generator"] = epochs(build_loader(args, data, sampler=sampler, **plain))
+    sampler = LengthGroupedSampler(2, lengths=lengths)
+    with Warnings("littrainer.data.samplers") as heard:
+        epochs(build_loader(quiet_arguments(folder), data, sampler=sampler, **plain))
+    found["heard"] = heard.messages
     args = quiet_arguments(folder, accelerator_config={"dispatch_batches": False})
     found["of a stream"] = epochs(build_loader(args, NumberStream(), sampler=None, **plain))
     return found

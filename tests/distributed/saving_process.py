@@ -36,7 +36,7 @@ from tests.faults.signals import SignalIn
 from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.trainers import quiet_trainer
 
-RANK, PROCESSES = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 LONGEST_WAIT = timedelta(seconds=60)
 # Three optimizer steps to an epoch.
 SETTINGS: dict[str, Any] = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "logging_strategy": "steps"}
@@ -159,11 +159,24 @@ def whole(folder: Path) -> Any:
         "files": names_in(checkpoint),
         "sealed": sorted(manifest.files),
         "weights": weights_of(first),
-        "own states": torch.load(checkpoint / f"rng_state_{RANK}.pth", weights_only=False)["cpu"],
     }
     second = make(folder / "run")
     second.train(resume_from_checkpoint=str(checkpoint))
     return {**found, "resumed": weights_of(second)}
+
+
+def generators(folder: Path) -> Any:
+    """Where the random generators end that are another's in each process, without a stop and after a resume."""
+
+    class Draws(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            torch.rand(RANK + 1)
+
+    make(folder / "run", Draws()).train()
+    without_stop = torch.random.get_rng_state()
+    kept = torch.load(folder / "run" / "checkpoint-4" / f"rng_state_{RANK}.pth", weights_only=False)["cpu"]
+    make(folder / "run", Draws()).train(resume_from_checkpoint=str(folder / "run" / "checkpoint-4"))
+    return {"without stop": without_stop, "kept": kept, "resumed": torch.random.get_rng_state()}
 
 
 def failures(folder: Path) -> Any:
@@ -372,6 +385,7 @@ CHECKS: dict[str, Callable[[Path], Any]] = {
     check.__name__: check
     for check in (
         whole,
+        generators,
         failures,
         background,
         choosing,

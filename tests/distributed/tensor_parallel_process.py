@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torchmetrics.classification import MulticlassStatScores
 
-from littrainer import Trainer
+from littrainer import Trainer, default_data_collator
 from littrainer.processes.layout import process_layout
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows
-from tests.scenarios.models import FEATURES, VectorClassifier, tiny_llama
+from tests.scenarios.models import CLASSES, FEATURES, VectorClassifier, tiny_llama
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 TOKENS = 33
@@ -79,7 +80,9 @@ class Planned(VectorClassifier):
         self.inner = nn.Linear(self.inner.in_features, self.inner.out_features)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.norm(self.inner(torch.relu(self.outer(x)))))
+        # The processes draw the same numbers here, as one process does.
+        dropped = nn.functional.dropout(self.inner(torch.relu(self.outer(x))), 0.2, self.training)
+        return self.head(self.norm(dropped))
 
 
 def trainer_of(folder: Path, model: Any, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:
@@ -152,13 +155,39 @@ def trained(make: Callable[[], Any], **changes: Any) -> Callable[[Path], Any]:
     return train
 
 
-def plain_module(folder: Path) -> Any:
-    """A module that is none of transformers'."""
+def planned_trainer(folder: Path, **given: Any) -> Trainer:
+    """A Trainer over a module that is none of transformers'."""
     torch.manual_seed(0)
-    layout = {"parallelism_config": {"tp_size": size()}} if size() > 1 else {}
-    trainer = quiet_trainer(folder, Planned(), max_steps=4, logging_strategy="steps", logging_steps=1, **layout)
+    layout: dict[str, Any] = {"parallelism_config": {"tp_size": size()}} if size() > 1 else {}
+    often = {"logging_strategy": "steps", "logging_steps": 1, "save_strategy": "steps", "save_steps": 2}
+    return quiet_trainer(folder, Planned(), max_steps=4, weight_decay=0.1, given=given, **often, **layout)
+
+
+def plain_module(folder: Path) -> Any:
+    """A training that begins after an evaluation, which has split the model already."""
+    trainer = planned_trainer(folder)
+    trainer.evaluate()
     trainer.train()
     return curve(trainer)
+
+
+def own_optimizer(folder: Path) -> Any:
+    """A training whose optimizer was made before the model was split, and has taken a step."""
+    trainer = planned_trainer(folder)
+    optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=0.01)
+    trainer.model.train()
+    trainer.model(**default_data_collator([trainer.train_dataset[0]]))["loss"].backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    trainer.optimizer = optimizer
+    trainer.train()
+    return curve(trainer)
+
+
+def streamed(folder: Path) -> dict[str, Any]:
+    """Metrics that are updated batch by batch, and summed over processes at the end."""
+    trainer = planned_trainer(folder, compute_metrics=MulticlassStatScores(CLASSES, average="micro"))
+    return {name: value for name, value in trainer.evaluate().items() if "per_second" not in name and "time" not in name}
 
 
 def loaded_split(folder: Path) -> dict[str, Any]:
@@ -197,7 +226,9 @@ CHECKS: dict[str, Callable[[Path], Any]] = {
     "tied": trained(lambda: llama(tie_word_embeddings=True)),
     "heads with norms": trained(qwen),
     "plain module": plain_module,
+    "own optimizer": own_optimizer,
     "loaded split": loaded_split,
+    "streamed": streamed,
 }
 
 

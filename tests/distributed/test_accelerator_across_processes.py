@@ -2,54 +2,31 @@
 
 from __future__ import annotations
 
-import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 
+from tests.distributed import accelerator_process
+from tests.distributed.together import found_together
 from tests.fidelity.compare import first_difference
-from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
-
-LONGEST_RUN_SECONDS = 300
-
-
-def start(rank: int, folder: Path) -> subprocess.Popen[str]:
-    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.distributed.accelerator_process", str(rank), "2", str(folder)],
-        cwd=ROOT,
-        env={**environment_of_runs(), **ranks, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+from tests.fidelity.conftest import folder_shared_by_workers
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes finds; they are started once for all tests."""
     folder = folder_shared_by_workers(tmp_path_factory) / "accelerators"
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "1.pickle").exists():
-            folder.mkdir(parents=True)
-            processes = [start(rank, folder) for rank in range(2)]
-            try:
-                outputs = [process.communicate(timeout=LONGEST_RUN_SECONDS)[0] for process in processes]
-            finally:
-                for process in processes:
-                    process.kill()
-            assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
-            for name in ("ours", "accelerate"):
-                assert sorted(file.name for file in (folder / name).glob("saved-*")) == ["saved-by-0"]
-    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+    together = found_together(accelerator_process.__name__, folder)
+    for name in ("ours", "accelerate"):
+        assert sorted(file.name for file in (folder / name).glob("saved-*")) == ["saved-by-0"]
+    return together
 
 
-@pytest.mark.parametrize("part", ["exchanged", "shares", "turns", "facts", "data parallel"])
+PARTS = ["exchanged", "shares", "turns", "facts", "data parallel", "loaders", "accumulating"]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_both_processes_find_what_accelerates_own_accelerator_gives(found: list[dict[str, Any]], part: str) -> None:
     for one in found:
         assert first_difference(one["accelerate"][part], one["ours"][part], 0.0) is None

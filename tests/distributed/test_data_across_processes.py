@@ -115,11 +115,17 @@ def test_batches_that_are_padded_to_unequal_widths_are_dispatched(found: list[di
 
 def test_one_order_is_shared_though_the_generators_of_the_processes_differ(found: list[dict[str, Any]]) -> None:
     first, second = (one["orders"] for one in found)
-    for name in ("drawn from one generator", "grouped by length"):
+    for name in ("drawn from one generator", "grouped by length from one generator"):
         epochs = [sorted(one + other) for one, other in zip(first[name], second[name], strict=True)]
         assert epochs == [list(range(12))] * 2 and first[name][0] != first[name][1]
     for one, other in zip(first["of a stream"], second["of a stream"], strict=True):
         assert sorted(one + other) == list(range(one[0], one[0] + 8))
+
+
+def test_orders_that_differ_because_the_generators_do_are_told(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        (message,) = one["orders"]["heard"]
+        assert "different orders from LengthGroupedSampler" in message and "use_seedable_sampler=False" in message
 
 
 def test_loaders_of_a_script_are_shared_out_as_the_accelerator_is_set(found: list[dict[str, Any]]) -> None:

@@ -150,6 +150,13 @@ def test_lightning_callbacks_decide_alike_in_all_processes(found: Found) -> None
     assert first["rates"] == second["rates"] and first["rates"][1]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_all_processes_start_over_where_memory_runs_out_in_one(found: Found, mode: str) -> None:
+    first, second = (one["memory"][mode] for one in found)
+    assert first == second
+    assert first[:2] == (2, 3)
+
+
 def test_models_that_ddp_cannot_train_are_refused_by_name(found: Found) -> None:
     for one in found:
         assert "VectorClassifier has no parameter that is trained" in one["refusals"]["frozen"]

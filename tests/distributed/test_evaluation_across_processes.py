@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,47 +10,23 @@ import pytest
 import torch
 from filelock import FileLock
 
-from tests.distributed.evaluating_process import BATCH_SIZE, LONG, SHORT, main
-from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
-
-LONGEST_RUN_SECONDS = 300
-
-
-def start(rank: int, size: int, folder: Path) -> subprocess.Popen[str]:
-    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.distributed.evaluating_process", str(rank), str(size), str(folder)],
-        cwd=ROOT,
-        env={**environment_of_runs(), **ranks, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def run_two(folder: Path) -> None:
-    processes = [start(rank, 2, folder) for rank in range(2)]
-    try:
-        outputs = [process.communicate(timeout=LONGEST_RUN_SECONDS)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+from tests.distributed import evaluating_process
+from tests.distributed.evaluating_process import BATCH_SIZE, LONG, SHORT
+from tests.distributed.together import found_together
+from tests.fidelity.conftest import folder_shared_by_workers
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What one process finds alone, and what each of two finds; they are started once for all tests."""
     folder = folder_shared_by_workers(tmp_path_factory) / "evaluating-together"
-    alone, together = folder / "alone", folder / "together"
-    with FileLock(f"{folder}.lock"):
-        if not (together / "1.pickle").exists():
-            alone.mkdir(parents=True)
-            together.mkdir()
-            main(0, 1, alone)
-            run_two(together)
-    files = [alone / "0.pickle", together / "0.pickle", together / "1.pickle"]
-    return [pickle.loads(file.read_bytes()) for file in files]
+    together = found_together(evaluating_process.__name__, folder)
+    alone = folder / "alone"
+    with FileLock(f"{alone}.lock"):
+        if not (alone / "0.pickle").exists():
+            alone.mkdir()
+            evaluating_process.find(alone, rank=0, size=1)
+    return [pickle.loads((alone / "0.pickle").read_bytes()), *together]
 
 
 def test_each_sample_counts_once_in_the_order_of_the_dataset(found: list[dict[str, Any]]) -> None:
@@ -182,7 +155,7 @@ def test_a_metric_function_that_fails_in_one_process_ends_the_others_too(found: 
 
 def test_loaders_that_give_one_process_more_batches_are_refused_in_all(found: list[dict[str, Any]]) -> None:
     for one in found[1:]:
-        assert one["uneven"].startswith("ValueError") and "3 in process 0, 4 in process 1" in one["uneven"]
+        assert one["uneven"].startswith("UnequalData") and "rank 0 has 3 batches, rank 1 has 4 batches" in one["uneven"]
 
 
 def test_metrics_are_those_of_the_first_process_which_writes_them(found: list[dict[str, Any]]) -> None:

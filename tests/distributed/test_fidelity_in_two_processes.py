@@ -36,7 +36,6 @@ FOR_ONE_PROCESS: tuple[str, ...] = (
     "loss_that_is_nan_once_and_filtered",
     "best_model_kept_beside_the_two_last",
     "collating_masked_tokens",
-    "grouped_by_length",
     "tokens_masked_at_random_while_accumulating",
     "loader_of_the_scripts_own",
     "logging_evaluating_and_saving_every_few_steps",
@@ -69,7 +68,6 @@ FOR_ONE_PROCESS: tuple[str, ...] = (
     "optimizer_replaced_at_a_steps_end",
     "resumed_while_accumulating",
     "batches_rebalanced",
-    "resumed_with_samples_grouped_by_length",
     "decoder_only_model_continuing_its_prompt",
 )
 

@@ -89,7 +89,13 @@ def test_a_checkpoint_holds_a_part_of_each_process_and_its_manifest_names_all(fo
         check_state(one["whole"]["state"], WHOLE)
         assert one["whole"]["files"] == FILES
         assert one["whole"]["sealed"] == [name for name in FILES if name != "littrainer_manifest.json"]
-    assert not torch.equal(found[0]["whole"]["own states"], found[1]["whole"]["own states"])
+
+
+def test_each_process_goes_on_from_its_own_random_states(found: Found) -> None:
+    first, second = (one["generators"] for one in found)
+    assert not torch.equal(first["kept"], second["kept"])
+    for one in (first, second):
+        assert torch.equal(one["resumed"], one["without stop"])
 
 
 def test_each_save_is_told_to_the_callbacks_of_each_process(found: Found) -> None:

@@ -15,12 +15,19 @@ import torch
 from filelock import FileLock
 
 from tests.distributed import tensor_parallel_process
-from tests.distributed.tensor_parallel_process import CHECKS, EVALUATED_ROWS, curve, llama, trainer_of
+from tests.distributed.tensor_parallel_process import (
+    CHECKS,
+    EVALUATED_ROWS,
+    curve,
+    llama,
+    planned_trainer,
+    trainer_of,
+)
 from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
 
 LONGEST_RUN_SECONDS = 300
 TOLERANCE = 1e-6
-TRAININGS = [name for name in CHECKS if name not in ("by plan", "loaded split")]
+TRAININGS = [name for name in CHECKS if name not in ("by plan", "loaded split", "streamed")]
 
 
 def free_port() -> int:
@@ -84,7 +91,7 @@ def test_losses_and_gradient_norms_are_those_of_one_process(found: list[dict[str
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_so_they_are_with_an_own_training_step_tied_weights_norms_of_heads_and_plain_modules(
+def test_so_they_are_with_other_training_steps_models_and_optimizers(
     found: list[dict[str, Any]], name: str
 ) -> None:
     assert_equal_curves([one[name] for one in found])
@@ -141,6 +148,20 @@ def test_one_process_resumes_what_two_have_saved(folder: Path, found: list[dict[
     trainer = trainer_of(tmp_path, llama())
     trainer.train(resume_from_checkpoint=str(folder / "together" / "by-plan" / "run" / "checkpoint-2"))
     assert_equal_curves([found[0]["by plan"]["curve"], curve(trainer)])
+
+
+def test_one_process_resumes_where_parameters_of_a_group_were_split_and_others_whole(
+    folder: Path, found: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    trainer = planned_trainer(tmp_path)
+    trainer.train(resume_from_checkpoint=str(folder / "together" / "plain-module" / "checkpoint-2"))
+    assert_equal_curves([found[0]["plain module"], curve(trainer)])
+
+
+def test_metrics_that_are_summed_over_processes_count_each_sample_once(found: list[dict[str, Any]]) -> None:
+    alone, *together = (one["streamed"] for one in found)
+    for one in together:
+        assert one == pytest.approx(alone)
 
 
 def test_a_model_that_transformers_has_split_computes_and_trains_the_same(found: list[dict[str, Any]]) -> None:

@@ -347,6 +347,29 @@ def refusals(folder: Path) -> Any:
     return {"frozen": error(VectorClassifier().requires_grad_(False)), "spread": error(spread)}
 
 
+class NeedsMemory(VectorClassifier):
+    """Runs out of memory in one process with more than two samples at a time."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        if RANK == 1 and len(x) > 2:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return super().forward(x, labels)
+
+
+def memory(folder: Path) -> Any:
+    """The sizes of micro-batches that are found where memory runs out in one process only."""
+    found = {}
+    for mode, kind in KINDS.items():
+        torch.manual_seed(0)
+        trainer = quiet_trainer(
+            folder, NeedsMemory(), kind=kind, rows=24, auto_find_batch_size=True, max_steps=3, ddp_timeout=60
+        )
+        trainer.train()
+        weights = torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
+        found[mode] = (trainer._train_batch_size, trainer.state.global_step, weights.tolist())
+    return found
+
+
 CHECKS: tuple[Check, ...] = (
     what_a_subclass_is_handed,
     gradient_exchanges,
@@ -356,6 +379,7 @@ CHECKS: tuple[Check, ...] = (
     flags,
     lightning_callbacks,
     refusals,
+    memory,
 )
 
 

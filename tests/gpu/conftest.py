@@ -60,6 +60,6 @@ def both(tmp_path: Path) -> Callable[[str], tuple[Any, Any]]:
     """What a training finds on one GPU, with our Trainer and with transformers'."""
 
     def run(name: str) -> tuple[Any, Any]:
-        return tuple(run_training(side, name, tmp_path / side)[0] for side in ("ours", "theirs"))  # type: ignore[return-value]
+        return tuple(run_training(side, name, tmp_path / side)[0] for side in ("ours", "theirs"))
 
     return run

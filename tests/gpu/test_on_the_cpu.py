@@ -34,7 +34,7 @@ def test_curves_are_equal(tmp_path: Path, precision: str) -> None:
 
 
 def test_waits_are_collected_in_steps_after_which_nothing_is_logged(tmp_path: Path, side: ModuleType) -> None:
-    entered = []
+    entered: list[int] = []
 
     @contextmanager
     def counted(found: list[str]) -> Iterator[None]:

@@ -127,7 +127,7 @@ def waits_between_logs(side: ModuleType, folder: Path, counted: Any = syncs_coun
     found: list[str] = []
     steps = []
 
-    class Watcher(side.TrainerCallback):  # type: ignore[name-defined, misc]
+    class Watcher(side.TrainerCallback):  # type: ignore[name-defined]
         block: Any = None
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

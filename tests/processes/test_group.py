@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from littrainer import TrainingArguments
+from littrainer import Trainer, TrainingArguments
 from littrainer.processes import group
 from littrainer.processes.group import backend_for, claim_gpu, ensure_process_group
 from littrainer.processes.script_start import free_port
@@ -123,6 +124,15 @@ def test_a_group_of_another_size_than_the_environments_is_refused(
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
     with pytest.raises(RuntimeError, match=r"group that is up has 4 processes, and WORLD_SIZE= .*says 1"):
         ensure_process_group(arguments)
+
+
+def test_several_processes_that_do_not_know_where_to_meet_are_refused_by_the_trainer(
+    arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    set_only(monkeypatch, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0")
+    args = TrainingArguments(tmp_path, use_cpu=True, report_to="none")
+    with pytest.raises(RuntimeError, match="MASTER_ADDR, which says where the first of them is found, is not set"):
+        Trainer(torch.nn.Linear(1, 1), args)
 
 
 def test_several_processes_need_a_torch_with_distributed(

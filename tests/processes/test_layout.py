@@ -71,7 +71,9 @@ def test_the_environment_of_accelerate_launch_lays_the_processes_out(monkeypatch
 
 @pytest.mark.parametrize("config", [{"tp_size": 2}, {"dp_shard_size": 3}, {"dp_replicate_size": 2, "tp_size": 4}])
 def test_sizes_that_do_not_make_the_world_size_are_refused_with_both_numbers(config: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"parallelism_config lays out .* processes, and there are 4\..*be 4") as caught:
+    with pytest.raises(
+        ValueError, match=r"parallelism_config lays out .* processes, and there are 4\..*be 4"
+    ) as caught:
         process_layout(facts(4, config))
     for name, size in config.items():
         assert f"{name}={size}" in str(caught.value)
@@ -141,7 +143,7 @@ def test_a_layout_beside_deepspeeds_own_is_refused(config: dict[str, int]) -> No
 
 
 def test_a_trainer_checks_the_layout_when_it_is_made(tmp_path: Path) -> None:
-    args = TrainingArguments(tmp_path, parallelism_config={"tp_size": 2}, report_to="none")
+    args = TrainingArguments(str(tmp_path), parallelism_config={"tp_size": 2}, report_to="none")
     with pytest.raises(ValueError, match="there are 1"):
         Trainer(VectorClassifier(), args)
     args.parallelism_config = {"cp_size": 2}
@@ -150,7 +152,7 @@ def test_a_trainer_checks_the_layout_when_it_is_made(tmp_path: Path) -> None:
 
 
 def test_what_a_sharded_model_says_is_not_saved_with_the_arguments(tmp_path: Path, monkeypatch: Any) -> None:
-    args = TrainingArguments(tmp_path, report_to="none")
+    args = TrainingArguments(str(tmp_path), report_to="none")
     monkeypatch.setenv("WORLD_SIZE", "2")
     follow_model(args, Sharded())
     assert tensor_parallel_size(args) == 2

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 
+from littrainer.processes import meeting
 from littrainer.processes.meeting import MeetingError, meet
 from littrainer.processes.script_start import free_port
 from tests.processes.launchers import set_only
@@ -23,12 +26,38 @@ def meeting_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], int]:
     return at
 
 
-def test_processes_that_come_share_a_store(meeting_at: Callable[[int], int]) -> None:
+def test_processes_that_come_share_a_store(meeting_at: Callable[[int], int], monkeypatch: pytest.MonkeyPatch) -> None:
     meeting_at(free_port())
+    # Threads stand for processes, each of which counts its own meetings.
+    monkeypatch.setattr(meeting, "_meetings", itertools.repeat(0))
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.map(lambda rank: meet(rank, 2, timedelta(seconds=20)), range(2))
     first.set("key", "value")
     assert second.get("key") == b"value"
+
+
+def test_a_process_that_comes_under_the_rank_of_another_is_refused(
+    meeting_at: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meeting_at(free_port())
+    monkeypatch.setattr(meeting, "_meetings", itertools.repeat(0))
+    store = meet(0, 1, SOON)
+    own = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: own + 1)
+    with pytest.raises(
+        MeetingError, match=f"RANK=0 is given to two processes, process {own} on .* and process {own + 1}"
+    ):
+        meet(0, 1, SOON)
+    assert store.check(["complete"])
+
+
+def test_a_second_meeting_of_the_same_processes_shares_nothing_with_the_first(
+    meeting_at: Callable[[int], int],
+) -> None:
+    meeting_at(free_port())
+    first = meet(0, 1, SOON)
+    first.set("key", "value")
+    assert not meet(0, 1, SOON).check(["key"])
 
 
 def test_a_process_that_never_comes_is_named(meeting_at: Callable[[int], int]) -> None:

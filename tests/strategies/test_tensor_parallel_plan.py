@@ -33,14 +33,16 @@ def test_wildcards_stand_for_the_numbers_of_layers() -> None:
 
 def test_a_model_without_a_plan_is_refused_with_what_to_do() -> None:
     for model in (VectorClassifier(), tiny_bert_classifier()):
-        with pytest.raises(ValueError, match=rf"tp_size above 1, and {type(model).__name__} has no plan.*tp_plan.*fsdp"):
+        with pytest.raises(
+            ValueError, match=rf"tp_size above 1, and {type(model).__name__} has no plan.*tp_plan.*fsdp"
+        ):
             plan_of(model)
 
 
 def test_a_model_with_adapters_is_refused() -> None:
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(llama(), peft.LoraConfig(target_modules=["q_proj"]))
-    with pytest.raises(ValueError, match="adapters .*PeftModel.* have no plan"):
+    with pytest.raises(ValueError, match=r"adapters .*PeftModel.* have no plan"):
         plan_of(model)
 
 
@@ -67,12 +69,16 @@ def test_a_layer_whose_features_do_not_divide_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("plan", [{"inner": "packed_colwise"}, {"inner.weight": "grouped_gemm"}])
 def test_an_unknown_style_is_refused_with_the_way_that_transformers_offers(plan: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=r"inner.* by the style '\w+', and littrainer knows colwise.*DistributedConfig"):
+    with pytest.raises(
+        ValueError, match=r"inner.* by the style '\w+', and littrainer knows colwise.*DistributedConfig"
+    ):
         styles_by_layer(VectorClassifier(), plan, PROCESSES)
 
 
 def test_a_style_for_another_kind_of_layer_is_refused() -> None:
-    with pytest.raises(ValueError, match="splits norm by the style 'colwise', which is for Linear, and it is a LayerNorm"):
+    with pytest.raises(
+        ValueError, match="splits norm by the style 'colwise', which is for Linear, and it is a LayerNorm"
+    ):
         styles_by_layer(VectorClassifier(), {"norm": "colwise"}, PROCESSES)
 
 

@@ -80,6 +80,7 @@ class BackgroundSaves:
         self._trainer = trainer
         self._copies = HostCopies()
         self._current: _Save | None = None
+        self._has_told_of_parts = False
 
     @classmethod
     def for_training(cls, trainer: Trainer) -> BackgroundSaves | None:
@@ -96,6 +97,17 @@ class BackgroundSaves:
             )
             return None
         return cls(trainer)
+
+    def can_copy(self) -> bool:
+        """Whether what a checkpoint holds can be copied; where it cannot, that is told once, and training waits."""
+        if storage_of(self._trainer).can_be_copied:
+            return True
+        if not self._has_told_of_parts:
+            logger.warning(
+                "async_save: each process writes its part of the model itself, so training waits for its checkpoints."
+            )
+            self._has_told_of_parts = True
+        return False
 
     def save(self, trial: Any) -> None:
         """Copy what the checkpoint of this step holds, and begin to write it; the save before is waited for.

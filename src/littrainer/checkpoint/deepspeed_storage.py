@@ -41,7 +41,7 @@ class EngineStorage(WholeStorage):
 
     def save_model(self, trainer: Trainer, output_dir: str) -> None:
         """Write the model. In stage 3 its weights are gathered if the configuration says so; else the engine's are."""
-        config: Any = trainer.args.hf_deepspeed_config  # type: ignore[attr-defined]
+        config: Any = trainer.args.hf_deepspeed_config
         if not config.is_zero3():
             super().save_model(trainer, output_dir)
             return
@@ -111,7 +111,7 @@ def _check(trainer: Trainer, folder: Path) -> None:
         raise ValueError(f"{latest} has to name the folder that DeepSpeed's engine reads; there is {there}.")
     parts = (PART_OF_PROCESS.fullmatch(path.name) for path in (folder / latest.read_text("utf-8").strip()).iterdir())
     wrote = len({part[1] for part in parts if part is not None})
-    config: Any = trainer.args.hf_deepspeed_config  # type: ignore[attr-defined]
+    config: Any = trainer.args.hf_deepspeed_config
     size = data_parallel_size(trainer.args)
     if wrote not in (0, size) and not config.is_true("checkpoint.load_universal"):
         raise ValueError(

@@ -158,7 +158,7 @@ def load_optimizer(trainer: Trainer, folder: Path) -> None:
     optimizer: Any = trainer.optimizer
     path, state = read_optimizer_state(folder)
     if is_by_name(state):
-        state = by_number(state, names_of_parameters(trainer.model, optimizer))
+        state = numbered_for(trainer.model, optimizer, state)
     names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
     _refuse(path, "optimizer", optimizer_differences(optimizer, state, names))
     optimizer.load_state_dict(state)
@@ -172,7 +172,7 @@ def load_schedule(trainer: Trainer, folder: Path) -> None:
     """
     if getattr(trainer.lr_scheduler, "is_kept_by_engine", False):
         return
-    state = load_tensors(folder / SCHEDULER_NAME)
+    state = fitted_to_groups(load_tensors(folder / SCHEDULER_NAME), len(trainer.optimizer.param_groups))
     _refuse(folder / SCHEDULER_NAME, "schedule", schedule_differences(trainer.lr_scheduler, state))
     trainer.lr_scheduler.load_state_dict(state)
 

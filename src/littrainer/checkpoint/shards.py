@@ -85,7 +85,7 @@ def load_whole_optimizer_state(model: nn.Module, optimizer: Any, state: Mapping[
         given = by_name(state, names_of_parameters(model, optimizer)) if _is_first() else {}
         set_optimizer_state_dict(model, optimizer, given, options=options)
         return
-    numbered = by_number(state, names_of_parameters(model, optimizer)) if _is_first() else {}
+    numbered = numbered_for(model, optimizer, state) if _is_first() else {}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     received = _sent_without_tensors(numbered)
     for number, entries in received["state"].items():
@@ -160,6 +160,66 @@ def by_number(state: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
             {**group, "params": [number_of[name] for name in group["params"]]} for group in state["param_groups"]
         ],
     }
+
+
+def numbered_for(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """An optimizer's state with the numbers of parameters, in the groups that the optimizer has them in.
+
+    Where a model is split between processes, parameters that are split and those that are whole are in groups of their
+    own, which they are not where all are whole.
+
+    Parameters:
+        state: with the names of parameters or with their numbers.
+
+    Raises:
+        ValueError: it is the state of other parameters.
+    """
+    groups = optimizer.param_groups
+    if not is_by_name(state):
+        whole = _groups_of_whole_parameters(model, groups)
+        if [len(names) for names in whole] != [len(group["params"]) for group in state["param_groups"]]:
+            return dict(state)
+        state = by_name(state, [name for names in whole for name in names])
+    numbered = by_number(state, names_of_parameters(model, optimizer))
+    regrouped = _regrouped(numbered["param_groups"], [len(group["params"]) for group in groups])
+    return {**numbered, "param_groups": regrouped or numbered["param_groups"]}
+
+
+def _groups_of_whole_parameters(model: nn.Module, groups: list[dict[str, Any]]) -> list[list[str]]:
+    """Names of parameters by group, in the model's order, where groups that differ in their meshes alone are one."""
+    places = {id(parameter): (place, name) for place, (name, parameter) in enumerate(model.named_parameters())}
+    joined: list[list[tuple[int, str]]] = []
+    before: tuple[Any, Any] | None = None
+    for group in groups:
+        members = [places.get(id(parameter), (len(places), "")) for parameter in group["params"]]
+        now = (_settings(group), [getattr(one, "device_mesh", None) for one in group["params"][:1]])
+        if before is not None and before[0] == now[0] and before[1] != now[1]:
+            joined[-1] = sorted(joined[-1] + members)
+        else:
+            joined.append(members)
+        before = now
+    return [[name for _, name in members] for members in joined]
+
+
+def _regrouped(groups: list[dict[str, Any]], sizes: list[int]) -> list[dict[str, Any]] | None:
+    """Groups of other sizes, each with the settings that its parameters had; None where these had several."""
+    holder = {number: index for index, group in enumerate(groups) for number in group["params"]}
+    made: list[dict[str, Any]] = []
+    first = 0
+    for size in sizes:
+        numbers = list(range(first, first + size))
+        found = [_settings(groups[index]) for index in sorted({holder[number] for number in numbers})]
+        if not numbers:
+            found = [_settings(group) for group in groups[len(made) : len(made) + 1]]
+        if not found or any(settings != found[0] for settings in found):
+            return None
+        made.append({**found[0], "params": numbers})
+        first += size
+    return made
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 # ---- Tensors ---------------------------------------------------------------------------------------------------------

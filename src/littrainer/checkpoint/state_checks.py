@@ -24,6 +24,8 @@ SHAPED_AS_PARAMETER = frozenset(
         "sum",
     }
 )
+# Entries of torch's schedules with one value for each parameter group.
+SCHEDULED_BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas")
 # Sentences in an error; the rest is counted.
 LONGEST_LIST = 6
 
@@ -68,6 +70,21 @@ def _shape_differences(group: int, name: str, parameter: torch.Tensor, entries: 
         for entry, value in entries.items()
         if entry in SHAPED_AS_PARAMETER and isinstance(value, torch.Tensor) and value.shape != parameter.shape
     ]
+
+
+def fitted_to_groups(state: Any, groups: int) -> Any:
+    """A schedule's state for another number of parameter groups, where it is the same for all of them.
+
+    A model that is split between processes has more groups than one that is whole.
+    """
+    if not isinstance(state, dict):
+        return state
+    fitted = dict(state)
+    for name in SCHEDULED_BY_GROUP:
+        values = state.get(name)
+        if isinstance(values, list) and values and len(values) != groups and all(one == values[0] for one in values):
+            fitted[name] = values[:1] * groups
+    return fitted
 
 
 def schedule_differences(schedule: Any, state: Any) -> list[str]:

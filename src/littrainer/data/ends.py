@@ -53,7 +53,7 @@ def _length(sized: Any) -> int | None:
 
 
 def _counted(number: int | None, singular: str, plural: str) -> str:
-    return f"unknown number of {plural}" if number is None else f"{number} {singular if number == 1 else plural}"
+    return f"an unknown number of {plural}" if number is None else f"{number} {singular if number == 1 else plural}"
 
 
 def _by_rank(values: list[Any]) -> str:

@@ -13,7 +13,7 @@ from littrainer.data.batch_rebalance import BatchRebalanceSampler
 from littrainer.data.batch_rows import first_dimension
 from littrainer.data.dispatching import NO_BATCH, Dispatch
 from littrainer.data.ends import CommonEnd
-from littrainer.data.samplers import CommonOrder, EpochSeededSampler
+from littrainer.data.samplers import ComparedOrder, EpochSeededSampler
 from littrainer.data.sampling import warn_that_a_stream_has_its_own_order
 from littrainer.data.sharding import Share, SharedBatches, SharedStream, share_of
 from littrainer.data.worker_states import without_reports
@@ -26,6 +26,15 @@ if TYPE_CHECKING:
 
 # Keywords of a DataLoader that say which samples come in which batch.
 ORDERING = ("batch_size", "drop_last", "sampler", "batch_sampler")
+
+
+# Loaders that somebody goes through at this moment, but for a training's; the last one began last.
+_read_by_iteration: list[Any] = []
+
+
+def innermost_loader() -> Any:
+    """The loader whose iteration began last of those that go on, but for a training's; None where there is none."""
+    return _read_by_iteration[-1] if _read_by_iteration else None
 
 
 def tell_epoch(epoch: int, *candidates: Any) -> None:
@@ -107,7 +116,13 @@ class LookaheadLoader(DataLoader):
         return len(self.dataset) % (batch_size if self.splits_batches else batch_size * self.processes)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        return self.read(None)
+        _read_by_iteration.append(self)
+        try:
+            yield from self.read(None)
+        finally:
+            # Iterators may end in another order than they began.
+            place = [one is self for one in _read_by_iteration].index(True)
+            del _read_by_iteration[place]
 
     def read(self, progress: Any) -> Iterator[Any]:
         """The batches of the epoch.
@@ -331,7 +346,7 @@ def _loader_of_part(dataset: Any, keywords: dict[str, Any], share: Share, settin
         batches = BatchSampler(order, keywords["batch_size"], keywords.get("drop_last", False))
     generator = _generator_to_synchronize(batches, settings)
     if isinstance(batches, BatchSampler) and _draws_from_global_generator(batches.sampler):
-        batches.sampler = CommonOrder(batches.sampler)
+        batches.sampler = ComparedOrder(batches.sampler)
     loader = LookaheadLoader(dataset, **others, batch_sampler=SharedBatches(batches, share))
     loader.synchronized_generator = generator
     return loader

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import RandomSampler, Sampler
 
-from littrainer.processes.agreement import from_each, from_first
+from littrainer.processes.agreement import from_each
+
+logger = logging.getLogger(__name__)
 
 # Batches that are sorted by length together: fewer where the data would make fewer than so many groups.
 MOST_BATCHES_SORTED_TOGETHER = 50
@@ -144,18 +147,19 @@ class LengthGroupedSampler(Sampler[int]):
         return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=self.generator))
 
 
-class CommonOrder(Sampler[int]):
-    """The order that a sampler draws in the first process, in all of them.
+class ComparedOrder(Sampler[int]):
+    """The order that a sampler draws, with a warning where it is another one in each process.
 
     Parameters:
         sampler: draws from torch's global generator, which need not stand at the same place in each process: batches of
             unequal shape let dropout draw differently many numbers.
 
-    All processes iterate it at the same time. Each draws an order, so that its generator goes on as it would alone.
+    All processes iterate it at the same time.
     """
 
     def __init__(self, sampler: Any):
         self.sampler = sampler
+        self._is_told = False
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of a sampler that has one."""
@@ -167,8 +171,14 @@ class CommonOrder(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         order = list(self.sampler)
-        if len(set(from_each(hash(tuple(order))))) > 1:
-            order = from_first(order)
+        if not self._is_told and len(set(from_each(hash(tuple(order))))) > 1:
+            logger.warning(
+                "The processes draw different orders from %s, since their random generators have parted: samples of "
+                "this epoch come twice and others not at all, as under transformers. With use_seedable_sampler=False "
+                "in accelerator_config the order is drawn from one generator for all.",
+                type(self.sampler).__name__,
+            )
+            self._is_told = True
         return iter(order)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.checkpoint.shards import free_gathered
+from littrainer.data.ends import check_equal_lengths
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.evaluation.loss_mean import ExactLossMean
@@ -25,7 +26,7 @@ from littrainer.evaluation.side_effects import model_device
 from littrainer.evaluation.streaming import StreamingMetrics, streaming_metrics
 from littrainer.model_wrapping import move_to_device, prepared_model
 from littrainer.nested_values import PADDING, truncated
-from littrainer.processes.agreement import failing_together, from_each, from_first
+from littrainer.processes.agreement import failing_together, from_first
 from littrainer.processes.layout import data_parallel_rank, tensor_parallel_rank
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class EvaluationPass:
             if callable(getattr(candidate, "eval", None)):
                 candidate.eval()
         trainer.callback_handler.eval_dataloader = self.dataloader
-        self._check_that_all_have_equally_many_batches()
+        check_equal_lengths(self.dataloader, "prediction data" if self.is_prediction else "evaluation data")
         if has_length(self.dataloader):
             logger.info("%s: %d examples.", self.description, trainer.num_examples(self.dataloader))
         if self.streaming is not None:
@@ -215,17 +216,6 @@ class EvaluationPass:
         if trainer.model_preparation_time is not None:
             metrics[f"{self.prefix}_model_preparation_time"] = trainer.model_preparation_time
         return EvalLoopOutput(predictions, labels, self._prefixed(metrics), self._num_samples())
-
-    def _check_that_all_have_equally_many_batches(self) -> None:
-        """Refuse what would let processes wait for batches that others do not have."""
-        lengths = from_each(len(self.dataloader) if has_length(self.dataloader) else None)
-        if len(set(lengths)) > 1:
-            found = ", ".join(f"{length} in process {rank}" for rank, length in enumerate(lengths))
-            raise ValueError(
-                f"The processes of an evaluation have to predict equally many batches, and the loader gives {found}. "
-                "Set even_batches=True in accelerator_config, which is the default, or let an own loader give each "
-                "process as many as the others."
-            )
 
     def _predicted(self, inputs: Any) -> BatchOutputs:
         """What this process has for a batch, as long as the longest that any process has."""

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -102,6 +103,19 @@ def begin_counting(flags: Sequence[bool]) -> Callable[[], list[int]]:
         return counts.tolist()
 
     return wait
+
+
+def all_arrive(seconds: float) -> bool:
+    """Wait until all processes have come here, for so many seconds at most; whether they all have."""
+    if not are_several():
+        return True
+    with _naming_lost_processes() as connected:
+        group = connected.group
+    try:
+        dist.monitored_barrier(group, timeout=timedelta(seconds=seconds))
+    except RuntimeError:
+        return False
+    return True
 
 
 def wait_for_each_other() -> None:

@@ -14,7 +14,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from littrainer.processes.environment import HIGHEST_PORT, LOCAL_ADDRESS
+from littrainer.processes.environment import HIGHEST_PORT, LOCAL_ADDRESS, USUAL_PORT
 from littrainer.processes.parent_watch import STARTED_BY
 
 # A shell reports a program that a signal has ended by this number and the signal's.
@@ -40,7 +40,7 @@ class Launch:
         nodes: machines that take part.
         node_rank: which of them this is.
         main_address: address of the first machine; None is this one, and for one node only.
-        main_port: port there; None takes a free one, on one node only.
+        main_port: port there; None takes a free one on one node, and torchrun's on several.
     """
 
     devices: int
@@ -73,13 +73,16 @@ def check(launch: Launch) -> None:
     port = launch.main_port
     if port is not None and not 0 < port <= HIGHEST_PORT:
         raise LaunchError(f"--main-port {port} is no port; it has to be from 1 to {HIGHEST_PORT}")
-    if launch.nodes > 1 and (launch.main_address is None or port is None):
+    if launch.nodes > 1 and launch.main_address is None:
         raise LaunchError(
-            f"--nodes {launch.nodes} needs --main-address and --main-port: the first machine, and a free port there; "
-            "give the same on each machine"
+            f"--nodes {launch.nodes} needs --main-address: the address of the first machine, the same on each machine"
         )
+    if launch.nodes > 1 and port is None:
+        port = USUAL_PORT
     if port is not None and launch.node_rank == 0 and _is_taken(port):
-        raise LaunchError(f"--main-port {port} is in use on this machine; choose another one, or stop what uses it")
+        raise LaunchError(
+            f"port {port} is in use on this machine; choose another one by --main-port, or stop what uses it"
+        )
 
 
 def run_processes(launch: Launch, command: list[str]) -> int:
@@ -129,7 +132,8 @@ def run_processes(launch: Launch, command: list[str]) -> int:
         os.kill(os.getpid(), error.sigval)
     except (RuntimeError, OSError) as error:
         raise LaunchError(
-            f"{launch.nodes} machines have not found each other at {launch.main_address}:{launch.main_port}: "
+            f"the launchers of {launch.nodes} machine{'' if launch.nodes == 1 else 's'} have not found each other at "
+            f"{launch.main_address or LOCAL_ADDRESS}:{launch.main_port or USUAL_PORT}: "
             f"{_in_one_line(error)}; start the same command on each, with a --node-rank of its own"
         ) from error
     finally:
@@ -148,7 +152,7 @@ def _meeting_of_agents(launch: Launch) -> dict[str, Any]:
         }
     return {
         "rdzv_backend": "static",
-        "rdzv_endpoint": f"{launch.main_address}:{launch.main_port}",
+        "rdzv_endpoint": f"{launch.main_address}:{launch.main_port or USUAL_PORT}",
         "rdzv_configs": {"rank": launch.node_rank},
         "run_id": "littrainer",
     }

@@ -77,7 +77,7 @@ def process_layout(args: ProcessFacts) -> ProcessLayout:
     replicas, shards, together = sizes["dp_replicate_size"], sizes["dp_shard_size"], sizes["tp_size"]
     of_model = vars(args).get(_SIZES_OF_MODEL)
     if of_model is not None:
-        source, together, shards, replicas = "the sharded model", *of_model
+        source, (together, shards, replicas) = "the sharded model", of_model
     total = replicas * shards * together
     if total == 1:
         return ProcessLayout(args.world_size, 1, 1, is_given=False)

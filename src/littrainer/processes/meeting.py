@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from datetime import timedelta
@@ -16,10 +17,16 @@ from littrainer.processes.environment import MeetingPoint
 AGENT_HOLDS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 ARRIVALS, COMPLETE = "arrivals", "complete"
+# Numbers the meetings of this process.
+_meetings = itertools.count()
 
 
 class MeetingError(RuntimeError):
     """The processes have not found each other."""
+
+
+class _TwoOfOneRank(MeetingError):
+    """Another process has come under the same rank."""
 
 
 def meet(rank: int, world_size: int, timeout: timedelta) -> Any:
@@ -38,9 +45,9 @@ def meet(rank: int, world_size: int, timeout: timedelta) -> Any:
             "which says where the first of them is found, is not set. Start the script with `littrainer run --devices` "
             f"or torchrun, or set {environment.MAIN_ADDRESS} and {environment.MAIN_PORT} in each process."
         )
-    store = dist.PrefixStore(
-        f"littrainer/{os.environ.get(RESTARTS, '0')}", _open_store(point, rank, world_size, timeout)
-    )
+    # A script may end its process group and begin another one.
+    meeting = f"littrainer/{os.environ.get(RESTARTS, '0')}/{next(_meetings)}"
+    store = dist.PrefixStore(meeting, _open_store(point, rank, world_size, timeout))
     _wait_for_all(store, point, rank, world_size, timeout)
     return store
 
@@ -85,10 +92,18 @@ def _why_no_store(
 
 def _wait_for_all(store: Any, point: MeetingPoint, rank: int, world_size: int, timeout: timedelta) -> None:
     try:
-        store.set(_arrival_of(rank), f"{socket.gethostname()}:{os.getpid()}")
+        own = f"process {os.getpid()} on {socket.gethostname()}"
+        earlier = store.compare_set(_arrival_of(rank), "", own).decode()
+        if earlier != own:
+            raise _TwoOfOneRank(
+                f"{environment.RANK}={rank} is given to two processes, {earlier} and {own}. Each process that makes "
+                "TrainingArguments needs a rank of its own; one that a process starts must not inherit its rank."
+            )
         if store.add(ARRIVALS, 1) >= world_size:
             store.set(COMPLETE, "")
         store.wait([COMPLETE], timeout)
+    except _TwoOfOneRank:
+        raise
     except RuntimeError as error:
         raise MeetingError(_who_is_missing(store, point, rank, world_size, timeout)) from error
 

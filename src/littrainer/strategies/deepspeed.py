@@ -31,7 +31,8 @@ class EnginePrecision(DeepSpeedPrecision):
     """
 
     def __init__(self, trainer: Trainer):
-        super().__init__(lightning_precision(trainer.args))
+        precision: Any = lightning_precision(trainer.args)
+        super().__init__(precision)
         self._trainer = trainer
 
     @property
@@ -55,9 +56,7 @@ class EnginePrecision(DeepSpeedPrecision):
     def unscale(self, optimizer: Any) -> None:
         """Do nothing: the engine has divided its scale out."""
 
-    def backward(  # type: ignore[override]
-        self, tensor: torch.Tensor, model: Any, optimizer: Any, *args: Any, **kwargs: Any
-    ) -> None:
+    def backward(self, tensor: torch.Tensor, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         """Backward pass, and at the end of a window the step."""
         if model.automatic_optimization:
             # The Trainer has divided by the true size of the window.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
+from littrainer.arguments.choices import SchedulerType
 from littrainer.processes.layout import tensor_parallel_size
 
 if TYPE_CHECKING:
     from littrainer.arguments.deepspeed_config import DeepSpeedConfig
     from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 
 def check_deepspeed(trainer: Trainer) -> None:
@@ -36,3 +40,28 @@ def check_deepspeed(trainer: Trainer) -> None:
     for what, is_asked_for in refused.items():
         if is_asked_for:
             raise ValueError(f"`deepspeed` does not go with {what}.")
+
+
+def warn_of_what_has_no_effect(trainer: Trainer) -> None:
+    """Say, in the process that logs, which arguments the configuration leaves without effect."""
+    args: Any = trainer.args
+    config: dict[str, Any] = args.hf_deepspeed_config.config
+    # Argument -> whether it has none, and why.
+    idle = {
+        "max_grad_norm": (
+            args.max_grad_norm and "gradient_clipping" not in config,
+            'write "gradient_clipping": "auto" into the configuration',
+        ),
+        "optim": (
+            "optimizer" in config and args.optim != type(args).default_optim,
+            'the configuration has a section "optimizer"',
+        ),
+        "lr_scheduler_type": (
+            "scheduler" in config and args.lr_scheduler_type != SchedulerType.LINEAR,
+            'the configuration has a section "scheduler"',
+        ),
+    }
+    for name, (has_none, why) in idle.items():
+        if has_none and args.should_log:
+            value = getattr(args, name)
+            logger.warning("%s=%s has no effect under `deepspeed`: %s.", name, getattr(value, "value", value), why)

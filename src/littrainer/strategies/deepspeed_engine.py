@@ -14,6 +14,7 @@ import torch
 from littrainer.compilation import compile_keywords
 from littrainer.optim.closures import updates_during_backward
 from littrainer.processes import deepspeed_communication
+from littrainer.strategies.deepspeed_checks import warn_of_what_has_no_effect
 
 if TYPE_CHECKING:
     from littrainer.arguments.deepspeed_config import DeepSpeedConfig
@@ -134,6 +135,7 @@ def optimizer_and_schedule(trainer: Trainer, max_steps: int) -> tuple[Any, Any]:
     config = resolved_config(trainer, max_steps)
     deepspeed_communication.start(trainer.args)
     _refuse_two_of_a_kind(trainer, config)
+    warn_of_what_has_no_effect(trainer)
     _end_earlier_engine(trainer)
     settings = config.config
     keywords: dict[str, Any] = {}

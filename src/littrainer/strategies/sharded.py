@@ -106,7 +106,7 @@ def shard(
     layers, units = layers_of(model, plan), units_of(model, plan)
     if plan.activation_checkpointing:
         recompute(layers, plan)
-    keywords = fully_shard_keywords(model, plan, mesh, computes_in)
+    keywords = fully_shard_keywords(model, plan, mesh, device, computes_in)
     received = _Received(device, plan)
     for unit in [*units, Unit((model,))]:
         received.weights_of(unit.modules)
@@ -127,7 +127,7 @@ def shard(
 
 
 def fully_shard_keywords(
-    model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, computes_in: torch.dtype | None
+    model: nn.Module, plan: ShardingPlan, mesh: DeviceMesh, device: torch.device, computes_in: torch.dtype | None
 ) -> dict[str, Any]:
     """The keywords of torch's `fully_shard` that a plan stands for."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
@@ -142,7 +142,8 @@ def fully_shard_keywords(
         "mesh": mesh,
         "reshard_after_forward": plan.reshard_after_forward,
         "mp_policy": MixedPrecisionPolicy(**policy),
-        "offload_policy": CPUOffloadPolicy() if plan.cpu_offload else OffloadPolicy(),
+        # Where the CPU computes, everything lies in the host's memory anyway.
+        "offload_policy": CPUOffloadPolicy() if plan.cpu_offload and device.type != "cpu" else OffloadPolicy(),
     }
     ignored = ignored_parameters(model, plan.ignored_modules)
     if ignored:

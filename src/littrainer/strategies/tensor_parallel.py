@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from littrainer.trainer import Trainer
 
+
 class TensorParallelStrategy(ResidentModelParallelStrategy):
     """Layers split by a model's plan; where there are several such groups of processes, gradients are averaged."""
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from littrainer.processes.agreement import agreed, all_arrive
 from littrainer.training.device_memory import empty_device_cache
 
 if TYPE_CHECKING:
@@ -28,11 +30,57 @@ OUT_OF_MEMORY_MESSAGES = (
 )
 
 
+# How much later than the first one the last process may run out of memory, outside of a forward pass.
+SECONDS_UNTIL_ALL_RAN_OUT = 60
+
+
+class RanOutTogether(RuntimeError):
+    """Memory ran out in a forward pass, and all processes know."""
+
+
 def ran_out_of_memory(error: Exception) -> bool:
     """Whether an error says that memory ran out."""
     if not isinstance(error, RuntimeError) or len(error.args) != 1:
         return False
     return any(message in str(error.args[0]) for message in OUT_OF_MEMORY_MESSAGES)
+
+
+def memory_agreed_on(trainer: Trainer) -> AbstractContextManager[Any]:
+    """A context for a forward pass, after which all processes know whether memory ran out in one of them.
+
+    It does nothing where there is one process, or no size is searched for.
+    """
+    searches = trainer.args.auto_find_batch_size and trainer.args.world_size > 1
+    return _agreeing() if searches else nullcontext()
+
+
+@contextmanager
+def _agreeing() -> Iterator[None]:
+    ran_out = False
+    try:
+        yield
+    except Exception as error:
+        if not ran_out_of_memory(error):
+            raise
+        ran_out = True
+    if agreed(ran_out):
+        raise RanOutTogether(f"{'This' if ran_out else 'Another'} process ran out of memory.")
+
+
+def _check_that_all_ran_out(trainer: Trainer, error: Exception) -> None:
+    """Make sure that all processes start over.
+
+    Raises:
+        RuntimeError: some have not run out of memory, and wait for gradients of this one.
+    """
+    if trainer.args.world_size == 1 or isinstance(error, RanOutTogether):
+        return
+    if not all_arrive(SECONDS_UNTIL_ALL_RAN_OUT):
+        raise RuntimeError(
+            f"auto_find_batch_size: memory ran out in process {trainer.args.process_index} outside of a forward pass, "
+            f"and not in all processes within {SECONDS_UNTIL_ALL_RAN_OUT} seconds; the others wait for its gradients "
+            "and cannot start over. Lower per_device_train_batch_size."
+        ) from error
 
 
 def with_fitting_batch_size(trainer: Trainer, train: Callable[[], Result]) -> Result:
@@ -58,6 +106,7 @@ def with_fitting_batch_size(trainer: Trainer, train: Callable[[], Result]) -> Re
         except Exception as error:
             if not ran_out_of_memory(error):
                 raise
+            _check_that_all_ran_out(trainer, error)
         else:
             if size != first_size:
                 logger.warning(
@@ -84,5 +133,7 @@ def with_fitting_batch_size(trainer: Trainer, train: Callable[[], Result]) -> Re
 
 def _free_memory(trainer: Trainer) -> None:
     trainer.lightning_trainer = None
+    # With DDP around it, which would go on to exchange gradients.
+    trainer.model_wrapped = trainer.model
     gc.collect()
     empty_device_cache()

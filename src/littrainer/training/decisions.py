@@ -56,7 +56,7 @@ def log_and_maybe_evaluate_and_save(
     trainer.preemption.save_and_stop_if_asked(state, trainer.control)
     if not trainer.control.should_save:
         return
-    if trainer.background_saves is not None:
+    if trainer.background_saves is not None and trainer.background_saves.can_copy():
         trainer.background_saves.save(trial)
     else:
         trainer._save_checkpoint(model, trial)

@@ -1,7 +1,11 @@
-"""How two processes share the data: every way of it, in training, evaluation and after a resume."""
+"""How two processes share the data: every way of it, in training, evaluation and after a resume.
+
+Those in `MORE` vary the others; they are there where FIDELITY_MORE is set.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from typing import Any
@@ -110,8 +114,35 @@ SHARED: dict[str, Callable[[Side], Record]] = {
     "table_in_one_shard_read_by_each": shared(table_in_shards(1), trained=20, evaluated=6, **STEPS, **NOT_DISPATCHED),
     "table_in_shards_dispatched": shared(table_in_shards(2), **STEPS),
 }
+MORE = (
+    "share_rows_with_noise_drawn_when_read",
+    "share_fewer_rows_than_processes",
+    "share_rows_from_a_data_seed",
+    "share_rows_read_by_two_workers_each",
+    "share_halves_of_batches_of_fewer_rows_than_one",
+    "share_rows_dispatched_without_the_last_incomplete_batch",
+    "share_stream_dispatched",
+    "share_stream_with_a_length_dispatched",
+    "share_stream_read_by_each",
+    "share_stream_read_in_halves_by_each",
+    "share_table_in_one_shard_read_by_each",
+    "share_table_in_shards_dispatched",
+    "with_a_shuffled_loader_prepared",
+    "with_a_batch_sampler_in_random_order_prepared",
+    "resume_halves_of_batches",
+    "resume_rows_at_the_end_of_an_epoch",
+    "resume_a_stream_read_by_each",
+    "resume_a_table_in_shards_read_by_each",
+)
+
+
+def enter(name: str, run: Callable[[Side], Record], **facts: bool) -> None:
+    if name not in MORE or "FIDELITY_MORE" in os.environ:
+        add(Scenario(name=f"two_processes_{name}", run=run, processes=2, **facts))
+
+
 for _name, _script in SHARED.items():
-    add(Scenario(name=f"two_processes_share_{_name}", run=_script, predicts=True, processes=2))
+    enter(f"share_{_name}", _script, predicts=True)
 
 
 def language(side: Side, **changes: Any) -> Record:
@@ -130,6 +161,11 @@ def language(side: Side, **changes: Any) -> Record:
 @scenario(processes=2)
 def two_processes_share_rows_grouped_by_length(side: Side) -> Record:
     return language(side, train_sampling_strategy="group_by_length", gradient_accumulation_steps=2, data_seed=5)
+
+
+@scenario(processes=2)
+def two_processes_share_rows_grouped_by_length_from_one_generator(side: Side) -> Record:
+    return language(side, train_sampling_strategy="group_by_length", accelerator_config={"use_seedable_sampler": False})
 
 
 @scenario(processes=2)
@@ -211,7 +247,7 @@ def prepared(name: str) -> Callable[[Side], Record]:
 
 
 for _name in PREPARED:
-    add(Scenario(name=f"two_processes_with_{_name}_prepared", run=prepared(_name), processes=2))
+    enter(f"with_{_name}_prepared", prepared(_name))
 
 
 def resumed(make: Make, trained: int = 36, **changes: Any) -> Callable[[Side], Record]:
@@ -227,12 +263,4 @@ RESUMED: dict[str, Callable[[Side], Record]] = {
     "a_table_in_shards_read_by_each": resumed(table_in_shards(2), max_steps=5, trained=40, **NOT_DISPATCHED),
 }
 for _name, _script in RESUMED.items():
-    add(
-        Scenario(
-            name=f"two_processes_resume_{_name}",
-            run=_script,
-            saves=True,
-            resumes=True,
-            processes=2,
-        )
-    )
+    enter(f"resume_{_name}", _script, saves=True, resumes=True)

@@ -10,6 +10,7 @@ from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.layouts import SplitModels, sharding_plugin
 from littrainer.compat.accelerator.processes import ProcessMembers
+from littrainer.data.loaders import innermost_loader
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -149,10 +150,13 @@ class GradientView:
 
     @property
     def active_dataloader(self) -> Any:
-        """The loader that is read right now: an evaluation's, else that of the training."""
+        """The loader that is read right now: an evaluation's, else a script's own, else that of the training."""
         accelerator = self._accelerator
         if accelerator.evaluated_loader is not None:
             return accelerator.evaluated_loader
+        own = innermost_loader()
+        if own is not None:
+            return own
         run = None if accelerator.module is None else accelerator.module.run
         return None if run is None or run.is_between_epochs else run.windows.loader_being_read
 

@@ -1,0 +1,297 @@
+"""One of two processes that share a model: `python -m tests.distributed.sharded_process FOLDER`.
+
+Rank and size come from the environment, as a launcher sets it. Each process writes what it found to
+`FOLDER/RANK.pickle`. A training that is not sharded, DDP's, says what numbers are right.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from littrainer import Trainer
+from littrainer.checkpoint.shards import is_sharded, whole_state_dict
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import Rows, language_rows
+from tests.scenarios.models import VectorClassifier, tiny_llama
+from tests.scenarios.trainers import QUIET_RUN, StepwiseTrainer, quiet_arguments, quiet_trainer
+
+PROMPT = [[5, 6, 7]]
+STEPS = 4
+# Arguments of each training here.
+RUN: dict[str, Any] = {
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "max_steps": STEPS,
+    "max_grad_norm": 0.5,
+    "logging_strategy": "steps",
+    "logging_steps": 1,
+    "weight_decay": 0.1,
+    "seed": 3,
+}
+
+
+def is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def llama(**changes: Any) -> Any:
+    torch.manual_seed(0)
+    return tiny_llama(**{"num_hidden_layers": 2, "tie_word_embeddings": False, **changes})
+
+
+def trainer_of(
+    folder: Path, model: Any = None, config: Any = None, kind: type[Trainer] = Trainer, given: Any = None, **changes: Any
+) -> Any:
+    """A Trainer over token rows; sharded where there is a `config`, which may be empty."""
+    sharding = {} if config is None else {"fsdp": True, "fsdp_config": config}
+    args = quiet_arguments(folder, **{**RUN, **sharding, **changes})
+    rows = language_rows(20)
+    return kind(
+        model=llama() if model is None else model,
+        args=args,
+        train_dataset=Rows(rows),
+        eval_dataset=Rows(rows[:7]),
+        data_collator=pad_tokens,
+        **(given or {}),
+    )
+
+
+def curve(trainer: Any) -> list[tuple[float, float]]:
+    history = trainer.state.log_history
+    return [(entry["loss"], entry["grad_norm"]) for entry in history if "grad_norm" in entry]
+
+
+def whole(model: Any) -> dict[str, torch.Tensor]:
+    state = whole_state_dict(model) if is_sharded(model) else model.state_dict()
+    return {name: value.detach().clone() for name, value in state.items()}
+
+
+def trained(trainer: Any, **keywords: Any) -> dict[str, Any]:
+    trainer.train(**keywords)
+    return {"curve": curve(trainer), "weights": whole(trainer.model), "is_sharded": is_sharded(trainer.model)}
+
+
+def by_ddp(folder: Path) -> Any:
+    trainer = trainer_of(folder)
+    found = trained(trainer)
+    return {**found, "evaluated": trainer.evaluate()["eval_loss"]}
+
+
+def whole_run(folder: Path) -> Any:
+    """Evaluates before, within and after training, generates, saves a file for all, and trains again."""
+    trainer = trainer_of(
+        folder, None, {}, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2, load_best_model_at_end=True
+    )
+    first = trainer.evaluate()["eval_loss"]
+    found = trained(trainer)
+    model = trainer.model
+    found["names"] = sorted(name for name, module in model.named_modules() if type(module).__name__.startswith("FSDP"))
+    found["local elements"] = sum(parameter.to_local().numel() for parameter in model.parameters())
+    found["elements"] = sum(parameter.numel() for parameter in model.parameters())
+    found["groups"] = [
+        [name for name, one in model.named_parameters() if any(one is other for other in group["params"])]
+        for group in trainer.optimizer.param_groups
+    ]
+    found["evaluated"] = [first, *(entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry)]
+    found["after"] = trainer.evaluate()["eval_loss"]
+    found["predicted"] = trainer.predict(trainer.eval_dataset).predictions[0].shape
+    found["generated"] = model.generate(
+        torch.tensor(PROMPT), max_new_tokens=4, do_sample=False, synced_gpus=True, pad_token_id=0
+    ).tolist()
+    trainer.save_model(str(folder / "saved"))
+    if is_first():
+        (folder / "checkpoint-2").rename(folder / "kept")
+    trainer.train()
+    found["again"] = curve(trainer)[-STEPS:]
+    return found
+
+
+def in_parts(folder: Path) -> Any:
+    """Saves checkpoints of which each process writes its part, and a model in one file."""
+    trainer = trainer_of(folder, None, {"state_dict_type": "SHARDED_STATE_DICT"}, save_strategy="steps", save_steps=2)
+    found = trained(trainer)
+    trainer.save_model(str(folder / "saved"))
+    return found
+
+
+def resumed(written_by: str, **config: Any) -> Callable[[Path], Any]:
+    def run(folder: Path) -> Any:
+        checkpoint = folder.parent / written_by
+        return trained(trainer_of(folder, None, config), resume_from_checkpoint=str(checkpoint))
+
+    return run
+
+
+def with_config(kind: type[Trainer] = Trainer, model: Callable[[], Any] = llama, **config: Any) -> Callable[[Path], Any]:
+    return lambda folder: trained(trainer_of(folder, model(), config, kind=kind))
+
+
+def tied() -> Any:
+    return llama(tie_word_embeddings=True)
+
+
+def tied_by_ddp(folder: Path) -> Any:
+    return trained(trainer_of(folder, tied()))
+
+
+def own_optimizer(folder: Path) -> Any:
+    """An optimizer, and its state, that were made before anything was sharded."""
+    model = llama()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    found = trained(trainer_of(folder, model, {}, given={"optimizers": (optimizer, schedule)}))
+    own = {id(parameter) for parameter in model.parameters()}
+    found["belongs"] = {id(one) for group in optimizer.param_groups for one in group["params"]} == own
+    return found
+
+
+def own_optimizer_by_ddp(folder: Path) -> Any:
+    model = llama()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    return trained(trainer_of(folder, model, given={"optimizers": (optimizer, schedule)}))
+
+
+def adapter() -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    model = llama()
+    torch.manual_seed(5)
+    return get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+
+
+def adapter_by_ddp(folder: Path) -> Any:
+    return trained(trainer_of(folder, adapter()))
+
+
+def adapter_run(**config: Any) -> Callable[[Path], Any]:
+    def run(folder: Path) -> Any:
+        trainer = trainer_of(folder, adapter(), config, save_strategy="steps", save_steps=2)
+        found = trained(trainer)
+        trainer.save_model(str(folder / "saved"))
+        again = trainer_of(folder / "resumed", adapter(), config)
+        found["resumed"] = trained(again, resume_from_checkpoint=str(folder / "checkpoint-2"))
+        found["generated"] = trainer.model.generate(
+            input_ids=torch.tensor(PROMPT), max_new_tokens=3, do_sample=False, synced_gpus=True, pad_token_id=0
+        ).tolist()
+        return found
+
+    return run
+
+
+def differing_weights(folder: Path) -> Any:
+    """The other process has been given other weights."""
+    model = llama()
+    if not is_first():
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+    return trained(trainer_of(folder, model, {}))
+
+
+def without_weights(folder: Path) -> Any:
+    """The other process has no memory for its weights at all."""
+    model = llama()
+    if not is_first():
+        model = model.to("meta")
+    return trained(trainer_of(folder, model, {"cpu_ram_efficient_loading": True}))
+
+
+def loaded_by_the_first(folder: Path) -> Any:
+    """`from_pretrained` after the arguments reads weights in the first process alone."""
+    from transformers import LlamaForCausalLM
+
+    if is_first():
+        llama().save_pretrained(folder / "model")
+    torch.distributed.barrier()
+    arguments = quiet_arguments(folder, **RUN, fsdp=True, fsdp_config={"cpu_ram_efficient_loading": True})
+    model = LlamaForCausalLM.from_pretrained(folder / "model")
+    read = float(sum(parameter.detach().abs().sum() for parameter in model.parameters()))
+    rows = language_rows(20)
+    found = trained(Trainer(model=model, args=arguments, train_dataset=Rows(rows), data_collator=pad_tokens))
+    quiet_arguments(folder)
+    return {**found, "read": read, "variable": os.environ.get("ACCELERATE_USE_FSDP")}
+
+
+def compiled(folder: Path) -> Any:
+    return trained(vectors(folder, fsdp=True, torch_compile=True, torch_compile_backend="eager"))
+
+
+def in_half_precision(folder: Path) -> Any:
+    trainer = trainer_of(folder, None, {}, bf16=True)
+    found = trained(trainer)
+    return {**found, "evaluated": trainer.evaluate()["eval_loss"]}
+
+
+def vectors(folder: Path, **changes: Any) -> Any:
+    return quiet_trainer(folder, **{**RUN, "max_steps": 2, **changes})
+
+
+def plain_module(folder: Path) -> Any:
+    """Saves a plain module, and says what an error on the way to sharding looks like."""
+    found = trained(
+        vectors(folder, fsdp=True, fsdp_config={"min_num_params": 30}, save_strategy="steps", save_steps=2)
+    )
+    wrong = vectors(folder / "wrong", fsdp=True, fsdp_config={"transformer_layer_cls_to_wrap": "Linaer"})
+    try:
+        wrong.train()
+    except ValueError as error:
+        found["error"] = str(error)
+    return found
+
+
+def plain_module_by_ddp(folder: Path) -> Any:
+    return trained(vectors(folder))
+
+
+# Name -> what is done; trainings that are to find the same numbers as the one named after them.
+CHECKS: dict[str, tuple[Callable[[Path], Any], str | None]] = {
+    "ddp": (by_ddp, None),
+    "whole": (whole_run, "ddp"),
+    "parts": (in_parts, "ddp"),
+    "whole after whole": (resumed("whole/kept"), "ddp"),
+    "parts after whole": (resumed("whole/kept", state_dict_type="SHARDED_STATE_DICT"), "ddp"),
+    "whole after parts": (resumed("parts/checkpoint-2"), "ddp"),
+    "parts after parts": (resumed("parts/checkpoint-2", state_dict_type="SHARDED_STATE_DICT"), "ddp"),
+    "after one process": (resumed("alone/checkpoint-2"), None),
+    "own training_step": (with_config(StepwiseTrainer), "ddp"),
+    "not freed": (with_config(reshard_after_forward=False, forward_prefetch=True), "ddp"),
+    "recomputed": (with_config(activation_checkpointing=True), "ddp"),
+    "recomputed and offloaded": (
+        with_config(activation_checkpointing=True, activation_checkpointing_offload=True, cpu_offload=True),
+        "ddp",
+    ),
+    "by size": (with_config(min_num_params=500), "ddp"),
+    "in one piece": (with_config(auto_wrap_policy="NO_WRAP"), "ddp"),
+    "tied ddp": (tied_by_ddp, None),
+    "tied": (with_config(model=tied), "tied ddp"),
+    "own optimizer ddp": (own_optimizer_by_ddp, None),
+    "own optimizer": (own_optimizer, "own optimizer ddp"),
+    "adapter ddp": (adapter_by_ddp, None),
+    "adapter": (adapter_run(), "adapter ddp"),
+    "adapter in parts": (adapter_run(state_dict_type="SHARDED_STATE_DICT"), "adapter ddp"),
+    "differing weights": (differing_weights, "ddp"),
+    "without weights": (without_weights, "ddp"),
+    "loaded by the first": (loaded_by_the_first, "ddp"),
+    "half precision": (in_half_precision, None),
+    "plain module ddp": (plain_module_by_ddp, None),
+    "compiled": (compiled, "plain module ddp"),
+    "plain module": (plain_module, "plain module ddp"),
+}
+
+
+def main(folder: Path, names: list[str]) -> None:
+    found = {name: CHECKS[name][0](folder / name.replace(" ", "-")) for name in names or CHECKS}
+    (folder / f"{os.environ.get('RANK', '0')}.pickle").write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    assert QUIET_RUN["use_cpu"] and VectorClassifier
+    main(Path(sys.argv[1]), sys.argv[2:])

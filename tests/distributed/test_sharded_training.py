@@ -1,0 +1,210 @@
+"""Two processes that share a model (FSDP) train as two do that have one each, and their checkpoints serve any number."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+
+from littrainer.checkpoint.reader import checkpoint_to_resume
+from tests.distributed import sharded_process
+from tests.distributed.sharded_process import CHECKS, STEPS, adapter, curve, llama, trainer_of
+from tests.distributed.test_tensor_parallel_across_processes import free_port
+from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
+
+LONGEST_RUN_SECONDS = 300
+TOLERANCE = 1e-6
+LIKE_DDP = [name for name, (_, reference) in CHECKS.items() if reference is not None]
+
+
+def start_together(folder: Path) -> None:
+    launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    processes = []
+    for rank in range(2):
+        with (folder / f"log{rank}").open("w") as log:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", sharded_process.__name__, str(folder)],
+                    cwd=ROOT,
+                    env={**environment_of_runs(), **launched, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    try:
+        ends = [process.wait(timeout=LONGEST_RUN_SECONDS) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    logs = [(folder / f"log{rank}").read_text(encoding="utf-8")[-3000:] for rank in range(2)]
+    assert ends == [0, 0], "\n".join(logs)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two processes have trained together; they are started once for all tests."""
+    shared = folder_shared_by_workers(tmp_path_factory) / "sharing-a-model"
+    with FileLock(f"{shared}.lock"):
+        if not (shared / "1.pickle").exists():
+            shared.mkdir(exist_ok=True)
+            # The samples of one optimizer step of two processes.
+            trainer_of(shared / "alone", save_strategy="steps", save_steps=2, per_device_train_batch_size=4).train()
+            start_together(shared)
+    return shared
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[dict[str, Any]]:
+    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+
+
+def same_numbers(one: Any, other: Any) -> bool:
+    return all(numbers == pytest.approx(wanted, abs=TOLERANCE) for numbers, wanted in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", LIKE_DDP)
+def test_a_sharded_model_trains_with_the_numbers_of_ddp(name: str, found: list[dict[str, Any]]) -> None:
+    reference = found[0][str(CHECKS[name][1])]
+    assert reference["curve"] and not reference["is_sharded"]
+    for one in found:
+        assert one[name]["is_sharded"]
+        assert same_numbers(one[name]["curve"], reference["curve"])
+    assert found[0][name]["weights"].keys() == reference["weights"].keys()
+    for key, weight in found[0][name]["weights"].items():
+        assert torch.allclose(weight, reference["weights"][key], atol=TOLERANCE), key
+
+
+def test_each_process_has_half_of_the_parameters_by_layers(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        assert one["whole"]["names"] == [
+            "",
+            "lm_head",
+            "model.embed_tokens",
+            "model.layers.0",
+            "model.layers.1",
+            "model.norm",
+        ]
+    parts = [one["whole"]["local elements"] for one in found]
+    assert sum(parts) == found[0]["whole"]["elements"] and abs(parts[0] - parts[1]) < 0.1 * sum(parts)
+
+
+def test_decay_groups_go_by_names_as_those_of_a_whole_model(found: list[dict[str, Any]]) -> None:
+    decayed, others = found[0]["whole"]["groups"]
+    assert all("norm" in name for name in others) and not any("norm" in name for name in decayed)
+    assert len(decayed) + len(others) == len(list(llama().parameters()))
+
+
+def test_evaluations_before_within_and_after_training_agree_with_ddp(found: list[dict[str, Any]]) -> None:
+    reference = found[0]["ddp"]["evaluated"]
+    for one in found:
+        first, *within = one["whole"]["evaluated"]
+        assert first > within[0] > within[-1]
+        assert within[-1] == pytest.approx(reference, abs=TOLERANCE)
+        # The best model, which is the last one here, has been loaded at the end.
+        assert one["whole"]["after"] == pytest.approx(reference, abs=TOLERANCE)
+        assert one["whole"]["predicted"] == found[0]["whole"]["predicted"]
+
+
+def test_all_processes_generate_what_the_whole_model_does(folder: Path, found: list[dict[str, Any]]) -> None:
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(folder / "whole" / "saved")
+    alone = model.generate(torch.tensor(sharded_process.PROMPT), max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert [one["whole"]["generated"] for one in found] == [alone.tolist()] * 2
+
+
+def test_a_second_training_of_the_same_trainer_goes_on(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        again = one["whole"]["again"]
+        assert len(again) == STEPS and again == found[0]["whole"]["again"]
+        assert again[-1][0] < one["whole"]["curve"][-1][0]
+
+
+@pytest.mark.parametrize("name", ["whole", "parts"])
+def test_a_saved_model_is_loaded_by_from_pretrained_however_checkpoints_are_saved(
+    name: str, folder: Path, found: list[dict[str, Any]]
+) -> None:
+    from transformers import LlamaForCausalLM
+
+    loaded = LlamaForCausalLM.from_pretrained(folder / name / "saved").state_dict()
+    for key, weight in found[0][name]["weights"].items():
+        assert torch.equal(loaded[key], weight)
+
+
+def test_checkpoints_have_the_files_that_transformers_has_for_fsdp(folder: Path) -> None:
+    whole = {path.name for path in (folder / "whole" / "kept").iterdir()}
+    assert {"model.safetensors", "pytorch_model_fsdp.bin", "optimizer.bin", "scheduler.pt", "rng_state_1.pth"} <= whole
+    assert "optimizer.pt" not in whole
+    parts = {path.name for path in (folder / "parts" / "checkpoint-2").iterdir()}
+    assert {"pytorch_model_fsdp_0", "optimizer_0", "scheduler.pt", "rng_state_1.pth"} <= parts
+    assert not {"model.safetensors", "optimizer.bin", "optimizer.pt"} & parts
+    for name in ("pytorch_model_fsdp_0", "optimizer_0"):
+        assert {path.name for path in (folder / "parts" / "checkpoint-2" / name).iterdir()} == {
+            ".metadata",
+            "__0_0.distcp",
+            "__1_0.distcp",
+        }
+
+
+@pytest.mark.parametrize("checkpoint", ["whole/kept", "parts/checkpoint-2"])
+def test_one_process_resumes_what_two_have_sharded(
+    checkpoint: str, folder: Path, found: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    assert checkpoint_to_resume(str(folder / checkpoint), str(folder)) is not None
+    alone = trainer_of(tmp_path, per_device_train_batch_size=4)
+    alone.train(resume_from_checkpoint=str(folder / checkpoint))
+    # The loss of a window is the same whether its samples are in one micro-batch or in two.
+    assert same_numbers(curve(alone), found[0]["ddp"]["curve"])
+
+
+def test_two_processes_shard_what_one_has_saved(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        assert same_numbers(one["after one process"]["curve"], found[0]["ddp"]["curve"])
+
+
+@pytest.mark.parametrize("name", ["adapter", "adapter in parts"])
+def test_adapters_are_sharded_saved_and_resumed(
+    name: str, folder: Path, found: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    reference = found[0]["adapter ddp"]
+    for one in found:
+        assert same_numbers(one[name]["resumed"]["curve"], reference["curve"])
+        assert one[name]["generated"] == found[0][name]["generated"]
+    saved = {path.name for path in (folder / name.replace(" ", "-") / "saved").iterdir()}
+    assert "adapter_model.safetensors" in saved and "model.safetensors" not in saved
+    alone = trainer_of(tmp_path, adapter(), per_device_train_batch_size=4)
+    alone.train(resume_from_checkpoint=str(folder / name.replace(" ", "-") / "checkpoint-2"))
+    assert same_numbers(curve(alone), reference["curve"])
+
+
+def test_an_optimizer_made_beforehand_goes_on_with_the_shards(found: list[dict[str, Any]]) -> None:
+    assert [one["own optimizer"]["belongs"] for one in found] == [True, True]
+
+
+def test_only_the_first_process_reads_weights_where_that_is_asked_for(found: list[dict[str, Any]]) -> None:
+    first, second = (one["loaded by the first"] for one in found)
+    assert first["read"] > 0
+    # Norms are made of ones.
+    assert second["read"] < first["read"]
+    assert [one["variable"] for one in (first, second)] == [None, None]
+
+
+def test_half_precision_stays_near_full_precision(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        half, full = one["half precision"], found[0]["ddp"]
+        assert half["curve"] != full["curve"]
+        for numbers, wanted in zip(half["curve"], full["curve"], strict=True):
+            assert numbers == pytest.approx(wanted, abs=0.05)
+        assert all(weight.dtype == torch.float32 for weight in half["weights"].values())
+
+
+def test_a_class_of_layers_that_the_model_lacks_is_named_in_both_processes(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        assert "transformer_layer_cls_to_wrap='Linaer'" in one["plain module"]["error"]
+        assert "did you mean 'Linear'?" in one["plain module"]["error"]

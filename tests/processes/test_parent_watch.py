@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.compat.processes import environment
+
+STARTER = """
+import os, subprocess, sys
+
+worker = subprocess.Popen([sys.executable, sys.argv[1]], env={**os.environ, "LITTRAINER_STARTED_BY": str(os.getpid())})
+print(worker.pid, flush=True)
+worker.wait()
+"""
+WORKER = """
+import pathlib, time
+
+from littrainer.processes.parent_watch import end_with_starter
+
+end_with_starter()
+pathlib.Path(__file__).with_suffix(".ready").touch()
+time.sleep(60)
+"""
+
+
+def is_running(number: int) -> bool:
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    # Whoever inherits it may not have asked for its end yet.
+    stat = Path(f"/proc/{number}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="only POSIX tells of a parent's end")
+def test_a_process_ends_with_the_one_that_has_started_it_however_that_ends(tmp_path: Path) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER)
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(worker)], env=environment(), stdout=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        number = int(starter.stdout.readline())
+        deadline = time.monotonic() + 60
+        while not worker.with_suffix(".ready").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        starter.kill()
+    while is_running(number) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_running(number)
