@@ -210,6 +210,11 @@ SEEN_ELSEWHERE: dict[str, tuple[str, str]] = {
     "run_name": ("tracking/test_mlflow.py", "test_parameters_name_and_status_are_those_of_transformers"),
     "logging_dir": ("tracking/test_tensorboard.py", "test_the_folder_is_that_of_logging_dir_before_the_environments"),
     "parallelism_config": ("processes/test_layout.py", "test_ranks_are_those_of_accelerates_mesh"),
+    "fsdp": (
+        "distributed/test_sharded_training.py",
+        "test_each_process_has_half_of_the_parameters_by_layers",
+    ),
+    "fsdp_config": ("arguments/test_sharding.py", "test_every_key_changes_the_plan"),
     "project": TRACKIO,
     "trackio_space_id": TRACKIO,
     "trackio_bucket_id": TRACKIO,

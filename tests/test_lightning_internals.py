@@ -15,6 +15,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
 import littrainer
@@ -371,10 +372,22 @@ TESTED_HERE = {
     "_user_managed",
     "_ckpt_path",
     "_batches_that_stepped",
+    "_broadcast_sigterm_tensor",
     "_lightning_optimizers",
     "_on_before_step",
     "_on_after_step",
 }
+
+
+@pytest.mark.parametrize("name", ["_setup_model", "configure_ddp", "block_backward_sync", "setup", "teardown"])
+def test_methods_of_the_ddp_strategy_that_ours_replaces_or_calls(name: str) -> None:
+    assert callable(getattr(DDPStrategy, name, None)), "strategies/data_parallel.py has to follow"
+
+
+def test_what_a_ddp_strategy_was_given_is_found_on_it() -> None:
+    given: Any = DDPStrategy(ddp_comm_state="state", ddp_comm_hook=print, ddp_comm_wrapper=abs)
+    assert (given._ddp_comm_state, given._ddp_comm_hook, given._ddp_comm_wrapper) == ("state", print, abs)
+    assert given._layer_sync is None and given._start_method == "popen"
 
 
 def protected_names_in(path: Path) -> set[str]:
@@ -395,7 +408,17 @@ def test_every_protected_name_in_that_file_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["module.py", "engine.py", "strategies.py", "callbacks/bridge.py", "callbacks/history_logger.py"]
+    "file",
+    [
+        "module.py",
+        "engine.py",
+        "strategies/data_parallel.py",
+        "strategies/given.py",
+        "strategies/launched.py",
+        "strategies/single_device.py",
+        "callbacks/bridge.py",
+        "callbacks/history_logger.py",
+    ],
 )
 def test_no_other_file_that_knows_lightning_touches_a_protected_name_of_it(file: str) -> None:
     # The Trainer's own protected methods are overridable in transformers too, so the module calls them by name.

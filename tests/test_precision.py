@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import nn
 
 from littrainer import Trainer
+from littrainer.precision import precision_plugin
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
@@ -121,3 +124,77 @@ def test_the_scale_is_saved_in_checkpoints_and_resumed(tmp_path: Path) -> None:
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert resumed.accelerator.scaler is not None
     assert resumed.accelerator.scaler.get_scale() == SCALE / 2
+
+
+# What runs in a half precision, and how its plugin is told: by class, precision and whether it scales the losses.
+PLUGINS = {
+    (DDPStrategy, "32-true"): None,
+    (DDPStrategy, "bf16-mixed"): ("ForwardMixedPrecision", False),
+    (DDPStrategy, "16-mixed"): ("ForwardMixedPrecision", True),
+    (ModelParallelStrategy, "32-true"): None,
+    (ModelParallelStrategy, "bf16-mixed"): ("ForwardMixedPrecision", False),
+    (ModelParallelStrategy, "16-mixed"): ("ForwardMixedPrecision", True),
+    (FSDPStrategy, "32-true"): ("ForwardFSDPPrecision", False),
+    (FSDPStrategy, "bf16-mixed"): ("ForwardFSDPPrecision", False),
+    (FSDPStrategy, "16-mixed"): ("ForwardFSDPPrecision", True),
+    (DeepSpeedStrategy, "32-true"): ("EngineDeepSpeedPrecision", False),
+    (DeepSpeedStrategy, "bf16-mixed"): ("EngineDeepSpeedPrecision", False),
+    (DeepSpeedStrategy, "16-mixed"): ("EngineDeepSpeedPrecision", False),
+}
+
+
+def plugin_for(kind: type, precision: str, trainer: Trainer) -> Any:
+    # Two of the strategies cannot be made without a GPU or DeepSpeed, and only their kind is asked for.
+    return precision_plugin(precision, trainer, kind.__new__(kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision"), PLUGINS, ids=[f"{kind.__name__} {precision}" for kind, precision in PLUGINS]
+)
+def test_each_strategy_gets_its_kind_of_plugin_and_the_trainers_scaler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type, precision: str
+) -> None:
+    monkeypatch.setattr("littrainer.mixed_precision.lightning_precision", lambda args: precision)
+    trainer = quiet_trainer(tmp_path)
+    plugin = plugin_for(kind, precision, trainer)
+    expected = PLUGINS[kind, precision]
+    if expected is None:
+        assert plugin is None
+        return
+    name, scales = expected
+    assert (type(plugin).__name__, plugin.precision) == (name, precision)
+    assert getattr(plugin, "scaler", None) is (trainer.accelerator.scaler if scales else None)
+    # The model's forward and `_prepare_inputs` do what Lightning's plugins would do a second time.
+    batch, module = {"x": torch.ones(1)}, nn.Linear(1, 1).to(torch.bfloat16)
+    with plugin.forward_context():
+        assert not torch.is_autocast_enabled("cpu") and torch.get_default_dtype() is torch.float32
+    assert plugin.convert_input(batch) is batch and plugin.convert_output(batch) is batch
+    assert plugin.convert_module(module) is module and module.weight.dtype is torch.bfloat16
+
+
+def test_version_1_of_fsdp_gathers_in_half_precision_where_it_is_asked_for(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path)
+    mixed = plugin_for(FSDPStrategy, "bf16-mixed", trainer).mixed_precision_config
+    assert (mixed.param_dtype, mixed.reduce_dtype, mixed.buffer_dtype) == (torch.bfloat16,) * 3
+    assert plugin_for(FSDPStrategy, "32-true", trainer).mixed_precision_config is None
+
+
+def test_deepspeeds_engine_tells_whether_it_has_left_a_step_out(tmp_path: Path) -> None:
+    plugin = plugin_for(DeepSpeedStrategy, "16-mixed", quiet_trainer(tmp_path))
+    assert not plugin.step_was_skipped
+    engine = SimpleNamespace(optimizer=SimpleNamespace(overflow=True), step=lambda: None)
+    module: Any = SimpleNamespace(trainer=SimpleNamespace(model=engine), automatic_optimization=False)
+    plugin._after_closure = lambda *_: None
+    plugin.optimizer_step(SimpleNamespace(), module, lambda: None)
+    assert plugin.step_was_skipped
+    engine.optimizer.overflow = False
+    assert not plugin.step_was_skipped
+
+
+def test_loss_scaling_is_refused_where_layers_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = quiet_trainer(tmp_path)
+    monkeypatch.setattr("littrainer.precision.tensor_parallel_size", lambda args: 2)
+    with pytest.raises(ValueError, match=r"fp16=True does not go with tensor parallelism .*Set bf16=True"):
+        plugin_for(ModelParallelStrategy, "16-mixed", trainer)
+    monkeypatch.setattr("littrainer.mixed_precision.lightning_precision", lambda args: "bf16-mixed")
+    assert plugin_for(ModelParallelStrategy, "bf16-mixed", quiet_trainer(tmp_path)).scaler is None

@@ -190,8 +190,7 @@ def test_a_process_that_reads_nothing_skips_nothing() -> None:
     batches = iter(range(4))
     other = Dispatch(Share(1, 2), reads=False, drop_last=False)
     other.skip(batches, 2)
-    assert list(batches) == [0, 1, 2, 3] and other.batches_read_for(2) == 0
-    assert Dispatch(Share(0, 2), reads=True, drop_last=False).batches_read_for(2) == 4
+    assert list(batches) == [0, 1, 2, 3]
 
 
 def test_rows_are_counted_cut_and_joined_in_arrays_too() -> None:

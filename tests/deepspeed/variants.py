@@ -133,7 +133,14 @@ def _model(kind: dict[str, Any], folder: Path) -> Any:
         return LlamaForCausalLM(LlamaConfig(**SIZES, num_key_value_heads=2))
     if kind.get("from_pretrained"):
         return BertForSequenceClassification.from_pretrained(folder / "pretrained")
-    return BertForSequenceClassification(BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+    model = BertForSequenceClassification(
+        BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    )
+    if not kind.get("adapters"):
+        return model
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS"))
 
 
 def _rows(kind: dict[str, Any]) -> list[dict[str, torch.Tensor]]:

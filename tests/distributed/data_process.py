@@ -239,6 +239,17 @@ def batches_of_unequal_width(folder: Path) -> list[Any]:
     return [tuple(batch["input_ids"].shape) for batch in loader]
 
 
+def streams_predicted_by_each(folder: Path) -> Any:
+    """Seven rows that each process reads, of which the last round lacks five."""
+    trainer = quiet_trainer(folder, VectorClassifier(), accelerator_config={"dispatch_batches": False})
+    found = []
+    for kind in (Stream, SizedStream):
+        output = trainer.predict(kind(vector_rows(7, seed=1)))
+        samples = trainer.evaluation_loop(trainer.get_eval_dataloader(kind(vector_rows(7, seed=1))), "Evaluation")
+        found.append((output.label_ids.tolist(), samples.num_samples))
+    return found
+
+
 class Numbers(Dataset[int]):
     def __init__(self, count: int):
         self.count = count
@@ -320,6 +331,8 @@ def prepared_loaders(folder: Path) -> dict[str, Any]:
     found["one by one"] = message_of(lambda: read(DataLoader(numbers, batch_size=None)))
     accelerator.dataloader_config.dispatch_batches = True
     found["dispatched"] = read(DataLoader(numbers, batch_size=2))
+    later = accelerator.skip_first_batches(accelerator.prepare(DataLoader(numbers, batch_size=2)), 1)
+    found["later"] = (len(later), [batch.tolist() for batch in later])
     return found
 
 
@@ -362,6 +375,7 @@ CHECKS: dict[str, Check] = {
             rows_read_of_a_stream,
             a_stream_that_fails,
             batches_of_unequal_width,
+            streams_predicted_by_each,
             orders,
             prepared_loaders,
             lengths_and_counts,

@@ -1,11 +1,12 @@
-"""One of the processes in which scenarios run: `python -m tests.distributed.fidelity_process FOLDER RUN,RUN NAME ...`.
+"""One of the processes in which scenarios run: `python -m tests.distributed.fidelity_process FOLDER RUN,RUN`.
 
 A run is one of `tests.fidelity.conftest.RUNS`; those of one side share the process, one after the other, so that its
-imports are paid for once.
+imports are paid for once. Which scenarios each of them has is in `FOLDER/plan.json`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -13,14 +14,16 @@ from pathlib import Path
 from tests.fidelity import runner
 from tests.fidelity.conftest import RUNS
 
+PLAN = "plan.json"
 
-def main(folder: Path, runs: list[str], names: list[str]) -> None:
-    start = Path.cwd()
+
+def main(folder: Path, runs: list[str]) -> None:
+    start, plan = Path.cwd(), json.loads((folder / PLAN).read_text())
     for run in runs:
         side, mode = RUNS[run]
-        runner.main(side, mode, folder / run, names)
+        runner.main(side, mode, folder / run, plan[run])
         os.chdir(start)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), sys.argv[2].split(","), sys.argv[3:])
+    main(Path(sys.argv[1]).resolve(), sys.argv[2].split(","))

@@ -33,8 +33,9 @@ from littrainer.checkpoint.verification import damage_in
 from littrainer.engine import import_lightning
 from littrainer.processes.agreement import from_each, wait_for_each_other
 from tests.faults.signals import SignalIn
+from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import NoisyClassifier
-from tests.scenarios.trainers import quiet_trainer
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 LONGEST_WAIT = timedelta(seconds=60)
@@ -381,6 +382,33 @@ def models_saved(folder: Path) -> Any:
     return {"files": names_in(folder / "model")}
 
 
+def exchange(folder: Path) -> Any:
+    """Checkpoints of ours resumed by transformers, and the other way round."""
+    import transformers
+
+    import littrainer
+
+    # Asked for by accelerate, and not used where there is a process group.
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29500")
+
+    def trained(library: Any, name: str, resume_from: str | None = None) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        trainer = library.Trainer(
+            model=NoisyClassifier(),
+            args=quiet_arguments(folder / name, kind=library.TrainingArguments, **SETTINGS),
+            train_dataset=Rows(vector_rows(24)),
+        )
+        trainer.train(resume_from_checkpoint=resume_from and str(folder / resume_from / "checkpoint-4"))
+        wait_for_each_other()
+        return weights_of(trainer)
+
+    found = {"theirs": trained(transformers, "theirs"), "ours": trained(littrainer, "ours")}
+    found["theirs from ours"] = trained(transformers, "theirs-from-ours", "ours")
+    found["ours from theirs"] = trained(littrainer, "ours-from-theirs", "theirs")
+    return found
+
+
 CHECKS: dict[str, Callable[[Path], Any]] = {
     check.__name__: check
     for check in (
@@ -395,6 +423,7 @@ CHECKS: dict[str, Callable[[Path], Any]] = {
         lightning_checkpoints,
         other_numbers,
         models_saved,
+        exchange,
     )
 }
 

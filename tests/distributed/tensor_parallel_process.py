@@ -168,6 +168,9 @@ def plain_module(folder: Path) -> Any:
     trainer = planned_trainer(folder)
     trainer.evaluate()
     trainer.train()
+    resumed = planned_trainer(folder / "resumed")
+    resumed.train(resume_from_checkpoint=str(folder / "checkpoint-2"))
+    assert curve(resumed) == curve(trainer)
     return curve(trainer)
 
 

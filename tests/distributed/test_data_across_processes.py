@@ -113,6 +113,14 @@ def test_batches_that_are_padded_to_unequal_widths_are_dispatched(found: list[di
     assert [len(one) for one in shapes] == [4, 4] and any(one != other for one, other in zip(*shapes, strict=True))
 
 
+def test_a_stream_that_each_process_reads_is_predicted_without_repeated_samples(found: list[dict[str, Any]]) -> None:
+    labels = [row["labels"] for row in vector_rows(7, seed=1)]
+    for one in found:
+        predicted, _ = zip(*one["streams_predicted_by_each"], strict=True)
+        assert list(predicted) == [labels, labels]
+        assert one["streams_predicted_by_each"][1][1] == 7
+
+
 def test_one_order_is_shared_though_the_generators_of_the_processes_differ(found: list[dict[str, Any]]) -> None:
     first, second = (one["orders"] for one in found)
     for name in ("drawn from one generator", "grouped by length from one generator"):
@@ -136,6 +144,7 @@ def test_loaders_of_a_script_are_shared_out_as_the_accelerator_is_set(found: lis
     assert (first["whole batches"], second["whole batches"]) == ([[0, 1], [4, 5]], [[2, 3], [6, 7]])
     assert (first["uneven"], second["uneven"]) == ([[0, 1], [4, 5], [8]], [[2, 3], [6, 7]])
     assert (first["dispatched"], second["dispatched"]) == ([[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [0]])
+    assert (first["later"], second["later"]) == ((2, [[4, 5], [8]]), (2, [[6, 7], [4]]))
     start = first["cut by a function"][0][0]
     assert first["cut by a function"] == [[start, start + 2], [start + 4, start + 6]]
     assert second["cut by a function"] == [[start + 1, start + 3], [start + 5, start + 7]]

@@ -6,6 +6,7 @@ others the cheap ones that each show another part of a training.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from tests.distributed.fidelity_process import PLAN
+from tests.fidelity.cases import several_processes_data
 from tests.fidelity.compare import first_difference
 from tests.fidelity.conftest import ROOT, RUNS, environment_of_runs, folder_shared_by_workers
 from tests.fidelity.differences import read_record
@@ -25,54 +28,46 @@ from tests.fidelity.side import MODES, ORACLE
 PROCESSES = 2
 LONGEST_RUN_SECONDS = 400
 
-FOR_ONE_PROCESS: tuple[str, ...] = (
-    "plain_module_accumulating_3_of_5_batches",
+# Of the scenarios for one process.
+IN_BOTH_MODES: tuple[str, ...] = (
     "gpt2_accumulating_4_of_7_batches",
-    "counting_module_accumulating_3_of_5_batches",
-    "trainer_that_says_whether_its_loss_is_scaled",
     "training_stopped_in_the_middle_of_a_window",
-    "epoch_stopped_midway_while_accumulating",
     "log_evaluation_and_save_asked_for_by_callbacks",
-    "loss_that_is_nan_once_and_filtered",
     "best_model_kept_beside_the_two_last",
-    "collating_masked_tokens",
-    "tokens_masked_at_random_while_accumulating",
-    "loader_of_the_scripts_own",
     "logging_evaluating_and_saving_every_few_steps",
-    "metrics_summed_up_batch_by_batch",
-    "predicting_a_language_model_of_unequal_lengths",
-    "evaluating_a_stream_that_knows_its_length",
-    "events_with_the_best_saved_and_loaded",
     "events_of_an_early_stop",
     "adapter_and_new_classifier_trained",
-    "tied_embeddings_saved_once",
     "steps_over_a_stream_that_ends_mid_window",
-    "one_and_a_quarter_epochs_accumulating",
     "two_train_calls_in_a_row",
-    "label_smoothing_of_a_causal_model_by_its_window",
     "gradient_checkpointing_that_is_reentrant",
-    "noise_on_the_embeddings",
-    "batch_size_found_after_memory_ran_out",
     "dropout_and_batch_norm_with_evaluation_between",
     "partly_frozen_module_with_an_unused_layer",
-    "model_init_trained_twice",
-    "loss_from_compute_loss_func",
-    "loss_from_an_overridden_compute_loss",
     "bf16_mixed_precision",
-    "optimizer_fused_adamw_with_weight_decay",
-    "schedule_reduce_lr_on_plateau",
-    "optimizer_tight_clipping",
-    "overriding_training_step_alone_and_calling_the_parents",
-    "bf16_with_label_smoothing_and_checkpointed_activations",
-    "accumulation_raised_when_an_epoch_begins",
-    "optimizer_replaced_at_a_steps_end",
     "resumed_while_accumulating",
-    "batches_rebalanced",
+)
+IN_AUTOMATIC_MODE: tuple[str, ...] = (
+    "trainer_that_says_whether_its_loss_is_scaled",
+    "metrics_summed_up_batch_by_batch",
+    "label_smoothing_of_a_causal_model_by_its_window",
+    "noise_on_the_embeddings",
+    "model_init_trained_twice",
+    "batch_size_found_after_memory_ran_out",
     "decoder_only_model_continuing_its_prompt",
+    "tokens_masked_at_random_while_accumulating",
 )
 
 OWN: tuple[str, ...] = tuple(name for name, scenario in SCENARIOS.items() if scenario.processes == PROCESSES)
-SELECTED = (*OWN, *FOR_ONE_PROCESS)
+# How rows are shared is decided before a mode comes into it.
+ABOUT_DATA: tuple[str, ...] = tuple(
+    name for name in OWN if SCENARIOS[name].run.__module__ == several_processes_data.__name__
+)
+
+SELECTED: dict[str, tuple[str, ...]] = {
+    ORACLE: (*OWN, *IN_BOTH_MODES, *IN_AUTOMATIC_MODE),
+    "automatic": (*OWN, *IN_BOTH_MODES, *IN_AUTOMATIC_MODE),
+    "manual": (*(name for name in OWN if name not in ABOUT_DATA), *IN_BOTH_MODES),
+}
+CASES = [(name, mode) for mode in MODES for name in SELECTED[mode]]
 
 # What the first process writes; another one looks at its record without waiting for that.
 WRITTEN_BY_THE_FIRST = ("files", *WITH_CHECKPOINTS)
@@ -81,7 +76,7 @@ WRITTEN_BY_THE_FIRST = ("files", *WITH_CHECKPOINTS)
 def started(folder: Path, runs: list[str], rank: int, port: int) -> subprocess.Popen[bytes]:
     ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(PROCESSES)}
     place = {"LOCAL_WORLD_SIZE": str(PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-m", "tests.distributed.fidelity_process", str(folder), ",".join(runs), *SELECTED]
+    command = [sys.executable, "-m", "tests.distributed.fidelity_process", str(folder), ",".join(runs)]
     with (folder / f"log-{runs[0]}-{rank}").open("w") as log:
         return subprocess.Popen(
             command, cwd=ROOT, env={**environment_of_runs(), **ranks, **place}, stdout=log, stderr=subprocess.STDOUT
@@ -90,6 +85,7 @@ def started(folder: Path, runs: list[str], rank: int, port: int) -> subprocess.P
 
 def run_both_sides(folder: Path) -> None:
     """Run the scenarios with each side in two processes, both sides at once."""
+    (folder / PLAN).write_text(json.dumps(SELECTED))
     processes = []
     for runs in ([ORACLE], list(MODES)):
         port = random.SystemRandom().randrange(20000, 40000)
@@ -129,8 +125,7 @@ def aspects_of(name: str, rank: int) -> list[str]:
 
 
 @pytest.mark.parametrize("rank", range(PROCESSES))
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", SELECTED)
+@pytest.mark.parametrize(("name", "mode"), CASES, ids=["-".join(case) for case in CASES])
 def test_each_process_leaves_what_it_leaves_with_transformers_own_trainer(
     folder: Path, name: str, mode: str, rank: int
 ) -> None:
@@ -147,6 +142,6 @@ def test_each_process_leaves_what_it_leaves_with_transformers_own_trainer(
 def test_both_modes_run_in_two_processes(folder: Path) -> None:
     for mode in MODES:
         for rank in range(PROCESSES):
-            record = read_record(folder / mode / f"rank{rank}", OWN[0])
+            record = read_record(folder / mode / f"rank{rank}", IN_BOTH_MODES[0])
             assert record.automatic_optimization is (mode == "automatic")
     assert set(RUNS) == {ORACLE, *MODES} and "WORLD_SIZE" not in os.environ

@@ -274,6 +274,12 @@ def test_one_process_resumes_a_checkpoint_of_two(
     assert len(told) == 1 and "1 processes (2)" in told[0] and "Random numbers go on from the seed" in told[0]
 
 
+def test_checkpoints_of_two_processes_are_exchanged_with_transformers_in_both_directions(found: Found) -> None:
+    for one in found:
+        for name in ("ours", "theirs from ours", "ours from theirs"):
+            check_equal(one["exchange"][name], one["exchange"]["theirs"])
+
+
 def test_save_model_writes_once(found: Found) -> None:
     for one in found:
         assert one["models_saved"]["files"] == ["model.safetensors", "training_args.bin"]

@@ -187,12 +187,8 @@ def test_an_optimizer_made_beforehand_goes_on_with_the_shards(found: list[dict[s
     assert [one["own optimizer"]["belongs"] for one in found] == [True, True]
 
 
-def test_only_the_first_process_reads_weights_where_that_is_asked_for(found: list[dict[str, Any]]) -> None:
-    first, second = (one["loaded by the first"] for one in found)
-    assert first["read"] > 0
-    # Norms are made of ones.
-    assert second["read"] < first["read"]
-    assert [one["variable"] for one in (first, second)] == [None, None]
+def test_from_pretrained_is_told_who_needs_weights_until_other_arguments_are_made(found: list[dict[str, Any]]) -> None:
+    assert [one["loaded by the first"]["told"] for one in found] == [[True, False]] * 2
 
 
 def test_half_precision_stays_near_full_precision(found: list[dict[str, Any]]) -> None:

@@ -153,9 +153,16 @@ def test_one_process_resumes_what_two_have_saved(folder: Path, found: list[dict[
 def test_one_process_resumes_where_parameters_of_a_group_were_split_and_others_whole(
     folder: Path, found: list[dict[str, Any]], tmp_path: Path
 ) -> None:
+    checkpoints = [folder / name / "plain-module" / "checkpoint-2" for name in ("alone", "together")]
+    alone, together = (torch.load(one / "optimizer.pt", weights_only=True) for one in checkpoints)
+    assert together["param_groups"] == alone["param_groups"]
+    for number, entries in alone["state"].items():
+        for entry, value in entries.items():
+            torch.testing.assert_close(together["state"][number][entry], value, rtol=0, atol=TOLERANCE)
     trainer = planned_trainer(tmp_path)
-    trainer.train(resume_from_checkpoint=str(folder / "together" / "plain-module" / "checkpoint-2"))
-    assert_equal_curves([found[0]["plain module"], curve(trainer)])
+    trainer.train(resume_from_checkpoint=str(checkpoints[1]))
+    # The dropout of another number of processes draws other numbers.
+    assert curve(trainer)[:2] == found[1]["plain module"][:2] and len(curve(trainer)) == 4
 
 
 def test_metrics_that_are_summed_over_processes_count_each_sample_once(found: list[dict[str, Any]]) -> None:

@@ -1,10 +1,12 @@
-"""Flags that some processes raise, and that all of them act on together. Two of them are played by two objects here;
+"""Flags that some processes raise, and that all of them act on together. Two of them are played by two threads here;
 real ones run in tests/distributed/test_data_parallel.py."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,89 +16,98 @@ from littrainer.processes import flags
 from littrainer.processes.flags import FlagsRaisedTogether
 
 NAMES = ("stop", "save")
+PROCESSES = 2
+LONGEST_WAIT_SECONDS = 20
+
+Round = tuple[set[str], set[str]]
 
 
 class Exchange:
-    """What two processes raised at each of their calls."""
+    """In the place of `begin_counting`: what each thread raised at each of its calls."""
 
     def __init__(self) -> None:
-        self.calls: dict[int, list[Sequence[bool]]] = {0: [], 1: []}
+        self.calls: tuple[list[Sequence[bool]], ...] = ([], [])
+        self.of_thread = threading.local()
+        self.changed = threading.Condition()
         self.waits = 0
-        self.at_call = 0
 
-    def of_process(self, rank: int) -> Callable[[Sequence[bool]], Callable[[], list[int]]]:
-        def begin(raised: Sequence[bool]) -> Callable[[], list[int]]:
-            self.calls[rank].append(raised)
-            call = len(self.calls[rank]) - 1
+    def begin(self, raised: Sequence[bool]) -> Callable[[], list[int]]:
+        with self.changed:
+            own = self.calls[self.of_thread.rank]
+            own.append(raised)
+            number = len(own)
+            self.changed.notify_all()
 
-            def wait() -> list[int]:
+        def wait() -> list[int]:
+            with self.changed:
                 self.waits += 1
-                return [sum(one) for one in zip(*(self.calls[each][call] for each in self.calls), strict=True)]
+                all_came = lambda: all(len(calls) >= number for calls in self.calls)  # noqa: E731
+                assert self.changed.wait_for(all_came, LONGEST_WAIT_SECONDS), "one process waits for ever"
+                return [sum(column) for column in zip(*(calls[number - 1] for calls in self.calls), strict=True)]
 
-            return wait
-
-        return begin
-
-
-class Together:
-    """Two processes that settle their flags at the same places."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.monkeypatch = monkeypatch
-        self.exchange = Exchange()
-        self.settling = [FlagsRaisedTogether(NAMES, 2) for _ in range(2)]
-
-    def settle(self, *raised: set[str], among: tuple[str, ...] | None = None) -> list[set[str]]:
-        """What is raised in each process after both have settled what each of them has raised."""
-        found: list[set[str]] = [set(), set()]
-        holders: list[Any] = [SimpleNamespace(**{name: name in one for name in NAMES}) for one in raised]
-        # One that raises nothing does not wait, so that it can come first.
-        for rank in sorted(range(2), key=lambda rank: bool(raised[rank])):
-            other = 1 - rank
-            if raised[rank] and len(self.exchange.calls[other]) <= len(self.exchange.calls[rank]):
-                self.exchange.calls[other].append([name in raised[other] for name in NAMES])
-                self._play(rank, holders[rank], among)
-                self.exchange.calls[other].pop()
-            else:
-                self._play(rank, holders[rank], among)
-        for rank, holder in enumerate(holders):
-            found[rank] = {name for name in NAMES if getattr(holder, name)}
-        return found
-
-    def _play(self, rank: int, holder: Any, among: tuple[str, ...] | None) -> None:
-        self.monkeypatch.setattr(flags, "begin_counting", self.exchange.of_process(rank))
-        self.settling[rank].settle(holder, among)
+        return wait
 
 
 @pytest.fixture
-def together(monkeypatch: pytest.MonkeyPatch) -> Together:
-    return Together(monkeypatch)
+def exchange(monkeypatch: pytest.MonkeyPatch) -> Exchange:
+    made = Exchange()
+    monkeypatch.setattr(flags, "begin_counting", made.begin)
+    return made
 
 
-def test_a_flag_that_all_raise_stays_raised(together: Together) -> None:
-    assert together.settle({"stop"}, {"stop"}) == [{"stop"}, {"stop"}]
+def settled(
+    exchange: Exchange, *rounds: Round, among: dict[int, tuple[str, ...]] | None = None
+) -> list[list[set[str]]]:
+    """What is raised in each of two processes after each round, in which each has raised some flags.
+
+    Parameters:
+        among: number of a round -> the flags that count in it, where they are not all.
+    """
+
+    def process(rank: int) -> list[set[str]]:
+        exchange.of_thread.rank = rank
+        settling, found = FlagsRaisedTogether(NAMES, PROCESSES), []
+        for number, raised in enumerate(rounds):
+            holder: Any = SimpleNamespace(**{name: name in raised[rank] for name in NAMES})
+            settling.settle(holder, (among or {}).get(number))
+            found.append({name for name in NAMES if getattr(holder, name)})
+        settling.finish()
+        return found
+
+    with ThreadPoolExecutor(PROCESSES) as threads:
+        first, second = threads.map(process, range(PROCESSES))
+    return [first, second]
 
 
-def test_a_flag_that_one_raises_is_raised_by_all_at_the_next_call(together: Together) -> None:
-    assert together.settle(set(), {"stop"}) == [set(), set()]
-    assert together.settle(set(), set()) == [{"stop"}, {"stop"}]
-    assert together.settle(set(), set()) == [set(), set()]
+def test_a_flag_that_all_raise_stays_raised(exchange: Exchange) -> None:
+    assert settled(exchange, ({"stop"}, {"stop"})) == [[{"stop"}]] * 2
 
 
-def test_nobody_waits_where_nothing_is_raised(together: Together) -> None:
-    together.settle(set(), set())
-    assert together.exchange.waits == 0
+def test_a_flag_that_one_raises_is_raised_by_all_at_the_next_call(exchange: Exchange) -> None:
+    nobody: Round = (set(), set())
+    assert settled(exchange, (set(), {"stop"}), nobody, nobody) == [[set(), {"stop"}, set()]] * 2
 
 
-def test_flags_that_do_not_count_at_a_place_are_left_alone_and_kept_for_later(together: Together) -> None:
-    assert together.settle(set(), {"save"}) == [set(), set()]
-    assert together.settle({"save"}, {"save"}, among=("stop",)) == [{"save"}, {"save"}]
-    assert together.settle(set(), set()) == [{"save"}, {"save"}]
+def test_a_flag_that_one_raises_leaves_another_one_that_all_raise_alone(exchange: Exchange) -> None:
+    assert settled(exchange, ({"save"}, {"save", "stop"}), (set(), set())) == [[{"save"}, {"stop"}]] * 2
 
 
-def test_who_raises_a_flag_alone_is_told_once(together: Together, caplog: pytest.LogCaptureFixture) -> None:
+def test_nobody_waits_for_the_call_at_which_nothing_is_raised(exchange: Exchange) -> None:
+    nobody: Round = (set(), set())
+    assert settled(exchange, nobody) == [[set()]] * 2
+    # Each looks at it when it has finished, and not before.
+    assert exchange.waits == PROCESSES
+
+
+def test_flags_that_do_not_count_at_a_place_are_left_alone_and_kept_for_later(exchange: Exchange) -> None:
+    nobody: Round = (set(), set())
+    found = settled(exchange, (set(), {"save"}), nobody, nobody, among={1: ("stop",)})
+    assert found == [[set(), set(), {"save"}]] * 2
+    assert settled(exchange, ({"save"}, set()), among={0: ("stop",)}) == [[{"save"}], [set()]]
+
+
+def test_who_raises_a_flag_alone_is_told_once(exchange: Exchange, caplog: pytest.LogCaptureFixture) -> None:
+    alone: Round = (set(), {"stop"})
     with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            together.settle(set(), {"stop"})
-            together.settle(set(), set())
+        settled(exchange, alone, (set(), set()), alone, (set(), set()))
     assert [record.message.split(" was")[0] for record in caplog.records] == ["control.stop"]

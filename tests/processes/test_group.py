@@ -130,7 +130,7 @@ def test_several_processes_that_do_not_know_where_to_meet_are_refused_by_the_tra
     arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     set_only(monkeypatch, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0")
-    args = TrainingArguments(tmp_path, use_cpu=True, report_to="none")
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
     with pytest.raises(RuntimeError, match="MASTER_ADDR, which says where the first of them is found, is not set"):
         Trainer(torch.nn.Linear(1, 1), args)
 

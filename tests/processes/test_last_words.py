@@ -24,11 +24,17 @@ def speak_as(monkeypatch: pytest.MonkeyPatch) -> Iterator[Speaker]:
     hook = sys.excepthook
     monkeypatch.setattr(last_words, "SECONDS_UNTIL_WORDS_ARRIVE", 0.1)
 
+    # What each of them has said itself.
+    own_words: dict[int, str | None] = {0: None, 1: None}
+
     def speak_as(rank: int) -> None:
+        if last_words._meeting is not None:
+            own_words[last_words._meeting.rank] = last_words._own_words
+        last_words._own_words = own_words[rank]
         keep_last_words(store, rank, 2)
 
     yield speak_as
-    last_words._meeting = None
+    last_words._meeting = last_words._own_words = None
     sys.excepthook = hook
 
 
@@ -47,6 +53,15 @@ def test_a_process_that_has_ended_without_an_error_is_named(speak_as: Speaker, m
     monkeypatch.setattr(last_words, "ended_processes", lambda: [1])
     speak_as(0)
     with pytest.raises(LostProcess, match="process 1 has ended without an error"), naming_failed_processes("training"):
+        raise RuntimeError(CLOSED)
+
+
+def test_a_process_that_waits_in_vain_says_so_and_is_what_the_others_then_name(speak_as: Speaker) -> None:
+    speak_as(1)
+    with pytest.raises(LostProcess, match="raise ddp_timeout"), naming_failed_processes("training"):
+        raise RuntimeError("[x/gloo/y.cc:78] Timed out waiting 5000ms for recv operation to complete")
+    speak_as(0)
+    with pytest.raises(LostProcess, match=r"process 1 failed with .* Timed out"), naming_failed_processes("training"):
         raise RuntimeError(CLOSED)
 
 

@@ -80,6 +80,7 @@ def facts(**changes: Any) -> Any:
         "training_step": print,
         "current_gradient_accumulation_steps": 4,
         "_loss_shifts_labels": False,
+        "args": SimpleNamespace(world_size=1, average_tokens_across_devices=True),
     }
     return SimpleNamespace(**{**defaults, **changes})
 

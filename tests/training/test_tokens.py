@@ -13,15 +13,17 @@ from tests.scenarios.data import Rows, token_rows
 from tests.scenarios.models import tiny_bert_classifier
 from tests.scenarios.trainers import quiet_trainer
 
+CPU = torch.device("cpu")
 IDS = torch.tensor([[5, 6, 0], [7, 0, 0]])
 
 
 def counted(wanted: str, inputs: Any, *, name: str | None = None, pad: int | None = None) -> int:
     model = SimpleNamespace() if name is None else SimpleNamespace(main_input_name=name)
     trainer: Any = SimpleNamespace(
-        args=SimpleNamespace(include_num_input_tokens_seen=wanted),
+        args=SimpleNamespace(include_num_input_tokens_seen=wanted, device=CPU),
         model=model,
         processing_class=None if pad is None else SimpleNamespace(pad_token_id=pad),
+        get_tp_size=lambda: 1,
     )
     return InputTokenCounter().count(trainer, inputs)
 
@@ -46,7 +48,10 @@ def test_tokens_are_counted_as_asked(wanted: str, inputs: Any, options: Any, exp
 def test_what_cannot_be_counted_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     counter = InputTokenCounter()
     trainer: Any = SimpleNamespace(
-        args=SimpleNamespace(include_num_input_tokens_seen="non_padding"), model=None, processing_class=None
+        args=SimpleNamespace(include_num_input_tokens_seen="non_padding", device=CPU),
+        model=None,
+        processing_class=None,
+        get_tp_size=lambda: 1,
     )
     for _ in range(3):
         counter.count(trainer, {"x": IDS})

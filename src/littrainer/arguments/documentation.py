@@ -58,7 +58,6 @@ the micro-batch.
 # Beginnings of names -> what the arguments belong to and what is refused so far, so that nothing reads them yet.
 NO_EFFECT_WITHOUT: dict[str, str] = {
     "hub_": "`push_to_hub` is taken",
-    "ddp_": "several processes are",
 }
 
 

@@ -26,7 +26,7 @@ class DistributedFields:
     ddp_broadcast_buffers: bool | None = field(
         default=None,
         metadata=about(
-            "DDP copies the main process's buffers at each forward; unset does unless activations are checkpointed."
+            "DDP copies the main process's buffers at each forward, as it does where this is unset."
         ),
     )
     ddp_static_graph: bool | None = field(

@@ -27,13 +27,13 @@ from littrainer.checkpoint.fsdp_files import (
 from littrainer.checkpoint.sealing import Seal
 from littrainer.checkpoint.shards import (
     by_name,
-    by_number,
     free_gathered,
     has_flat_shards,
     is_sharded,
     load_whole_optimizer_state,
     load_whole_state_dict,
     names_of_parameters,
+    numbered_for,
     whole_optimizer_state,
     whole_state_dict,
 )
@@ -137,8 +137,7 @@ class FsdpStorage(WholeStorage):
         elif holds_parts(folder / OPTIMIZER_FOLDER) and not has_flat_shards(model):
             with failing_together(f"reading {folder / OPTIMIZER_FOLDER}"):
                 state = read_optimizer_into(folder / OPTIMIZER_FOLDER, dict(model.named_parameters()))
-                numbered = by_number(state, names_of_parameters(model, optimizer))
-                optimizer.load_state_dict(numbered)
+                optimizer.load_state_dict(numbered_for(model, optimizer, state))
         else:
             whole: dict[str, Any] = {}
             with failing_together(f"reading the optimizer's state in {folder}"):
@@ -277,7 +276,7 @@ def adapter_weights(model: Any, folder: Path) -> dict[str, Any]:
 
 def _refuse_other_optimizer(path: Path, model: nn.Module, optimizer: Any, state: Any) -> None:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    numbered = by_number(state, names_of_parameters(model, optimizer)) if isinstance(state, dict) else state
+    numbered = numbered_for(model, optimizer, state) if isinstance(state, dict) else state
     differences = optimizer_differences(optimizer, numbered, names)
     if differences:
         raise ValueError(

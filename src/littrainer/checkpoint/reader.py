@@ -22,8 +22,13 @@ from littrainer.checkpoint.names import ENGINE_PARTS, OPTIMIZER_PARTS, RESUME_RE
 from littrainer.checkpoint.random_state import random_state_name, restore_random_states
 from littrainer.checkpoint.resealing import advice_after_editing
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.checkpoint.shards import by_number, is_by_name, names_of_parameters
-from littrainer.checkpoint.state_checks import optimizer_differences, scaler_differences, schedule_differences
+from littrainer.checkpoint.shards import is_by_name, numbered_for
+from littrainer.checkpoint.state_checks import (
+    fitted_to_groups,
+    optimizer_differences,
+    scaler_differences,
+    schedule_differences,
+)
 from littrainer.checkpoint.verification import damage_in
 
 if TYPE_CHECKING:
@@ -159,9 +164,21 @@ def load_optimizer(trainer: Trainer, folder: Path) -> None:
     path, state = read_optimizer_state(folder)
     if is_by_name(state):
         state = numbered_for(trainer.model, optimizer, state)
-    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
-    _refuse(path, "optimizer", optimizer_differences(optimizer, state, names))
+    refuse_other_optimizer(path, trainer, state)
     optimizer.load_state_dict(state)
+
+
+def refuse_other_optimizer(path: Path, trainer: Trainer, state: Any) -> None:
+    """Refuse a state, with the numbers of parameters, that is not one of this training's optimizer.
+
+    Parameters:
+        path: where it was read, for the error.
+
+    Raises:
+        ValueError: it is that of another optimizer.
+    """
+    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+    _refuse(path, "optimizer", optimizer_differences(trainer.optimizer, state, names))
 
 
 def load_schedule(trainer: Trainer, folder: Path) -> None:

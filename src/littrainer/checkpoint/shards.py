@@ -8,6 +8,8 @@ to a module of FSDP's first version.
 from __future__ import annotations
 
 import inspect
+import itertools
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from littrainer.ecosystem import is_a
+from littrainer.optim.decay import PART_OF
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -177,27 +180,41 @@ def numbered_for(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> 
     groups = optimizer.param_groups
     if not is_by_name(state):
         whole = _groups_of_whole_parameters(model, groups)
-        if [len(names) for names in whole] != [len(group["params"]) for group in state["param_groups"]]:
+        stored = state.get("param_groups")
+        if not isinstance(stored, list) or [len(names) for names in whole] != [_members(group) for group in stored]:
             return dict(state)
         state = by_name(state, [name for names in whole for name in names])
     numbered = by_number(state, names_of_parameters(model, optimizer))
     regrouped = _regrouped(numbered["param_groups"], [len(group["params"]) for group in groups])
+    if regrouped is None:
+        return numbered
+    marks = [{PART_OF: group[PART_OF]} if PART_OF in group else {} for group in groups]
+    return {**numbered, "param_groups": [{**group, **mark} for group, mark in zip(regrouped, marks, strict=True)]}
+
+
+def numbered_as_if_whole(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A sharded model's optimizer state with the numbers and groups that parameters have where none is split."""
+    groups = _groups_of_whole_parameters(model, optimizer.param_groups)
+    numbered = by_number(state, [name for names in groups for name in names])
+    regrouped = _regrouped(numbered["param_groups"], [len(names) for names in groups])
     return {**numbered, "param_groups": regrouped or numbered["param_groups"]}
 
 
 def _groups_of_whole_parameters(model: nn.Module, groups: list[dict[str, Any]]) -> list[list[str]]:
-    """Names of parameters by group, in the model's order, where groups that differ in their meshes alone are one."""
-    places = {id(parameter): (place, name) for place, (name, parameter) in enumerate(model.named_parameters())}
+    """Names of parameters by group, in the model's order where a group is in parts."""
+    place_and_name = {id(one): (place, name) for place, (name, one) in enumerate(model.named_parameters())}
+    number = itertools.count()
     joined: list[list[tuple[int, str]]] = []
-    before: tuple[Any, Any] | None = None
+    part_of = None
     for group in groups:
-        members = [places.get(id(parameter), (len(places), "")) for parameter in group["params"]]
-        now = (_settings(group), [getattr(one, "device_mesh", None) for one in group["params"][:1]])
-        if before is not None and before[0] == now[0] and before[1] != now[1]:
+        members = [
+            place_and_name.get(id(one), (sys.maxsize, str(n))) for one, n in zip(group["params"], number, strict=False)
+        ]
+        if part_of is not None and group.get(PART_OF) == part_of:
             joined[-1] = sorted(joined[-1] + members)
         else:
             joined.append(members)
-        before = now
+        part_of = group.get(PART_OF)
     return [[name for _, name in members] for members in joined]
 
 
@@ -218,8 +235,12 @@ def _regrouped(groups: list[dict[str, Any]], sizes: list[int]) -> list[dict[str,
     return made
 
 
+def _members(group: Any) -> int | None:
+    return len(group["params"]) if isinstance(group, Mapping) and isinstance(group.get("params"), list) else None
+
+
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
+    return {name: value for name, value in group.items() if name not in ("params", PART_OF)}
 
 
 # ---- Tensors ---------------------------------------------------------------------------------------------------------

@@ -14,13 +14,14 @@ from torch import nn
 from littrainer.checkpoint.deepspeed_storage import EngineStorage
 from littrainer.checkpoint.fsdp_storage import FsdpStorage, PartsStorage, saves_parts
 from littrainer.checkpoint.layout import OPTIMIZER_NAME
+from littrainer.checkpoint.reader import refuse_other_optimizer
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.shards import (
-    by_number,
     is_sharded,
     load_whole_optimizer_state,
     load_whole_state_dict,
-    names_of_parameters,
+    numbered_as_if_whole,
+    numbered_for,
     whole_optimizer_state,
     whole_state_dict,
 )
@@ -48,7 +49,7 @@ class WholeFromShards(WholeStorage):
         state = whole_optimizer_state(trainer.model, trainer.optimizer)
         if trainer.args.process_index != 0:
             return None
-        return by_number(state, names_of_parameters(trainer.model, trainer.optimizer))
+        return numbered_as_if_whole(trainer.model, trainer.optimizer, state)
 
     def save_model(self, trainer: Trainer, output_dir: str) -> None:
         """Write the model in the first process, whatever `save_on_each_node` says: no other has the weights."""
@@ -72,7 +73,8 @@ class WholeFromShards(WholeStorage):
         state: dict[str, Any] = {}
         with failing_together(f"reading {folder / OPTIMIZER_NAME}"):
             if trainer.args.process_index == 0:
-                state = load_tensors(folder / OPTIMIZER_NAME)
+                state = numbered_for(trainer.model, trainer.optimizer, load_tensors(folder / OPTIMIZER_NAME))
+                refuse_other_optimizer(folder / OPTIMIZER_NAME, trainer, state)
         load_whole_optimizer_state(trainer.model, trainer.optimizer, state)
 
 

@@ -65,10 +65,6 @@ class Dispatch:
         """Batches that are read for one that each process gets."""
         return 1 if self.share.split_batches else self.share.of
 
-    def batches_read_for(self, batches: int) -> int:
-        """Batches that this process has read when each has had a number of them."""
-        return batches * self.batches_of_round if self.reads else 0
-
     def length(self, batches: int) -> int:
         """Batches that each process gets.
 

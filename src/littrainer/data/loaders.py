@@ -383,9 +383,13 @@ def _with_seeded_order(args: TrainingArguments, batch_sampler: Any) -> Any:
     return batch_sampler
 
 
+def whole_dataset(loader: Any) -> Any:
+    """The dataset of a loader, and where the loader has one process's part of it, all of it; None where it has none."""
+    dataset = getattr(loader, "dataset", None)
+    return dataset.dataset if isinstance(dataset, SharedStream) else dataset
+
+
 def count_examples(loader: Any, batch_size: int) -> int:
     """Samples in a loader: the length of its dataset, else estimated from its length in batches of `batch_size`."""
-    dataset = getattr(loader, "dataset", None)
-    if isinstance(dataset, SharedStream):
-        dataset = dataset.dataset
+    dataset = whole_dataset(loader)
     return len(dataset) if has_length(dataset) else len(loader) * batch_size

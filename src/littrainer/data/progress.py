@@ -144,7 +144,7 @@ class DataProgress:
             return loader
         kept = point.kept or {}
         if skips_by_index(loader) and point.batches:
-            loader = without_first_batches(loader, _batches_read(loader, point.batches))
+            loader = without_first_batches(loader, point.batches)
         elif loader.persistent_workers:
             loader = copied_loader(loader)
         if loader.persistent_workers and loader.generator is None and kept.get("workers_at_start"):
@@ -199,11 +199,14 @@ class DataProgress:
 
     def _skip(self, loader: Any, batches: Iterator[Any], point: ResumePoint, kept: dict[str, Any]) -> None:
         sampler = getattr(loader, "batch_sampler", None)
+        dispatch = getattr(loader, "dispatch", None)
         if isinstance(sampler, LaterBatches):
-            sampler.skip()
+            # An order is drawn where it is read.
+            if dispatch is None or dispatch.reads:
+                sampler.skip()
         elif self._stream is None or kept.get("stream") is None:
-            if getattr(loader, "dispatch", None) is not None:
-                loader.dispatch.skip(batches, point.batches)
+            if dispatch is not None:
+                dispatch.skip(batches, point.batches)
             else:
                 next(islice(batches, point.batches, point.batches), None)
         if kept.get("before_ahead") is not None:
@@ -250,12 +253,6 @@ class DataProgress:
         if self.point is not None:
             self.point.restore_random_states()
             self.point = None
-
-
-def _batches_read(loader: Any, batches: int) -> int:
-    """Batches that a loader reads here when each process gets a number of them."""
-    dispatch = getattr(loader, "dispatch", None)
-    return batches if dispatch is None else dispatch.batches_read_for(batches)
 
 
 def _owners_of_generators(loader: Any) -> dict[str, Any]:

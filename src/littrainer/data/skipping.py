@@ -31,9 +31,12 @@ def without_first_batches(loader: DataLoader, number: int) -> DataLoader:
 
     Parameters:
         loader: one that `skips_by_index`.
-        number: batches to leave out.
+        number: batches to leave out; where one process reads for several, as many for each of them.
     """
     later = copied_loader(loader)
+    dispatch = getattr(loader, "dispatch", None)
+    if dispatch is not None:
+        number *= dispatch.batches_of_round
     # A DataLoader refuses another sampler once it stands, and a subclass may not be constructed as its parent is.
     vars(later)["batch_sampler"] = LaterBatches(loader.batch_sampler, number, turns=loader.num_workers)
     return later

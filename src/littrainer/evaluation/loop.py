@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.checkpoint.shards import free_gathered
 from littrainer.data.ends import check_equal_lengths
-from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length
+from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.evaluation.loss_mean import ExactLossMean
 from littrainer.evaluation.metrics import call_metric_function, checked_metrics, noting_where, warn_without_result
@@ -80,7 +80,7 @@ class EvaluationPass:
         self.ignore_keys = ignore_keys
         self.prefix = metric_key_prefix
         join = trainer.args.eval_do_concat_batches
-        dataset = getattr(dataloader, "dataset", None)
+        dataset = whole_dataset(dataloader)
         collection = partial(BatchCollection, join, len(dataset) if has_length(dataset) else None)
         self.losses, self.predictions, self.labels, self.inputs = (collection() for _ in range(4))
         self.streaming = streaming_metrics(trainer.compute_metrics)
@@ -319,7 +319,7 @@ class EvaluationPass:
         return per_sample.mean().item()
 
     def _num_samples(self) -> int:
-        dataset = getattr(self.dataloader, "dataset", None)
+        dataset = whole_dataset(self.dataloader)
         if has_length(dataset):
             number = len(dataset)
         elif has_length(self.dataloader):

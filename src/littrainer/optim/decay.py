@@ -13,6 +13,8 @@ EXEMPT_NAMES = tuple(
     re.compile(pattern) for pattern in (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
 )
 EXEMPT_LAYERS = (nn.LayerNorm,)
+# Key of an optimizer's group that is one of several parts of a group: which group that would be.
+PART_OF = "part_of_group"
 
 
 def decayed_parameter_names(model: nn.Module) -> list[str]:
@@ -39,16 +41,18 @@ def parameter_groups(model: nn.Module, decayed: list[str], weight_decay: float) 
     with_decay = set(decayed)
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     return [
-        *_by_mesh([p for name, p in trainable if name in with_decay], weight_decay),
-        *_by_mesh([p for name, p in trainable if name not in with_decay], 0.0),
+        *_by_mesh(0, [p for name, p in trainable if name in with_decay], weight_decay),
+        *_by_mesh(1, [p for name, p in trainable if name not in with_decay], 0.0),
     ]
 
 
-def _by_mesh(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+def _by_mesh(number: int, parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     parts: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         parts.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
-    return [{"params": part, "weight_decay": weight_decay} for part in (parts.values() or [parameters])]
+    if len(parts) < 2:
+        return [{"params": parameters, "weight_decay": weight_decay}]
+    return [{"params": part, "weight_decay": weight_decay, PART_OF: number} for part in parts.values()]
 
 
 def _is_exempt(name: str) -> bool:

@@ -131,6 +131,9 @@ def _why(error: RuntimeError) -> str:
         )
     if _store_is_lost():
         return "process 0 has ended, or its machine cannot be reached; what it wrote last says why"
+    if "imed out" in str(error):
+        # Its end is why the others lose it.
+        leave_word(error)
     return f"it cannot reach the others; {advice_for(error)}"
 
 

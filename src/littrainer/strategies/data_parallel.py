@@ -36,7 +36,9 @@ def _finds_unused_parameters(trainer: Trainer) -> bool:
     model = trainer.model
     if not is_a(model, "pretrained model"):
         return True
-    recomputes = getattr(model, "is_activation_checkpointing", getattr(model, "is_gradient_checkpointing", False))
+    # Releases of transformers know one of these names, and warn of the other.
+    names = ("is_activation_checkpointing", "is_gradient_checkpointing")
+    recomputes = next((getattr(model, name) for name in names if hasattr(type(model), name)), False)
     return not (recomputes or trainer.args.activation_checkpointing)
 
 
@@ -75,9 +77,12 @@ class ModelInDDP:
     micro-batch of a window, and the model stays on its device at the end.
     """
 
+    is_fitting = False
+
     def setup(self: Any, trainer: pl.Trainer) -> None:
         """Prepare a training as Lightning does; for an evaluation the processes' models are left as they are."""
-        if trainer.state.fn == TrainerFn.FITTING:
+        self.is_fitting = trainer.state.fn == TrainerFn.FITTING
+        if self.is_fitting:
             super().setup(trainer)  # type: ignore[misc]
             return
         self.accelerator.setup(trainer)
@@ -101,6 +106,8 @@ class ModelInDDP:
             # Lightning would pass over it on a CPU.
             wrapper = self._ddp_comm_wrapper
             wrapped.register_comm_hook(self._ddp_comm_state, hook if wrapper is None else wrapper(hook))
+        trained_in: Any = wrapped
+        trained_in.parameters_exchanged = _trained_parameters(model)
         return wrapped
 
     @contextmanager
@@ -123,9 +130,7 @@ class ModelInDDP:
 
     def teardown(self: Any) -> None:
         """Release what the plugins hold, and leave the model where it is."""
-        module = self.lightning_module
-        fitting = module is not None and module._trainer is not None and module.trainer.state.fn == TrainerFn.FITTING
-        if fitting and self._layer_sync is not None:
+        if self.is_fitting and self._layer_sync is not None:
             self.model = self._layer_sync.revert(self.model)
         release_plugins(self)
 
@@ -151,13 +156,12 @@ def still_exchanges(wrapped: Any, model: nn.Module) -> bool:
         isinstance(wrapped, DistributedDataParallel)
         and wrapped.module is model
         and wrapped.process_group is dist.group.WORLD
-        and _trained(wrapped) == {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+        and getattr(wrapped, "parameters_exchanged", None) == _trained_parameters(model)
     )
 
 
-def _trained(wrapped: DistributedDataParallel) -> set[int]:
-    parameters: Any = wrapped._module_parameters
-    return {id(parameter) for parameter in parameters}
+def _trained_parameters(model: nn.Module) -> set[int]:
+    return {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
 
 
 def _refuse_what_ddp_cannot_train(model: nn.Module) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from lightning.pytorch.plugins.environments import ClusterEnvironment
+
+from littrainer.processes.environment import LOCAL_ADDRESS, USUAL_PORT, meeting_point
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -30,12 +31,14 @@ class LaunchedProcesses(ClusterEnvironment):
     @property
     def main_address(self) -> str:
         """Host of the first process."""
-        return os.environ.get("MASTER_ADDR", "127.0.0.1")
+        point = meeting_point()
+        return LOCAL_ADDRESS if point is None else point.address
 
     @property
     def main_port(self) -> int:
         """Port on which the first process is found."""
-        return int(os.environ.get("MASTER_PORT", "29500"))
+        point = meeting_point()
+        return USUAL_PORT if point is None else point.port
 
     @staticmethod
     def detect() -> bool:

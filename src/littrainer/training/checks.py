@@ -32,7 +32,8 @@ def check_arguments(args: TrainingArguments) -> None:
     """Refuse arguments that are not supported, and apply the log level.
 
     Raises:
-        TypeError, ValueError: a value was set after construction that cannot be right.
+        TypeError, ValueError: a value was set after construction that cannot be right, or a process trains alone that is
+            to share its model.
         NotImplementedError: an argument, or several processes, that are not supported.
     """
     # Scripts set fields after construction too.
@@ -42,6 +43,7 @@ def check_arguments(args: TrainingArguments) -> None:
     refuse_unsupported(args)
     # Reading it refuses what it cannot be.
     process_layout(args)
+    check_processes(args)
     ensure_process_group(args)
     apply_log_level(args)
 

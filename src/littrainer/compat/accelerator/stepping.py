@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
+from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.prepared import PreparedOptimizer
 from littrainer.compat.accelerator.states import GradientView
 from littrainer.ecosystem import is_a
@@ -78,7 +79,7 @@ class Stepping:
     def scaler(self) -> torch.amp.GradScaler | None:
         """What scales the losses of fp16; None in any other precision, and on a CPU."""
         if self._scaler is None and forward_type(self._args) is torch.float16:
-            self._scaler = torch.amp.GradScaler(self._args.device.type)
+            self._scaler = _new_scaler(self._args)
         return self._scaler
 
     @property
@@ -265,6 +266,16 @@ def _shared_batches(loaders: list[Any]) -> list[Any]:
     """What shares the batches of prepared loaders out between processes."""
     samplers = [getattr(loader, "batch_sampler", None) for loader in loaders]
     return [sampler for sampler in samplers if hasattr(sampler, "even_batches")]
+
+
+def _new_scaler(args: TrainingArguments) -> torch.amp.GradScaler:
+    plan = sharding_plan(args)
+    if plan is None or plan.version > 1:
+        return torch.amp.GradScaler(args.device.type)
+    # Gradients of version 1 of FSDP do not say that they are parts, so the scaler asks all processes.
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    return ShardedGradScaler(args.device.type)
 
 
 def _are_those_of(model: nn.Module, parameters: list[Any]) -> bool:

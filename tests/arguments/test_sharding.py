@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from littrainer import TrainingArguments
+from littrainer.arguments.sharding import check_processes, sharding_plan
+from littrainer.arguments.sharding_keys import KEYS, OTHER_NAMES
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+
+# Key -> a value other than its default, and further keys that it needs.
+OTHER_VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "version": (1, {}),
+    "reshard_after_forward": (False, {}),
+    "cpu_offload": (True, {}),
+    "auto_wrap_policy": ("NO_WRAP", {}),
+    "transformer_layer_cls_to_wrap": (["LlamaDecoderLayer"], {}),
+    "min_num_params": (100, {}),
+    "state_dict_type": ("SHARDED_STATE_DICT", {}),
+    "activation_checkpointing": (True, {}),
+    "activation_checkpointing_offload": (True, {"activation_checkpointing": True}),
+    "cpu_ram_efficient_loading": (True, {}),
+    "sync_module_states": (False, {}),
+    "forward_prefetch": (True, {}),
+    "backward_prefetch": ("BACKWARD_POST", {"version": 1}),
+    "limit_all_gathers": (False, {"version": 1}),
+    "use_orig_params": (False, {"version": 1}),
+    "ignored_modules": (r"model\.norm", {}),
+    "mixed_precision_policy": ({"param_dtype": "bf16"}, {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name in [name for name in os.environ if name.startswith("FSDP_") or name == "ACCELERATE_USE_FSDP"]:
+        monkeypatch.delenv(name)
+    yield
+    # Arguments without sharding take back what others have put into the environment.
+    quiet_arguments("unused")
+
+
+def plan_of(config: Any = None, **changes: Any) -> Any:
+    return sharding_plan(quiet_arguments("unused", **{"fsdp": True, "fsdp_config": config, **changes}))
+
+
+@pytest.mark.parametrize("nothing", [None, False, "", [], "false"])
+def test_nothing_is_sharded_where_nobody_asks_for_it(nothing: Any) -> None:
+    args = quiet_arguments("unused", fsdp=nothing)
+    assert sharding_plan(args) is None and args.fsdp_plugin_args is None
+
+
+def test_version_2_shards_all_and_wraps_layers_by_default() -> None:
+    plan = plan_of()
+    assert (plan.version, plan.reshard_after_forward, plan.auto_wrap_policy) == (2, True, "TRANSFORMER_BASED_WRAP")
+    assert not plan.saves_shards and plan.sync_module_states
+
+
+def test_arguments_read_as_those_of_transformers(tmp_path: Path) -> None:
+    from transformers import TrainingArguments as Theirs
+
+    keywords: dict[str, Any] = {
+        "fsdp": True,
+        "fsdp_config": {"fsdp_transformer_layer_cls_to_wrap": "A", "fsdp_cpu_offload": "true"},
+    }
+    ours = quiet_arguments(tmp_path, **keywords)
+    theirs = quiet_arguments(tmp_path, Theirs, **keywords)
+    assert ours.fsdp is theirs.fsdp is True
+    assert ours.fsdp_config == theirs.fsdp_config
+    assert ours.fsdp_plugin_args == theirs.fsdp_plugin_args
+    os.environ.pop("FSDP_CPU_RAM_EFFICIENT_LOADING", None)
+
+
+@pytest.mark.parametrize("words", ["full_shard auto_wrap offload", ["full_shard", "auto_wrap", "offload"]])
+def test_words_of_transformers_4_are_understood(words: Any) -> None:
+    plan = plan_of({"fsdp_min_num_params": 2000}, fsdp=words)
+    assert plan.cpu_offload and plan.reshard_after_forward is True
+    assert (plan.auto_wrap_policy, plan.min_num_params) == ("SIZE_BASED_WRAP", 2000)
+    assert plan_of(None, fsdp="shard_grad_op").reshard_after_forward is False
+    assert plan_of({"version": 1}, fsdp="hybrid_shard").reshard_after_forward == "HYBRID_SHARD"
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "fsdp.json"
+    path.write_text(json.dumps({"fsdp_state_dict_type": "sharded_state_dict", "fsdp_offload_params": True}))
+    plan = plan_of(str(path))
+    assert plan.saves_shards and plan.cpu_offload
+
+
+def test_every_key_has_another_value_here() -> None:
+    assert OTHER_VALUES.keys() == KEYS.keys()
+    assert set(OTHER_NAMES.values()) <= KEYS.keys()
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_every_key_changes_the_plan(name: str) -> None:
+    value, further = OTHER_VALUES[name]
+    assert getattr(plan_of({name: value, **further}), name) != getattr(plan_of(further), name)
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "message"),
+    [
+        ("full_shart", None, "did you mean 'full_shard'"),
+        ("full_shard shard_grad_op", None, "names 2 ways"),
+        ("hybrid_shard", None, "dp_replicate_size"),
+        ("no_shard", None, "DDP"),
+        (True, {"min_num_parms": 3}, "did you mean 'min_num_params'"),
+        (True, {"version": 3}, "give 1 or 2"),
+        (True, {"reshard_after_forward": "perhaps"}, "give true or false"),
+        (True, {"auto_wrap_policy": "SIZED"}, "choose from TRANSFORMER_BASED_WRAP"),
+        (True, {"auto_wrap_policy": "SIZE_BASED_WRAP"}, "needs min_num_params"),
+        (True, {"auto_wrap_policy": "NO_WRAP", "transformer_layer_cls_to_wrap": "A"}, "not NO_WRAP"),
+        (True, {"min_num_params": 3, "transformer_layer_cls_to_wrap": "A"}, "Leave one of them out"),
+        (True, {"min_num_params": -1}, "from 0 up"),
+        (True, {"backward_prefetch": "backward_post"}, "version to 1"),
+        (True, {"use_orig_params": False}, "version to 1"),
+        (True, {"limit_all_gathers": "false"}, "version to 1"),
+        (True, {"state_dict_type": "LOCAL_STATE_DICT"}, "FULL_STATE_DICT or SHARDED_STATE_DICT"),
+        (True, {"activation_checkpointing_offload": True}, "set both"),
+        (True, {"version": 1, "activation_checkpointing": 1, "activation_checkpointing_offload": 1}, "version to 2"),
+        (True, {"cpu_ram_efficient_loading": True, "sync_module_states": False}, "sync_module_states"),
+        (True, {"mixed_precision_policy": {"param_dtype": "int8"}}, "param_dtype has to be one of"),
+        (True, {"mixed_precision_policy": {"buffer_dtype": "bf16"}}, "version 2 does not know"),
+        (True, {"ignored_modules": 3}, "regular expression"),
+        (True, {"cpu_offload": True, "offload_params": False}, "gives cpu_offload twice"),
+        (True, "{}[", "JSON"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_what_can(words: Any, config: Any, message: str) -> None:
+    with pytest.raises((ValueError, OSError)) as raised:
+        plan_of(config, fsdp=words)
+    assert message in str(raised.value)
+
+
+@pytest.mark.parametrize("key", ["xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings"])
+def test_tpus_are_refused(key: str) -> None:
+    with pytest.raises(NotImplementedError, match=key):
+        plan_of({key: {"compute_dtype": "float16"} if key == "xla_fsdp_settings" else True})
+
+
+def test_what_shards_by_itself_or_recomputes_too_is_refused() -> None:
+    with pytest.raises(ValueError, match="recomputed twice"):
+        quiet_arguments("unused", fsdp=True, fsdp_config={"activation_checkpointing": True}, gradient_checkpointing=True)
+    with pytest.raises(ValueError, match="FULL_STATE_DICT"):
+        quiet_arguments(
+            "unused", fsdp=True, fsdp_config={"state_dict_type": "SHARDED_STATE_DICT"}, save_only_model=True
+        )
+
+
+def test_a_config_without_fsdp_is_told_to_have_no_effect() -> None:
+    with pytest.warns(UserWarning, match="fsdp is not switched on"):
+        quiet_arguments("unused", fsdp_config={"cpu_offload": True})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quiet_arguments("unused", fsdp_config={"min_num_params": 0, "xla": False})
+
+
+def test_accelerate_launch_asks_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "2",
+        "FSDP_RESHARD_AFTER_FORWARD": "false",
+        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+        "FSDP_TRANSFORMER_CLS_TO_WRAP": "A,B",
+        "FSDP_MIN_NUM_PARAMS": "100000000",
+        "FSDP_USE_ORIG_PARAMS": "false",
+        "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    args = quiet_arguments("unused")
+    plan = sharding_plan(args)
+    assert plan is not None and args.fsdp_plugin_args is None
+    assert plan.transformer_layer_cls_to_wrap == ("A", "B") and plan.reshard_after_forward is False
+    assert not plan.saves_shards
+    # What the arguments say goes before it.
+    assert plan_of().transformer_layer_cls_to_wrap is None
+
+
+def test_one_process_alone_is_refused_when_a_trainer_is_made(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="littrainer run --devices 2"):
+        quiet_trainer(tmp_path, fsdp=True)
+
+
+def test_version_1_is_refused_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    args: TrainingArguments = quiet_arguments("unused", fsdp=True, fsdp_config={"version": 1})
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match="'version': 2"):
+        check_processes(args)
+
+
+def test_fsdp_set_on_arguments_afterwards_counts() -> None:
+    args = quiet_arguments("unused")
+    args.fsdp, args.fsdp_config = "full_shard", {"min_num_params": 7}
+    plan = sharding_plan(args)
+    assert plan is not None and plan.min_num_params == 7

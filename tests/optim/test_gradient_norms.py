@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from littrainer import Trainer
+from littrainer.optim.gradient_norms import clip_by_norm, lie_on_several_meshes
+from tests.scenarios.trainers import quiet_trainer
+
+GRADIENTS = [torch.tensor([3.0, -4.0]), torch.tensor([[1.0, 2.0], [2.0, 4.0]]), torch.tensor([12.0])]
+
+
+@pytest.fixture(scope="module")
+def meshes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[DeviceMesh]]:
+    """Two meshes of the one process that there is."""
+    store = dist.FileStore(str(tmp_path_factory.mktemp("meeting") / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield [init_device_mesh("cpu", (1,), mesh_dim_names=(name,)) for name in ("dp_shard", "tp")]
+    dist.destroy_process_group()
+
+
+def with_gradients(*places: DeviceMesh | None) -> list[nn.Parameter]:
+    """A parameter for each gradient, on a mesh where there is one, and one without a gradient."""
+    parameters = []
+    for place, gradient in zip(places, GRADIENTS, strict=True):
+        spread: Any = gradient.clone() if place is None else distribute_tensor(gradient.clone(), place, [Shard(0)])
+        parameters.append(nn.Parameter(torch.zeros_like(spread)))
+        parameters[-1].grad = spread
+    return [*parameters, nn.Parameter(torch.zeros(1))]
+
+
+def whole(parameters: list[nn.Parameter]) -> list[list[Any]]:
+    gradients: list[Any] = [one.grad for one in parameters if one.grad is not None]
+    return [(one.full_tensor() if hasattr(one, "full_tensor") else one).tolist() for one in gradients]
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
+@pytest.mark.parametrize("places", [(0, None, 1), (0, 0, None), (0, 0, 0), (None, None, None)], ids=str)
+@pytest.mark.parametrize("max_norm", [0.5, 100.0, float("inf")])
+def test_gradients_on_several_meshes_are_clipped_as_whole_ones(
+    meshes: list[DeviceMesh], places: tuple[int | None, ...], norm_type: float, max_norm: float
+) -> None:
+    plain = with_gradients(None, None, None)
+    expected = nn.utils.clip_grad_norm_(plain, max_norm, norm_type)
+    spread = with_gradients(*(None if place is None else meshes[place] for place in places))
+    norm = clip_by_norm(iter(spread), max_norm, norm_type)
+    assert not hasattr(norm, "device_mesh") and norm.item() == pytest.approx(expected.item())
+    for found, wanted in zip(whole(spread), whole(plain), strict=True):
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted))
+
+
+def test_whether_gradients_lie_on_several_meshes_goes_by_those_that_are_there(meshes: list[DeviceMesh]) -> None:
+    one, other = meshes
+    assert lie_on_several_meshes(with_gradients(one, None, other)) and lie_on_several_meshes(
+        with_gradients(one, one, None)
+    )
+    assert not lie_on_several_meshes(with_gradients(one, one, one))
+    assert not lie_on_several_meshes(with_gradients(None, None, None))
+
+
+def test_a_trainer_of_several_processes_asks_its_overridable_methods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+
+    class Looking(Trainer):
+        def _has_mixed_mesh_grads(self, model: Any) -> bool:
+            called.append("has")
+            return True
+
+        def _mixed_mesh_grad_norm(self, model: Any, max_norm: float) -> torch.Tensor:
+            called.append(f"norm {max_norm}")
+            return torch.tensor(7.0)
+
+    trainer = quiet_trainer(tmp_path, kind=Looking, max_grad_norm=0.25)
+    assert trainer._clip_grad_norm(trainer.model).item() == trainer._get_grad_norm(trainer.model).item() == 7.0
+    assert called == ["has", "norm 0.25", "has", "norm inf"]
+    asked = quiet_trainer(tmp_path)
+    monkeypatch.setattr("littrainer.override_points.lie_on_several_meshes", lambda parameters: called.append("asked"))
+    asked._clip_grad_norm(asked.model)
+    # A process that trains alone does not look through its parameters at each step.
+    assert "asked" not in called
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    asked._clip_grad_norm(asked.model)
+    assert called[-1] == "asked"

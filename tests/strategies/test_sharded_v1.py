@@ -1,0 +1,121 @@
+"""Version 1 of FSDP runs on GPUs only; what Lightning's strategy is told can be seen without one."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.fsdp import BackwardPrefetch, ShardingStrategy
+from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, size_based_auto_wrap_policy
+
+from littrainer.strategies.choice import strategy_name
+from littrainer.strategies.sharded_v1 import first_version_strategy
+from tests.scenarios.models import VectorClassifier, tiny_llama
+from tests.scenarios.trainers import quiet_arguments
+
+
+def strategy(model: Any = None, given: Any = None, words: Any = True, **config: Any) -> Any:
+    args = quiet_arguments("unused", fsdp=words, fsdp_config={"version": 1, **config}, **(given or {}))
+    assert strategy_name(args) == "FSDP version 1"
+    trainer: Any = SimpleNamespace(
+        args=args, model=tiny_llama() if model is None else model, optimizer=None, training_run=None
+    )
+    return first_version_strategy(trainer)
+
+
+def test_defaults_are_those_of_transformers() -> None:
+    made = strategy()
+    assert made.sharding_strategy is ShardingStrategy.FULL_SHARD and made.cpu_offload.offload_params is False
+    assert made._state_dict_type == "full" and made.mixed_precision is None
+    policy = made.kwargs["auto_wrap_policy"]
+    assert isinstance(policy, ModuleWrapPolicy)
+    assert {one.__name__ for one in policy._module_classes} == {"LlamaDecoderLayer"}
+    rest = ("sync_module_states", "forward_prefetch", "backward_prefetch", "limit_all_gathers", "use_orig_params")
+    assert [made.kwargs[name] for name in rest] == [True, False, None, True, True]
+    assert "ignored_modules" not in made.kwargs and made._activation_checkpointing_kwargs == {}
+
+
+@pytest.mark.parametrize("name", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"])
+def test_each_sharding_strategy_is_handed_on_by_either_spelling(name: str) -> None:
+    wanted = ShardingStrategy[name]
+    assert strategy(words=name.lower()).sharding_strategy is wanted
+    assert strategy(reshard_after_forward=name.lower()).sharding_strategy is wanted
+    assert strategy(sharding_strategy=wanted.value).sharding_strategy is wanted
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "wanted"),
+    [
+        ({"backward_prefetch": "backward_pre"}, "backward_prefetch", BackwardPrefetch.BACKWARD_PRE),
+        ({"backward_prefetch": "BACKWARD_POST"}, "backward_prefetch", BackwardPrefetch.BACKWARD_POST),
+        ({"forward_prefetch": "true"}, "forward_prefetch", True),
+        ({"limit_all_gathers": False}, "limit_all_gathers", False),
+        ({"use_orig_params": False}, "use_orig_params", False),
+        ({"sync_module_states": False}, "sync_module_states", False),
+        ({"auto_wrap_policy": "NO_WRAP"}, "auto_wrap_policy", None),
+    ],
+)
+def test_each_key_becomes_a_keyword(config: dict[str, Any], name: str, wanted: Any) -> None:
+    assert strategy(**config).kwargs.get(name) == wanted
+
+
+def test_offloading_and_the_form_of_checkpoints_are_handed_on() -> None:
+    assert strategy(cpu_offload=True).cpu_offload.offload_params is True
+    assert strategy(state_dict_type="SHARDED_STATE_DICT")._state_dict_type == "sharded"
+
+
+def test_modules_are_wrapped_by_size() -> None:
+    policy = strategy(min_num_params=50).kwargs["auto_wrap_policy"]
+    assert isinstance(policy, functools.partial) and policy.func is size_based_auto_wrap_policy
+    assert policy.keywords == {"min_num_params": 50}
+
+
+def test_layers_recompute_what_is_wrapped() -> None:
+    assert strategy(activation_checkpointing=True)._activation_checkpointing_kwargs["auto_wrap_policy"]
+
+
+def test_ignored_modules_are_found_by_name() -> None:
+    model = VectorClassifier()
+    assert strategy(model, ignored_modules="inner").kwargs["ignored_modules"] == [model.inner]
+
+
+def test_half_precision_becomes_a_policy_unless_one_is_given() -> None:
+    policy = strategy(given={"bf16": True}).mixed_precision
+    assert policy.param_dtype is policy.reduce_dtype is policy.buffer_dtype is torch.bfloat16
+    policy = strategy(mixed_precision_policy={"param_dtype": "bf16", "cast_forward_inputs": False}).mixed_precision
+    assert policy.param_dtype is torch.bfloat16 and policy.reduce_dtype is None
+    assert policy.cast_root_forward_inputs is False
+
+
+def test_weights_that_only_the_first_process_has_are_sent() -> None:
+    made = strategy(cpu_ram_efficient_loading=True)
+    assert made.kwargs["sync_module_states"] is True
+    module = nn.Linear(2, 2, device="meta")
+    made.kwargs["param_init_fn"](module)
+    assert not module.weight.is_meta
+
+
+def test_trained_parts_of_an_adapter_are_wrapped_each_for_itself() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(tiny_llama(), LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    policy = strategy(model).kwargs["auto_wrap_policy"]
+    assert isinstance(policy, CustomPolicy)
+    wrapped = {name for name, module in model.named_modules() if policy._lambda_fn(module)}
+    attention = "base_model.model.model.layers.0.self_attn.q_proj"
+    assert wrapped == {
+        "base_model.model.model.layers.0",
+        f"{attention}.lora_A.default",
+        f"{attention}.lora_B.default",
+    }
+
+
+def test_an_optimizer_made_beforehand_is_refused() -> None:
+    args = quiet_arguments("unused", fsdp=True, fsdp_config={"version": 1})
+    trainer: Any = SimpleNamespace(args=args, model=tiny_llama(), optimizer=object(), training_run=None)
+    with pytest.raises(ValueError, match="version"):
+        first_version_strategy(trainer)
