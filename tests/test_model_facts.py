@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from littrainer.model_facts import base_model, facts_about
+from littrainer.model_facts import base_model, facts_about, parameters_without_embeddings
 from tests.scenarios.models import (
     CountingClassifier,
     KeywordClassifier,
@@ -155,3 +155,13 @@ def test_a_forward_put_on_the_object_counts_for_its_arguments() -> None:
 
     model.forward = forward
     assert facts_about(model).accepts_loss_kwargs
+
+
+def test_parameters_that_deepspeed_has_sharded_count_in_whole() -> None:
+    model: Any = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 4))
+    model.num_parameters = lambda exclude_embeddings: 12
+    assert parameters_without_embeddings(model) == 12
+    for parameter in model.parameters():
+        parameter.ds_numel = parameter.numel()
+        parameter.data = torch.empty(0)
+    assert parameters_without_embeddings(model) == 2 * 4 + 4

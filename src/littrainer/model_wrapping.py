@@ -66,6 +66,17 @@ def move_to_device(trainer: Trainer) -> None:
         trainer.model.to(trainer.args.device)
 
 
+def follow_unfrozen_parameters(trainer: Trainer) -> None:
+    """Put DDP anew around a model whose trained parameters a callback has changed: gradients of further ones would not
+    be exchanged.
+    """
+    wrapped, data_parallel = trainer.model_wrapped, _data_parallel(trainer)
+    if data_parallel is None or wrapped is trainer.model or not is_own_wrapping(wrapped, trainer.model):
+        return
+    if not _exchanges_as_needed(trainer, wrapped):
+        trainer.model_wrapped = prepared_model(trainer, None, data_parallel)
+
+
 def is_own_wrapping(wrapped: Any, model: nn.Module) -> bool:
     """Whether there is nothing around the model but what `prepared_model` puts there."""
     inner = wrapped._orig_mod if is_compiled(wrapped) and wrapped is not model else wrapped

@@ -26,6 +26,7 @@ from littrainer.engine import is_listened_to
 from littrainer.evaluation.batch_stream import Stretch, single_batches
 from littrainer.interruptions import carries_stop_iteration
 from littrainer.lightning_internals import count_optimizer_steps_from, replace_optimizer, show_number_of_batches
+from littrainer.model_wrapping import follow_unfrozen_parameters
 from littrainer.optim.closures import closure_before_step, updates_during_backward
 from littrainer.optim.schedules import steps_with_metric
 
@@ -131,6 +132,7 @@ class TrainerModule(pl.LightningModule):
             count_optimizer_steps_from(self.trainer, self.owner.state.global_step)
         self._follow_optimizer()
         self._follow_schedule()
+        follow_unfrozen_parameters(self.owner)
 
     def _follow_optimizer(self) -> None:
         if self.owner.optimizer is not self._optimizer:

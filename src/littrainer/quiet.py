@@ -15,9 +15,11 @@ from littrainer.log_levels import tells_details, tells_everything
 CHATTER = re.compile(
     r"GPU available|TPU available|HPU available|LOCAL_RANK|.*Tip: |"
     r"`?Trainer\.\w+` stopped|You are using (the plain ModelCheckpoint|a CUDA device)|"
-    r"Using (16bit|bfloat16) |.*attempting graceful shutdown|Detected KeyboardInterrupt|`weights_only` was not set"
+    r"Using (16bit|bfloat16) |.*attempting graceful shutdown|Detected KeyboardInterrupt|`weights_only` was not set|"
+    r"Initializing distributed|-{20,}\s*distributed_backend="
 )
 CHATTING_LOGGERS = (
+    "lightning.fabric.utilities.distributed",
     "lightning.fabric.utilities.rank_zero",
     "lightning.pytorch.utilities.rank_zero",
     "lightning.pytorch.accelerators.cuda",

@@ -145,7 +145,9 @@ def test_tpus_are_refused(key: str) -> None:
 
 def test_what_shards_by_itself_or_recomputes_too_is_refused() -> None:
     with pytest.raises(ValueError, match="recomputed twice"):
-        quiet_arguments("unused", fsdp=True, fsdp_config={"activation_checkpointing": True}, gradient_checkpointing=True)
+        quiet_arguments(
+            "unused", fsdp=True, fsdp_config={"activation_checkpointing": True}, gradient_checkpointing=True
+        )
     with pytest.raises(ValueError, match="FULL_STATE_DICT"):
         quiet_arguments(
             "unused", fsdp=True, fsdp_config={"state_dict_type": "SHARDED_STATE_DICT"}, save_only_model=True

@@ -12,7 +12,9 @@ import torch.distributed.checkpoint as distributed_checkpoint
 from littrainer.checkpoint.distributed_folders import is_distributed_folder, read_into, read_whole, stored_tensors
 from littrainer.checkpoint.fsdp_files import nested_state, read_optimizer_state
 
-STATE: dict[str, Any] = {"optimizer": {"state": {"a.b": {"step": torch.tensor(3.0), "exp_avg": torch.arange(6.0).view(2, 3)}}}}
+STATE: dict[str, Any] = {
+    "optimizer": {"state": {"a.b": {"step": torch.tensor(3.0), "exp_avg": torch.arange(6.0).view(2, 3)}}}
+}
 GROUPS = [{"lr": 0.1, "betas": (0.9, 0.99), "params": ["a.b"]}]
 
 
@@ -40,7 +42,7 @@ def test_tensors_are_read_into_those_that_are_given(folder: Path) -> None:
     given = wanted["optimizer.state.a.b.exp_avg"]
     read_into(folder, wanted)
     assert torch.equal(given, torch.arange(6.0).view(2, 3))
-    with pytest.raises(ValueError, match="damaged.*other"):
+    with pytest.raises(ValueError, match=r"damaged.*other"):
         read_into(folder, {"other": torch.zeros(1)})
 
 
@@ -52,7 +54,7 @@ class Harmful:
 def test_an_index_that_would_run_code_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     (folder / ".metadata").write_bytes(pickle.dumps(Harmful()))
-    with pytest.raises(ValueError, match="refused: it names .*mkdir"):
+    with pytest.raises(ValueError, match=r"refused: it names .*mkdir"):
         read_whole(folder)
     assert not Path("harm").exists()
 

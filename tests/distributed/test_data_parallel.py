@@ -157,6 +157,12 @@ def test_all_processes_start_over_where_memory_runs_out_in_one(found: Found, mod
     assert first[:2] == (2, 3)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_of_parameters_that_a_callback_unfreezes_are_exchanged(found: Found, mode: str) -> None:
+    (before, first), (_, second) = (one["unfrozen_parameters"][mode] for one in found)
+    assert first == second != before
+
+
 def test_models_that_ddp_cannot_train_are_refused_by_name(found: Found) -> None:
     for one in found:
         assert "VectorClassifier has no parameter that is trained" in one["refusals"]["frozen"]

@@ -26,7 +26,7 @@ from tests.fidelity.scenarios import SCENARIOS
 from tests.fidelity.side import MODES, ORACLE
 
 PROCESSES = 2
-LONGEST_RUN_SECONDS = 400
+LONGEST_RUN_SECONDS = 900
 
 # Of the scenarios for one process.
 IN_BOTH_MODES: tuple[str, ...] = (
@@ -51,7 +51,6 @@ IN_AUTOMATIC_MODE: tuple[str, ...] = (
     "label_smoothing_of_a_causal_model_by_its_window",
     "noise_on_the_embeddings",
     "model_init_trained_twice",
-    "batch_size_found_after_memory_ran_out",
     "decoder_only_model_continuing_its_prompt",
     "tokens_masked_at_random_while_accumulating",
 )

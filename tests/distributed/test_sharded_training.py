@@ -1,10 +1,8 @@
-"""Two processes that share a model (FSDP) train as two do that have one each, and their checkpoints serve any number."""
+"""Two processes that share a model (FSDP) train as two do that have one each; any number resumes their checkpoints."""
 
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +13,11 @@ from filelock import FileLock
 from littrainer.checkpoint.reader import checkpoint_to_resume
 from tests.distributed import sharded_process
 from tests.distributed.sharded_process import CHECKS, STEPS, adapter, curve, llama, trainer_of
-from tests.distributed.test_tensor_parallel_across_processes import free_port
-from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
+from tests.distributed.test_tensor_parallel_across_processes import start_together
+from tests.fidelity.conftest import folder_shared_by_workers
 
-LONGEST_RUN_SECONDS = 300
 TOLERANCE = 1e-6
 LIKE_DDP = [name for name, (_, reference) in CHECKS.items() if reference is not None]
-
-
-def start_together(folder: Path) -> None:
-    launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    processes = []
-    for rank in range(2):
-        with (folder / f"log{rank}").open("w") as log:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", sharded_process.__name__, str(folder)],
-                    cwd=ROOT,
-                    env={**environment_of_runs(), **launched, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-    try:
-        ends = [process.wait(timeout=LONGEST_RUN_SECONDS) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    logs = [(folder / f"log{rank}").read_text(encoding="utf-8")[-3000:] for rank in range(2)]
-    assert ends == [0, 0], "\n".join(logs)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shared.mkdir(exist_ok=True)
             # The samples of one optimizer step of two processes.
             trainer_of(shared / "alone", save_strategy="steps", save_steps=2, per_device_train_batch_size=4).train()
-            start_together(shared)
+            start_together(shared, sharded_process)
     return shared
 
 
@@ -114,7 +88,7 @@ def test_evaluations_before_within_and_after_training_agree_with_ddp(found: list
 def test_all_processes_generate_what_the_whole_model_does(folder: Path, found: list[dict[str, Any]]) -> None:
     from transformers import LlamaForCausalLM
 
-    model = LlamaForCausalLM.from_pretrained(folder / "whole" / "saved")
+    model: Any = LlamaForCausalLM.from_pretrained(folder / "whole" / "saved")
     alone = model.generate(torch.tensor(sharded_process.PROMPT), max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert [one["whole"]["generated"] for one in found] == [alone.tolist()] * 2
 

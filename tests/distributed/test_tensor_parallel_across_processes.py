@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -36,14 +37,14 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def start_together(folder: Path) -> None:
+def start_together(folder: Path, script: ModuleType = tensor_parallel_process) -> None:
     launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     processes = []
     for rank in range(2):
         with (folder / f"log{rank}").open("w") as log:
             processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", tensor_parallel_process.__name__, str(folder)],
+                    [sys.executable, "-m", script.__name__, str(folder)],
                     cwd=ROOT,
                     env={**environment_of_runs(), **launched, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                     stdout=log,
@@ -91,9 +92,7 @@ def test_losses_and_gradient_norms_are_those_of_one_process(found: list[dict[str
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_so_they_are_with_other_training_steps_models_and_optimizers(
-    found: list[dict[str, Any]], name: str
-) -> None:
+def test_so_they_are_with_other_training_steps_models_and_optimizers(found: list[dict[str, Any]], name: str) -> None:
     assert_equal_curves([one[name] for one in found])
 
 

@@ -347,6 +347,31 @@ def refusals(folder: Path) -> Any:
     return {"frozen": error(VectorClassifier().requires_grad_(False)), "spread": error(spread)}
 
 
+class Unfreezes(TrainerCallback):
+    """Lets the first layer be trained from the second epoch on."""
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        kwargs["model"].inner.requires_grad_(state.global_step > 0)
+
+
+def unfrozen_parameters(folder: Path) -> Any:
+    """Weights of a layer that a callback unfreezes, and what it was before."""
+    found = {}
+    for mode, kind in KINDS.items():
+        torch.manual_seed(0)
+        model = VectorClassifier()
+        model.inner.requires_grad_(False)
+        before = model.inner.weight.flatten().tolist()
+        trainer = quiet_trainer(
+            folder, model, kind=kind, given={"callbacks": [Unfreezes()]}, num_train_epochs=2, optim="sgd"
+        )
+        trainer.create_optimizer()
+        trainer.optimizer.add_param_group({"params": list(model.inner.parameters())})
+        trainer.train()
+        found[mode] = (before, model.inner.weight.flatten().tolist())
+    return found
+
+
 class NeedsMemory(VectorClassifier):
     """Runs out of memory in one process with more than two samples at a time."""
 
@@ -380,6 +405,7 @@ CHECKS: tuple[Check, ...] = (
     lightning_callbacks,
     refusals,
     memory,
+    unfrozen_parameters,
 )
 
 

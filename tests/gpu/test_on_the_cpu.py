@@ -68,6 +68,7 @@ def test_the_peak_is_measured_around_a_training(tmp_path: Path, side: ModuleType
     [
         ("ddp", "DDP"),
         ("fsdp 2", "FSDP"),
+        ("fsdp 1", "FSDP version 1"),
         ("deepspeed stage 2", "DeepSpeed"),
         ("deepspeed stage 3", "DeepSpeed"),
     ],

@@ -19,7 +19,9 @@ def plan_of(**config: Any) -> Any:
 
 def units(model: nn.Module, **config: Any) -> list[tuple[tuple[str, ...], bool]]:
     names = {id(module): name for name, module in model.named_modules()}
-    return [(tuple(names[id(one)] for one in unit.modules), unit.reshards) for unit in units_of(model, plan_of(**config))]
+    return [
+        (tuple(names[id(one)] for one in unit.modules), unit.reshards) for unit in units_of(model, plan_of(**config))
+    ]
 
 
 def test_layers_the_embedding_and_the_end_of_the_model_are_units() -> None:
@@ -46,7 +48,9 @@ def test_weights_that_are_shared_stay_in_one_unit() -> None:
 
 
 def test_modules_are_chosen_by_what_is_left_of_their_size() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.ModuleList([nn.Linear(9, 9)]))
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.ModuleList([nn.Linear(9, 9)])
+    )
     assert units(model, min_num_params=12) == [(("0",), True), (("1",), True), (("2.0",), True)]
 
 
@@ -104,7 +108,7 @@ def test_half_precision_becomes_a_policy_unless_one_is_given() -> None:
 @pytest.mark.parametrize("offloads", [False, True])
 def test_layers_compute_again_with_the_same_dropout(offloads: bool) -> None:
     torch.manual_seed(0)
-    layer: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
     runs = 0
 
     def count(*_: Any) -> None:
@@ -116,12 +120,13 @@ def test_layers_compute_again_with_the_same_dropout(offloads: bool) -> None:
     torch.manual_seed(1)
     layer(x).sum().backward()
     wanted, x.grad = x.grad, None
+    assert wanted is not None
     plan = plan_of(activation_checkpointing=True, activation_checkpointing_offload=offloads, min_num_params=1)
     recompute([layer], plan)
     recompute([layer], plan)
     torch.manual_seed(1)
     layer(x).sum().backward()
-    assert torch.equal(x.grad, wanted) and runs == 3
+    assert x.grad is not None and torch.equal(x.grad, wanted) and runs == 3
     with torch.no_grad():
         layer(x)
     assert runs == 4
@@ -139,7 +144,9 @@ def test_an_optimizers_state_follows_its_parameters() -> None:
     (old(torch.ones(1, 2)).sum() + stranger.sum()).backward()
     optimizer.step()
     state = optimizer.state[old.weight]
-    exchange_parameters(optimizer, {id(one): name for name, one in old.named_parameters()}, dict(new.named_parameters()))
+    exchange_parameters(
+        optimizer, {id(one): name for name, one in old.named_parameters()}, dict(new.named_parameters())
+    )
     assert optimizer.param_groups[0]["params"][:2] == [new.weight, new.bias]
     assert optimizer.param_groups[0]["params"][2] is stranger and stranger in optimizer.state
     assert optimizer.state[new.weight] == state and old.weight not in optimizer.state

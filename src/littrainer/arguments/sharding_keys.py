@@ -178,7 +178,9 @@ KEYS: dict[str, Key] = {
     "cpu_ram_efficient_loading": Key(
         truth,
         False,
-        dict.fromkeys((2, 1), "`from_pretrained` is told that only the first process needs weights; the others get them"),
+        dict.fromkeys(
+            (2, 1), "`from_pretrained` is told that only the first process needs weights; the others get them"
+        ),
     ),
     "sync_module_states": Key(
         truth,

@@ -13,6 +13,7 @@ import torch
 
 from littrainer.compilation import compile_keywords
 from littrainer.optim.closures import updates_during_backward
+from littrainer.optim.optimizer_around import OptimizerAround
 from littrainer.processes import deepspeed_communication
 from littrainer.strategies.deepspeed_checks import warn_of_what_has_no_effect
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
 
-class EngineOptimizer(torch.optim.Optimizer):
+class EngineOptimizer(OptimizerAround):
     """The optimizer of an engine as a Trainer holds it: to be looked at, since the engine steps it by itself.
 
     Parameters:
@@ -30,29 +31,8 @@ class EngineOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, optimizer: Any, made_by_user: bool = False):
-        # Not torch's constructor: groups and states are those of the optimizer inside.
-        self.optimizer = optimizer
+        super().__init__(optimizer)
         self.made_by_user = made_by_user
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "optimizer":
-            raise AttributeError(name)
-        return getattr(self.optimizer, name)
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        """States by parameter."""
-        return self.optimizer.state
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Parameter groups with their learning rates."""
-        return self.optimizer.param_groups
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Settings of groups that say nothing else."""
-        return getattr(self.optimizer, "defaults", {})
 
     @property
     def step_was_skipped(self) -> bool:
@@ -64,30 +44,6 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Do nothing: the engine clears gradients when it has stepped."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """This process's part of the states."""
-        return self.optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load this process's part of the states."""
-        self.optimizer.load_state_dict(state_dict)
-
-    def train(self) -> None:
-        """Tell an optimizer with modes that training goes on."""
-        self._set_mode("train")
-
-    def eval(self) -> None:
-        """Tell an optimizer with modes that an evaluation comes."""
-        self._set_mode("eval")
-
-    def _set_mode(self, mode: str) -> None:
-        switch = getattr(self.optimizer, mode, None)
-        if callable(switch):
-            switch()
-
-    def __repr__(self) -> str:
-        return f"EngineOptimizer({self.optimizer!r})"
 
 
 class EngineSchedule:

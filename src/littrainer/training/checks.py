@@ -17,9 +17,9 @@ from littrainer.arguments.value_checks import check_values
 from littrainer.data.loaders import has_length
 from littrainer.evaluation.streaming import streaming_metrics
 from littrainer.log_levels import apply_log_level
-from littrainer.strategies.deepspeed_checks import check_deepspeed
 from littrainer.processes.group import ensure_process_group
 from littrainer.processes.layout import process_layout
+from littrainer.strategies.deepspeed_checks import check_deepspeed
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -32,8 +32,8 @@ def check_arguments(args: TrainingArguments) -> None:
     """Refuse arguments that are not supported, and apply the log level.
 
     Raises:
-        TypeError, ValueError: a value was set after construction that cannot be right, or a process trains alone that is
-            to share its model.
+        TypeError, ValueError: a value was set after construction that cannot be right, or this process trains alone and
+            is to share its model.
         NotImplementedError: an argument, or several processes, that are not supported.
     """
     # Scripts set fields after construction too.

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -201,6 +203,62 @@ def test_one_of_several_processes_is_told_what_it_cannot_do(tmp_path: Path, monk
         facade.wait_for_everyone()
     with pytest.raises(ValueError, match="values of equal length"), facade.split_between_processes({"a": [1], "b": []}):
         pass
+
+
+def in_a_training(facade: AcceleratorFacade, model: Any, **strategy: Any) -> AcceleratorFacade:
+    """The facade as it is while a strategy trains a wrapped model."""
+    trainer = SimpleNamespace(strategy=SimpleNamespace(model=None, **strategy))
+    facade.module = SimpleNamespace(trainer=trainer, owner=SimpleNamespace(model_wrapped=model))
+    return facade
+
+
+def test_a_wrapper_that_knows_the_other_pieces_clips_its_own_parameters(tmp_path: Path) -> None:
+    class Wrapper(torch.nn.Linear):
+        def clip_grad_norm_(self, max_norm: float, norm_type: float) -> torch.Tensor:
+            return torch.tensor([max_norm, norm_type])
+
+    wrapper, other = Wrapper(2, 1), torch.nn.Parameter(torch.zeros(2))
+    other.grad = torch.tensor([3.0, 4.0])
+    facade = in_a_training(AcceleratorFacade(quiet_arguments(tmp_path)), wrapper)
+    assert facade.clip_grad_norm_(wrapper.parameters(), 0.5, 1).tolist() == [0.5, 1.0]
+    assert facade.clip_grad_norm_([other], 1.0).item() == 5.0
+    assert other.grad.norm().item() == pytest.approx(1.0)
+
+
+def test_deepspeeds_engine_has_clipped_and_tells_the_norm(tmp_path: Path) -> None:
+    engine = SimpleNamespace(get_global_grad_norm=lambda: 2.5)
+    facade = in_a_training(AcceleratorFacade(quiet_arguments(tmp_path)), None, deepspeed_engine=engine)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = torch.tensor([9.0])
+    assert facade.clip_grad_norm_([parameter], 1.0) == 2.5 and parameter.grad.item() == 9.0
+
+
+@pytest.mark.parametrize(("version", "kind"), [(None, "GradScaler"), (1, "ShardedGradScaler"), (2, "GradScaler")])
+def test_version_1_of_fsdp_has_a_scaler_that_asks_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int | None, kind: str
+) -> None:
+    plan = None if version is None else SimpleNamespace(version=version)
+    monkeypatch.setattr("littrainer.compat.accelerator.stepping.sharding_plan", lambda args: plan)
+    monkeypatch.setattr("littrainer.compat.accelerator.stepping.forward_type", lambda args: torch.float16)
+    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+    assert type(facade.scaler).__name__ == kind and facade.scaler is facade.scaler
+
+
+@pytest.mark.parametrize(("stage", "held_back"), [(1, ["no_sync"]), (2, []), (3, [])])
+def test_the_gradients_of_deepspeeds_later_stages_are_never_held_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int, held_back: list[str]
+) -> None:
+    asked: list[str] = []
+
+    class Engine:
+        def no_sync(self) -> Any:
+            asked.append("no_sync")
+            return nullcontext()
+
+    args = quiet_arguments(tmp_path)
+    args.deepspeed_plugin = SimpleNamespace(zero_stage=stage)
+    with AcceleratorFacade(args).no_sync(Engine()):
+        assert asked == held_back
 
 
 def test_uneven_inputs_are_joined_between_gpus_with_the_batches_that_are_asked_for(

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState, DistributedType, PartialState
+from torch.utils.data import DataLoader
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.compat.accelerator import AcceleratorFacade
@@ -116,3 +117,17 @@ def test_no_loader_is_read_outside_of_training_and_evaluation(tmp_path: Path) ->
     state = trainer.accelerator.gradient_state
     assert not state.in_dataloader and not state.end_of_dataloader and state.remainder == -1
     assert state.dataloader_references == [None] and "sync_gradients=True" in repr(state)
+
+
+def test_a_prepared_loader_that_a_script_goes_through_is_the_one_that_is_read(tmp_path: Path) -> None:
+    accelerator = AcceleratorFacade(quiet_arguments(tmp_path))
+    state = accelerator.gradient_state
+    outer, inner = (accelerator.prepare(DataLoader(range(count), batch_size=2)) for count in (3, 5))
+    found: list[Any] = []
+    for _ in outer:
+        found.append((state.active_dataloader is outer, state.end_of_dataloader, state.remainder))
+        for _ in inner:
+            found.append((state.active_dataloader is inner, state.end_of_dataloader, state.remainder))
+            break
+    assert found == [(True, False, 1), (True, False, 1), (True, True, 1), (True, False, 1)]
+    assert state.active_dataloader is None

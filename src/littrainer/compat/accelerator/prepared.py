@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from littrainer.optim.optimizer_around import OptimizerAround
+
 if TYPE_CHECKING:
     from littrainer.compat.accelerator.facade import AcceleratorFacade
 
 
-class PreparedOptimizer(torch.optim.Optimizer):
+class PreparedOptimizer(OptimizerAround):
     """An optimizer that steps, and clears its gradients, only at the last micro-batch of an optimizer step.
 
     Parameters:
@@ -21,31 +23,10 @@ class PreparedOptimizer(torch.optim.Optimizer):
     _is_accelerate_prepared = True
 
     def __init__(self, optimizer: torch.optim.Optimizer, accelerator: AcceleratorFacade):
-        # Not torch's constructor: parameters, states and hooks are those of the optimizer inside.
-        self.optimizer = optimizer
+        super().__init__(optimizer)
         self.accelerator = accelerator
         self.step_was_skipped = False
         self._is_unscaled = False
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("optimizer", "accelerator"):
-            raise AttributeError(name)
-        return getattr(self.optimizer, name)
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        """States by parameter."""
-        return self.optimizer.state
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Parameter groups with their learning rates."""
-        return self.optimizer.param_groups
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Settings of groups that say nothing else."""
-        return self.optimizer.defaults
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
@@ -55,27 +36,6 @@ class PreparedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters."""
         self.optimizer.add_param_group(param_group)
-
-    def state_dict(self) -> dict[str, Any]:
-        """States and groups of the optimizer inside."""
-        return self.optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
-        self.optimizer.load_state_dict(state_dict)
-
-    def train(self) -> None:
-        """Tell an optimizer with modes, such as a schedule-free one, that training goes on."""
-        self._set_mode("train")
-
-    def eval(self) -> None:
-        """Tell an optimizer with modes that an evaluation comes."""
-        self._set_mode("eval")
-
-    def _set_mode(self, mode: str) -> None:
-        switch = getattr(self.optimizer, mode, None)
-        if callable(switch):
-            switch()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, at the last micro-batch of an optimizer step."""
@@ -108,9 +68,6 @@ class PreparedOptimizer(torch.optim.Optimizer):
 
     def _note_step(self, *_: Any) -> None:
         self.step_was_skipped = False
-
-    def __repr__(self) -> str:
-        return f"PreparedOptimizer({self.optimizer!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
