@@ -147,7 +147,8 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         self.model = self.call_model_init() if model is None else model
         follow_model(args, self.model)
         # A model that evaluations cast as a whole moves when it is cast or trained; DeepSpeed's engine moves its own.
-        moves_now = not (args.bf16_full_eval or args.fp16_full_eval or self.is_deepspeed_enabled or self.is_fsdp_enabled)
+        is_placed_by_engine = self.is_deepspeed_enabled or self.is_fsdp_enabled
+        moves_now = not (args.bf16_full_eval or args.fp16_full_eval or is_placed_by_engine)
         self.place_model_on_device = moves_now if args.place_model_on_device is None else args.place_model_on_device
         if self.place_model_on_device:
             self._move_model_to_device(self.model, args.device)

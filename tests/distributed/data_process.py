@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import random
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -25,7 +24,7 @@ from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import AugmentedRows, Rows, Stream, token_rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
-from tests.training.exact_resume import differences_after_resuming, noisy_trainer
+from tests.training.exact_resume import ShuffledStream, StreamWithState, differences_after_resuming, noisy_trainer
 
 SIZE = 2
 # A check that lets one process wait for the other fails by then.
@@ -33,37 +32,6 @@ LONGEST_WAIT = timedelta(seconds=20)
 RANK = int(os.environ.get("RANK", "0"))
 
 Check = Callable[[Path], Any]
-
-
-class ShuffledStream(Stream):
-    """Draws its order anew in each pass, and noise for each row."""
-
-    def __iter__(self) -> Iterator[Any]:
-        rows = list(self.rows)
-        random.shuffle(rows)
-        for row in rows:
-            yield {**row, "x": row["x"] + 0.1 * torch.rand(1)}
-
-
-class StreamWithState(Stream):
-    """Tells where it stands, and counts the rows that are read."""
-
-    def __init__(self, rows: list[Any]) -> None:
-        super().__init__(rows)
-        self.next_row = self.rows_read = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"next_row": self.next_row}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.next_row = state["next_row"]
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.next_row < len(self.rows):
-            self.next_row += 1
-            self.rows_read += 1
-            yield dict(self.rows[self.next_row - 1])
-        self.next_row = 0
 
 
 # ---- Resuming --------------------------------------------------------------------------------------------------------

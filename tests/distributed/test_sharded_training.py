@@ -13,7 +13,7 @@ from filelock import FileLock
 from littrainer.checkpoint.reader import checkpoint_to_resume
 from tests.distributed import sharded_process
 from tests.distributed.sharded_process import CHECKS, STEPS, adapter, curve, llama, trainer_of
-from tests.distributed.test_tensor_parallel_across_processes import start_together
+from tests.distributed.together import run_together
 from tests.fidelity.conftest import folder_shared_by_workers
 
 TOLERANCE = 1e-6
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shared.mkdir(exist_ok=True)
             # The samples of one optimizer step of two processes.
             trainer_of(shared / "alone", save_strategy="steps", save_steps=2, per_device_train_batch_size=4).train()
-            start_together(shared, sharded_process)
+            run_together(sharded_process.__name__, shared)
     return shared
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import pickle
-import socket
-import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,40 +20,11 @@ from tests.distributed.tensor_parallel_process import (
     planned_trainer,
     trainer_of,
 )
-from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
+from tests.distributed.together import run_together
+from tests.fidelity.conftest import folder_shared_by_workers
 
-LONGEST_RUN_SECONDS = 300
 TOLERANCE = 1e-6
 TRAININGS = [name for name in CHECKS if name not in ("by plan", "loaded split", "streamed")]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-def start_together(folder: Path, script: ModuleType = tensor_parallel_process) -> None:
-    launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    processes = []
-    for rank in range(2):
-        with (folder / f"log{rank}").open("w") as log:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", script.__name__, str(folder)],
-                    cwd=ROOT,
-                    env={**environment_of_runs(), **launched, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
-            )
-    try:
-        ends = [process.wait(timeout=LONGEST_RUN_SECONDS) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    logs = [(folder / f"log{rank}").read_text(encoding="utf-8")[-3000:] for rank in range(2)]
-    assert ends == [0, 0], "\n".join(logs)
 
 
 @pytest.fixture(scope="module")
@@ -65,10 +32,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where one process has trained alone and two have together; they are started once for all tests."""
     shared = folder_shared_by_workers(tmp_path_factory) / "computing-together"
     with FileLock(f"{shared}.lock"):
-        if not (shared / "together" / "1.pickle").exists():
+        if not (shared / "alone" / "0.pickle").exists():
             for name in ("alone", "together"):
                 (shared / name).mkdir(parents=True)
-            start_together(shared / "together")
+            run_together(tensor_parallel_process.__name__, shared / "together")
             tensor_parallel_process.main(shared / "alone", [])
     return shared
 

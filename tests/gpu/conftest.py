@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.distributed.together import free_port
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.gpu import trainings
 
@@ -23,12 +23,6 @@ def needs_gpus(number: int) -> pytest.MarkDecorator:
     """Skips a test where there are fewer GPUs."""
     there = torch.cuda.device_count()
     return pytest.mark.skipif(there < number, reason=f"needs {number} GPU{'s' * (number > 1)}, and there are {there}")
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def run_training(side: str, name: str, folder: Path, processes: int = 1, **environment: str) -> list[Any]:

@@ -74,4 +74,6 @@ def test_a_process_that_a_signal_has_ended_is_named_with_the_signal_and_its_mach
     launch = Launch(4, nodes=2, node_rank=1, main_address="node-a", main_port=4711)
     rank, cause = _root_cause(failures)
     words = _failure_in_words(rank, launch, cause)
-    assert words.startswith("process 5 of 8 (node 1, local rank 1, pid 101) was ended by SIGKILL;")
+    assert words == (
+        "process 5 of 8 (node 1, local rank 1, pid 101) was ended by SIGKILL; the others of this machine were ended too"
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,43 @@ import torch
 
 from littrainer import Trainer
 from littrainer.checkpoint.random_state import capture_random_states, random_states_are_equal
-from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.trainers import quiet_arguments
 
 WALL_TIME = ("runtime", "per_second")
+
+
+class ShuffledStream(Stream):
+    """Draws its order anew in each pass, and noise for each row."""
+
+    def __iter__(self) -> Iterator[Any]:
+        rows = list(self.rows)
+        random.shuffle(rows)
+        for row in rows:
+            yield {**row, "x": row["x"] + 0.1 * torch.rand(1)}
+
+
+class StreamWithState(Stream):
+    """Tells where it stands, and counts the rows that are read."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        super().__init__(rows)
+        self.next_row = self.rows_read = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next_row": self.next_row}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next_row = state["next_row"]
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.next_row < len(self.rows):
+            row = self.rows[self.next_row]
+            self.next_row += 1
+            self.rows_read += 1
+            yield {**row, "x": row["x"] + 0.1 * torch.rand(1)}
+        self.next_row = 0
 
 
 def noisy_trainer(

@@ -13,8 +13,15 @@ import torch
 from torch.utils.data import DataLoader
 
 from littrainer import Trainer, TrainerCallback
-from tests.scenarios.data import AugmentedRows, Rows, Stream, token_rows, vector_rows
-from tests.training.exact_resume import differences, differences_after_resuming, noisy_trainer, outcome
+from tests.scenarios.data import AugmentedRows, Rows, token_rows, vector_rows
+from tests.training.exact_resume import (
+    ShuffledStream,
+    StreamWithState,
+    differences,
+    differences_after_resuming,
+    noisy_trainer,
+    outcome,
+)
 
 
 def none_of(*steps: int) -> dict[int, list[str]]:
@@ -31,38 +38,6 @@ def collated_with_noise(rows: list[Any]) -> Any:
     noise = torch.rand(1) + random.random() + np.random.random() + np.random.randn()
     x = torch.stack([row["x"] for row in rows])
     return {"x": x + 0.1 * noise, "labels": torch.tensor([row["labels"] for row in rows])}
-
-
-class ShuffledStream(Stream):
-    """Draws its order anew in each pass, and noise for each row."""
-
-    def __iter__(self) -> Iterator[Any]:
-        rows = list(self.rows)
-        random.shuffle(rows)
-        for row in rows:
-            yield {**row, "x": row["x"] + 0.1 * torch.rand(1)}
-
-
-class StreamWithState(Stream):
-    """Tells where it stands, and counts the rows that are read."""
-
-    def __init__(self, rows: list[Any]) -> None:
-        super().__init__(rows)
-        self.next_row = self.rows_read = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"next_row": self.next_row}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.next_row = state["next_row"]
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.next_row < len(self.rows):
-            row = self.rows[self.next_row]
-            self.next_row += 1
-            self.rows_read += 1
-            yield {**row, "x": row["x"] + 0.1 * torch.rand(1)}
-        self.next_row = 0
 
 
 class OwnLoaderTrainer(Trainer):

@@ -38,7 +38,7 @@ class ScriptFields:
     local_rank: int = field(
         default=-1,
         metadata=about(
-            "Kept for old launchers that pass it. A launcher's rank on this machine is written here, as in transformers "
-            "4; read `local_process_index` instead."
+            "Kept for old launchers that pass it. A launcher's rank on this machine is written here, as in "
+            "transformers 4; read `local_process_index` instead."
         ),
     )

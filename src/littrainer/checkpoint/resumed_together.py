@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from littrainer.checkpoint.names import RANDOM_STATE_NAME
 from littrainer.checkpoint.reader import LAST_CHECKPOINT, checkpoint_to_resume
 from littrainer.checkpoint.verification import damage_in
 from littrainer.processes.agreement import are_several, failing_together, from_each, from_first
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 logger = logging.getLogger(__name__)
+
+SEES_NONE = "finds no such folder"
 
 
 class _Found(NamedTuple):
@@ -48,6 +49,7 @@ def checkpoint_for_all(
     if not are_several():
         return checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed)
     _refuse_disagreement(from_each(bool(resume_from_checkpoint)))
+    takes_the_newest = from_first(resume_from_checkpoint is True or resume_from_checkpoint == LAST_CHECKPOINT)
     passed_over: set[str] = set()
     while True:
         found: _Found | None = None
@@ -59,13 +61,13 @@ def checkpoint_for_all(
         if found is None:
             return None
         own = _seen_here(found, args)
-        problems = from_each(_problem(found, own, args, needed))
+        problems = from_each(_problem(found, own, args))
         text = " ".join(f"Process {rank} on {problem}" for rank, problem in enumerate(problems) if problem is not None)
         if not text:
             return own
-        if resume_from_checkpoint is not True and resume_from_checkpoint != LAST_CHECKPOINT:
+        if not takes_the_newest:
             raise ValueError(f"The checkpoint {found.given} cannot be resumed in all processes. {text}")
-        if own is None or any(problem is not None and SEES_NONE in problem for problem in problems):
+        if SEES_NONE in text:
             raise ValueError(
                 f"The newest checkpoint of the first process is {found.absolute}. {text} Write checkpoints to a disk "
                 "that all nodes share, copy the folder to the others, or train with save_on_each_node=True."
@@ -73,9 +75,6 @@ def checkpoint_for_all(
         if args.process_index == 0:
             logger.warning("Passing over the checkpoint %s, which is not intact on all disks. %s", found.given, text)
         passed_over.add(Path(found.absolute).name)
-
-
-SEES_NONE = "finds no such folder"
 
 
 def _refuse_disagreement(resumes: list[bool]) -> None:
@@ -104,10 +103,10 @@ def _seen_here(found: _Found, args: TrainingArguments) -> Path | None:
     return next((path for path in paths if _identity(path) == found.identity), paths[0] if paths else None)
 
 
-def _problem(found: _Found, own: Path | None, args: TrainingArguments, needed: Sequence[str]) -> str | None:
+def _problem(found: _Found, own: Path | None, args: TrainingArguments) -> str | None:
     if own is None:
         return f"{socket.gethostname()} {SEES_NONE}."
     if args.local_process_index != 0 or _identity(own) == found.identity:
         return None
-    damage = damage_in(own, [name for name in needed if name != RANDOM_STATE_NAME])
+    damage = damage_in(own)
     return f"{socket.gethostname()}: {' '.join(damage)}" if damage else None

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 ANSWERED: dict[str, str] = {
     "args": "the arguments",
     "model": "the user's model",
-    "model_wrapped": "what steps call: the model, in DistributedDataParallel with several processes, compiled or wrapped "
-    "by `_wrap_model`; the model itself otherwise",
+    "model_wrapped": "what steps call: the model, in DistributedDataParallel with several processes, compiled or "
+    "wrapped by `_wrap_model`; the model itself otherwise",
     "model_init": "as given",
     "model_accepts_loss_kwargs": "whether forward takes `num_items_in_batch`; writable",
     "accelerator": "see above; an Accelerator of accelerate's own that is set here becomes one with its settings",

@@ -182,7 +182,7 @@ def _failure_in_words(rank: int, launch: Launch, failure: Any) -> str:
     why = f": {_in_one_line(reported)}" if failure.exitcode > 0 and reported else ""
     return (
         f"process {rank} of {launch.world_size} ({node}local rank {failure.local_rank}, pid {failure.pid}) {how}{why}; "
-        "the others were ended too"
+        f"the others{' of this machine' if launch.nodes > 1 else ''} were ended too"
     )
 
 

@@ -131,7 +131,7 @@ class Stepping:
         if not fused:
             raise ValueError("accelerator.lomo_backward: no optimizer that updates during backward has been prepared.")
         for optimizer in fused:
-            optimizer.fused_backward(loss, learning_rate)  # type: ignore[attr-defined]
+            optimizer.fused_backward(loss, learning_rate)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Divide the scale of fp16 out of the gradients, unless that is done already.
