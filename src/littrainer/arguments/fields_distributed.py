@@ -25,9 +25,7 @@ class DistributedFields:
     )
     ddp_broadcast_buffers: bool | None = field(
         default=None,
-        metadata=about(
-            "DDP copies the main process's buffers at each forward, as it does where this is unset."
-        ),
+        metadata=about("DDP copies the main process's buffers at each forward, as it does where this is unset."),
     )
     ddp_static_graph: bool | None = field(
         default=None, metadata=about("Tell DDP that each step uses the same parameters in the same order.")
