@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import pickle
+import shutil
 import signal
 import sys
 import time
@@ -26,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.checkpoint import resumed_together, together, weights, writer
+from littrainer.checkpoint import places, resumed_together, together, weights, writer
 from littrainer.checkpoint.claims import give_back_claim, take_claim
 from littrainer.checkpoint.manifest import read_manifest
 from littrainer.checkpoint.verification import damage_in
@@ -337,7 +338,20 @@ def claims(folder: Path) -> Any:
         give_back_claim(key)
     wait_for_each_other()
     make(folder / "taken", StopAfter(2)).train()
-    return {"error": found, "after": state_of(folder / "taken")}
+    return {"error": found, "after": state_of(folder / "taken"), "deleted": _deleted_meanwhile(folder / "deleted")}
+
+
+def _deleted_meanwhile(output_dir: Path) -> str | None:
+    look = places._first_seen
+
+    def delete_and_look(run_dir: Path, tokens: dict[int, str]) -> int | None:
+        if RANK == 1:
+            shutil.rmtree(run_dir)
+        wait_for_each_other()
+        return look(run_dir, tokens)
+
+    with mock.patch.object(places, "_first_seen", delete_and_look):
+        return error_of(make(output_dir).train)
 
 
 def lightning_checkpoints(folder: Path) -> Any:

@@ -246,6 +246,14 @@ def test_the_folder_of_another_run_is_refused_in_both_and_free_afterwards(found:
     check_state(first["after"], ["checkpoint-2"])
 
 
+def test_a_folder_that_is_deleted_while_it_is_prepared_is_an_error_in_both(found: Found) -> None:
+    for one in found:
+        assert (
+            "deleted" in one["claims"]["deleted"]
+            and "was deleted or moved while 2 processes" in one["claims"]["deleted"]
+        )
+
+
 def test_what_a_lightning_callback_saves_holds_a_part_of_each_process(found: Found) -> None:
     for one in found:
         assert one["lightning_checkpoints"]["files"] == sorted(["lightning_state.pt", *FILES])

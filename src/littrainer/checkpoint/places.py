@@ -55,6 +55,7 @@ def place_of(trainer: Trainer, run_dir: Path) -> Place:
 
     Raises:
         OSError: it cannot be written to.
+        RuntimeError: it has been deleted meanwhile.
     """
     args = trainer.args
     if not are_several():
@@ -95,13 +96,19 @@ def _tried_out(run_dir: Path, rank: int, writes: bool) -> Place:
         leader = _first_seen(run_dir, tokens)
         leads = leader == rank
         has_own_folder = leader is None or (writes and not leads)
-        some_have_own_folder = any(from_each(has_own_folder))
+        found = from_each((leads, has_own_folder))
+        if not any(one_leads for one_leads, _ in found):
+            raise RuntimeError(
+                f"{run_dir} was deleted or moved while {len(found)} processes were preparing it for checkpoints, and none "
+                "of them could write one. Let the script delete earlier results in one process, before the Trainer is "
+                "made, and start again."
+            )
     finally:
         with contextlib.suppress(OSError):
             token.unlink()
     # Nobody goes on to look into the folder while tokens are in it.
     wait_for_each_other()
-    return Place(leader, leads, has_own_folder, some_have_own_folder)
+    return Place(leader, leads, has_own_folder, any(has_own for _, has_own in found))
 
 
 def _first_seen(run_dir: Path, tokens: dict[int, str]) -> int | None:
