@@ -99,9 +99,9 @@ def _tried_out(run_dir: Path, rank: int, writes: bool) -> Place:
         found = from_each((leads, has_own_folder))
         if not any(one_leads for one_leads, _ in found):
             raise RuntimeError(
-                f"{run_dir} was deleted or moved while {len(found)} processes were preparing it for checkpoints, and none "
-                "of them could write one. Let the script delete earlier results in one process, before the Trainer is "
-                "made, and start again."
+                f"{run_dir} was deleted or moved while {len(found)} processes were preparing it for checkpoints, so "
+                "none of them could write one. Let the script delete earlier results in one process, before the "
+                "Trainer is made, and start again."
             )
     finally:
         with contextlib.suppress(OSError):

@@ -18,8 +18,6 @@ import time
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from littrainer.processes import environment
 from littrainer.processes.parent_watch import STARTED_BY
 
@@ -43,6 +41,8 @@ HOSTS = frozenset(
         "celery",
     }
 )
+# Where drivers of NVIDIA's and AMD's GPUs are found on Linux.
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 # How long processes may take to end by themselves when another one has failed.
 SECONDS_TO_END = 10.0
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -117,6 +117,11 @@ def wanted_processes(args: ProcessFacts) -> int:
         return count
     if args.use_cpu or args.wants_cpu_by_environment():
         return 1
+    if sys.platform == "linux" and "torch" not in sys.modules and not any(map(os.path.exists, DRIVERS)):
+        # Arguments can be read in a moment, and loading torch takes a second.
+        return 1
+    import torch
+
     return torch.cuda.device_count() if torch.cuda.is_available() else 1
 
 
@@ -247,6 +252,8 @@ def _is_notebook() -> bool:
 
 
 def _why_one_process_has_all_gpus() -> str | None:
+    import torch
+
     if torch.cuda.is_initialized() and any(map(torch.cuda.memory_allocated, range(1, torch.cuda.device_count()))):
         return "the script has already put something on another GPU than the first, as a model that is spread over them"
     return None
