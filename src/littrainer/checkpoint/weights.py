@@ -270,7 +270,8 @@ def load_weights(
         ValueError: the folder holds no weights, a file is damaged, or the weights are those of another model.
     """
     inner = without_wrappers(model)
-    if carries_adapters(inner) and not _has_whole_weights(folder) and adapter_folders(folder):
+    has_other_weights = _has_whole_weights(folder) or (holds_fsdp_weights(folder) and not adapter_folders(folder))
+    if carries_adapters(inner) and not has_other_weights:
         complaints = load_adapters(inner, folder, is_trainable=to_resume) or load_left_out(inner, folder)
         if complaints:
             raise ValueError(_another_model(folder, _listed(complaints)))
