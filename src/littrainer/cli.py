@@ -18,13 +18,17 @@ from typing import Any, NoReturn
 
 from littrainer import __version__
 from littrainer.compat.redirect import extend_to_children
-from littrainer.processes.accelerate_launch import TRUE_WORDS, USE_DEEPSPEED, USE_FSDP
+from littrainer.processes.accelerate_launch import FALSE_WORDS, TRUE_WORDS, USE_DEEPSPEED, USE_FSDP
 from littrainer.processes.environment import PROCESSES, is_launched
 from littrainer.processes.launcher import Launch, LaunchError, check, run_processes
+from littrainer.processes.parent_watch import SECONDS_TO_SAVE
 
 BAD_INPUT = 2
 # As number of devices: a process for each GPU.
 ALL = "all"
+# How `accelerate launch`, and the script's own arguments, ask for the CPU.
+USE_CPU = "ACCELERATE_USE_CPU"
+CPU_OPTIONS = ("--use_cpu", "--use-cpu", "--no_cuda", "--no-cuda")
 # Strategy -> variables with which `accelerate launch` asks for it; what they leave open is as with the argument alone.
 STRATEGIES: dict[str, dict[str, str]] = {
     "ddp": {},
@@ -43,6 +47,11 @@ RUN_OPTIONS: dict[str, dict[str, Any]] = {
     "--node-rank": {"metavar": "R", "type": int, "help": "number of this machine, from 0 up"},
     "--main-address": {"metavar": "HOST", "help": "address of machine 0"},
     "--main-port": {"metavar": "P", "type": int, "help": "free port on machine 0; on one machine found by itself"},
+    "--grace": {
+        "metavar": "SECONDS",
+        "type": int,
+        "help": f"time to save a checkpoint and end after Ctrl-C or SIGTERM; {SECONDS_TO_SAVE} by default",
+    },
     "--strategy": {
         "choices": list(STRATEGIES),
         "help": "how the model is spread, where the script's arguments do not say",
@@ -169,6 +178,8 @@ def _run(program: list[str], options: argparse.Namespace) -> int:
         environment[PROCESSES] = "1"
     elif options.node_rank or options.main_address or options.main_port:
         raise BadInput("--node-rank, --main-address and --main-port are about several machines; give --nodes too")
+    elif options.grace is not None:
+        raise BadInput("--grace is about processes that are started together; give --devices too")
     if os.name == "posix":
         os.execve(sys.executable, command, environment)
     return _wait_for(command, environment)
@@ -189,7 +200,7 @@ def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
     """What to start, from the options of the command line."""
     import torch
 
-    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in TRUE_WORDS or "--use_cpu" in program
+    on_cpu = os.environ.get(USE_CPU, "").lower() in TRUE_WORDS or _asks_for_cpu(program)
     gpus = 0 if on_cpu else torch.cuda.device_count()
     devices = max(gpus, 1)
     if options.devices not in (None, ALL):
@@ -198,17 +209,33 @@ def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
         devices = int(options.devices)
     if gpus and devices > gpus:
         raise BadInput(
-            f"--devices {devices}, and this node has {gpus} GPU{'' if gpus == 1 else 's'}: give at most {gpus}, or set "
-            "CUDA_VISIBLE_DEVICES= (to nothing) for processes on the CPU"
+            f"--devices {devices}, and this node has {gpus} GPU{'' if gpus == 1 else 's'}: give at most {gpus}. For "
+            f"processes on the CPU, give the script --use_cpu, or set {USE_CPU}=true where it takes no such argument"
         )
     if is_launched():
         raise BadInput(
             "--devices, --nodes and --strategy start processes, and this one was started by a launcher (RANK, "
             "WORLD_SIZE or LOCAL_RANK is set); give them to one of the two"
         )
-    launch = Launch(devices, options.nodes or 1, options.node_rank or 0, options.main_address, options.main_port)
+    launch = Launch(
+        devices, options.nodes or 1, options.node_rank or 0, options.main_address, options.main_port, options.grace
+    )
     check(launch)
     return launch
+
+
+def _asks_for_cpu(program: list[str]) -> bool:
+    """Whether the program's arguments set `use_cpu`, as HfArgumentParser reads them: a word after it may be its value."""
+    asks = False
+    for position, argument in enumerate(program):
+        name, _, value = argument.partition("=")
+        if name not in CPU_OPTIONS:
+            continue
+        following = program[position + 1] if position + 1 < len(program) else ""
+        if not value and following.lower() in (*TRUE_WORDS, *FALSE_WORDS):
+            value = following
+        asks = not value or value.lower() not in FALSE_WORDS
+    return asks
 
 
 def _start(launch: Launch, command: list[str], environment: dict[str, str]) -> int:

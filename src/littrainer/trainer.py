@@ -60,6 +60,7 @@ from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.schedules import get_scheduler
 from littrainer.override_points import OverridePoints
+from littrainer.processes.agreement import failing_together
 from littrainer.processes.collectives import sum_over_processes
 from littrainer.processes.layout import follow_model, tensor_parallel_size
 from littrainer.tracking.selection import trackers_for
@@ -174,8 +175,9 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         if not brings_a_bar(self.lightning_callbacks, args):
             self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
         engine.adopt_loggers(self)
-        if args.should_save:
-            os.makedirs(args.output_dir, exist_ok=True)
+        with failing_together(f"creating output_dir={args.output_dir}"):
+            if args.should_save:
+                os.makedirs(args.output_dir, exist_ok=True)
 
         self.control = TrainerControl()
         exportable = [*self.callback_handler.callbacks, self.control]

@@ -31,12 +31,12 @@ def test_one_process_compares_nothing() -> None:
 
 def test_equal_and_unknown_lengths_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     for length in (3, None):
-        let_processes_have(monkeypatch, [(length, 12), (length, 10)])
+        let_processes_have(monkeypatch, [(length, 12, ""), (length, 10, "")])
         check_equal_lengths(Sized(length), "training data")
 
 
 def test_a_length_that_one_process_alone_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    let_processes_have(monkeypatch, [(3, 9), (None, 9)])
+    let_processes_have(monkeypatch, [(3, 9, ""), (None, 9, "")])
     with pytest.raises(UnequalData, match="rank 0 has 3 batches, rank 1 has an unknown number of batches"):
         check_equal_lengths(Sized(3), "training data")
 
@@ -52,7 +52,21 @@ def test_each_process_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ends, "from_each", from_each)
     check_equal_lengths(Sized(3, Sized(12)), "training data")
     check_equal_lengths(Sized(None), "training data")
-    assert said == [(3, 12), (None, None)]
+    assert said == [(3, 12, ""), (None, None, "")]
+
+
+def test_processes_at_different_evaluations_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_processes_have(monkeypatch, [(1, 3, "prediction"), (1, 7, "evaluation")])
+    with pytest.raises(UnequalData, match="do not evaluate the same: rank 0 has prediction, rank 1 has evaluation"):
+        check_equal_lengths(Sized(1), "prediction data", "prediction")
+
+
+def test_evaluations_of_differently_many_samples_are_refused_though_their_batches_are_as_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    let_processes_have(monkeypatch, [(1, 3, "evaluation"), (1, 7, "evaluation")])
+    with pytest.raises(UnequalData, match="rank 0 has 3, rank 1 has 7 samples"):
+        check_equal_lengths(Sized(1), "evaluation data", "evaluation")
 
 
 def test_an_end_counts_for_all_and_is_told_once(

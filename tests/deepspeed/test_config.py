@@ -172,6 +172,14 @@ def test_a_value_that_somebody_wrote_in_meanwhile_is_compared() -> None:
     assert config.mismatches == ["deepspeed gradient_clipping=7.0, and max_grad_norm=0.5"]
 
 
+@pytest.mark.parametrize("betas", [(0.8, 0.97), [0.8, 0.97]])
+def test_a_pair_contradicts_no_list_of_the_same_numbers(betas: Any) -> None:
+    given = {"optimizer": {"type": "AdamW", "params": {"betas": betas}}, "zero_optimization": {"stage": 1}}
+    assert resolved(given)["optimizer"]["params"]["betas"] == betas
+    with pytest.raises(ValueError, match=r"optimizer\.params\.betas=.*adam_beta1 and adam_beta2=\[0\.9, 0\.97\]"):
+        resolved(given, adam_beta1=0.9)
+
+
 def test_a_batch_size_that_is_searched_for_contradicts_nothing() -> None:
     config = DeepSpeedConfig({"train_micro_batch_size_per_gpu": 64, "zero_optimization": {"stage": 2}})
     config.trainer_config_process(quiet_arguments("unused", **ARGUMENTS), auto_find_batch_size=True)

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from littrainer import Trainer, TrainingArguments
 from littrainer.processes.layout import (
@@ -110,6 +114,10 @@ class Sharded:
 
     _tp_size: int | None = 2
     shards: int = 1
+    kind: type[torch.Tensor] = DTensor
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        yield torch.Tensor._make_wrapper_subclass(self.kind, (2,))  # type: ignore[attr-defined]
 
     @property
     def config(self) -> Any:
@@ -126,6 +134,11 @@ def test_a_model_that_is_sharded_already_decides_over_the_config() -> None:
         follow_model(args, Sharded())
 
 
+def test_a_model_that_was_split_into_plain_tensors_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Sharded was split over 2 processes.*parallelism_config=\{'tp_size': 2\}"):
+        follow_model(facts(2), Sharded(kind=nn.Parameter))
+
+
 def test_shards_are_refused_where_nothing_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"dp_shard_size": 2, "tp_size": 2}
     with pytest.raises(ValueError, match=r"dp_shard_size=2, and fsdp.*Set fsdp=True, or dp_replicate_size=2"):
@@ -140,6 +153,12 @@ def test_a_layout_beside_deepspeeds_own_is_refused(config: dict[str, int]) -> No
     with pytest.raises(ValueError, match=r"deepspeed lays its processes out by itself.*Set only one"):
         follow_model(facts(2, config, deepspeed="zero.json"), VectorClassifier())
     follow_model(facts(2, {"dp_replicate_size": 2}, deepspeed="zero.json"), VectorClassifier())
+
+
+@pytest.mark.parametrize("config", [{"cp_size": 2}, {"sp_size": 2}, {"tp_size": "two"}, {"size": 2}, [2]])
+def test_arguments_refuse_a_config_that_no_number_of_processes_makes_right(tmp_path: Path, config: Any) -> None:
+    with pytest.raises((ValueError, TypeError, NotImplementedError), match="parallelism_config"):
+        TrainingArguments(str(tmp_path), parallelism_config=config, report_to="none")
 
 
 def test_a_trainer_checks_the_layout_when_it_is_made(tmp_path: Path) -> None:

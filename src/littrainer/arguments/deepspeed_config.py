@@ -192,7 +192,7 @@ class DeepSpeedConfig:
         value = node.get(key)
         if value == AUTO or (ds_key_long in self._filled and value == self._filled[ds_key_long]):
             node[key] = self._filled[ds_key_long] = hf_val
-        elif must_match and value is not None and value != hf_val:
+        elif must_match and value is not None and _as_in_json(value) != _as_in_json(hf_val):
             self.mismatches.append(f"deepspeed {ds_key_long}={value!r}, and {hf_key}={hf_val!r}")
 
     def fill_only(self, ds_key_long: str, hf_val: Any, hf_key: str | None = None) -> None:
@@ -337,6 +337,10 @@ def hidden_size_of(model: Any) -> int | None:
         if sizes is not None:
             return max(sizes)
     return None
+
+
+def _as_in_json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -19,6 +19,8 @@ from littrainer.arguments.support import refuse_unsupported
 from littrainer.arguments.validation import validate
 from littrainer.arguments.value_checks import check_values
 from littrainer.processes.environment import adopt_launcher_variables
+from littrainer.processes.error_report import report_errors_to_agent
+from littrainer.processes.layout import requested_sizes
 
 
 @dataclass
@@ -50,11 +52,14 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
 
     def __post_init__(self) -> None:
         adopt_launcher_variables()
+        report_errors_to_agent()
         check_values(self)
         # Left open, bars are drawn on terminals only.
         self._asked_for_bars: bool = self.disable_tqdm is False and not was_normalized(self)
         normalize(self, [*self._VALID_DICT_FIELDS, "lightning"])
         validate(self)
+        # What contradicts itself is refused before a script loads its model.
+        requested_sizes(self)
         # Scripts call torch.distributed as soon as they have arguments.
         self._join_other_processes()
         self.mixed_precision: str = self._chosen_precision()

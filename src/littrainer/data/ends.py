@@ -11,32 +11,40 @@ logger = logging.getLogger(__name__)
 
 
 class UnequalData(ValueError):
-    """The processes have differently many batches."""
+    """The processes have differently many batches, or have them for different calls."""
 
 
-def check_equal_lengths(loader: Any, what: str) -> None:
+def check_equal_lengths(loader: Any, what: str, call: str = "") -> None:
     """Refuse loaders of different lengths; a call that all processes make.
 
     Parameters:
         loader: this process's; one without a length is passed over.
         what: the data, for the error: "training data".
+        call: what it is read for: "evaluation with metric_key_prefix='eval'". It must be the same in all, and the
+            number of samples too: what processes evaluate that are at different calls is a wrong number.
 
     Raises:
-        UnequalData: the processes have differently many batches; it names their ranks and lengths.
+        UnequalData: the processes have differently many batches, or are at different calls; it names their ranks.
     """
     if not are_several():
         return
-    lengths = from_each((_length(loader), _length(getattr(loader, "dataset", None))))
-    batches = [number for number, _ in lengths]
-    if len(set(batches)) == 1:
+    found_in_each = from_each((_length(loader), _length(getattr(loader, "dataset", None)), call))
+    calls = [one for _, _, one in found_in_each]
+    if len(set(calls)) > 1:
+        raise UnequalData(
+            f"The processes do not evaluate the same: {_by_rank(calls)}. Code that runs in some of the processes only "
+            "must not evaluate or predict, since all do it together."
+        )
+    lengths = [(batches, samples) for batches, samples, _ in found_in_each]
+    batches, samples = ([length[part] for length in lengths] for part in range(2))
+    if len(set(batches)) == 1 and (not call or len(set(samples)) == 1):
         return
-    samples = [number for _, number in lengths]
     found = _by_rank([_counted(number, "batch", "batches") for number in batches])
     if len(set(samples)) > 1:
         raise UnequalData(
             f"The {what} is not equally long in all processes: {found}; {_by_rank(samples)} samples. Give each process "
             "the same dataset, of which it is handed its part, or as many samples each where a DataLoader of your own "
-            "has the part already."
+            "has the part already; all have to make the same calls."
         )
     raise UnequalData(
         f"The {what} does not give all processes equally many batches: {found}. Set even_batches=True in "

@@ -77,6 +77,10 @@ class LookaheadLoader(DataLoader):
     sharing: str | None = None
     _has_drawn_seed = False
     rows_in_last_batch = -1
+    # What scripts read of accelerate's loaders: where the batches go, and what is never otherwise here.
+    device: torch.device | None = None
+    use_stateful_dataloader = False
+    skip_batches = 0
     # Streams are dispatched under accelerate unless its user says no, and only then it counts their last batch.
     dispatches_streams = True
 
@@ -84,6 +88,31 @@ class LookaheadLoader(DataLoader):
         """Choose the epoch whose order the next iteration has, and tell sampler and dataset."""
         self.epoch = epoch
         tell_epoch(epoch, self.batch_sampler, getattr(self.batch_sampler, "sampler", None), self.dataset)
+
+    @property
+    def total_batch_size(self) -> int:
+        """Samples in one batch of all processes together, as accelerate's loaders name it.
+
+        Raises:
+            AttributeError: nothing says how large the batches are.
+        """
+        if isinstance(self.dataset, SharedStream):
+            return self.dataset.samples_of_round
+        for source in (self, self.batch_sampler, self.sampler):
+            size = getattr(source, "batch_size", None)
+            if size is not None:
+                return int(size) if self.splits_batches else int(size) * self.processes
+        raise AttributeError("total_batch_size is not known: the loader's batches come from a sampler without a size")
+
+    @property
+    def total_dataset_length(self) -> int:
+        """Samples in the dataset of all processes together."""
+        return len(whole_dataset(self))
+
+    @property
+    def remainder(self) -> int:
+        """Samples in the last batch of all processes, as accelerate counts them: 0 for a full one, -1 for unknown."""
+        return self.samples_of_incomplete_batch()
 
     def __len__(self) -> int:
         length = super().__len__()
@@ -291,6 +320,7 @@ def _lookahead_loader(
         loader.processes, loader.splits_batches = share.of, share.split_batches
         loader.leaves_out_last = keywords.get("drop_last", False)
     loader.dispatches_streams = dispatches is not False
+    loader.device = args.device
     return loader
 
 

@@ -124,7 +124,9 @@ class EvaluationPass:
             if callable(getattr(candidate, "eval", None)):
                 candidate.eval()
         trainer.callback_handler.eval_dataloader = self.dataloader
-        check_equal_lengths(self.dataloader, "prediction data" if self.is_prediction else "evaluation data")
+        what = "prediction data" if self.is_prediction else "evaluation data"
+        call = f"{self.description.lower()} with metric_key_prefix={self.prefix!r}"
+        check_equal_lengths(self.dataloader, what, call)
         if has_length(self.dataloader):
             logger.info("%s: %d examples.", self.description, trainer.num_examples(self.dataloader))
         if self.streaming is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,16 @@ class _Process(NamedTuple):
     number: int
 
 
+class Witness(Protocol):
+    """Knows of failures outside of agreements."""
+
+    def before_agreement(self) -> None:
+        """Raise LostProcess where the others cannot come, because this process has failed before."""
+
+    def why_lost(self, error: RuntimeError) -> str:
+        """Who has failed, and with what, after an error of a connection."""
+
+
 class _HostGroup(NamedTuple):
     """All processes, connected between hosts.
 
@@ -60,6 +70,7 @@ class _HostGroup(NamedTuple):
 
 
 _host_group: _HostGroup | None = None
+_witness: Witness | None = None
 # What the blocks do that are open, the inner one last.
 _doing: list[str] = []
 
@@ -67,6 +78,12 @@ _doing: list[str] = []
 def are_several() -> bool:
     """Whether several processes are connected."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def ask_of_failures(witness: Witness) -> None:
+    """From now on, ask a witness before each agreement, and who has failed where one ends in an error."""
+    global _witness
+    _witness = witness
 
 
 def connect_hosts() -> None:
@@ -250,16 +267,21 @@ def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 @contextmanager
 def _naming_lost_processes() -> Iterator[_HostGroup]:
-    connected = _connected()
+    if _witness is not None:
+        _witness.before_agreement()
     try:
-        yield connected
+        yield _connected()
     except RuntimeError as error:
-        ended = _ended(connected.processes)
-        who = f"process {', '.join(map(str, ended))} has ended" if ended else "one of them has ended, or hangs"
+        why = _why_lost() if _witness is None else _witness.why_lost(error)
         raise LostProcess(
-            f"Process {dist.get_rank()} of {len(connected.processes)} can no longer agree with the others: {who}. What "
-            "that process wrote last says why."
+            f"Process {dist.get_rank()} of {dist.get_world_size()} can no longer agree with the others: {why}"
         ) from error
+
+
+def _why_lost() -> str:
+    ended = ended_processes()
+    who = f"process {', '.join(map(str, ended))} has ended" if ended else "one of them has ended, or hangs"
+    return f"{who}. What that process wrote last says why."
 
 
 def ended_processes() -> list[int]:

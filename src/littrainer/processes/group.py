@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from littrainer.processes import environment
-from littrainer.processes.last_words import keep_last_words
+from littrainer.processes.agreement import connect_hosts
+from littrainer.processes.last_words import is_kept, keep_last_words
 from littrainer.processes.meeting import meet
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def ensure_process_group(args: ProcessFacts) -> None:
     """
     if is_up():
         _check_size(args)
+        _keep_last_words_in_group()
         return
     environment.check_ranks()
     if args.world_size == 1 and not (environment.is_launched() and environment.meeting_point()):
@@ -56,7 +58,10 @@ def ensure_process_group(args: ProcessFacts) -> None:
         # MPI knows its processes itself.
         dist.init_process_group(MPI, timeout=args.ddp_timeout_delta)
     else:
-        store = meet(args.process_index, args.world_size, args.ddp_timeout_delta)
+        # One process alone needs no port, which another training may have.
+        store: Any = dist.HashStore()
+        if args.world_size > 1:
+            store = meet(args.process_index, args.world_size, args.ddp_timeout_delta)
         if NCCL in backend:
             claim_gpu(store, args.process_index, str(torch.cuda.get_device_properties(device).uuid))
         dist.init_process_group(
@@ -68,6 +73,8 @@ def ensure_process_group(args: ProcessFacts) -> None:
         )
         if args.world_size > 1:
             keep_last_words(store, args.process_index, args.world_size)
+            # All are here. Later one of them may have failed, and the others would wait until the timeout.
+            connect_hosts()
     atexit.register(_end_group, os.getpid())
 
 
@@ -133,6 +140,15 @@ def _check_size(args: ProcessFacts) -> None:
             "with `littrainer run --devices` or torchrun, or set RANK, WORLD_SIZE and LOCAL_RANK before "
             "TrainingArguments are made."
         )
+
+
+def _keep_last_words_in_group() -> None:
+    """The same for a group that the script, or accelerate, has brought up."""
+    if dist.get_world_size() == 1 or is_kept() or dist.get_backend() == MPI:
+        return
+    # Not all versions of torch have a public name for the store of a group.
+    store = dist.distributed_c10d._get_default_store()
+    keep_last_words(dist.PrefixStore("littrainer", store), dist.get_rank(), dist.get_world_size())
 
 
 def _end_group(process_number: int) -> None:

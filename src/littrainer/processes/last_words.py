@@ -16,16 +16,21 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from littrainer.processes.agreement import FailedElsewhere, LostProcess, ended_processes
+from littrainer.processes.agreement import FailedElsewhere, LostProcess, ask_of_failures, ended_processes
+from littrainer.processes.error_report import ERROR_FILE
 from littrainer.processes.launcher import CONSEQUENCE
 
 # How long the error that ended another process may take to arrive after the end of its connections.
 SECONDS_UNTIL_WORDS_ARRIVE = 1.0
+# How much later than the first of them the others may wait in vain too.
+SECONDS_UNTIL_ALL_WAIT_IN_VAIN = 2.0
+# How much later than the first of them the others may fail too, so that all go on together after an error.
+SECONDS_UNTIL_ALL_HAVE_FAILED = 10.0
 LONGEST_WORDS = 2000
 # The first error that is no consequence of another one: the rank, a space and the error.
 FIRST_FAILURE = "first failure"
-# Where torchrun's agent looks for the error of a process.
-ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+# Under these and its rank, a process says how many blocks it has left, and that it has waited until a timeout.
+LEFT, IN_VAIN = "blocks left", "waits in vain"
 
 # Parts of the messages of torch's libraries -> what to look at. The first that is found counts.
 ADVICE: dict[str, str] = {
@@ -39,7 +44,8 @@ ADVICE: dict[str, str] = {
     "imeout": "no process has ended, so one of them is busy elsewhere; if it only needs longer, raise ddp_timeout",
     "NCCL": "set NCCL_DEBUG=INFO, and NCCL writes what went wrong",
 }
-SIGNS_OF_LIBRARIES = ("/gloo/", "NCCL", "Connection closed by peer", "Connection reset by peer")
+TIMEOUTS = ("Timed out waiting", "Application timeout")
+SIGNS_OF_LIBRARIES = ("/gloo/", "NCCL", "Connection closed by peer", "Connection reset by peer", *TIMEOUTS)
 
 
 class _Meeting(NamedTuple):
@@ -48,9 +54,21 @@ class _Meeting(NamedTuple):
     world_size: int
 
 
+class _Failure(NamedTuple):
+    """An error with which this process has left a block that all are in."""
+
+    block: int
+    doing: str
+    error: str
+
+
 _meeting: _Meeting | None = None
 # What this process has left as its word.
 _own_words: str | None = None
+# How many blocks this process has left, in whatever way.
+_blocks_left = 0
+# Of the last block, until the others are known to have left it too.
+_own_failure: _Failure | None = None
 
 
 def keep_last_words(store: Any, rank: int, world_size: int) -> None:
@@ -59,24 +77,34 @@ def keep_last_words(store: Any, rank: int, world_size: int) -> None:
     Parameters:
         store: the one that all processes share.
     """
-    global _meeting
-    _meeting = _Meeting(store, rank, world_size)
+    global _meeting, _blocks_left, _own_failure
+    _meeting, _blocks_left, _own_failure = _Meeting(store, rank, world_size), 0, None
+    ask_of_failures(sys.modules[__name__])
     earlier_hook = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         leave_word(error)
-        _tell_agent(error)
+        tell_agent(error)
         earlier_hook(kind, error, trace)
 
     sys.excepthook = hook
 
 
+def is_kept() -> bool:
+    """Whether this process leaves word already."""
+    return _meeting is not None
+
+
 def leave_word(error: BaseException) -> None:
     """Let the other processes know of an error of this one, unless it is a consequence of theirs."""
-    if _meeting is None or _is_consequence(error):
-        return
+    if _meeting is not None and not _is_consequence(error):
+        _leave_words(f"{type(error).__name__}: {error}")
+
+
+def _leave_words(text: str) -> None:
+    assert _meeting is not None
     global _own_words
-    words = _own_words = f"{_meeting.rank} {type(error).__name__}: {error}"[:LONGEST_WORDS]
+    words = _own_words = f"{_meeting.rank} {text}"[:LONGEST_WORDS]
     # The process that holds the store may have ended.
     with suppress(RuntimeError):
         _meeting.store.compare_set(FIRST_FAILURE, "", words)
@@ -95,17 +123,75 @@ def naming_failed_processes(doing: str) -> Iterator[None]:
     if _meeting is None:
         yield
         return
-    _forget_own_word()
+    before_agreement()
     try:
         yield
     except RuntimeError as error:
         if not is_of_a_library(error) or _is_consequence(error):
+            _note_left(doing, error)
             leave_word(error)
             raise
-        raise LostProcess(f"Process {_meeting.rank} of {_meeting.world_size} ends {doing}: {_why(error)}") from error
+        _note_left(doing, None)
+        raise LostProcess(
+            f"Process {_meeting.rank} of {_meeting.world_size} ends {doing}: {why_lost(error)}"
+        ) from error
     except BaseException as error:
+        _note_left(doing, error)
         leave_word(error)
         raise
+    else:
+        _note_left(doing, None)
+
+
+def before_agreement() -> None:
+    """After an error of its own, this process goes on together with the others only if they have left the block too.
+
+    Raises:
+        LostProcess: the others are still in the block, and wait for this process there.
+    """
+    global _own_failure, _own_words
+    failure = _own_failure
+    if _meeting is None or failure is None:
+        return
+    inside = _still_inside(failure.block)
+    if inside:
+        raise LostProcess(
+            f"Process {_meeting.rank} of {_meeting.world_size} cannot go on: before, it failed in {failure.doing} with "
+            f"{failure.error}, and {_named(inside)} {'is' if len(inside) == 1 else 'are'} still in {failure.doing}. An "
+            "error that the script catches must come in all processes alike; else let it end the process."
+        )
+    # Another thread of this process may come to agree meanwhile.
+    _own_failure = None
+    if _own_words is not None:
+        # In one operation: between a look and a change another process could take its own words away.
+        with suppress(RuntimeError):
+            _meeting.store.compare_set(FIRST_FAILURE, _own_words, "")
+        _own_words = None
+
+
+def why_lost(error: RuntimeError) -> str:
+    """Who has failed, and with what, after an error of a connection; no more than advice where that is not known."""
+    assert _meeting is not None
+    failure = _failure_elsewhere()
+    if failure is not None:
+        rank, _, words = failure.partition(" ")
+        return f"{'it' if int(rank) == _meeting.rank else f'process {rank}'} failed with {words}"
+    ended = ended_processes()
+    if ended and _store_is_lost():
+        return f"{_named(ended)} has ended; what it wrote last says why"
+    if ended:
+        return (
+            f"{_named(ended)} has ended without an error of its own; what it, or the system's log, wrote last says why"
+        )
+    if _store_is_lost():
+        return "process 0 has ended, or its machine cannot be reached; what it wrote last says why"
+    if not _is_timeout(error):
+        return f"it cannot reach the others; {advice_for(error)}"
+    absent = _absent()
+    who = f"no word has come from {_named(absent)}" if absent else "all wait, but not for the same"
+    # The end of this process is why the others lose it.
+    _leave_words(f"{type(error).__name__}: {error} ({who})")
+    return f"it cannot reach the others, and {who}; {advice_for(error)}"
 
 
 def is_of_a_library(error: RuntimeError) -> bool:
@@ -118,23 +204,65 @@ def advice_for(error: Exception) -> str:
     return next((advice for sign, advice in ADVICE.items() if sign in str(error)), "one of them has ended, or hangs")
 
 
-def _why(error: RuntimeError) -> str:
-    failure = _failure_elsewhere()
-    if failure is not None:
-        rank, _, words = failure.partition(" ")
-        return f"process {rank} failed with {words}"
-    ended = ended_processes()
-    if ended:
-        named = ", ".join(map(str, ended))
-        return (
-            f"process {named} has ended without an error of its own; what it, or the system's log, wrote last says why"
-        )
-    if _store_is_lost():
-        return "process 0 has ended, or its machine cannot be reached; what it wrote last says why"
-    if "imed out" in str(error):
-        # Its end is why the others lose it.
-        leave_word(error)
-    return f"it cannot reach the others; {advice_for(error)}"
+def _note_left(doing: str, error: BaseException | None) -> None:
+    """Let the others know that this process has left a block.
+
+    Parameters:
+        error: what has come up in this process; None where there is none, or where others have failed.
+    """
+    assert _meeting is not None
+    global _blocks_left, _own_failure
+    _blocks_left += 1
+    if error is not None and not _is_consequence(error):
+        _own_failure = _Failure(_blocks_left, doing, f"{type(error).__name__}: {error}"[:LONGEST_WORDS])
+    with suppress(RuntimeError):
+        _meeting.store.set(f"{LEFT}/{_meeting.rank}", str(_blocks_left))
+
+
+def _still_inside(block: int) -> list[int]:
+    """Ranks that have not left a block, or an earlier one, within the time that they may take longer."""
+    assert _meeting is not None
+    store, own = _meeting.store, _meeting.rank
+    inside = [rank for rank in range(_meeting.world_size) if rank != own]
+
+    def is_inside(rank: int) -> bool:
+        key = f"{LEFT}/{rank}"
+        return not store.check([key]) or int(store.get(key)) < block
+
+    deadline = time.monotonic() + SECONDS_UNTIL_ALL_HAVE_FAILED
+    try:
+        while inside := [rank for rank in inside if is_inside(rank)]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+    except RuntimeError:
+        # Without the store an agreement does not come about either, and says so.
+        return []
+    return inside
+
+
+def _absent() -> list[int]:
+    """Ranks of the processes that do not wait in vain, as this one does."""
+    assert _meeting is not None
+    store = _meeting.store
+    try:
+        store.set(f"{IN_VAIN}/{_meeting.rank}", "")
+        deadline = time.monotonic() + SECONDS_UNTIL_ALL_WAIT_IN_VAIN
+        while absent := [rank for rank in range(_meeting.world_size) if not store.check([f"{IN_VAIN}/{rank}"])]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+    except RuntimeError:
+        return []
+    return absent
+
+
+def _is_timeout(error: RuntimeError) -> bool:
+    return any(sign in str(error) for sign in ("imed out", "imeout"))
+
+
+def _named(ranks: list[int]) -> str:
+    return f"process{'es' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _failure_elsewhere() -> str | None:
@@ -161,18 +289,6 @@ def _store_is_lost() -> bool:
     return False
 
 
-def _forget_own_word() -> None:
-    """A script may go on after an error that it has caught."""
-    global _own_words
-    assert _meeting is not None
-    if _own_words is None:
-        return
-    # In one operation: between a look and a change another process could take its own words away.
-    with suppress(RuntimeError):
-        _meeting.store.compare_set(FIRST_FAILURE, _own_words, "")
-    _own_words = None
-
-
 def _is_consequence(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, (FailedElsewhere, LostProcess)):
@@ -181,7 +297,8 @@ def _is_consequence(error: BaseException | None) -> bool:
     return False
 
 
-def _tell_agent(error: BaseException) -> None:
+def tell_agent(error: BaseException) -> None:
+    """Leave the error that ends this process for torchrun's agent, where that looks for one and none is left yet."""
     path = os.environ.get(ERROR_FILE)
     if not path or os.path.exists(path):
         return

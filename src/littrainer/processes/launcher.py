@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from littrainer.processes.environment import HIGHEST_PORT, LOCAL_ADDRESS, USUAL_PORT
-from littrainer.processes.parent_watch import STARTED_BY
+from littrainer.processes.parent_watch import GRACE, STARTED_BY, grace_seconds
 
 # A shell reports a program that a signal has ended by this number and the signal's.
 ENDED_BY_SIGNAL = 128
@@ -41,6 +41,8 @@ class Launch:
         node_rank: which of them this is.
         main_address: address of the first machine; None is this one, and for one node only.
         main_port: port there; None takes a free one on one node, and torchrun's on several.
+        grace_seconds: how long processes may take to end after a signal that asks for it, before they are killed; None
+            leaves it to the environment, or takes ten minutes. After the failure of one the others have less.
     """
 
     devices: int
@@ -48,6 +50,7 @@ class Launch:
     node_rank: int = 0
     main_address: str | None = None
     main_port: int | None = None
+    grace_seconds: int | None = None
 
     @property
     def world_size(self) -> int:
@@ -73,6 +76,7 @@ def check(launch: Launch) -> None:
     port = launch.main_port
     if port is not None and not 0 < port <= HIGHEST_PORT:
         raise LaunchError(f"--main-port {port} is no port; it has to be from 1 to {HIGHEST_PORT}")
+    _grace_seconds(launch)
     if launch.nodes > 1 and launch.main_address is None:
         raise LaunchError(
             f"--nodes {launch.nodes} needs --main-address: the address of the first machine, the same on each machine"
@@ -107,6 +111,7 @@ def run_processes(launch: Launch, command: list[str]) -> int:
     if AGENT_LOG_LEVEL not in os.environ:
         logging.disable()
     os.environ[STARTED_BY] = str(os.getpid())
+    os.environ[GRACE] = str(_grace_seconds(launch))
     os.environ.setdefault(THREADS, str(max(1, (os.cpu_count() or 1) // launch.devices)))
     folder = tempfile.mkdtemp(prefix="littrainer-")
     config = LaunchConfig(
@@ -139,6 +144,16 @@ def run_processes(launch: Launch, command: list[str]) -> int:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return 0
+
+
+def _grace_seconds(launch: Launch) -> int:
+    try:
+        seconds = grace_seconds() if launch.grace_seconds is None else launch.grace_seconds
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    if seconds < 0:
+        raise LaunchError(f"--grace {seconds}: give the seconds that processes may take to save and end, 0 or more")
+    return seconds
 
 
 def _meeting_of_agents(launch: Launch) -> dict[str, Any]:

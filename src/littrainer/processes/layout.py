@@ -12,9 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from littrainer.ecosystem import is_a
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from littrainer.arguments.fields import ArgumentFields
     from littrainer.arguments.process import ProcessFacts
 
 # Sizes that `parallelism_config` may name, in the order of the grid.
@@ -57,13 +60,14 @@ class ProcessLayout:
         return self.replicas * self.shards
 
 
-def process_layout(args: ProcessFacts) -> ProcessLayout:
-    """The grid that `parallelism_config`, the launcher's environment or a sharded model asks for.
+def requested_sizes(args: ArgumentFields) -> tuple[str, dict[str, int]]:
+    """What names the sizes of the grid, for errors, and each of `SIZES`; 1 where it is not named.
+
+    Asks nothing about the processes that there are.
 
     Raises:
         TypeError, ValueError: the config is none, or a size is no whole number above 0.
         NotImplementedError: it asks for context or sequence parallelism.
-        ValueError: the sizes do not multiply to the world size.
     """
     source, config = _asked_for(args)
     sizes = {name: _size(source, config, name) for name in SIZES}
@@ -74,6 +78,17 @@ def process_layout(args: ProcessFacts) -> ProcessLayout:
                 "tp_size, or fsdp with activation checkpointing, for sequences that do not fit; or run the script with "
                 "plain `python` to train with transformers."
             )
+    return source, sizes
+
+
+def process_layout(args: ProcessFacts) -> ProcessLayout:
+    """The grid that `parallelism_config`, the launcher's environment or a sharded model asks for.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `requested_sizes`.
+        ValueError: the sizes do not multiply to the world size.
+    """
+    source, sizes = requested_sizes(args)
     replicas, shards, together = sizes["dp_replicate_size"], sizes["dp_shard_size"], sizes["tp_size"]
     of_model = vars(args).get(_SIZES_OF_MODEL)
     if of_model is not None:
@@ -146,12 +161,13 @@ def follow_model(args: ProcessFacts, model: Any) -> None:
     What the model says goes before `parallelism_config`.
 
     Raises:
-        ValueError: its sizes do not multiply to the world size; or the arguments ask for a layout that nothing carries
-            out.
+        ValueError: its sizes do not multiply to the world size; it is split into tensors that do not know of what they
+            are slices; or the arguments ask for a layout that nothing carries out.
     """
     vars(args).pop(_SIZES_OF_MODEL, None)
     together = getattr(model, "_tp_size", None) or 1
     if together > 1:
+        _refuse_plain_slices(model, together)
         settings = getattr(getattr(model, "config", None), "distributed_config", None)
         shards = getattr(settings, "fsdp_size", None) or 1
         replicas = getattr(settings, "dp_replicate_size", None) or 1
@@ -171,7 +187,17 @@ def follow_model(args: ProcessFacts, model: Any) -> None:
         )
 
 
-def _asked_for(args: ProcessFacts) -> tuple[str, Mapping[str, Any]]:
+def _refuse_plain_slices(model: Any, processes: int) -> None:
+    # As transformers 5.3 splits: norms would be those of slices, and each process would save its own as the whole.
+    if not any(is_a(parameter, "sharded tensor") for parameter in model.parameters()):
+        raise ValueError(
+            f"{type(model).__name__} was split over {processes} processes when it was loaded, into plain tensors, which "
+            "cannot be put together again. Load it whole and set parallelism_config={'tp_size': "
+            f"{processes}}}, or update transformers: later releases (5.23 for one) split into DTensors."
+        )
+
+
+def _asked_for(args: ArgumentFields) -> tuple[str, Mapping[str, Any]]:
     """What names the sizes, for errors, and those that are named."""
     given: Any = getattr(args, "parallelism_config", None)
     if given is None:

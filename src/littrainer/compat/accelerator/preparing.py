@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
 from littrainer.compat.accelerator.prepared import PreparedOptimizer, PreparedScheduler
 from littrainer.compilation import compile_keywords, is_compiled
-from littrainer.data.loaders import lookahead_version
+from littrainer.data.loaders import LookaheadLoader, lookahead_version
 from littrainer.data.skipping import skips_by_index, without_first_batches
 from littrainer.mixed_precision import forward_type, restore_forward, run_forward_in
 from littrainer.processes import collectives
@@ -120,7 +120,9 @@ class Preparing:
             ValueError: its batches cannot be shared out between the processes.
         """
         settings = getattr(self, "dataloader_config", None)
-        prepared = lookahead_version(self._args, data_loader, settings, slice_fn_for_dispatch)
+        prepared: Any = lookahead_version(self._args, data_loader, settings, slice_fn_for_dispatch)
+        if isinstance(prepared, LookaheadLoader):
+            prepared.gradient_state = self.gradient_state
         self._dataloaders.append(prepared)
         return prepared
 
