@@ -83,6 +83,20 @@ def test_an_empty_training_set_is_refused_before_training(tmp_path: Path, length
     assert counter.trainings == 0
 
 
+@pytest.mark.parametrize("evaluated", [Rows([]), {"whole": Rows(vector_rows(4)), "short": Rows([])}])
+def test_an_empty_evaluation_set_is_refused_before_training(tmp_path: Path, evaluated: Any) -> None:
+    counter = StepCounter()
+    with one_line_error(ValueError, "eval_dataset.*empty"):
+        Trainer(
+            model=VectorClassifier(),
+            args=arguments(tmp_path, eval_strategy="epoch"),
+            train_dataset=Rows(vector_rows(8)),
+            eval_dataset=evaluated,
+            callbacks=[counter],
+        ).train()
+    assert counter.trainings == 0
+
+
 def test_training_without_a_training_set_says_which_argument_is_missing(tmp_path: Path) -> None:
     trainer = Trainer(model=VectorClassifier(), args=arguments(tmp_path))
     with one_line_error(ValueError, "train_dataset"):

@@ -266,6 +266,8 @@ def test_an_interrupt_reaches_all_processes(tmp_path: Path) -> None:
         (["--devices", "2", "--nodes", "2"], "--nodes 2 needs --main-address"),
         (["--nodes", "two"], "invalid int value: 'two'"),
         (["--strategy", "horovod"], "invalid choice: 'horovod'"),
+        (["--grace", "7"], "--grace is about processes that are started together; give --devices too"),
+        (["--devices", "2", "--grace", "-1"], "--grace -1: give the seconds"),
         (["--main-port", "4711"], "--main-port are about several machines; give --nodes too"),
         (["--devices"], "one of the arguments SCRIPT -m is required"),
         (["--device", "2"], "--device"),
@@ -284,7 +286,27 @@ def test_more_devices_than_there_are_gpus_are_refused(
     (tmp_path / "script.py").touch()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     complaint = complaint_of(["run", "--devices", "3", str(tmp_path / "script.py")], capsys)
-    assert "--devices 3, and this node has 2 GPUs: give at most 2, or set CUDA_VISIBLE_DEVICES=" in complaint
+    assert "--devices 3, and this node has 2 GPUs: give at most 2. " in complaint
+    assert "give the script --use_cpu, or set ACCELERATE_USE_CPU=true" in complaint
+
+
+@pytest.mark.parametrize(
+    ("words", "asks"),
+    [
+        ("--use_cpu", True),
+        ("--use_cpu --seed 1", True),
+        ("--use_cpu data.json", True),
+        ("--use_cpu=True", True),
+        ("--use-cpu 1", True),
+        ("--no_cuda", True),
+        ("--use_cpu False", False),
+        ("--use_cpu=no", False),
+        ("--use_cpu --use_cpu=false", False),
+        ("--model use_cpu", False),
+    ],
+)
+def test_a_script_is_told_to_use_the_cpu_as_its_arguments_say(words: str, asks: bool) -> None:
+    assert cli._asks_for_cpu(["script.py", *words.split()]) is asks
 
 
 def test_processes_are_not_started_by_two_launchers(
@@ -297,7 +319,11 @@ def test_processes_are_not_started_by_two_launchers(
 
 @pytest.mark.parametrize(
     ("options", "gpus", "devices"),
-    [(["--devices", "all"], 3, 3), (["--strategy", "ddp"], 2, 2), (["--devices", "2", "--use_cpu"], 1, 2)],
+    [
+        (["--devices", "all", "--grace", "7"], 3, 3),
+        (["--strategy", "ddp"], 2, 2),
+        (["--devices", "2", "--use_cpu"], 1, 2),
+    ],
 )
 def test_devices_are_counted_where_no_number_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], gpus: int, devices: int
@@ -316,6 +342,7 @@ def test_devices_are_counted_where_no_number_is_given(
     assert main(["run", *own, str(script), *(["--use_cpu"] if "--use_cpu" in options else [])]) == 0
     ((launch, environment),) = started
     assert launch.devices == devices
+    assert launch.grace_seconds == (7 if "--grace" in options else None)
     assert environment.get("ACCELERATE_USE_FSDP") == ("false" if "--strategy" in options else None)
 
 

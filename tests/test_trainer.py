@@ -83,12 +83,6 @@ def test_metrics_batch_by_batch_need_a_function_that_is_told_the_last_batch(tmp_
         quiet_trainer(tmp_path, given={"compute_metrics": lambda prediction: {}}, batch_eval_metrics=True)
 
 
-def test_several_processes_are_refused_with_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TrainingArguments, "world_size", property(lambda _: 4))
-    with pytest.raises(NotImplementedError, match="4 processes"):
-        quiet_trainer(tmp_path)
-
-
 def test_the_log_level_reaches_our_logger_and_transformers(tmp_path: Path) -> None:
     loggers = [logging.getLogger(name) for name in ("littrainer", "transformers")]
     levels = [logger.level for logger in loggers]

@@ -225,7 +225,7 @@ def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
 
 
 def _asks_for_cpu(program: list[str]) -> bool:
-    """Whether the program's arguments set `use_cpu`, as HfArgumentParser reads them: a word after it may be its value."""
+    """Whether the program's arguments set `use_cpu`, as HfArgumentParser reads them."""
     asks = False
     for position, argument in enumerate(program):
         name, _, value = argument.partition("=")

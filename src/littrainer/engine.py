@@ -50,11 +50,14 @@ FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
     "log_every_n_steps": (1, "what a Lightning callback logs is due at each step"),
 }
 # Keywords that follow from the training arguments.
-DERIVED_KEYWORDS: dict[str, Callable[[Any], Any]] = {
-    **derived_keywords(),
-    # Each process has one device; how many there are is the launcher's to say.
-    "devices": lambda args: args.local_world_size,
-    "num_nodes": lambda args: args.world_size // args.local_world_size,
+DERIVED_KEYWORDS: dict[str, Callable[[Any], Any]] = derived_keywords()
+# Keywords that follow from how the processes were started, with the reason.
+FACTS_OF_LAUNCHERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "devices": (lambda args: args.local_world_size, "each process of this node trains on one device"),
+    "num_nodes": (
+        lambda args: args.world_size // args.local_world_size,
+        "as many nodes as the launcher has started processes on",
+    ),
 }
 # Keywords of lightning.Trainer that a user cannot set beside the arguments, with what to set instead.
 DECIDED_BY_ARGUMENTS: dict[str, str] = {
@@ -97,6 +100,7 @@ def lightning_keywords(args: TrainingArguments, further: dict[str, Any] | None =
     """
     keywords = {name: value for name, (value, _) in FIXED_KEYWORDS.items()}
     keywords.update({name: derive(args) for name, derive in DERIVED_KEYWORDS.items()})
+    keywords.update({name: find(args) for name, (find, _) in FACTS_OF_LAUNCHERS.items()})
     in_arguments: Any = args.lightning
     given = {**(in_arguments or {}), **(further or {})}
     for name in given:
@@ -237,6 +241,7 @@ def fit(trainer: Trainer, run: TrainingRun) -> None:
     from littrainer.module import TrainerModule
 
     # A lightning.Trainer that has been fitted does nothing when it is fitted again.
+    _check_same_strategy(trainer)
     lightning_trainer = trainer.lightning_trainer = build_lightning_trainer(trainer, run)
     module = TrainerModule(trainer, run)
     trainer.lightning_module = module
@@ -356,7 +361,15 @@ def _evaluator_for(trainer: Trainer) -> Evaluator:
     made_for = (trainer.args.device, trainer.overrides_training_step(), lightning_keywords(trainer.args))
     if idle is not None and is_plain and idle.made_for == made_for and idle.module.model is trainer.model:
         return idle
+    _check_same_strategy(trainer)
     return Evaluator(build_lightning_trainer(trainer, run=None), TrainerModule(trainer), made_for)
+
+
+def _check_same_strategy(trainer: Trainer) -> None:
+    from littrainer.strategies.given import name_of_strategy
+    from littrainer.strategies.set_up_alike import check_same_strategy
+
+    check_same_strategy(name_of_strategy(_further_keywords(trainer).get("strategy", "auto"), trainer))
 
 
 def _lightnings_choice_of_logger(folder: str) -> Any:

@@ -30,6 +30,7 @@ from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportab
 from littrainer.callbacks.validation_rounds import ValidationRounds
 from littrainer.checkpoint.background import BackgroundSaves
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME
+from littrainer.checkpoint.shards import free_gathered
 from littrainer.checkpoint.storage import storage_of
 from littrainer.compat.earlier_signatures import accept_earlier_signatures
 from littrainer.compat.members import (
@@ -337,6 +338,8 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         """Make the optimizer that the arguments name, unless there is one; norms and biases have no weight decay."""
         if self.optimizer is None:
             model = self.model if model is None else model
+            # What forward passes have gathered and kept would be trained in the place of the shards.
+            free_gathered(model)
             groups: Any = parameter_groups(model, self.get_decay_parameter_names(model), self.args.weight_decay)
             optimizer_class, keywords = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(
                 self.args, model

@@ -6,9 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate.data_loader import prepare_data_loader
+from accelerate.state import AcceleratorState, GradientState
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 from transformers.trainer_pt_utils import find_batch_size
 
+from littrainer.data import loaders
 from littrainer.data.loaders import (
     LookaheadLoader,
     build_loader,
@@ -18,6 +21,7 @@ from littrainer.data.loaders import (
     lookahead_version,
 )
 from littrainer.data.samplers import EpochSeededSampler
+from littrainer.data.sharding import Share
 from tests.scenarios.data import SizedStream, Stream
 from tests.scenarios.trainers import quiet_arguments
 
@@ -233,3 +237,31 @@ def test_the_last_batch_counts_the_samples_that_all_processes_have_left(processe
     loader = LookaheadLoader(Numbers(10 if samples else 20), 4)
     loader.processes = processes
     assert loader.samples_in_last_batch(None) == samples
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_loader_tells_of_all_processes_what_accelerates_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int, drop_last: bool, split: bool
+) -> None:
+    share = Share(0, processes, split_batches=split) if processes > 1 else None
+    monkeypatch.setattr(loaders, "share_of", lambda args, settings: share)
+    args = quiet_arguments(tmp_path)
+    plain: DataLoader = DataLoader(Numbers(7), batch_size=4, drop_last=drop_last)
+    ours = lookahead_version(args, plain)
+    theirs = prepare_data_loader(plain, args.device, processes, 0, split_batches=split, put_on_device=True)
+    names = ["total_batch_size", "total_dataset_length", "remainder", "device", "use_stateful_dataloader"]
+    try:
+        assert len(list(ours)) == len(list(theirs))
+        assert {name: getattr(ours, name) for name in names} == {name: getattr(theirs, name) for name in names}
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+
+def test_how_many_samples_a_batch_of_all_processes_has_is_asked_of_what_makes_the_batches() -> None:
+    whole = LookaheadLoader(Numbers(6), batch_size=None, sampler=BatchSampler(range(6), 2, False))
+    assert whole.total_batch_size == 2
+    own: Any = [[0, 1, 2], [3]]
+    assert not hasattr(LookaheadLoader(Numbers(4), batch_sampler=own), "total_batch_size")

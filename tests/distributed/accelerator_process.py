@@ -132,6 +132,8 @@ def loaders(accelerator: Any) -> list[Any]:
             gathered = accelerator.gather_for_metrics(batch)
             found.append([batch, gathered, state.in_dataloader, state.end_of_dataloader, state.remainder])
         found.append([len(loader) if isinstance(dataset, list) else None, state.in_dataloader])
+        if isinstance(dataset, list):
+            found.append([loader.total_batch_size, loader.total_dataset_length, loader.remainder])
     found.append(accelerator.gather_for_metrics(torch.ones(2)))
     return found
 

@@ -210,6 +210,16 @@ def uneven(folder: Path, rank: int, size: int) -> Any:
     return raised_by(quiet_trainer(folder, kind=OwnLoader).evaluate)
 
 
+def different(folder: Path, rank: int, size: int) -> Any:
+    """What is raised where one process makes another call than the other, over data with as many batches."""
+    trainer = quiet_trainer(folder)
+    fewer, more = (Rows(vector_rows(rows)) for rows in (2, 5))
+    return {
+        "calls": raised_by(lambda: trainer.predict(fewer) if rank == 0 else trainer.evaluate(fewer)),
+        "samples": raised_by(lambda: trainer.evaluate(fewer if rank == 0 else more)),
+    }
+
+
 def raised_by(call: Any) -> str:
     try:
         call()
@@ -240,7 +250,7 @@ CHECKS = (
     sharded,
     generated,
 )
-TOGETHER = (failing, uneven, of_the_process)
+TOGETHER = (failing, uneven, different, of_the_process)
 
 
 def find(folder: Path, rank: int, size: int) -> None:

@@ -338,7 +338,15 @@ def claims(folder: Path) -> Any:
         give_back_claim(key)
     wait_for_each_other()
     make(folder / "taken", StopAfter(2)).train()
-    return {"error": found, "after": state_of(folder / "taken"), "deleted": _deleted_meanwhile(folder / "deleted")}
+    if RANK == 0:
+        (folder / "file").touch()
+    wait_for_each_other()
+    return {
+        "error": found,
+        "after": state_of(folder / "taken"),
+        "deleted": _deleted_meanwhile(folder / "deleted"),
+        "below a file": error_of(lambda: make(folder / "file" / "out")),
+    }
 
 
 def _deleted_meanwhile(output_dir: Path) -> str | None:

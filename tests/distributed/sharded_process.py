@@ -6,14 +6,17 @@ Rank and size come from the environment, as a launcher sets it. Each process wri
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+from torch.distributed.fsdp import fully_shard
 
 from littrainer import Trainer
 from littrainer.checkpoint.shards import is_sharded, whole_state_dict
@@ -245,6 +248,75 @@ def in_half_precision(folder: Path) -> Any:
     return {**found, "evaluated": trainer.evaluate()["eval_loss"]}
 
 
+def after_forward_passes(folder: Path) -> Any:
+    """What forward passes outside of a training gather lies in the model when the training's optimizer is made."""
+    trainer = trainer_of(folder, None, {})
+    trainer.evaluate()
+    trainer.model.generate(torch.tensor(PROMPT), max_new_tokens=2, do_sample=False, synced_gpus=True, pad_token_id=0)
+    return trained(trainer)
+
+
+def optimizer_after_forward_passes(folder: Path) -> Any:
+    """The optimizer is made before the training, and an evaluation lets go of what was gathered in between."""
+    trainer = trainer_of(folder, None, {"reshard_after_forward": False})
+    trainer.evaluate()
+    with torch.no_grad():
+        trainer.model(torch.tensor(PROMPT))
+    trainer.create_optimizer()
+    trainer.evaluate()
+    return trained(trainer)
+
+
+def with_whole_modules(folder: Path) -> Any:
+    """Modules that are left out of the sharding, trained on other samples in each process; without values in one."""
+    model = llama()
+    if not is_first():
+        model = model.to("meta")
+    config = {"ignored_modules": r"lm_head|model\.layers\.0\.mlp", "cpu_ram_efficient_loading": True}
+    trainer = trainer_of(folder, model, config)
+    found = trained(trainer)
+    found["whole"] = {
+        name: one.detach().clone() for name, one in trainer.model.named_parameters() if not hasattr(one, "to_local")
+    }
+    return found
+
+
+def whole_elements_after_each_unit(folder: Path) -> Any:
+    """How many more elements of parameters that are whole there are, each time that some modules have been sharded."""
+    model = llama()
+    if not is_first():
+        model = model.to("meta")
+    trainer = trainer_of(folder, model, {"cpu_ram_efficient_loading": True})
+    gc.collect()
+    before, found = _elements_of_whole_parameters(), []
+
+    def shard(*modules: Any, **keywords: Any) -> Any:
+        result = fully_shard(*modules, **keywords)
+        found.append(_elements_of_whole_parameters() - before)
+        return result
+
+    with mock.patch.object(torch.distributed.fsdp, "fully_shard", shard):
+        trainer.evaluate()
+    return found
+
+
+def _elements_of_whole_parameters() -> int:
+    return sum(one.numel() for one in gc.get_objects() if type(one) is torch.nn.Parameter and not one.is_meta)
+
+
+def set_up_differently(folder: Path) -> Any:
+    """What each process says of a model, and of arguments, that are others in the other process."""
+    found = {}
+    wider = {} if is_first() else {"intermediate_size": 48}
+    shares: dict[str, Any] = {"model": (llama(**wider), {}), "strategy": (llama(), {} if is_first() else None)}
+    for name, (model, config) in shares.items():
+        try:
+            trainer_of(folder / name, model, config).train()
+        except ValueError as error:
+            found[name] = str(error)
+    return found
+
+
 def vectors(folder: Path, **changes: Any) -> Any:
     return quiet_trainer(folder, **{**RUN, "max_steps": 2, **changes})
 
@@ -293,6 +365,11 @@ CHECKS: dict[str, tuple[Callable[[Path], Any], str | None]] = {
     "differing weights": (differing_weights, "ddp"),
     "without weights": (without_weights, "ddp"),
     "loaded by the first": (loaded_by_the_first, "ddp"),
+    "after forward passes": (after_forward_passes, "ddp"),
+    "optimizer after forward passes": (optimizer_after_forward_passes, "ddp"),
+    "whole modules": (with_whole_modules, "ddp"),
+    "kept whole": (whole_elements_after_each_unit, None),
+    "set up differently": (set_up_differently, None),
     "half precision": (in_half_precision, None),
     "plain module ddp": (plain_module_by_ddp, None),
     "compiled": (compiled, "plain module ddp"),

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 import littrainer.auto
 from littrainer import TrainingArguments
+from littrainer.processes import agreement
 
 folder = pathlib.Path(__file__).parent
 # As scripts do that change to their output folder.
@@ -43,6 +44,7 @@ facts = {
     "backend": dist.get_backend(),
     "sum": total.item(),
     "found_cache": found_cache,
+    "can_agree": agreement._host_group is not None,
     "argv": sys.argv,
 }
 if "accelerate" in sys.argv:
@@ -112,7 +114,11 @@ def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedPro
 
 
 def run_by_hand(script: Path, *arguments: str, port: int) -> list[tuple[int, str]]:
-    """Run a script in two processes that no agent looks after; returns status and output of each."""
+    """Run a script in two processes that no agent looks after; returns status and output of each.
+
+    Raises:
+        AssertionError: they have not ended in time; shows what both have written.
+    """
     ranks = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     processes = [
         subprocess.Popen(
@@ -126,6 +132,11 @@ def run_by_hand(script: Path, *arguments: str, port: int) -> list[tuple[int, str
     ]
     try:
         outputs = [process.communicate(timeout=LONGEST_RUN_SECONDS)[0] for process in processes]
+    except subprocess.TimeoutExpired:
+        for process in processes:
+            process.kill()
+        written = "\n".join(process.communicate()[0] for process in processes)
+        raise AssertionError(f"{script.name} has not ended within {LONGEST_RUN_SECONDS} s:\n{written}") from None
     finally:
         for process in processes:
             process.kill()

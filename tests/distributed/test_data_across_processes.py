@@ -12,6 +12,7 @@ import pytest
 from filelock import FileLock
 
 from tests.distributed.data_process import RESUMED, SIZE
+from tests.distributed.together import wait_for_all
 from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
 from tests.scenarios.data import vector_rows
 
@@ -33,14 +34,7 @@ def start(rank: int, folder: Path) -> subprocess.Popen[str]:
 
 def run_together(folder: Path) -> None:
     processes = [start(rank, folder) for rank in range(SIZE)]
-    try:
-        for process in processes:
-            process.wait(timeout=LONGEST_RUN_SECONDS)
-    finally:
-        for process in processes:
-            process.kill()
-    logs = "\n".join((folder / f"log-{rank}").read_text() for rank in range(SIZE))
-    assert [process.returncode for process in processes] == [0, 0], logs
+    wait_for_all(processes, [folder / f"log-{rank}" for rank in range(SIZE)], LONGEST_RUN_SECONDS)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from tests.distributed.together import wait_for_all
 from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
 from tests.fidelity.side import MODES
 
@@ -37,13 +38,7 @@ def run_together(folder: Path) -> None:
                     stderr=log,
                 )
             )
-    try:
-        codes = [process.wait(LONGEST_RUN_SECONDS) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert codes == [0] * PROCESSES, "\n".join((folder / f"log{rank}").read_text() for rank in range(PROCESSES))
+    wait_for_all(processes, [folder / f"log{rank}" for rank in range(PROCESSES)], LONGEST_RUN_SECONDS)
 
 
 @pytest.fixture(scope="module")

@@ -158,6 +158,16 @@ def test_loaders_that_give_one_process_more_batches_are_refused_in_all(found: li
         assert one["uneven"].startswith("UnequalData") and "rank 0 has 3 batches, rank 1 has 4 batches" in one["uneven"]
 
 
+def test_processes_that_evaluate_different_things_are_refused_and_get_no_wrong_number(
+    found: list[dict[str, Any]],
+) -> None:
+    for one in found[1:]:
+        calls, samples = one["different"]["calls"], one["different"]["samples"]
+        assert calls.startswith("UnequalData: The processes do not evaluate the same: rank 0 has prediction with")
+        assert "rank 1 has evaluation with metric_key_prefix='eval'" in calls
+        assert samples.startswith("UnequalData") and "rank 0 has 2, rank 1 has 5 samples" in samples
+
+
 def test_metrics_are_those_of_the_first_process_which_writes_them(found: list[dict[str, Any]]) -> None:
     first, second = (one["of_the_process"] for one in found[1:])
     assert (first["rank"], first["history"], second["rank"], second["history"]) == (0, 0, 0, 0)

@@ -246,6 +246,12 @@ def test_the_folder_of_another_run_is_refused_in_both_and_free_afterwards(found:
     check_state(first["after"], ["checkpoint-2"])
 
 
+def test_an_output_dir_that_cannot_be_created_is_an_error_in_both(found: Found) -> None:
+    first, second = (one["claims"]["below a file"] for one in found)
+    assert first.startswith("NotADirectoryError")
+    assert "creating output_dir=" in second and "failed in process 0 with NotADirectoryError" in second
+
+
 def test_a_folder_that_is_deleted_while_it_is_prepared_is_an_error_in_both(found: Found) -> None:
     for one in found:
         assert (

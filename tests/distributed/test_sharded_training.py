@@ -178,3 +178,23 @@ def test_a_class_of_layers_that_the_model_lacks_is_named_in_both_processes(found
     for one in found:
         assert "transformer_layer_cls_to_wrap='Linaer'" in one["plain module"]["error"]
         assert "did you mean 'Linear'?" in one["plain module"]["error"]
+
+
+def test_modules_that_are_left_out_of_the_sharding_stay_the_same_everywhere(found: list[dict[str, Any]]) -> None:
+    one, other = (each["whole modules"]["whole"] for each in found)
+    assert {name.partition(".mlp.")[0] for name in one} == {"lm_head.weight", "model.layers.0"}
+    assert all(torch.equal(weight, other[name]) for name, weight in one.items())
+
+
+def test_a_process_without_weights_never_holds_more_than_the_modules_at_hand(found: list[dict[str, Any]]) -> None:
+    first, other = (one["kept whole"] for one in found)
+    assert first[-1] == -sum(parameter.numel() for parameter in llama().parameters())
+    assert len(other) == len(first) and set(other) == {0}
+
+
+def test_other_models_and_other_strategies_are_named_in_all_processes(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        said = one["set up differently"]
+        assert "process 0 has model.layers.0.mlp.gate_proj.weight (shape [24, 16], float32)" in said["model"]
+        assert "process 1 has model.layers.0.mlp.gate_proj.weight (shape [48, 16], float32)" in said["model"]
+        assert "process 0 by FSDP, process 1 by DDP" in said["strategy"]

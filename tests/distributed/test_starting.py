@@ -32,6 +32,7 @@ def expected(rank: int, *argv: str) -> dict[str, Any]:
         "backend": "gloo",
         "sum": 3.0,
         "found_cache": True,
+        "can_agree": True,
         "argv": list(argv),
     }
 

@@ -6,6 +6,8 @@ import pickle
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ from tests.fidelity.conftest import ROOT, environment_of_runs
 
 PROCESSES = 2
 LONGEST_RUN_SECONDS = 300
+# In which the others may still say what the end of one means to them.
+SECONDS_AFTER_A_FAILURE = 10.0
+SHOWN_CHARACTERS = 4000
 
 
 def free_port() -> int:
@@ -24,35 +29,57 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def run_together(module: str, folder: Path) -> None:
-    """Run a module in two processes as a launcher would, with the folder as its argument.
+def wait_for_all(processes: Sequence[subprocess.Popen[Any]], logs: Sequence[Path], limit_seconds: float) -> None:
+    """Wait until all processes have ended; when one fails, or time is up, the others are killed soon after.
+
+    Parameters:
+        logs: what each process writes to, in the order of the processes.
 
     Raises:
-        AssertionError: one of them ended with an error; shows what all have written.
+        AssertionError: a process has failed, or not ended in time; shows the statuses and the ends of all logs.
     """
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    sizes = {"WORLD_SIZE": str(PROCESSES), "LOCAL_WORLD_SIZE": str(PROCESSES)}
-    processes: list[subprocess.Popen[bytes]] = []
+    until = time.monotonic() + limit_seconds
+    failed = False
     try:
-        for rank in range(PROCESSES):
-            ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            with (folder / f"log{rank}").open("w") as log:
-                processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", module, str(folder)],
-                        cwd=ROOT,
-                        env={**environment_of_runs(), **meeting, **sizes, **ranks},
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
-        ends = [process.wait(timeout=LONGEST_RUN_SECONDS) for process in processes]
+        while time.monotonic() < until and any(process.poll() is None for process in processes):
+            if not failed and any(process.returncode for process in processes):
+                failed = True
+                until = min(until, time.monotonic() + SECONDS_AFTER_A_FAILURE)
+            time.sleep(0.05)
+        statuses = [process.poll() for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    logs = "\n".join((folder / f"log{rank}").read_text() for rank in range(PROCESSES))
-    assert ends == [0] * PROCESSES, logs
+    tails = [f"{log.name}:\n{log.read_text(encoding='utf-8', errors='replace')[-SHOWN_CHARACTERS:]}" for log in logs]
+    assert statuses == [0] * len(statuses), "\n".join(
+        [f"Statuses {statuses} (None: killed while it went on, limit {limit_seconds:g} s).", *tails]
+    )
+
+
+def run_together(module: str, folder: Path) -> None:
+    """Run a module in two processes as a launcher would, with the folder as its argument.
+
+    Raises:
+        AssertionError: as `wait_for_all`.
+    """
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    sizes = {"WORLD_SIZE": str(PROCESSES), "LOCAL_WORLD_SIZE": str(PROCESSES)}
+    processes: list[subprocess.Popen[bytes]] = []
+    logs = [folder / f"log{rank}" for rank in range(PROCESSES)]
+    for rank in range(PROCESSES):
+        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        with logs[rank].open("w") as log:
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", module, str(folder)],
+                    cwd=ROOT,
+                    env={**environment_of_runs(), **meeting, **sizes, **ranks},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    wait_for_all(processes, logs, LONGEST_RUN_SECONDS)
 
 
 def found_together(module: str, folder: Path) -> list[Any]:

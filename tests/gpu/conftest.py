@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.together import free_port
+from tests.distributed.together import free_port, wait_for_all
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.gpu import trainings
 
@@ -32,20 +32,15 @@ def run_training(side: str, name: str, folder: Path, processes: int = 1, **envir
     launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     launched |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     started = []
+    logs = [folder / f"log{rank}" for rank in range(processes)]
     for rank in range(processes):
         ranks = {**launched, "RANK": str(rank), "LOCAL_RANK": str(rank)} if processes > 1 else {}
-        with (folder / f"log{rank}").open("w") as log:
+        with logs[rank].open("w") as log:
             command = [sys.executable, "-m", trainings.__name__, side, name, str(folder)]
             started.append(
                 subprocess.Popen(command, cwd=ROOT, env={**visible, **ranks}, stdout=log, stderr=subprocess.STDOUT)
             )
-    try:
-        ends = [process.wait(timeout=LONGEST_RUN_SECONDS) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    logs = [(folder / f"log{rank}").read_text(encoding="utf-8")[-3000:] for rank in range(processes)]
-    assert ends == [0] * processes, "\n".join(logs)
+    wait_for_all(started, logs, LONGEST_RUN_SECONDS)
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(processes)]
 
 

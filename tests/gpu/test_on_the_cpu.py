@@ -58,6 +58,29 @@ def test_a_wait_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(found) == 1 and Path(__file__).name in found[0]
 
 
+def test_calls_that_wait_count_within_the_profiled_block_alone() -> None:
+    found: list[str] = []
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        with torch.profiler.record_function("cudaDeviceSynchronize"):
+            pass
+        with torch.profiler.record_function(trainings.PROFILED_BLOCK):
+            for name in ("cudaEventSynchronize", "cudaLaunchKernel", "cudaStreamSynchronize"):
+                with torch.profiler.record_function(name):
+                    torch.ones(1).sum()
+        with torch.profiler.record_function("cudaDeviceSynchronize"):
+            pass
+    assert trainings.calls_that_wait(profiler.events()) == ["cudaEventSynchronize", "cudaStreamSynchronize"]
+    with trainings.syncs_profiled(found), torch.profiler.record_function("cudaStreamSynchronize"):
+        pass
+    assert found == ["cudaStreamSynchronize"]
+
+
+def test_steps_are_profiled_one_by_one(tmp_path: Path, side: ModuleType) -> None:
+    found = TRAININGS["profiled waits between logs"](side, tmp_path, use_cpu=True)
+    assert found["steps"] == list(range(STEPS_OF_SETTING_UP, STEPS - 1))
+    assert found["waits"] == []
+
+
 def test_the_peak_is_measured_around_a_training(tmp_path: Path, side: ModuleType) -> None:
     measured = trainings.peak_memory(side, tmp_path, use_cpu=True)
     assert measured == 0 or torch.cuda.is_available()

@@ -28,8 +28,9 @@ def test_steps_that_overflow_leave_the_learning_rate_where_it_is(both) -> None: 
     assert rates[0] == rates[1]
 
 
-def test_nothing_waits_for_the_gpu_between_two_logs(both) -> None:  # type: ignore[no-untyped-def]
-    ours, _ = both("waits between logs")
+@pytest.mark.parametrize("name", ["waits between logs", "profiled waits between logs"])
+def test_nothing_waits_for_the_gpu_between_two_logs(both, name: str) -> None:  # type: ignore[no-untyped-def]
+    ours, _ = both(name)
     assert len(ours["steps"]) > 3
     assert ours["waits"] == []
 

@@ -6,12 +6,13 @@ writes them to `FOLDER/RANK.pickle`. The same functions run on the CPU in `test_
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import pickle
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +27,9 @@ from tests.scenarios.models import tiny_llama
 STEPS = 8
 # Steps at the beginning in which kernels and buffers are set up.
 STEPS_OF_SETTING_UP = 2
+# What a profiler calls the steps in which calls that wait are counted, and those calls.
+PROFILED_BLOCK = "profiled block"
+WAITING_CALLS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 # Keywords of the arguments that switch a precision on.
 PRECISIONS: dict[str, dict[str, bool]] = {"fp32": {}, "bf16": {"bf16": True}, "fp16": {"fp16": True}}
 # What two processes hold of the model -> the arguments that say so.
@@ -118,11 +122,32 @@ def syncs_counted(found: list[str]) -> Iterator[None]:
     found += [f"{one.filename}:{one.lineno}" for one in caught if "synchroniz" in str(one.message)]
 
 
+@contextmanager
+def syncs_profiled(found: list[str]) -> Iterator[None]:
+    """Collect the calls of the CUDA runtime within the block by which the host waits for the GPU."""
+    with torch.profiler.profile(activities=torch.profiler.supported_activities()) as profiler:  # noqa: SIM117
+        # The profiler waits for the GPU as well, when it stops.
+        with torch.profiler.record_function(PROFILED_BLOCK):
+            yield
+    found += calls_that_wait(profiler.events())
+
+
+def calls_that_wait(events: Iterable[Any]) -> list[str]:
+    """Names of the calls in `WAITING_CALLS` that began within the profiled block, of a profiler's events."""
+    events = list(events)
+    blocks = [event.time_range for event in events if event.name == PROFILED_BLOCK]
+    return [
+        event.name
+        for event in events
+        if event.name in WAITING_CALLS and any(span.start <= event.time_range.start <= span.end for span in blocks)
+    ]
+
+
 def waits_between_logs(side: ModuleType, folder: Path, counted: Any = syncs_counted, **changes: Any) -> Any:
-    """Places at which the host waited for the device in steps at whose end nothing is logged.
+    """Places or calls at which the host waited for the device in steps at whose end nothing is logged.
 
     Parameters:
-        counted: what collects them, as `syncs_counted`.
+        counted: what collects them, `syncs_counted` or `syncs_profiled`.
     """
     found: list[str] = []
     steps = []
@@ -174,6 +199,7 @@ TRAININGS: dict[str, Callable[..., Any]] = {
     **{precision: training_in(precision) for precision in PRECISIONS},
     "overflowing": overflowing,
     "waits between logs": waits_between_logs,
+    "profiled waits between logs": functools.partial(waits_between_logs, counted=syncs_profiled),
     "peak memory": peak_memory,
     **{name: spread(name) for name in SPREAD},
 }

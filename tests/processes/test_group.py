@@ -109,12 +109,41 @@ def test_the_only_process_of_a_launcher_has_a_group_as_soon_as_it_has_arguments(
     assert args.local_rank == 0
 
 
+def test_one_process_alone_needs_no_port(monkeypatch: pytest.MonkeyPatch, no_group: None) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        set_only(monkeypatch, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        TrainingArguments("out", use_cpu=True)
+    assert dist.get_world_size() == 1
+
+
 def test_a_group_that_is_up_is_left_alone(arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     before = dist.group.WORLD
     set_only(monkeypatch, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
     ensure_process_group(arguments)
     assert dist.group.WORLD is before
+
+
+def test_processes_of_a_group_that_somebody_else_has_brought_up_leave_word_of_their_errors_too(
+    no_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    set_only(monkeypatch, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2")
+    kept: list[Any] = []
+    monkeypatch.setattr(group, "keep_last_words", lambda *given: kept.append(given))
+    args = TrainingArguments("out", use_cpu=True)
+    for _ in range(2):
+        ensure_process_group(args)
+    [(store, rank, size)] = kept
+    assert (rank, size) == (0, 2)
+    # All processes of the group share it.
+    store.set("first failure", "words")
+    given = dist.distributed_c10d._get_default_store()
+    assert dist.PrefixStore("littrainer", given).get("first failure") == b"words"
 
 
 def test_a_group_of_another_size_than_the_environments_is_refused(

@@ -3,13 +3,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from littrainer.processes import last_words
+from littrainer.processes import agreement, last_words
 from littrainer.processes.agreement import FailedElsewhere, LostProcess
 from littrainer.processes.last_words import advice_for, keep_last_words, leave_word, naming_failed_processes
 
@@ -22,19 +23,24 @@ def speak_as(monkeypatch: pytest.MonkeyPatch) -> Iterator[Speaker]:
     """Lets this process be one of two that share a store."""
     store = dist.HashStore()
     hook = sys.excepthook
-    monkeypatch.setattr(last_words, "SECONDS_UNTIL_WORDS_ARRIVE", 0.1)
+    for patience in ("SECONDS_UNTIL_WORDS_ARRIVE", "SECONDS_UNTIL_ALL_WAIT_IN_VAIN", "SECONDS_UNTIL_ALL_HAVE_FAILED"):
+        monkeypatch.setattr(last_words, patience, 0.1)
+    monkeypatch.setattr(agreement, "_witness", None)
 
     # What each of them has said itself.
-    own_words: dict[int, str | None] = {0: None, 1: None}
+    names = ("_own_words", "_blocks_left", "_own_failure")
+    own: dict[int, tuple[Any, ...]] = {0: (None, 0, None), 1: (None, 0, None)}
 
     def speak_as(rank: int) -> None:
         if last_words._meeting is not None:
-            own_words[last_words._meeting.rank] = last_words._own_words
-        last_words._own_words = own_words[rank]
+            own[last_words._meeting.rank] = tuple(getattr(last_words, name) for name in names)
         keep_last_words(store, rank, 2)
+        for name, value in zip(names, own[rank], strict=True):
+            setattr(last_words, name, value)
 
     yield speak_as
-    last_words._meeting = last_words._own_words = None
+    last_words._meeting = last_words._own_words = last_words._own_failure = None
+    last_words._blocks_left = 0
     sys.excepthook = hook
 
 
@@ -56,13 +62,60 @@ def test_a_process_that_has_ended_without_an_error_is_named(speak_as: Speaker, m
         raise RuntimeError(CLOSED)
 
 
-def test_a_process_that_waits_in_vain_says_so_and_is_what_the_others_then_name(speak_as: Speaker) -> None:
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "[x/gloo/y.cc:78] Timed out waiting 5000ms for recv operation to complete",
+        "Application timeout caused pair closure",
+    ],
+)
+def test_a_process_that_waits_in_vain_names_who_does_not_and_is_what_the_others_then_name(
+    speak_as: Speaker, complaint: str
+) -> None:
     speak_as(1)
-    with pytest.raises(LostProcess, match="raise ddp_timeout"), naming_failed_processes("training"):
-        raise RuntimeError("[x/gloo/y.cc:78] Timed out waiting 5000ms for recv operation to complete")
+    why = "no word has come from process 0; .* raise ddp_timeout"
+    with pytest.raises(LostProcess, match=why), naming_failed_processes("training"):
+        raise RuntimeError(complaint)
     speak_as(0)
-    with pytest.raises(LostProcess, match=r"process 1 failed with .* Timed out"), naming_failed_processes("training"):
+    why = r"process 1 failed with RuntimeError: .*(Timed out|timeout).* \(no word has come from process 0\)"
+    with pytest.raises(LostProcess, match=why), naming_failed_processes("training"):
         raise RuntimeError(CLOSED)
+
+
+def test_an_agreement_that_ends_in_an_error_says_who_has_failed(
+    speak_as: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speak_as(1)
+    leave_word(ValueError("sample 17 is damaged"))
+    speak_as(0)
+    monkeypatch.setattr(agreement, "are_several", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+
+    def connect() -> None:
+        raise dist.DistNetworkError("Broken pipe")
+
+    # The first agreement connects the processes, of which one may have ended.
+    monkeypatch.setattr(agreement, "_connected", connect)
+    why = "Process 0 of 2 can no longer agree with the others: process 1 failed with ValueError: sample 17 is damaged"
+    with pytest.raises(LostProcess, match=why):
+        agreement.agreed(True)
+
+
+def test_after_an_error_that_one_process_alone_has_caught_it_agrees_on_nothing_while_the_others_train(
+    speak_as: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speak_as(1)
+    with pytest.raises(ValueError), naming_failed_processes("training"):
+        raise ValueError("sample 17 is damaged")
+    monkeypatch.setattr(agreement, "are_several", lambda: True)
+    why = (
+        "Process 1 of 2 cannot go on: before, it failed in training with ValueError: sample 17 is damaged, and process "
+        "0 is still in training"
+    )
+    for work in (lambda: agreement.agreed(True), naming_failed_processes("the evaluation").__enter__):
+        with pytest.raises(LostProcess, match=why):
+            work()
 
 
 def test_an_error_of_the_script_stays_as_it_is(speak_as: Speaker) -> None:
@@ -87,9 +140,17 @@ def test_what_follows_from_another_failure_is_not_its_cause(speak_as: Speaker, c
         raise RuntimeError(CLOSED)
 
 
-def test_an_error_that_a_script_has_caught_is_not_named_later(speak_as: Speaker) -> None:
+@pytest.mark.parametrize("others", [pytest.raises(ValueError), nullcontext()], ids=["failed too", "came to the end"])
+def test_an_error_that_a_script_has_caught_is_not_named_later(
+    speak_as: Speaker, others: AbstractContextManager[Any]
+) -> None:
+    speak_as(0)
+    with others as expected, naming_failed_processes("training"):
+        if expected is not None:
+            raise ValueError("out of memory")
     speak_as(1)
-    leave_word(ValueError("out of memory"))
+    with pytest.raises(ValueError), naming_failed_processes("training"):
+        raise ValueError("out of memory")
     with naming_failed_processes("training"):
         pass
     speak_as(0)

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.launcher import LaunchConfig
 
+from littrainer.processes import launcher
 from littrainer.processes.launcher import Launch, LaunchError, _failure_in_words, _meeting_of_agents, _root_cause, check
 
 
@@ -19,6 +22,7 @@ from littrainer.processes.launcher import Launch, LaunchError, _failure_in_words
         (Launch(2, nodes=2, node_rank=2), "--node-rank 2: with --nodes 2 the machines are numbered from 0 to 1"),
         (Launch(2, main_port=0), "--main-port 0 is no port"),
         (Launch(2, nodes=2), "--nodes 2 needs --main-address"),
+        (Launch(2, grace_seconds=-1), "--grace -1: give the seconds"),
     ],
 )
 def test_what_cannot_be_started_is_refused_by_option(launch: Launch, complaint: str) -> None:
@@ -77,3 +81,29 @@ def test_a_process_that_a_signal_has_ended_is_named_with_the_signal_and_its_mach
     assert words == (
         "process 5 of 8 (node 1, local rank 1, pid 101) was ended by SIGKILL; the others of this machine were ended too"
     )
+
+
+@pytest.mark.parametrize(("given", "outside", "seconds"), [(None, None, 600), (None, "45", 45), (7, "45", 7)])
+def test_processes_that_are_told_to_end_have_time_to_save_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, given: int | None, outside: str | None, seconds: int
+) -> None:
+    for name in (launcher.STARTED_BY, launcher.THREADS, launcher.GRACE):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv(launcher.AGENT_LOG_LEVEL, "ERROR")
+    monkeypatch.setenv(launcher.GRACE, outside or "")
+    seen: list[Any] = []
+
+    def start(config: LaunchConfig, program: str) -> Any:
+        seen.append((config.shutdown_timeout, os.environ[launcher.GRACE]))
+        return lambda *words: None
+
+    monkeypatch.setattr("torch.distributed.launcher.elastic_launch", start)
+    assert launcher.run_processes(Launch(2, grace_seconds=given), ["python"]) == 0
+    assert seen == [(seconds, str(seconds))]
+
+
+@pytest.mark.parametrize("outside", ["soon", "-1"])
+def test_a_time_to_end_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, outside: str) -> None:
+    monkeypatch.setenv(launcher.GRACE, outside)
+    with pytest.raises(LaunchError, match=launcher.GRACE):
+        check(Launch(2))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
 
 from littrainer import Trainer, TrainingArguments
@@ -108,16 +107,19 @@ def test_sharding_needs_a_dimension_to_shard_over() -> None:
         sharding_sizes(facts(2, {"dp_replicate_size": 2}))
 
 
+A_SPLIT_PARAMETER = torch.Tensor._make_wrapper_subclass(DTensor, (2,))
+
+
 @dataclass
 class Sharded:
     """A model as transformers leaves one that it has sharded."""
 
     _tp_size: int | None = 2
     shards: int = 1
-    kind: type[torch.Tensor] = DTensor
+    parameter: torch.Tensor = A_SPLIT_PARAMETER
 
     def parameters(self) -> Iterator[torch.Tensor]:
-        yield torch.Tensor._make_wrapper_subclass(self.kind, (2,))  # type: ignore[attr-defined]
+        yield self.parameter
 
     @property
     def config(self) -> Any:
@@ -136,7 +138,7 @@ def test_a_model_that_is_sharded_already_decides_over_the_config() -> None:
 
 def test_a_model_that_was_split_into_plain_tensors_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Sharded was split over 2 processes.*parallelism_config=\{'tp_size': 2\}"):
-        follow_model(facts(2), Sharded(kind=nn.Parameter))
+        follow_model(facts(2), Sharded(parameter=torch.ones(2)))
 
 
 def test_shards_are_refused_where_nothing_shards(monkeypatch: pytest.MonkeyPatch) -> None:

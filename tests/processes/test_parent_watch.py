@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from littrainer.processes import parent_watch
 from tests.compat.processes import environment
 
 STARTER = """
@@ -54,3 +57,17 @@ def test_a_process_ends_with_the_one_that_has_started_it_however_that_ends(tmp_p
     while is_running(number) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_running(number)
+
+
+@pytest.mark.parametrize(("outside", "seconds"), [("", 600), ("7", 7)])
+def test_a_process_has_time_to_save_a_checkpoint_before_it_ends_by_force(
+    monkeypatch: pytest.MonkeyPatch, outside: str, seconds: int
+) -> None:
+    monkeypatch.setenv(parent_watch.GRACE, outside)
+    happened: list[Any] = []
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    monkeypatch.setattr(os, "kill", lambda number, sent: happened.append(sent))
+    monkeypatch.setattr(os, "_exit", happened.append)
+    monkeypatch.setattr(time, "sleep", happened.append)
+    parent_watch._watch(os.getpid(), parent_watch.grace_seconds())
+    assert happened == [signal.SIGTERM, seconds, 1]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from littrainer.report.axes import short_number, step_axis, value_axis
@@ -53,6 +53,7 @@ def test_steps_are_whole_and_begin_at_zero_where_that_is_near() -> None:
     assert step_axis([5]).labels == ("4", "5", "6")
 
 
+@example([1.1e276, 1.1e-273], "log")
 @given(st.lists(FINITE, min_size=1, max_size=5), st.sampled_from(["auto", "linear", "log"]))
 def test_every_finite_value_has_its_place_between_the_ends(values: list[float], scale: str) -> None:
     axis = value_axis(values, scale)

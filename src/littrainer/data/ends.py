@@ -28,15 +28,13 @@ def check_equal_lengths(loader: Any, what: str, call: str = "") -> None:
     """
     if not are_several():
         return
-    found_in_each = from_each((_length(loader), _length(getattr(loader, "dataset", None)), call))
-    calls = [one for _, _, one in found_in_each]
+    everywhere = from_each((_length(loader), _length(getattr(loader, "dataset", None)), call))
+    batches, samples, calls = ([one[part] for one in everywhere] for part in range(3))
     if len(set(calls)) > 1:
         raise UnequalData(
             f"The processes do not evaluate the same: {_by_rank(calls)}. Code that runs in some of the processes only "
             "must not evaluate or predict, since all do it together."
         )
-    lengths = [(batches, samples) for batches, samples, _ in found_in_each]
-    batches, samples = ([length[part] for length in lengths] for part in range(2))
     if len(set(batches)) == 1 and (not call or len(set(samples)) == 1):
         return
     found = _by_rank([_counted(number, "batch", "batches") for number in batches])

@@ -79,6 +79,7 @@ class LookaheadLoader(DataLoader):
     rows_in_last_batch = -1
     # What scripts read of accelerate's loaders: where the batches go, and what is never otherwise here.
     device: torch.device | None = None
+    gradient_state: Any = None
     use_stateful_dataloader = False
     skip_batches = 0
     # Streams are dispatched under accelerate unless its user says no, and only then it counts their last batch.
@@ -140,7 +141,8 @@ class LookaheadLoader(DataLoader):
         if isinstance(self.dataset, SharedStream):
             return self.dataset.samples_of_incomplete_round()
         batch_size = self.batch_size or getattr(self.batch_sampler, "batch_size", None)
-        if batch_size is None or self.drop_last or self.leaves_out_last or not has_length(self.dataset):
+        leaves_out = self.drop_last or self.leaves_out_last or getattr(self.batch_sampler, "drop_last", False)
+        if batch_size is None or leaves_out or not has_length(self.dataset):
             return -1
         return len(self.dataset) % (batch_size if self.splits_batches else batch_size * self.processes)
 

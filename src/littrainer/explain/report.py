@@ -55,6 +55,8 @@ def _reason(trainer: Any, name: str) -> str:
         return "given as `lightning`"
     if name in engine.FIXED_KEYWORDS:
         return engine.FIXED_KEYWORDS[name][1]
+    if name in engine.FACTS_OF_LAUNCHERS:
+        return engine.FACTS_OF_LAUNCHERS[name][1]
     sources = [field for field, destination in DESTINATIONS.items() if name in destination.keywords]
     return "from " + " and ".join(sources)
 

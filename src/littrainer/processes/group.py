@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from littrainer.processes import environment
 from littrainer.processes.agreement import connect_hosts
-from littrainer.processes.last_words import is_kept, keep_last_words
+from littrainer.processes.last_words import keep_last_words
 from littrainer.processes.meeting import meet
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 GLOO, NCCL, MPI = "gloo", "nccl", "mpi"
 # Both at once: what lies on the host is exchanged over gloo, and no GPU is waited for.
 NCCL_AND_GLOO = "cpu:gloo,cuda:nccl"
+# The default group whose processes leave word of the error that ends them.
+_group_with_words: Any = None
 
 
 def ensure_process_group(args: ProcessFacts) -> None:
@@ -40,7 +42,7 @@ def ensure_process_group(args: ProcessFacts) -> None:
     """
     if is_up():
         _check_size(args)
-        _keep_last_words_in_group()
+        _keep_last_words()
         return
     environment.check_ranks()
     if args.world_size == 1 and not (environment.is_launched() and environment.meeting_point()):
@@ -72,7 +74,7 @@ def ensure_process_group(args: ProcessFacts) -> None:
             timeout=args.ddp_timeout_delta,
         )
         if args.world_size > 1:
-            keep_last_words(store, args.process_index, args.world_size)
+            _keep_last_words(store)
             # All are here. Later one of them may have failed, and the others would wait until the timeout.
             connect_hosts()
     atexit.register(_end_group, os.getpid())
@@ -142,13 +144,20 @@ def _check_size(args: ProcessFacts) -> None:
         )
 
 
-def _keep_last_words_in_group() -> None:
-    """The same for a group that the script, or accelerate, has brought up."""
-    if dist.get_world_size() == 1 or is_kept() or dist.get_backend() == MPI:
+def _keep_last_words(store: Any = None) -> None:
+    """Keep the last words in the group that is up, unless they are.
+
+    Parameters:
+        store: the one that all processes share; None takes that of a group which somebody else has brought up.
+    """
+    global _group_with_words
+    if _group_with_words is dist.group.WORLD or dist.get_world_size() == 1 or MPI in dist.get_backend():
         return
-    # Not all versions of torch have a public name for the store of a group.
-    store = dist.distributed_c10d._get_default_store()
-    keep_last_words(dist.PrefixStore("littrainer", store), dist.get_rank(), dist.get_world_size())
+    if store is None:
+        # Not all versions of torch have a public name for it.
+        store = dist.PrefixStore("littrainer", dist.distributed_c10d._get_default_store())
+    keep_last_words(store, dist.get_rank(), dist.get_world_size())
+    _group_with_words = dist.group.WORLD
 
 
 def _end_group(process_number: int) -> None:

@@ -55,11 +55,18 @@ class _Meeting(NamedTuple):
 
 
 class _Failure(NamedTuple):
-    """An error with which this process has left a block that all are in."""
+    """An error with which this process has left a block that all are in.
+
+    Parameters:
+        block: its number.
+        doing: what is done in it.
+        time: in seconds, of the monotonic clock.
+    """
 
     block: int
     doing: str
     error: str
+    time: float
 
 
 _meeting: _Meeting | None = None
@@ -78,7 +85,10 @@ def keep_last_words(store: Any, rank: int, world_size: int) -> None:
         store: the one that all processes share.
     """
     global _meeting, _blocks_left, _own_failure
+    is_first = _meeting is None
     _meeting, _blocks_left, _own_failure = _Meeting(store, rank, world_size), 0, None
+    if not is_first:
+        return
     ask_of_failures(sys.modules[__name__])
     earlier_hook = sys.excepthook
 
@@ -88,11 +98,6 @@ def keep_last_words(store: Any, rank: int, world_size: int) -> None:
         earlier_hook(kind, error, trace)
 
     sys.excepthook = hook
-
-
-def is_kept() -> bool:
-    """Whether this process leaves word already."""
-    return _meeting is not None
 
 
 def leave_word(error: BaseException) -> None:
@@ -153,14 +158,13 @@ def before_agreement() -> None:
     failure = _own_failure
     if _meeting is None or failure is None:
         return
-    inside = _still_inside(failure.block)
+    inside = _still_inside(failure)
     if inside:
         raise LostProcess(
             f"Process {_meeting.rank} of {_meeting.world_size} cannot go on: before, it failed in {failure.doing} with "
             f"{failure.error}, and {_named(inside)} {'is' if len(inside) == 1 else 'are'} still in {failure.doing}. An "
             "error that the script catches must come in all processes alike; else let it end the process."
         )
-    # Another thread of this process may come to agree meanwhile.
     _own_failure = None
     if _own_words is not None:
         # In one operation: between a look and a change another process could take its own words away.
@@ -214,22 +218,23 @@ def _note_left(doing: str, error: BaseException | None) -> None:
     global _blocks_left, _own_failure
     _blocks_left += 1
     if error is not None and not _is_consequence(error):
-        _own_failure = _Failure(_blocks_left, doing, f"{type(error).__name__}: {error}"[:LONGEST_WORDS])
+        words = f"{type(error).__name__}: {error}"[:LONGEST_WORDS]
+        _own_failure = _Failure(_blocks_left, doing, words, time.monotonic())
     with suppress(RuntimeError):
         _meeting.store.set(f"{LEFT}/{_meeting.rank}", str(_blocks_left))
 
 
-def _still_inside(block: int) -> list[int]:
-    """Ranks that have not left a block, or an earlier one, within the time that they may take longer."""
+def _still_inside(failure: _Failure) -> list[int]:
+    """Ranks that have not left its block, or an earlier one, within the time that they may take longer."""
     assert _meeting is not None
     store, own = _meeting.store, _meeting.rank
     inside = [rank for rank in range(_meeting.world_size) if rank != own]
 
     def is_inside(rank: int) -> bool:
         key = f"{LEFT}/{rank}"
-        return not store.check([key]) or int(store.get(key)) < block
+        return not store.check([key]) or int(store.get(key)) < failure.block
 
-    deadline = time.monotonic() + SECONDS_UNTIL_ALL_HAVE_FAILED
+    deadline = failure.time + SECONDS_UNTIL_ALL_HAVE_FAILED
     try:
         while inside := [rank for rank in inside if is_inside(rank)]:
             if time.monotonic() > deadline:
@@ -272,7 +277,9 @@ def _failure_elsewhere() -> str | None:
         try:
             if _meeting.store.check([FIRST_FAILURE]):
                 found: str = _meeting.store.get(FIRST_FAILURE).decode()
-                return found if found else None
+                # Empty where a process has taken its words back.
+                if found:
+                    return found
         except RuntimeError:
             return None
         if time.monotonic() > deadline:

@@ -191,8 +191,8 @@ def _refuse_plain_slices(model: Any, processes: int) -> None:
     # As transformers 5.3 splits: norms would be those of slices, and each process would save its own as the whole.
     if not any(is_a(parameter, "sharded tensor") for parameter in model.parameters()):
         raise ValueError(
-            f"{type(model).__name__} was split over {processes} processes when it was loaded, into plain tensors, which "
-            "cannot be put together again. Load it whole and set parallelism_config={'tp_size': "
+            f"{type(model).__name__} was split over {processes} processes when it was loaded, into plain tensors, "
+            "which cannot be put together again. Load it whole and set parallelism_config={'tp_size': "
             f"{processes}}}, or update transformers: later releases (5.23 for one) split into DTensors."
         )
 

@@ -12,8 +12,8 @@ from littrainer.processes.environment import whole_number
 # The process that has started this one for training together.
 STARTED_BY = "LITTRAINER_STARTED_BY"
 SECONDS_BETWEEN_LOOKS = 1.0
-# How long processes that are told to end may take to save a checkpoint before they are killed. Whoever wants the machine
-# back sooner kills them all. torch's agent, and that of torchrun, reads the same variable.
+# How long processes that are told to end may take to save a checkpoint before they are killed; whoever wants the
+# machine back sooner kills them himself. torch's agent reads the same variable.
 GRACE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 SECONDS_TO_SAVE = 600
 

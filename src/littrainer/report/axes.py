@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 # A power of ten is divided into steps of these sizes.
 ROUND_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+# Powers of ten that a float can hold.
+SMALLEST_POWER, LARGEST_POWER = -323, 308
 # An axis that may choose is logarithmic where the middle nine tenths of the values span this ratio.
 LOGARITHMIC_FROM = 100.0
 MARGIN = 0.06
@@ -104,7 +106,8 @@ def _logarithmic(low: float, high: float) -> Axis:
     room = max((math.log10(high) - math.log10(low)) * MARGIN, 0.05)
     bottom, top = math.log10(low) - room, math.log10(high) + room
     every = max(1, math.ceil((top - bottom) / 6))
-    powers = [power for power in range(math.ceil(bottom), math.floor(top) + 1) if power % every == 0]
+    first, last = max(math.ceil(bottom), SMALLEST_POWER), min(math.floor(top), LARGEST_POWER)
+    powers = [power for power in range(first, last + 1) if power % every == 0]
     ticks = [10.0**power for power in powers]
     if len(ticks) < 3:
         ticks = [

@@ -36,7 +36,16 @@ EARLIER_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "warmup_ratio": (0.0,),
 }
 # Names that releases store beside the arguments, and that are no arguments.
-NO_ARGUMENTS = frozenset({"mixed_precision", "distributed_state", "fsdp_plugin_args", "deepspeed_plugin", "local_rank"})
+NO_ARGUMENTS = frozenset(
+    {
+        "mixed_precision",
+        "distributed_state",
+        "fsdp_plugin_args",
+        "deepspeed_plugin",
+        "hf_deepspeed_config",
+        "local_rank",
+    }
+)
 
 
 class Unreadable(Exception):

@@ -14,7 +14,7 @@ from lightning.pytorch.strategies import (
     StrategyRegistry,
 )
 
-from littrainer.strategies.choice import strategy_for
+from littrainer.strategies.choice import strategy_for, strategy_name
 from littrainer.strategies.data_parallel import ModelInDDP
 from littrainer.strategies.launched import LaunchedProcesses
 from littrainer.strategies.resident import release_plugins
@@ -74,6 +74,13 @@ def fitted_strategy(given: Any, trainer: Trainer) -> Any:
     if isinstance(fitted, ParallelStrategy) and fitted.cluster_environment is None and trainer.args.world_size > 1:
         fitted.cluster_environment = LaunchedProcesses(trainer.args)
     return fitted
+
+
+def name_of_strategy(given: Any, trainer: Trainer) -> str:
+    """What a strategy of the user's, or that of the arguments where this is "auto", is called in errors."""
+    if given == "auto":
+        return strategy_name(trainer.args)
+    return given if isinstance(given, str) else type(given).__name__
 
 
 @functools.cache

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from torch import nn
 
@@ -64,3 +66,24 @@ class ResidentModelParallelStrategy(ModelParallelStrategy):
     def teardown(self) -> None:
         """Release what the plugins hold, and leave the model where it is, split."""
         release_plugins(self)
+
+
+def average_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:
+    """Replace each gradient by its mean over the processes of a group, all of which hold the same slices."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trained:
+        return
+    # A process whose samples left a parameter out counts as one that has found a gradient of 0.
+    found = torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32)
+    found = found.to(trained[0].device)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+    waiting = []
+    for parameter, is_found in zip(trained, found.tolist(), strict=True):
+        if is_found:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradient = getattr(parameter.grad, "_local_tensor", parameter.grad)
+            gradient /= dist.get_world_size(group)
+            waiting.append(dist.all_reduce(gradient, group=group, async_op=True))
+    for work in waiting:
+        work.wait()

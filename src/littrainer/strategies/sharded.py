@@ -6,7 +6,7 @@ The model is sharded in place: its modules stay the user's objects, and its para
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from littrainer.arguments.sharding import ShardingPlan, sharding_plan
-from littrainer.checkpoint.shards import spread_like
+from littrainer.checkpoint.shards import free_gathered, spread_like
 from littrainer.ecosystem import is_a
 from littrainer.mixed_precision import forward_type
 from littrainer.processes.layout import sharding_sizes, tensor_parallel_size
-from littrainer.strategies.model_parallel import ResidentModelParallelStrategy
+from littrainer.strategies.model_parallel import ResidentModelParallelStrategy, average_gradients
+from littrainer.strategies.set_up_alike import check_same_model
 from littrainer.strategies.sharding_units import Unit, ignored_parameters, layers_of, units_of
 
 if TYPE_CHECKING:
@@ -36,14 +37,26 @@ RECOMPUTES = "_littrainer_recomputes"
 class ShardedStrategy(ResidentModelParallelStrategy):
     """FSDP2 for a Trainer's model, which stays sharded where it is."""
 
+    _whole_parameters: Sequence[nn.Parameter] = ()
+
     def setup(self, trainer: Any) -> None:
         """Prepare a run as Lightning does; sharding has put each parameter where it belongs."""
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
         self.model = self.precision_plugin.convert_module(self.model)
         if trainer.state.fn == "fit":
+            self._whole_parameters = _not_sharded(trainer.lightning_module.owner)
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
+
+    def post_backward(self, closure_loss: torch.Tensor) -> None:
+        """Average gradients of what is not sharded when the last micro-batch of a window has been seen."""
+        super().post_backward(closure_loss)
+        module: Any = self.lightning_module
+        if self._whole_parameters and module.exchanges_gradients:
+            for dimension in ("dp_replicate", "dp_shard"):
+                if self.device_mesh[dimension].size() > 1:
+                    average_gradients(self._whole_parameters, self.device_mesh[dimension].get_group())
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -69,21 +82,27 @@ def sharded_strategy(trainer: Trainer) -> ShardedStrategy:
 def shard_model_of(trainer: Trainer, model: nn.Module, mesh: DeviceMesh) -> None:
     """Shard a Trainer's model in place, and let an optimizer that was made before go on with its shards.
 
-    Does nothing where the model is sharded already.
+    A model that is sharded already lets go of what forward passes have gathered and kept: an optimizer would train
+    that in the place of the shards.
 
     Parameters:
         mesh: all processes, with the dimensions of `processes.layout`.
-    """
-    if is_a(model, "resharding module"):
-        return
-    plan = sharding_plan(trainer.args)
-    assert plan is not None
-    before = {id(parameter): name for name, parameter in model.named_parameters()}
-    if tensor_parallel_size(trainer.args) > 1:
-        from littrainer.strategies.tensor_parallel import split_layers
 
-        split_layers(model, mesh)
-    shard(model, plan, _data_parallel_dimensions(mesh), trainer.args.device, forward_type(trainer.args))
+    Raises:
+        ValueError: as `shard`; or the processes have different models.
+    """
+    before = {id(parameter): name for name, parameter in model.named_parameters()}
+    if is_a(model, "resharding module"):
+        free_gathered(model)
+    else:
+        plan = sharding_plan(trainer.args)
+        assert plan is not None
+        check_same_model(model)
+        if tensor_parallel_size(trainer.args) > 1:
+            from littrainer.strategies.tensor_parallel import split_layers
+
+            split_layers(model, mesh)
+        shard(model, plan, _data_parallel_dimensions(mesh), trainer.args.device, forward_type(trainer.args))
     if trainer.optimizer is not None:
         exchange_parameters(trainer.optimizer, before, dict(model.named_parameters()))
 
@@ -106,10 +125,11 @@ def shard(
     layers, units = layers_of(model, plan), units_of(model, plan)
     if plan.activation_checkpointing:
         recompute(layers, plan)
-    keywords = fully_shard_keywords(model, plan, mesh, device, computes_in)
     received = _Received(device, plan)
     for unit in [*units, Unit((model,))]:
         received.weights_of(unit.modules)
+        # Parameters without values, of which some may be left out, have been replaced.
+        keywords = fully_shard_keywords(model, plan, mesh, device, computes_in)
         if computes_in is not None:
             _train_in_float32(unit.modules)
         if unit.modules == (model,):
@@ -222,9 +242,8 @@ class _Received:
         self._device = device
         self._plan = plan
         self._is_alone = dist.get_world_size() == 1
-        # What stands in the place of tensors without values, by the id of these; and what has been sent.
-        self._made: dict[int, Any] = {}
-        self._sent: set[int] = set()
+        # They stay whole, so that several modules may share one.
+        self._buffers: dict[int, tuple[Any, Any]] = {}
 
     def weights_of(self, modules: Iterable[nn.Module]) -> None:
         """Receive the parameters and buffers of modules that are not sharded yet.
@@ -232,28 +251,30 @@ class _Received:
         Raises:
             ValueError: the first process has none.
         """
+        # Modules that share a parameter come here together; to know it for longer would keep it whole.
+        parameters: dict[int, tuple[Any, Any]] = {}
         for module in (part for one in modules for part in one.modules()):
-            for tensors in (module._parameters, module._buffers):
+            for tensors, known in ((module._parameters, parameters), (module._buffers, self._buffers)):
                 for name, tensor in tensors.items():
                     if tensor is not None and not is_a(tensor, "sharded tensor"):
-                        tensors[name] = self._received(tensor, name)
+                        if id(tensor) not in known:
+                            made = self._received(tensor, name)
+                            # Both are kept here, so that no other tensor gets the id of one.
+                            known[id(tensor)] = known[id(made)] = tensor, made
+                        tensors[name] = known[id(tensor)][1]
 
     def _received(self, tensor: Any, name: str) -> Any:
-        made = self._made.get(id(tensor), tensor)
-        if made.is_meta:
+        made = tensor
+        if tensor.is_meta:
             if dist.get_rank() == 0 or not self._plan.sync_module_states:
                 raise ValueError(
                     f"The model's parameter {name} has no values (device meta) in process {dist.get_rank()}, so there "
                     "is nothing to shard. Load the weights, or give the parameters values by to_empty() and an "
                     "initialisation."
                 )
-            # The old one is kept, so that no other gets its id.
             empty = torch.empty_like(tensor, device=self._device)
             made = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-            self._made[id(tensor)], self._made[id(made)] = made, made
-            self._keep = [*getattr(self, "_keep", ()), tensor]
-        if self._plan.sync_module_states and not self._is_alone and id(made) not in self._sent:
-            self._sent.add(id(made))
+        if self._plan.sync_module_states and not self._is_alone:
             sent = made.data.to(self._device).contiguous()
             dist.broadcast(sent, src=0)
             made.data = sent
@@ -266,6 +287,14 @@ def _train_in_float32(modules: Iterable[nn.Module]) -> None:
         for parameter in module.parameters():
             if parameter.requires_grad and parameter.is_floating_point() and not is_a(parameter, "sharded tensor"):
                 parameter.data = parameter.data.float()
+
+
+def _not_sharded(trainer: Trainer) -> list[nn.Parameter]:
+    """Parameters of modules that the plan leaves out, in an order that is the same in all processes."""
+    plan = sharding_plan(trainer.args)
+    assert plan is not None
+    ignored = {id(parameter) for parameter in ignored_parameters(trainer.model, plan.ignored_modules)}
+    return [parameter for parameter in trainer.model.parameters() if id(parameter) in ignored]
 
 
 def _data_parallel_dimensions(mesh: DeviceMesh) -> DeviceMesh:

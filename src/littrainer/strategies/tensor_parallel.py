@@ -6,11 +6,10 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from littrainer.processes.layout import process_layout
-from littrainer.strategies.model_parallel import ResidentModelParallelStrategy
+from littrainer.strategies.model_parallel import ResidentModelParallelStrategy, average_gradients
 from littrainer.strategies.sharded import exchange_parameters
 from littrainer.strategies.tensor_parallel_plan import parallelize_by_plan
 
@@ -28,7 +27,7 @@ class TensorParallelStrategy(ResidentModelParallelStrategy):
         super().post_backward(closure_loss)
         module: Any = self.lightning_module
         if self.device_mesh["dp_replicate"].size() > 1 and module.exchanges_gradients:
-            average_gradients(module.owner.model, self.device_mesh["dp_replicate"].get_group())
+            average_gradients(module.owner.model.parameters(), self.device_mesh["dp_replicate"].get_group())
 
 
 def tensor_parallel_strategy(trainer: Trainer) -> TensorParallelStrategy:
@@ -52,24 +51,3 @@ def split_model_of(trainer: Trainer, model: nn.Module, mesh: DeviceMesh) -> None
 def split_layers(model: nn.Module, mesh: DeviceMesh) -> None:
     """Split a model's layers by its plan, over the last dimension of a mesh of all processes."""
     parallelize_by_plan(model, mesh["tp"])
-
-
-def average_gradients(model: nn.Module, group: Any) -> None:
-    """Replace each gradient by its mean over the processes of a group, all of which hold the same slices."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
-        return
-    # A process whose samples left a parameter out counts as one that has found a gradient of 0.
-    found = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32)
-    found = found.to(parameters[0].device)
-    dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
-    waiting = []
-    for parameter, is_found in zip(parameters, found.tolist(), strict=True):
-        if is_found:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            gradient = getattr(parameter.grad, "_local_tensor", parameter.grad)
-            gradient /= dist.get_world_size(group)
-            waiting.append(dist.all_reduce(gradient, group=group, async_op=True))
-    for work in waiting:
-        work.wait()

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from littrainer.ecosystem import is_a
+from littrainer.strategies.set_up_alike import check_same_model
 
 logger = logging.getLogger(__name__)
 
@@ -85,10 +86,12 @@ def parallelize_by_plan(model: nn.Module, mesh: DeviceMesh) -> None:
     All processes go on with the weights of the first. A model that holds split parameters already is left as it is.
 
     Raises:
-        ValueError: the model has no plan, or the plan cannot be carried out for this number of processes.
+        ValueError: the model has no plan, the plan cannot be carried out for this number of processes, or these have
+            different models.
     """
     if is_split(model):
         return
+    check_same_model(model)
     styles = styles_by_layer(model, plan_of(model), mesh.size())
     ties = _ties(model)
     _take_over_from_first(model)

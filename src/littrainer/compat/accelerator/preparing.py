@@ -122,7 +122,7 @@ class Preparing:
         settings = getattr(self, "dataloader_config", None)
         prepared: Any = lookahead_version(self._args, data_loader, settings, slice_fn_for_dispatch)
         if isinstance(prepared, LookaheadLoader):
-            prepared.gradient_state = self.gradient_state
+            prepared.gradient_state = getattr(self, "gradient_state", None)
         self._dataloaders.append(prepared)
         return prepared
 

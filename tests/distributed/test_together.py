@@ -1,0 +1,49 @@
+"""Processes of a test are waited for together, and what a failing one has said is shown."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.distributed import together
+from tests.distributed.together import wait_for_all
+
+FAILS = "import sys; print('sample 17 is damaged'); sys.exit(3)"
+HANGS = "import time; print('waiting for the other', flush=True); time.sleep(600)"
+
+
+def started(folder: Path, *programs: str) -> tuple[list[subprocess.Popen[bytes]], list[Path]]:
+    processes, logs = [], []
+    for rank, program in enumerate(programs):
+        logs.append(folder / f"log{rank}")
+        with logs[-1].open("w") as log:
+            processes.append(subprocess.Popen([sys.executable, "-c", program], stdout=log))
+    return processes, logs
+
+
+def test_processes_that_end_well_are_waited_for(tmp_path: Path) -> None:
+    processes, logs = started(tmp_path, "print(1)", "import time; time.sleep(0.5)")
+    wait_for_all(processes, logs, 60)
+    assert [process.returncode for process in processes] == [0, 0]
+
+
+def test_a_failure_ends_the_processes_that_wait_for_it_and_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "SECONDS_AFTER_A_FAILURE", 0.5)
+    processes, logs = started(tmp_path, HANGS, FAILS)
+    begin = time.monotonic()
+    with pytest.raises(AssertionError, match=r"(?s)Statuses \[None, 3\].*log0.*log1:\nsample 17 is damaged"):
+        wait_for_all(processes, logs, 300)
+    assert time.monotonic() - begin < 60
+    assert all(process.returncode is not None for process in processes)
+
+
+def test_a_process_that_does_not_end_in_time_is_shown_too(tmp_path: Path) -> None:
+    processes, logs = started(tmp_path, HANGS)
+    with pytest.raises(AssertionError, match=r"(?s)Statuses \[None\].*limit 3 s.*waiting for the other"):
+        wait_for_all(processes, logs, 3)
