@@ -185,3 +185,6 @@ def test_torchruns_agent_is_told_of_the_error(
     assert written["message"]["message"] == "ValueError: sample 17" and written["is_consequence"] is False
     assert int(written["message"]["extraInfo"]["timestamp"]) > 0
     assert "ValueError: sample 17" in capsys.readouterr().err
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "lost.json"))
+    sys.excepthook(RuntimeError, RuntimeError("Connection closed by peer"), None)
+    assert json.loads((tmp_path / "lost.json").read_text())["is_consequence"] is True

@@ -29,7 +29,11 @@ def check_equal_lengths(loader: Any, what: str, call: str = "") -> None:
     if not are_several():
         return
     everywhere = from_each((_length(loader), _length(getattr(loader, "dataset", None)), call))
-    batches, samples, calls = ([one[part] for one in everywhere] for part in range(3))
+    batches, samples, calls = (
+        [number for number, _, _ in everywhere],
+        [number for _, number, _ in everywhere],
+        [one for _, _, one in everywhere],
+    )
     if len(set(calls)) > 1:
         raise UnequalData(
             f"The processes do not evaluate the same: {_by_rank(calls)}. Code that runs in some of the processes only "

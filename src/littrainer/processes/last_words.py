@@ -310,5 +310,7 @@ def tell_agent(error: BaseException) -> None:
     if not path or os.path.exists(path):
         return
     message = {"message": f"{type(error).__name__}: {error}", "extraInfo": {"timestamp": str(int(time.time()))}}
+    # A connection that is gone says of itself that another process is; both may fail within one second.
+    follows = _is_consequence(error) or (isinstance(error, RuntimeError) and is_of_a_library(error))
     with suppress(OSError), open(path, "w", encoding="utf-8") as file:
-        json.dump({"message": message, CONSEQUENCE: _is_consequence(error)}, file)
+        json.dump({"message": message, CONSEQUENCE: follows}, file)
