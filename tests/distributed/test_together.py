@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from tests.distributed import together
 from tests.distributed.together import wait_for_all
 
 FAILS = "import sys; print('sample 17 is damaged'); sys.exit(3)"
-HANGS = "import time; print('waiting for the other', flush=True); time.sleep(600)"
+HANGS = "import time; print('waiting for the other', flush=True); time.sleep(60)"
 
 
 def started(folder: Path, *programs: str) -> tuple[list[subprocess.Popen[bytes]], list[Path]]:
@@ -36,10 +35,9 @@ def test_a_failure_ends_the_processes_that_wait_for_it_and_is_shown(
 ) -> None:
     monkeypatch.setattr(together, "SECONDS_AFTER_A_FAILURE", 0.5)
     processes, logs = started(tmp_path, HANGS, FAILS)
-    begin = time.monotonic()
+    # One that was waited for to its end would have status 0.
     with pytest.raises(AssertionError, match=r"(?s)Statuses \[None, 3\].*log0.*log1:\nsample 17 is damaged"):
         wait_for_all(processes, logs, 300)
-    assert time.monotonic() - begin < 60
     assert all(process.returncode is not None for process in processes)
 
 

@@ -41,12 +41,13 @@ def wait_for_all(processes: Sequence[subprocess.Popen[Any]], logs: Sequence[Path
     until = time.monotonic() + limit_seconds
     failed = False
     try:
-        while time.monotonic() < until and any(process.poll() is None for process in processes):
-            if not failed and any(process.returncode for process in processes):
+        statuses = [process.poll() for process in processes]
+        while time.monotonic() < until and None in statuses:
+            if not failed and any(statuses):
                 failed = True
                 until = min(until, time.monotonic() + SECONDS_AFTER_A_FAILURE)
             time.sleep(0.05)
-        statuses = [process.poll() for process in processes]
+            statuses = [process.poll() for process in processes]
     finally:
         for process in processes:
             process.kill()
