@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -16,12 +15,14 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from littrainer.processes.script_start import free_port
 from tests.distributed.fidelity_process import PLAN
 from tests.fidelity.cases import several_processes_data
 from tests.fidelity.compare import first_difference
 from tests.fidelity.conftest import ROOT, RUNS, environment_of_runs, folder_shared_by_workers
 from tests.fidelity.differences import read_record
-from tests.fidelity.record import EVERY_SCENARIO, WITH_CHECKPOINTS
+from tests.fidelity.record import WITH_CHECKPOINTS
+from tests.fidelity.registry import aspects_of
 from tests.fidelity.scenarios import SCENARIOS
 from tests.fidelity.side import MODES, ORACLE
 
@@ -87,7 +88,7 @@ def run_both_sides(folder: Path) -> None:
     (folder / PLAN).write_text(json.dumps(SELECTED))
     processes = []
     for runs in ([ORACLE], list(MODES)):
-        port = random.SystemRandom().randrange(20000, 40000)
+        port = free_port()
         processes += [started(folder, runs, rank, port) for rank in range(PROCESSES)]
     try:
         for process in processes:
@@ -112,15 +113,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared
 
 
-def aspects_of(name: str, rank: int) -> list[str]:
-    scenario = SCENARIOS[name]
-    aspects = [
-        *EVERY_SCENARIO,
-        *(WITH_CHECKPOINTS if scenario.saves else ()),
-        *(("predictions",) if scenario.predicts else ()),
-        *(("extra",) if scenario.extra else ()),
-    ]
-    return aspects if rank == 0 else [aspect for aspect in aspects if aspect not in WRITTEN_BY_THE_FIRST]
+def aspects_in(name: str, rank: int) -> list[str]:
+    return [aspect for aspect in aspects_of(SCENARIOS[name]) if rank == 0 or aspect not in WRITTEN_BY_THE_FIRST]
 
 
 @pytest.mark.parametrize("rank", range(PROCESSES))
@@ -132,7 +126,7 @@ def test_each_process_leaves_what_it_leaves_with_transformers_own_trainer(
     for run, record in ((ORACLE, expected), (mode, actual)):
         if record.error:
             pytest.fail(f"{name} raised with {run} on rank {rank}:\n{record.error}", pytrace=False)
-    for aspect in aspects_of(name, rank):
+    for aspect in aspects_in(name, rank):
         difference = first_difference(getattr(expected, aspect), getattr(actual, aspect), SCENARIOS[name].tolerance)
         if difference:
             pytest.fail(f"{name} ({mode}), rank {rank}, {aspect}{difference}", pytrace=False)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,9 @@ from filelock import FileLock
 
 from littrainer.checkpoint.verification import damage_in
 from tests.distributed.saving_process import make
-from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
+from tests.distributed.together import run_together
+from tests.fidelity.conftest import folder_shared_by_workers
 
-LONGEST_RUN_SECONDS = 300
 WHOLE = ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 FILES = [
     "littrainer_manifest.json",
@@ -33,30 +31,6 @@ FILES = [
 Found = list[dict[str, Any]]
 
 
-def run_two(folder: Path) -> None:
-    environment = {**environment_of_runs(), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    logs = [open(folder / f"{rank}.log", "w") for rank in range(2)]  # noqa: SIM115
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.distributed.saving_process", str(folder)],
-            cwd=ROOT,
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        for rank, log in enumerate(logs)
-    ]
-    try:
-        for process in processes:
-            process.wait(LONGEST_RUN_SECONDS)
-    finally:
-        for process, log in zip(processes, logs, strict=True):
-            process.kill()
-            log.close()
-    ends = [(folder / f"{rank}.log").read_text()[-3000:] for rank in range(2)]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(ends)
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which two processes have done all that is looked at here; they are started once."""
@@ -64,7 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with FileLock(f"{folder}.lock"):
         if not (folder / "1.pickle").exists():
             folder.mkdir(parents=True)
-            run_two(folder)
+            run_together("tests.distributed.saving_process", folder, are_told_where_to_meet=False)
     return folder
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from littrainer.processes.script_start import free_port
 from tests.fidelity.conftest import ROOT, environment_of_runs
 
 PROCESSES = 2
@@ -20,13 +20,6 @@ LONGEST_RUN_SECONDS = 300
 # In which the others may still say what the end of one means to them.
 SECONDS_AFTER_A_FAILURE = 10.0
 SHOWN_CHARACTERS = 4000
-
-
-def free_port() -> int:
-    """A port at which nobody listens."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def wait_for_all(processes: Sequence[subprocess.Popen[Any]], logs: Sequence[Path], limit_seconds: float) -> None:
@@ -58,13 +51,16 @@ def wait_for_all(processes: Sequence[subprocess.Popen[Any]], logs: Sequence[Path
     )
 
 
-def run_together(module: str, folder: Path) -> None:
+def run_together(module: str, folder: Path, are_told_where_to_meet: bool = True) -> None:
     """Run a module in two processes as a launcher would, with the folder as its argument.
+
+    Parameters:
+        are_told_where_to_meet: as launchers do; else the module brings its process groups up by itself.
 
     Raises:
         AssertionError: as `wait_for_all`.
     """
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if are_told_where_to_meet else {}
     sizes = {"WORLD_SIZE": str(PROCESSES), "LOCAL_WORLD_SIZE": str(PROCESSES)}
     processes: list[subprocess.Popen[bytes]] = []
     logs = [folder / f"log{rank}" for rank in range(PROCESSES)]

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.fidelity.record import EVERY_SCENARIO, WITH_CHECKPOINTS
+
 if TYPE_CHECKING:
     from tests.fidelity.record import Record
     from tests.fidelity.side import Side
@@ -38,6 +40,16 @@ class Scenario:
     tolerance: float = 0.0
     reason: str = ""
     processes: int = 1
+
+
+def aspects_of(scenario: Scenario) -> tuple[str, ...]:
+    """What a scenario's record holds, so that there is something to compare."""
+    return (
+        *EVERY_SCENARIO,
+        *(WITH_CHECKPOINTS if scenario.saves else ()),
+        *(("predictions",) if scenario.predicts else ()),
+        *(("extra",) if scenario.extra else ()),
+    )
 
 
 REGISTERED: dict[str, Scenario] = {}

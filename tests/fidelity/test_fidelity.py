@@ -8,23 +8,12 @@ import pytest
 
 from tests.fidelity.compare import first_difference
 from tests.fidelity.differences import read_record
-from tests.fidelity.record import EVERY_SCENARIO, WITH_CHECKPOINTS, Record
+from tests.fidelity.record import Record
+from tests.fidelity.registry import aspects_of
 from tests.fidelity.scenarios import COMPARED, REFUSED_TODAY, SCENARIOS
 from tests.fidelity.side import MODES, ORACLE
 
-
-def aspects_of(name: str) -> tuple[str, ...]:
-    """What a scenario's record holds, so that there is something to compare."""
-    scenario = SCENARIOS[name]
-    return (
-        *EVERY_SCENARIO,
-        *(WITH_CHECKPOINTS if scenario.saves else ()),
-        *(("predictions",) if scenario.predicts else ()),
-        *(("extra",) if scenario.extra else ()),
-    )
-
-
-CASES = [(name, mode, aspect) for name in COMPARED for mode in MODES for aspect in aspects_of(name)]
+CASES = [(name, mode, aspect) for name in COMPARED for mode in MODES for aspect in aspects_of(SCENARIOS[name])]
 
 
 def finished_record(runs: Path, run: str, name: str) -> Record:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.together import free_port, wait_for_all
+from littrainer.processes.script_start import free_port
+from tests.distributed.together import wait_for_all
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.gpu import trainings
 

@@ -248,12 +248,6 @@ def in_number_format(trainer: Trainer, data: torch.Tensor) -> torch.Tensor:
     return data.to(config.dtype()) if data.is_floating_point() or data.is_complex() else data
 
 
-def gradient_norm(trainer: Trainer) -> float | None:
-    """The norm that the gradients of the last step had before they were clipped; None before the first step."""
-    norm = trainer.deepspeed.get_global_grad_norm()
-    return norm.item() if isinstance(norm, torch.Tensor) else norm
-
-
 def step_was_skipped(trainer: Trainer) -> bool:
     """Whether the engine left the last step out, since gradients of fp16 were not finite."""
     return isinstance(trainer.optimizer, EngineOptimizer) and trainer.optimizer.step_was_skipped
