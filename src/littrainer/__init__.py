@@ -57,6 +57,7 @@ _HOMES = {
         "get_scheduler",
         "get_wsd_schedule",
     ),
+    "littrainer.search.results": ("BestRun",),
     "littrainer.seeds": ("set_seed",),
     "littrainer.seq2seq": ("Seq2SeqTrainer",),
     "littrainer.trainer": ("Trainer",),
@@ -65,6 +66,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Adafactor",
+    "BestRun",
     "DataCollator",
     "DataCollatorForLanguageModeling",
     "DataCollatorForMultipleChoice",
@@ -165,6 +167,7 @@ if TYPE_CHECKING:
         get_scheduler,
         get_wsd_schedule,
     )
+    from littrainer.search.results import BestRun
     from littrainer.seeds import set_seed
     from littrainer.seq2seq import Seq2SeqTrainer
     from littrainer.trainer import Trainer

@@ -35,6 +35,7 @@ CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "accelerator": (("accelerate.accelerator", "Accelerator"),),
     "default flow": (("transformers.trainer_callback", "DefaultFlowCallback"),),
+    "pruned trial": (("optuna.exceptions", "TrialPruned"),),
     "lightning logger": (
         ("lightning.fabric.loggers.logger", "Logger"),
         ("lightning_fabric.loggers.logger", "Logger"),

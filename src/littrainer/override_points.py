@@ -36,9 +36,11 @@ from littrainer.model_facts import base_model, catch_all_name
 from littrainer.model_wrapping import is_own_wrapping, wrapped_model
 from littrainer.optim.gradient_norms import clip_by_norm, lie_on_several_meshes
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
+from littrainer.search import reporting
+from littrainer.search import trial as search_trial
 from littrainer.strategies import deepspeed_engine
 from littrainer.training import decisions, loss, train_call
-from littrainer.training.batch_size_search import memory_agreed_on
+from littrainer.training.batch_size_search import failures_agreed_on
 from littrainer.training.device_memory import empty_device_cache_if_due
 
 if TYPE_CHECKING:
@@ -225,7 +227,7 @@ class OverridePoints:
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         inputs = self._prepare_inputs(inputs)
-        with self.compute_loss_context_manager(), memory_agreed_on(self):
+        with self.compute_loss_context_manager(), failures_agreed_on(self):
             value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
         empty_device_cache_if_due(self)
         return loss.normalised(self, value, num_items_in_batch)
@@ -298,6 +300,7 @@ class OverridePoints:
         self: Any, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
         metrics = decisions.evaluate_in_training(self, ignore_keys_for_eval)
+        self._report_to_hp_search(trial, self.state.global_step, metrics)
         if steps_with_metric(self.lr_scheduler) and not skip_scheduler:
             step_with_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)
         return metrics
@@ -344,7 +347,7 @@ class OverridePoints:
         writer.write_model(self, self.args.output_dir if output_dir is None else output_dir, state_dict)
 
     def _get_output_dir(self: Any, trial: Any) -> str:
-        return self.args.output_dir
+        return reporting.output_dir_of(self, trial)
 
     def _save_checkpoint(self: Any, model: nn.Module, trial: Any) -> None:
         if self.background_saves is not None:
@@ -404,3 +407,14 @@ class OverridePoints:
 
     def _move_model_to_device(self: Any, model: nn.Module, device: torch.device) -> None:
         model.to(device)
+
+    # ---- Hyperparameter search ---------------------------------------------------------------------------------------
+
+    def _hp_search_setup(self: Any, trial: Any) -> None:
+        search_trial.set_up_trial(self, trial)
+
+    def _report_to_hp_search(self: Any, trial: Any, step: int, metrics: dict[str, float]) -> None:
+        reporting.report(self, trial, step, metrics)
+
+    def _tune_save_checkpoint(self: Any, checkpoint_dir: str) -> None:
+        writer.write_checkpoint_to_go_on(self, checkpoint_dir)

@@ -64,6 +64,8 @@ from littrainer.override_points import OverridePoints
 from littrainer.processes.agreement import failing_together
 from littrainer.processes.collectives import sum_over_processes
 from littrainer.processes.layout import follow_model, tensor_parallel_size
+from littrainer.search import applying, searching
+from littrainer.search.results import BestRun
 from littrainer.tracking.selection import trackers_for
 from littrainer.training import checks, loss, reports, run, train_call
 from littrainer.training.label_smoothing import smoother_for
@@ -148,10 +150,7 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         self.model_init = model_init
         self.model = self.call_model_init() if model is None else model
         follow_model(args, self.model)
-        # A model that evaluations cast as a whole moves when it is cast or trained; DeepSpeed's engine moves its own.
-        is_placed_by_engine = self.is_deepspeed_enabled or self.is_fsdp_enabled
-        moves_now = not (args.bf16_full_eval or args.fp16_full_eval or is_placed_by_engine)
-        self.place_model_on_device = moves_now if args.place_model_on_device is None else args.place_model_on_device
+        self.place_model_on_device = self._moves_model_itself()
         if self.place_model_on_device:
             self._move_model_to_device(self.model, args.device)
         self.model_wrapped: Any = self.model
@@ -198,6 +197,12 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         """Refuse what contradicts itself, before anything is computed."""
         checks.check_construction(self)
 
+    def _moves_model_itself(self) -> bool:
+        # A model that evaluations cast as a whole moves when it is cast or trained; DeepSpeed's engine moves its own.
+        is_placed_by_engine = self.is_deepspeed_enabled or self.is_fsdp_enabled
+        moves_now = not (self.args.bf16_full_eval or self.args.fp16_full_eval or is_placed_by_engine)
+        return moves_now if self.args.place_model_on_device is None else self.args.place_model_on_device
+
     def _read_model_facts(self) -> None:
         facts = facts_about(self.model)
         self.model_accepts_loss_kwargs = facts.accepts_loss_kwargs
@@ -220,10 +225,19 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         self.update_guard = UpdateGuard()
         self.background_saves: BackgroundSaves | None = None
         self.is_model_parallel = False
+        # What a hyperparameter search goes by; the trial and objective at hand, or of the last training.
+        self.hp_space: Any = None
         self.hp_name: Any = None
+        self.compute_objective: Any = None
+        self.hp_search_backend: Any = None
+        self.objective: Any = None
+        self._trial: Any = None
+        # The search that goes on, and what `apply_best` has chosen for a model_init that takes a trial.
+        self._search: searching.Search | None = None
+        self._last_search_backend: Any = None
+        self._best_trial: Any = None
         # The repository that the model is uploaded to.
         self.hub_model_id: str | None = None
-        self.hp_search_backend: Any = None
         self.current_flos: float = 0
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.model_preparation_time: float | None = None
@@ -654,6 +668,55 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         if self._parameters_without_embeddings is None or not self.is_in_train:
             self._parameters_without_embeddings = parameters_without_embeddings(self.model)
         return 6 * inputs[main_input].numel() * self._parameters_without_embeddings
+
+    # ---- Hyperparameter search --------------------------------------------------------------------------------------
+
+    def hyperparameter_search(
+        self,
+        hp_space: Callable[[Any], dict[str, Any]] | None = None,
+        compute_objective: Callable[[dict[str, float]], Any] | None = None,
+        n_trials: int | None = 20,
+        direction: str | Sequence[str] = "minimize",
+        backend: Any = None,
+        hp_name: Callable[[Any], str] | None = None,
+        **kwargs: Any,
+    ) -> BestRun | list[BestRun]:
+        """Train with many sets of arguments and find the best one; the Trainer is left as it was before.
+
+        Parameters:
+            hp_space: takes the trial, returns the arguments to set by name; by default learning rate, epochs, seed and
+                micro-batch size.
+            compute_objective: takes an evaluation's metrics, returns the number to go by, or a list of them; by
+                default the loss, or the sum of all metrics where there are any.
+            n_trials: trainings to carry out; None with a `timeout` alone.
+            direction: `minimize` or `maximize`; a list for several objectives.
+            backend: `optuna`, `ray` or `wandb`; by default the first that is installed.
+            hp_name: takes the trial, returns its name, which is that of its folder too; by default `run-<id>`.
+            kwargs: with Optuna those of `create_study` and `Study.optimize`, with Ray Tune those of `tune.run`.
+
+        Returns:
+            the best trial, or those that no other surpasses where there are several objectives.
+
+        Raises:
+            RuntimeError: there is no model_init, the backend is not installed, or no trial was completed.
+            ValueError, TypeError: the input is wrong, or what the functions return.
+        """
+        found: Any = searching.hyperparameter_search(
+            self, hp_space, compute_objective, n_trials, direction, backend, hp_name, **kwargs
+        )
+        return found
+
+    def apply_best(self, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None = None) -> None:
+        """Set the arguments to those of a search's best trial, so that `train()` repeats it.
+
+        Parameters:
+            best: what `hyperparameter_search` returned, or one of several.
+            hp_space: the space that it was drawn from; by default that of the last search.
+
+        Raises:
+            ValueError, TypeError: these hyperparameters are no arguments of this Trainer.
+        """
+        applying.apply_best(self, best, hp_space)
 
     # ---- Callbacks --------------------------------------------------------------------------------------------------
 

@@ -108,17 +108,17 @@ from transformers import TrainerCallback, TrainingArguments
 facts["derived"] = {cls.__name__: [home(cls), issubclass(cls, TrainerCallback)]
                     for cls in (NeptuneCallback, JITCheckpointCallback)}
 
-from transformers.trainer_utils import BestRun
-run = BestRun("3", 0.5, {"learning_rate": 1e-4})
-facts["originals"] = [home(BestRun), pickle.loads(pickle.dumps(run)) == run,
-                      inspect.getmodule(BestRun) is sys.modules["transformers.trainer_utils"],
-                      inspect.getsource(BestRun).startswith("class BestRun")]
+from transformers.trainer_utils import TrainerMemoryTracker
+facts["originals"] = [home(TrainerMemoryTracker),
+                      pickle.loads(pickle.dumps(TrainerMemoryTracker)) is TrainerMemoryTracker,
+                      inspect.getmodule(TrainerMemoryTracker) is sys.modules["transformers.trainer_utils"],
+                      inspect.getsource(TrainerMemoryTracker).startswith("class TrainerMemoryTracker")]
 
 stars = {}
 exec("from transformers.trainer_utils import *", stars)
 exec("from transformers.trainer import *", stars)
-facts["star"] = [home(stars["Trainer"]), home(stars["set_seed"]), stars["BestRun"] is BestRun,
-                 "_re_checkpoint" in stars]
+facts["star"] = [home(stars["Trainer"]), home(stars["set_seed"]),
+                 stars["TrainerMemoryTracker"] is TrainerMemoryTracker, "_re_checkpoint" in stars]
 
 @dataclass
 class Own(TrainingArguments):

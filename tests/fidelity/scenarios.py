@@ -27,10 +27,13 @@ from tests.fidelity.cases import (  # noqa: F401 (importing them registers their
     resume_changed,
     sampling,
     saving,
+    search,
+    search_overrides,
     seq2seq,
     several_processes,
     several_processes_data,
     several_processes_saving,
+    several_processes_search,
 )
 from tests.fidelity.registry import REGISTERED, Scenario
 

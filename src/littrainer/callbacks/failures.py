@@ -7,6 +7,8 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from littrainer.ecosystem import is_a
+
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
@@ -23,7 +25,9 @@ def callbacks_told_of_failure(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        _tell(trainer, error)
+        # The callbacks of a trial that a search has pruned have been told on_train_end.
+        if not is_a(error, "pruned trial"):
+            _tell(trainer, error)
         raise
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -184,12 +185,28 @@ class TrainerState:
                 setattr(self, name, math.ceil(max_steps * interval) if interval < 1 else interval)
 
     def init_training_references(self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any) -> None:
-        """Note how long this training will be and which process this is."""
-        self.trial_params = None
+        """Note how long this training will be, which trial of a search it is, and which process this is."""
+        if trainer.hp_name is not None and trainer._trial is not None:
+            self.trial_name = trainer.hp_name(trainer._trial)
+        self.trial_params = None if trial is None else hp_params(trial)
         self.max_steps = max_steps
         self.num_train_epochs = num_train_epochs
         self.is_local_process_zero = trainer.is_local_process_zero()
         self.is_world_process_zero = trainer.is_world_process_zero()
+
+
+def hp_params(trial: Any) -> dict[str, Any]:
+    """The parameters of a trial by name: those that an Optuna trial was asked for so far, or the dict itself.
+
+    Raises:
+        RuntimeError: it is neither.
+    """
+    found = trial if isinstance(trial, Mapping) else getattr(trial, "params", None)
+    if not isinstance(found, Mapping):
+        raise RuntimeError(
+            f"A trial is {kind_of(trial)}, and has to be an Optuna trial, or a dict of parameters by name."
+        )
+    return dict(found)
 
 
 # What trainer_state.json may hold, by field; any but global_step may be absent.

@@ -92,16 +92,27 @@ def write_checkpoint(trainer: Trainer, run_dir: str) -> str:
     return str(final)
 
 
-def fill_checkpoint(trainer: Trainer, folder: Path, seal: Seal | None = None) -> None:
+def write_checkpoint_to_go_on(trainer: Trainer, folder: str) -> None:
+    """Write `checkpoint-<step>` into a folder of a search library, whatever `save_only_model` says.
+
+    What is best so far is left as it stands among the training's own checkpoints.
+    """
+    trainer.store_flos()
+    with staged_together(trainer, Path(folder) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}") as staged:
+        fill_checkpoint(trainer, staged.folder, staged.seal, is_complete=True)
+
+
+def fill_checkpoint(trainer: Trainer, folder: Path, seal: Seal | None = None, is_complete: bool = False) -> None:
     """Write a checkpoint's files into a folder: this process's part, where there are several.
 
     Parameters:
         seal: is told of each file as soon as it is complete.
+        is_complete: write what resuming needs, whatever `save_only_model` says.
     """
     trainer.save_model(str(folder), _internal_call=True)
     if seal is not None:
         seal.add_all()
-    if not trainer.args.save_only_model:
+    if is_complete or not trainer.args.save_only_model:
         trainer._open_seal = seal
         try:
             # A subclass may have its own of each.

@@ -17,7 +17,6 @@ NOT_YET: dict[str, str] = {
     "push_to_hub": "save with save_model() and upload the folder with huggingface_hub.upload_folder()",
     "init_hf_repo": "create the repository with huggingface_hub.create_repo()",
     "create_model_card": "write the card with huggingface_hub.ModelCard",
-    "hyperparameter_search": "call train() from a loop or an Optuna study of your own",
 }
 # Methods that transformers calls and that nothing here calls: an override would be ignored, so it is refused.
 NEVER_CALLED: dict[str, str] = {
@@ -30,9 +29,6 @@ NEVER_CALLED: dict[str, str] = {
     "_prepare_context_parallel_inputs": "override _prepare_inputs",
     "_defer_fsdp_gradient_reduction": "pass a strategy as lightning={...}",
     "_sync_replicated_trainable_parameters": "add a callback with on_train_begin",
-    "_hp_search_setup": "override call_model_init, or set the arguments before train()",
-    "_report_to_hp_search": "override _evaluate, or add a callback with on_evaluate",
-    "_tune_save_checkpoint": "override _save_checkpoint",
 }
 # Methods that the Trainer of transformers 4 called, and that of transformers 5 does not either.
 CALLED_IN_TRANSFORMERS_4: dict[str, str] = {
@@ -74,10 +70,6 @@ class NotYetMembers:
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Refused: no card is written."""
         raise _not_yet("create_model_card")
-
-    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: no search is carried out."""
-        raise _not_yet("hyperparameter_search")
 
 
 def _not_yet(name: str) -> NotImplementedError:

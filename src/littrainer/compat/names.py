@@ -8,6 +8,7 @@ CHOICES = "littrainer.arguments.choices"
 LAYOUT = "littrainer.checkpoint.layout"
 NOTEBOOK = "littrainer.callbacks.notebook"
 RESULTS = "littrainer.evaluation.results"
+SEARCH = "littrainer.search"
 
 REPLACED: dict[str, dict[str, str]] = {
     "transformers.debug_utils": {
@@ -17,6 +18,14 @@ REPLACED: dict[str, dict[str, str]] = {
     "transformers.hf_argparser": {
         "HfArg": "littrainer.arguments.parser:HfArg",
         "HfArgumentParser": "littrainer.arguments.parser:HfArgumentParser",
+    },
+    "transformers.hyperparameter_search": {
+        "ALL_HYPERPARAMETER_SEARCH_BACKENDS": f"{SEARCH}.backends:ALL_HYPERPARAMETER_SEARCH_BACKENDS",
+        "HyperParamSearchBackendBase": f"{SEARCH}.backends:HyperParamSearchBackendBase",
+        "OptunaBackend": f"{SEARCH}.backends:OptunaBackend",
+        "RayTuneBackend": f"{SEARCH}.backends:RayTuneBackend",
+        "WandbBackend": f"{SEARCH}.backends:WandbBackend",
+        "default_hp_search_backend": f"{SEARCH}.backends:default_hp_search_backend",
     },
     "transformers.integrations.integration_utils": {
         "AzureMLCallback": "littrainer.tracking.azure_ml:AzureMLCallback",
@@ -34,6 +43,7 @@ REPLACED: dict[str, dict[str, str]] = {
         "WandbLogModel": "littrainer.tracking.wandb:WandbLogModel",
         "get_available_reporting_integrations": "littrainer.tracking.services:available_services",
         "get_reporting_integration_callbacks": "littrainer.tracking.selection:tracker_classes",
+        "hp_params": f"{SEARCH}.trial_parameters:hp_params",
         "rewrite_logs": "littrainer.tracking.metric_names:with_tracked_names",
     },
     "transformers.trainer": {
@@ -66,6 +76,7 @@ REPLACED: dict[str, dict[str, str]] = {
     },
     "transformers.trainer_seq2seq": {"Seq2SeqTrainer": "littrainer.seq2seq:Seq2SeqTrainer"},
     "transformers.trainer_utils": {
+        "BestRun": f"{SEARCH}.results:BestRun",
         "EvalLoopOutput": f"{RESULTS}:EvalLoopOutput",
         "EvalPrediction": f"{RESULTS}:EvalPrediction",
         "EvaluationStrategy": f"{CHOICES}:EvaluationStrategy",
@@ -79,6 +90,10 @@ REPLACED: dict[str, dict[str, str]] = {
         "SaveStrategy": f"{CHOICES}:SaveStrategy",
         "SchedulerType": f"{CHOICES}:SchedulerType",
         "TrainOutput": f"{RESULTS}:TrainOutput",
+        "default_compute_objective": f"{SEARCH}.objective:default_compute_objective",
+        "default_hp_space_optuna": f"{SEARCH}.spaces:default_hp_space_optuna",
+        "default_hp_space_ray": f"{SEARCH}.spaces:default_hp_space_ray",
+        "default_hp_space_wandb": f"{SEARCH}.spaces:default_hp_space_wandb",
         "denumpify_detensorize": f"{RESULTS}:denumpify_detensorize",
         "enable_full_determinism": "littrainer.seeds:enable_full_determinism",
         "get_last_checkpoint": f"{LAYOUT}:get_last_checkpoint",

@@ -17,12 +17,9 @@ _LEFT: dict[str, str] = {
     """,
     "transformers.debug_utils": "detect_overflow get_abs_min_max",
     "transformers.hf_argparser": "DataClass DataClassType make_choice_type_function string_to_bool",
-    "transformers.hyperparameter_search": """
-        ALL_HYPERPARAMETER_SEARCH_BACKENDS HyperParamSearchBackendBase OptunaBackend RayTuneBackend WandbBackend
-        default_hp_search_backend
-    """,
+    "transformers.hyperparameter_search": "",
     "transformers.integrations.integration_utils": """
-        INTEGRATION_TO_CALLBACK KubeflowCallback NeptuneCallback NeptuneMissingConfiguration default_logdir hp_params
+        INTEGRATION_TO_CALLBACK KubeflowCallback NeptuneCallback NeptuneMissingConfiguration default_logdir
         is_azureml_available is_clearml_available is_codecarbon_available is_comet_available is_dagshub_available
         is_dvclive_available is_flyte_deck_standard_available is_flytekit_available is_kubeflow_available
         is_mlflow_available is_neptune_available is_optuna_available is_ray_available is_ray_tune_available
@@ -53,8 +50,7 @@ _LEFT: dict[str, str] = {
     """,
     "transformers.trainer_seq2seq": "",
     "transformers.trainer_utils": """
-        BestRun TrainerMemoryTracker align_special_tokens check_target_module_exists compare_trainer_and_checkpoint_args
-        default_compute_objective default_hp_space_optuna default_hp_space_ray default_hp_space_wandb
+        TrainerMemoryTracker align_special_tokens check_target_module_exists compare_trainer_and_checkpoint_args
         find_executable_batch_size is_main_process load_sharded_checkpoint number_of_arguments suppress_progress_bars
         total_processes_number unwrap_peft_model validate_quantization_for_training
     """,

@@ -52,8 +52,11 @@ ANSWERED: dict[str, str] = {
     "deepspeed": "DeepSpeed's engine around the model, from the first training on; else None",
     "hub_model_id": "None",
     "push_in_progress": "None",
-    "hp_name": "None",
-    "hp_search_backend": "None",
+    "hp_space": "the space of the last search, or the one going on; else None",
+    "hp_name": "what names the trials of that search, or None",
+    "compute_objective": "what computes the objective of that search",
+    "hp_search_backend": "what carries out the search that goes on; else None",
+    "objective": "the objective of the trial at hand; None until it is evaluated",
     "model_preparation_time": "seconds that an evaluation before training took to prepare the model; else None",
     "current_flos": "operations since they were last moved into the state",
     "current_gradient_accumulation_steps": "micro-batches in the window at hand, also in an epoch's last one",
@@ -73,11 +76,7 @@ ANSWERED: dict[str, str] = {
 }
 """Attribute -> what it is. Those that begin with an underscore are read by subclasses all the same."""
 
-_SEARCH = "hyperparameter_search sets it, which littrainer does not have yet"
 REFUSED: dict[str, str] = {
-    "hp_space": _SEARCH,
-    "compute_objective": _SEARCH,
-    "objective": _SEARCH,
     "_attn_mask_causal_checked": "sequences are not split between processes",
     "_mixed_mesh_grads": "looked for at each clipping: override `_has_mixed_mesh_grads`",
 }
@@ -144,15 +143,6 @@ class TrainerAttributes:
     @property
     def _memory_tracker(self: Any) -> MemoryTracker:
         return MemoryTracker(self._memory, self.args.skip_memory_metrics)
-
-    @property
-    def _trial(self: Any) -> Any:
-        return None if self.training_run is None else self.training_run.trial
-
-    @_trial.setter
-    def _trial(self: Any, value: Any) -> None:
-        if self.training_run is not None:
-            self.training_run.trial = value
 
 
 def documentation() -> str:

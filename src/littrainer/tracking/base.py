@@ -7,7 +7,9 @@ import functools
 import inspect
 import logging
 import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from littrainer.arguments.normalization import tracker_label, trackers_in
@@ -62,6 +64,9 @@ class TrackerCallback(TrainerCallback):
     """Whether the service has failed; nothing more is reported to it until another training begins."""
     lightning_logger: Any = None
     """The Lightning logger on the service's run, where there is one and `setup` has been called."""
+    trial_folder: Path | None = None
+    """In a hyperparameter search, the folder of the trial's checkpoints, whose name its run has too."""
+    _is_trial: bool = False
 
     def __init__(self) -> None:
         require_installed(self.service)
@@ -91,7 +96,29 @@ class TrackerCallback(TrainerCallback):
     @survives_failure
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Start the run, unless there is one."""
+        self.part_from_trial(state)
         self.set_up_once(args, state, model, **kwargs)
+
+    def part_from_trial(self, state: Any) -> None:
+        """A training begins: where it is a trial, or follows one, let it have a run of its own."""
+        follows_trial, self._is_trial = self._is_trial, state.is_hyper_param_search
+        if self._is_trial or follows_trial:
+            if follows_trial and self._initialized and state.is_world_process_zero:
+                self.end_trial()
+            self._initialized = False
+
+    def end_trial(self) -> None:
+        """End the run of a trial, if it is open; called on the first process only."""
+
+    def run_name(self, args: Any, state: Any) -> str | None:
+        """What a run is called: `args.run_name`, and after it the name of the trial, in a search."""
+        return "-".join(part for part in (args.run_name, self.trial_name(state)) if part) or None
+
+    def trial_name(self, state: Any) -> str | None:
+        """What a trial is called, by `hp_name` or else by its folder; None outside of a search."""
+        if not state.is_hyper_param_search:
+            return None
+        return state.trial_name or (None if self.trial_folder is None else self.trial_folder.name)
 
     @survives_failure
     def on_log(
@@ -132,7 +159,9 @@ class TrackerCallback(TrainerCallback):
             self.end_failed_run(args, state, error)
 
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
-        """Mark the run as failed; called on the first process only."""
+        """Mark the run as failed; called on the first process only. By default a trial's run ends as it always does."""
+        if self._is_trial:
+            self.end_trial()
 
     def set_up_once(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
         """Call `setup`, with the keywords that it takes, unless it has been called."""
@@ -165,6 +194,12 @@ class TrackerCallback(TrainerCallback):
     def lightning_loggers(self) -> list[Any]:
         """Loggers for a `lightning.Trainer`, by which Lightning's callbacks write to the same run."""
         return []
+
+
+def is_pruned(error: BaseException) -> bool:
+    """Whether a training ended because its trial was not worth more time, which is no failure."""
+    optuna: Any = sys.modules.get("optuna")
+    return optuna is not None and isinstance(error, optuna.TrialPruned)
 
 
 def _accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:

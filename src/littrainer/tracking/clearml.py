@@ -7,7 +7,7 @@ import os
 from typing import Any, ClassVar
 
 from littrainer.arguments.secrets import holds_a_secret
-from littrainer.tracking.base import TrackerCallback, model_config_of, shown_arguments, survives_failure
+from littrainer.tracking.base import TrackerCallback, is_pruned, model_config_of, shown_arguments, survives_failure
 from littrainer.tracking.metric_names import PREFIXED_SPLITS, SUMMARY_VALUES, only_numbers
 from littrainer.tracking.saved_models import newest_checkpoint
 from littrainer.tracking.services import TRUE_VALUES
@@ -54,8 +54,8 @@ class ClearMLCallback(TrackerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Start a task, unless one is current."""
         self._checkpoints_saved = []
-        ended = self._clearml_task is not None and self._clearml.Task.current_task() is None
-        if state.is_hyper_param_search or ended:
+        self.part_from_trial(state)
+        if self._clearml_task is not None and self._clearml.Task.current_task() is None:
             self._initialized = False
         self.set_up_once(args, state, model, **kwargs)
 
@@ -75,7 +75,9 @@ class ClearMLCallback(TrackerCallback):
             ClearMLCallback._train_run_counter = 0
             self._clearml_task = task_class.init(
                 project_name=os.environ.get("CLEARML_PROJECT", "HuggingFace Transformers"),
-                task_name=os.environ.get("CLEARML_TASK", "Trainer"),
+                task_name=self._task_name(state),
+                # ClearML would take that of the trial before, which has the same name, for a failed try of this one.
+                reuse_last_task_id=not state.is_hyper_param_search,
                 auto_connect_frameworks={"tensorboard": False, "pytorch": False},
                 output_uri=True,
             )
@@ -87,6 +89,10 @@ class ClearMLCallback(TrackerCallback):
         self._write_arguments(args)
         if getattr(model, "config", None) is not None:
             self._write_model_config(model, count)
+
+    def _task_name(self, state: Any) -> str:
+        name, trial = os.environ.get("CLEARML_TASK", "Trainer"), self.trial_name(state)
+        return name if trial is None else f"{name}-{trial}"
 
     def _write_arguments(self, args: Any) -> None:
         section = self._hparams_section + self.log_suffix
@@ -134,7 +140,7 @@ class ClearMLCallback(TrackerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Upload the checkpoint, where models are, and delete those beyond `save_total_limit` from the server."""
         wanted = self._log_model and self._clearml_task is not None and state.is_world_process_zero
-        folder = newest_checkpoint(args, state) if wanted else None
+        folder = newest_checkpoint(args, state, self.trial_folder) if wanted else None
         if folder is None:
             return
         model = self._clearml.OutputModel(task=self._clearml_task, name=folder.name + self.log_suffix)
@@ -167,10 +173,14 @@ class ClearMLCallback(TrackerCallback):
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
         """Mark the task as failed, or as stopped where the training was interrupted, if this callback started it."""
         if self._closes_task and self._clearml_task is not None:
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and not is_pruned(error):
                 self._clearml_task.mark_failed(status_reason=type(error).__name__, status_message=str(error))
             else:
                 self._clearml_task.mark_stopped(force=True)
+        self.release()
+
+    def end_trial(self) -> None:
+        """Close the task, if this callback started it."""
         self.release()
 
     def release(self) -> None:

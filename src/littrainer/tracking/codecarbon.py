@@ -20,6 +20,7 @@ class CodeCarbonCallback(TrackerCallback):
     """
 
     service = "codecarbon"
+    _measures: bool = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,6 +44,7 @@ class CodeCarbonCallback(TrackerCallback):
         """Begin to measure."""
         if self.tracker is not None and state.is_local_process_zero:
             self.tracker.start()
+            self._measures = True
 
     @survives_failure
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -60,5 +62,6 @@ class CodeCarbonCallback(TrackerCallback):
 
     def release(self) -> None:
         """Stop to measure, and write the emissions so far."""
-        if self.tracker is not None:
+        if self.tracker is not None and self._measures:
+            self._measures = False
             self.tracker.stop()

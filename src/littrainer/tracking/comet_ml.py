@@ -52,7 +52,7 @@ class CometCallback(TrackerCallback):
             mode = "create"
         from lightning.pytorch.loggers import CometLogger
 
-        self.lightning_logger = CometLogger(mode=mode, name=args.run_name)
+        self.lightning_logger = CometLogger(mode=mode, name=self.run_name(args, state))
         self._experiment = self.lightning_logger.experiment
         self._experiment.log_other("Created from", "littrainer")
         self.lightning_logger.log_hyperparams(_parameters(args, model))
@@ -84,8 +84,12 @@ class CometCallback(TrackerCallback):
             )
         self.lightning_logger.finalize("success")
         if state.is_hyper_param_search:
-            self._experiment.clean()
-            self._initialized = False
+            self.end_trial()
+
+    def end_trial(self) -> None:
+        """End the experiment."""
+        self._experiment.clean()
+        self._initialized = False
 
 
 def _parameters(args: Any, model: Any) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class DVCLiveCallback(TrackerCallback):
     """
 
     service = "dvclive"
+    _made_here: bool = False
 
     def __init__(self, live: Any = None, log_model: Literal["all"] | bool | None = None, **kwargs: Any) -> None:
         super().__init__()
@@ -49,8 +50,19 @@ class DVCLiveCallback(TrackerCallback):
         if self.live is None:
             from dvclive import Live
 
-            self.live = Live()
+            self.live = Live(**self._folder_of_trial(state))
+            self._made_here = True
         self.live.log_params(shown_arguments(args))
+
+    def _folder_of_trial(self, state: Any) -> dict[str, str]:
+        trial = self.trial_name(state)
+        return {} if trial is None else {"dir": os.path.join("dvclive", trial)}
+
+    def end_trial(self) -> None:
+        """Part from the run, if it was made here: the next trial has another one."""
+        if self._made_here:
+            self.release()
+            self.live, self._made_here = None, False
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
         """Write what DVCLive can log, as one of its steps."""
@@ -93,7 +105,10 @@ class DVCLiveCallback(TrackerCallback):
 
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
         """End DVCLive's run."""
-        self.release()
+        if self._is_trial:
+            self.end_trial()
+        else:
+            self.release()
 
     def release(self) -> None:
         """End DVCLive's run, where there is one."""

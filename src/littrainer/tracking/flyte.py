@@ -49,7 +49,7 @@ class FlyteCallback(TrackerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save the checkpoint in the task."""
         wanted = self.sync_checkpoints and state.is_world_process_zero
-        folder = newest_checkpoint(args, state) if wanted else None
+        folder = newest_checkpoint(args, state, self.trial_folder) if wanted else None
         if folder is not None:
             self.cp.save(str(folder))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from littrainer.tracking.base import TrackerCallback, hyperparameters, survives_failure
+from littrainer.tracking.base import TrackerCallback, hyperparameters, is_pruned, survives_failure
 from littrainer.tracking.metric_names import only_numbers, with_tracked_names
 
 if TYPE_CHECKING:
@@ -158,9 +158,9 @@ class LightningLoggersCallback(TrackerCallback):
             tracker.finalize("success", state)
 
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
-        """End each logger's run as a failed one."""
+        """End each logger's run as a failed one, unless it was pruned."""
         for tracker in self.trackers:
-            tracker.finalize("failed", state)
+            tracker.finalize("success" if is_pruned(error) else "failed", state)
 
     def lightning_loggers(self) -> list[Any]:
         """The loggers, for a `lightning.Trainer`."""
@@ -200,8 +200,8 @@ class _OneLogger(TrackerCallback):
 
     @survives_failure
     def finalize(self, status: str, state: Any) -> None:
-        self._is_over = True
-        if state.is_world_process_zero:
+        was_over, self._is_over = self._is_over, True
+        if state.is_world_process_zero and not was_over:
             self.lightning_logger.finalize(status)
 
     def release(self) -> None:

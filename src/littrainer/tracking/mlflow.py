@@ -9,7 +9,7 @@ import re
 import time
 from typing import Any
 
-from littrainer.tracking.base import TrackerCallback, model_config_of, shown_arguments, survives_failure
+from littrainer.tracking.base import TrackerCallback, is_pruned, model_config_of, shown_arguments, survives_failure
 from littrainer.tracking.lightning_loggers import SharedLogger
 from littrainer.tracking.metric_names import only_numbers
 from littrainer.tracking.saved_models import newest_checkpoint
@@ -51,9 +51,11 @@ class MLflowCallback(TrackerCallback):
     @survives_failure
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Start the run, unless there is one."""
-        if self._active_run_id() != self._run_id_written_to():
-            # That of an earlier training has ended, or the script has started another one since.
-            self._initialized = False
+        was_initialized = self._initialized
+        self.part_from_trial(state)
+        # That of an earlier training may have ended, or the script have started another one since. One that the script
+        # has open takes all trials, and the parameters of the first: MLflow lets none be changed.
+        self._initialized = was_initialized and self._active_run_id() == self._run_id_written_to()
         self.set_up_once(args, state, model, **kwargs)
 
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
@@ -68,14 +70,14 @@ class MLflowCallback(TrackerCallback):
         self._log_artifacts = environment_says("HF_MLFLOW_LOG_ARTIFACTS")
         if not state.is_world_process_zero:
             return
-        self._start_run(args)
+        self._start_run(args, state)
         self._run_logger()
         self._log_parameters({**model_config_of(model), **shown_arguments(args)})
         tags = os.environ.get("MLFLOW_TAGS")
         if tags:
             self._ml_flow.set_tags(json.loads(tags))
 
-    def _start_run(self, args: Any) -> None:
+    def _start_run(self, args: Any, state: Any) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if uri and not self._ml_flow.is_tracking_uri_set():
             self._ml_flow.set_tracking_uri(uri)
@@ -86,7 +88,7 @@ class MLflowCallback(TrackerCallback):
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME")
         if experiment:
             self._ml_flow.set_experiment(experiment)
-        self._ml_flow.start_run(run_name=args.run_name, nested=is_nested)
+        self._ml_flow.start_run(run_name=self.run_name(args, state), nested=is_nested)
         self._auto_end_run = True
 
     def _log_parameters(self, parameters: dict[str, Any]) -> None:
@@ -159,7 +161,7 @@ class MLflowCallback(TrackerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Upload the checkpoint as artifacts in a folder of its name, where HF_MLFLOW_LOG_ARTIFACTS asks for it."""
         wanted = self._initialized and self._log_artifacts and state.is_world_process_zero
-        folder = newest_checkpoint(args, state) if wanted else None
+        folder = newest_checkpoint(args, state, self.trial_folder) if wanted else None
         if folder is not None:
             run_logger = self._run_logger()
             run_logger.experiment.log_artifacts(run_logger.run_id, str(folder), artifact_path=folder.name)
@@ -172,7 +174,12 @@ class MLflowCallback(TrackerCallback):
 
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
         """End the run as failed, or as killed where the training was interrupted, if this callback started it."""
-        self._end_run("FAILED" if isinstance(error, Exception) else "KILLED")
+        failed = "FAILED" if isinstance(error, Exception) else "KILLED"
+        self._end_run("FINISHED" if is_pruned(error) else failed)
+
+    def end_trial(self) -> None:
+        """End the run, if this callback started it."""
+        self._end_run("FINISHED")
 
     def release(self) -> None:
         """End the run as failed, if this callback started it: MLflow would take it for the active one."""

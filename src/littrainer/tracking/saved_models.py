@@ -14,9 +14,13 @@ logger = logging.getLogger(__name__)
 ARCHITECTURE_NAME = "model_architecture.txt"
 
 
-def newest_checkpoint(args: Any, state: Any) -> Path | None:
-    """The checkpoint of the current optimizer step; None, with a warning, where there is none."""
-    folder = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+def newest_checkpoint(args: Any, state: Any, trial_folder: Path | None = None) -> Path | None:
+    """The checkpoint of the current optimizer step; None, with a warning, where there is none.
+
+    Parameters:
+        trial_folder: where a trial's checkpoints lie; `output_dir` outside of a search.
+    """
+    folder = Path(trial_folder or args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
     if folder.is_dir():
         return folder
     logger.warning("The checkpoint %s is not uploaded, since there is no such folder.", folder)

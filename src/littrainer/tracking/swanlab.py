@@ -24,6 +24,7 @@ class SwanLabCallback(TrackerCallback):
 
     service = "swanlab"
     reports_predictions = True
+    _started_here: bool = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,6 +48,7 @@ class SwanLabCallback(TrackerCallback):
             logger.warning("swanlab: SWANLAB_LOG_MODEL has no effect, since SwanLab keeps no models.")
         if self._active_run() is None:
             self._swanlab.init(**self._settings(args, state))
+            self._started_here = True
         config = self._swanlab.config
         config["FRAMEWORK"] = "\N{HUGGING FACE}transformers"
         config.update(hyperparameters(args, model))
@@ -55,6 +57,12 @@ class SwanLabCallback(TrackerCallback):
         if hasattr(model, "get_nb_trainable_parameters"):
             trainable, all_of_them = model.get_nb_trainable_parameters()
             config.update({"peft_model_trainable_params": trainable, "peft_model_all_param": all_of_them})
+
+    def end_trial(self) -> None:
+        """End the run, if this callback started it."""
+        if self._started_here and self._active_run() is not None:
+            self._started_here = False
+            self._swanlab.finish()
 
     def _active_run(self) -> Any:
         try:
@@ -65,8 +73,8 @@ class SwanLabCallback(TrackerCallback):
 
     def _settings(self, args: Any, state: Any) -> dict[str, Any]:
         settings: dict[str, Any] = {"project": os.environ.get("SWANLAB_PROJECT")}
-        name = "-".join(part for part in (args.run_name, state.trial_name) if part is not None)
-        if name:
+        name = self.run_name(args, state)
+        if name is not None:
             settings["experiment_name"] = name
         if "SWANLAB_RUN_ID" in os.environ:
             settings["id"] = os.environ["SWANLAB_RUN_ID"]

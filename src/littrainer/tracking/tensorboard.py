@@ -28,11 +28,11 @@ class TensorBoardCallback(TrackerCallback):
     """
 
     service = "tensorboard"
+    _outside_search: str | None = None
 
     def __init__(self, tb_writer: Any = None):
         super().__init__()
         self.tb_writer = tb_writer
-        self._is_trial = False
         folder = os.environ.get("TENSORBOARD_LOGGING_DIR")
         self.logging_dir = None if folder is None else os.path.expanduser(folder)
 
@@ -40,20 +40,31 @@ class TensorBoardCallback(TrackerCallback):
         from lightning.pytorch.loggers import TensorBoardLogger
 
         asked_for = self.logging_dir if self._is_trial else args.logging_dir or self.logging_dir
-        self.logging_dir = folder = asked_for or os.path.join(args.output_dir, _folder_of_now())
+        self.logging_dir = folder = asked_for or _folder_of_now(args)
         self.lightning_logger = TensorBoardLogger(folder, name="", version="")
         self.tb_writer = self.lightning_logger.experiment
 
     @survives_failure
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Open the event file, and write the arguments and the model's configuration."""
-        self._initialized = False
-        if state.is_hyper_param_search and state.trial_name is not None:
-            # Each trial has files of its own.
+        if not self._is_trial:
+            self._outside_search = self.logging_dir
+        if self.lightning_logger is not None and (self._is_trial or state.is_hyper_param_search):
+            # An evaluation may have opened a file again.
             self.close()
-            self._is_trial = True
-            self.logging_dir = os.path.join(args.output_dir, _folder_of_now(), state.trial_name)
+        self.part_from_trial(state)
+        self._initialized = False
+        self.logging_dir = self._folder_of_trial(args, state) if self._is_trial else self._outside_search
         self.set_up_once(args, state, model, **kwargs)
+
+    def _folder_of_trial(self, args: Any, state: Any) -> str | None:
+        if state.trial_name is not None:
+            return os.path.join(_folder_of_now(args), state.trial_name)
+        if self._outside_search is None:
+            # Its trials lie in one folder, where TensorBoard shows them as one list.
+            self._outside_search = args.logging_dir or _folder_of_now(args)
+        folder, trial = args.logging_dir or self._outside_search, self.trial_name(state)
+        return folder if trial is None else os.path.join(folder, trial)
 
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
         """Open the event file, and write the arguments and the model's configuration."""
@@ -112,6 +123,6 @@ def _json_without_secrets(text: str) -> str:
     return text if shown is values else json.dumps(shown, indent=2, sort_keys=True)
 
 
-def _folder_of_now() -> str:
+def _folder_of_now(args: Any) -> str:
     now = datetime.datetime.now().strftime("%b%d_%H-%M-%S")
-    return os.path.join("runs", f"{now}_{socket.gethostname()}")
+    return os.path.join(args.output_dir, "runs", f"{now}_{socket.gethostname()}")

@@ -57,7 +57,7 @@ class TrackioCallback(TrackerCallback):
             return
         run = self._trackio.init(
             project=args.project,
-            name=args.run_name or self._run_name,
+            name=self._name(args, state) or self._run_name,
             space_id=args.trackio_space_id,
             resume="allow",
             private=args.hub_private_repo,
@@ -69,6 +69,10 @@ class TrackioCallback(TrackerCallback):
         self._trackio.config.update(hyperparameters(args, model), allow_val_change=True)
         if hasattr(model, "num_parameters"):
             self._trackio.config["model/num_parameters"] = model.num_parameters()
+
+    def _name(self, args: Any, state: Any) -> str | None:
+        # Trackio goes on with a run of that name, as the trials of another search may have.
+        return self.run_name(args, state) if args.run_name or state.trial_name else None
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
         """Write values, all but the results of the whole training."""

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from littrainer.tracking.base import TrackerCallback, hyperparameters, model_config_of, survives_failure
+from littrainer.tracking.base import TrackerCallback, hyperparameters, is_pruned, model_config_of, survives_failure
 from littrainer.tracking.lightning_loggers import SharedLogger
 from littrainer.tracking.metric_names import SUMMARY_VALUES, with_tracked_names
 from littrainer.tracking.saved_models import newest_checkpoint, write_architecture, write_final_model
@@ -75,11 +75,27 @@ class WandbCallback(TrackerCallback):
     @survives_failure
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Start the run, unless there is one; each trial of a search has its own."""
+        self.part_from_trial(state)
         if state.is_hyper_param_search:
-            self._wandb.finish()
-            self._initialized = False
+            if not self._is_sweep_run():
+                self._wandb.finish()
             args.run_name = None
         self.set_up_once(args, state, model, **kwargs)
+
+    def _is_sweep_run(self) -> bool:
+        # The agent of a sweep has started it for this trial.
+        return bool(getattr(self._wandb.run, "sweep_id", None))
+
+    def end_trial(self) -> None:
+        """Finish the run."""
+        if not self._is_sweep_run():
+            self._wandb.finish()
+
+    def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
+        """Finish a trial's run, as failed unless it was pruned; other runs stay open for the script."""
+        if self._is_trial and self._wandb.run is not None:
+            self._wandb.finish(exit_code=int(not is_pruned(error)))
+            self._initialized = False
 
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
         """Start a run, unless wandb has one, and write arguments and the model's configuration into its config.
@@ -92,7 +108,7 @@ class WandbCallback(TrackerCallback):
         if not state.is_world_process_zero:
             return
         if self._wandb.run is None:
-            self._wandb.init(project=os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT), **_names(args, state))
+            self._wandb.init(project=os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT), **self._names(args, state))
         self._wandb.config.update(hyperparameters(args, model), allow_val_change=True)
         self._wandb.define_metric(STEP_METRIC)
         self._wandb.define_metric("*", step_metric=STEP_METRIC, step_sync=True)
@@ -104,6 +120,12 @@ class WandbCallback(TrackerCallback):
             self._wandb.config.update({PARAMETER_COUNT: model.num_parameters()}, allow_val_change=True)
         if self._log_model.is_enabled:
             self._log_initial_model(args, model)
+
+    def _names(self, args: Any, state: Any) -> dict[str, str]:
+        name = self.run_name(args, state)
+        if name is None:
+            return {}
+        return {"name": name, "group": args.output_dir} if state.is_hyper_param_search else {"name": name}
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
         """Write values as a row of the history, and the results of the whole training into the summary."""
@@ -137,7 +159,7 @@ class WandbCallback(TrackerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Upload the checkpoint, where WANDB_LOG_MODEL=checkpoint."""
         wanted = self._log_model is WandbLogModel.CHECKPOINT and self._initialized and state.is_world_process_zero
-        folder = newest_checkpoint(args, state) if wanted else None
+        folder = newest_checkpoint(args, state, self.trial_folder) if wanted else None
         if folder is None:
             return
         metadata = {**self._summary_numbers(), PARAMETER_COUNT: self._wandb.config.get(PARAMETER_COUNT)}
@@ -197,9 +219,3 @@ class WandbCallback(TrackerCallback):
             for name, value in summary.items()
             if isinstance(value, numbers.Number) and not name.startswith("_")
         }
-
-
-def _names(args: Any, state: Any) -> dict[str, str]:
-    if state.trial_name is not None:
-        return {"name": state.trial_name, "group": args.run_name or args.output_dir}
-    return {} if args.run_name is None else {"name": args.run_name}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from littrainer.processes.agreement import agreed, all_arrive
+from littrainer.processes.agreement import agreed, all_arrive, failing_together
 from littrainer.training.device_memory import empty_device_cache
 
 if TYPE_CHECKING:
@@ -45,13 +45,22 @@ def ran_out_of_memory(error: Exception) -> bool:
     return any(message in str(error.args[0]) for message in OUT_OF_MEMORY_MESSAGES)
 
 
-def memory_agreed_on(trainer: Trainer) -> AbstractContextManager[Any]:
-    """A context for a forward pass, after which all processes know whether memory ran out in one of them.
+def failures_agreed_on(trainer: Trainer) -> AbstractContextManager[Any]:
+    """A context for a forward pass, after which all processes know of what training goes on after: together.
 
-    It does nothing where there is one process, or no size is searched for.
+    That is memory that ran out where a size is searched for, and in a trial of a hyperparameter search any error. With
+    one process, or in another training, it does nothing.
     """
-    searches = trainer.args.auto_find_batch_size and trainer.args.world_size > 1
-    return _agreeing() if searches else nullcontext()
+    searches_size, is_trial = trainer.args.auto_find_batch_size, trainer.hp_search_backend is not None
+    if not (searches_size or is_trial) or trainer.args.world_size == 1:
+        return nullcontext()
+    if not is_trial:
+        return _agreeing()
+    contexts = ExitStack()
+    contexts.enter_context(failing_together("a forward pass"))
+    if searches_size:
+        contexts.enter_context(_agreeing())
+    return contexts
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from littrainer.data.progress import ResumePoint
 from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.optim.added_groups import leave_added_groups_alone
+from littrainer.optim.changed_hyperparameters import AskedFor, are_others
 from littrainer.processes.agreement import failing_together
 from littrainer.processes.flags import FlagsRaisedTogether
 from littrainer.training import decisions
@@ -103,6 +104,9 @@ class TrainingRun:
         several = trainer.args.world_size > 1
         self._flags = FlagsRaisedTogether(CONTROL_FLAGS, trainer.args.world_size) if several else None
         self._rates_to_keep: list[float] | None = None
+        # Called once, when what is due at the optimizer step is done.
+        self.when_step_is_done: Callable[[], None] | None = None
+        self._hyperparameters_changed = False
 
     def prepare_state(self) -> None:
         """Let the Trainer's overridable `_init_training_state` reset its state, or read it from the checkpoint."""
@@ -138,7 +142,12 @@ class TrainingRun:
         trainer.state.compute_steps(trainer.args, plan.max_steps)
         if self.checkpoint is not None:
             self._resume_state(self.checkpoint)
+        drawn_then = trainer.state.trial_params
         trainer.state.init_training_references(trainer, plan.max_steps, plan.num_train_epochs, self.trial)
+        if self.checkpoint is not None and self.trial is not None:
+            self._hyperparameters_changed = are_others(drawn_then, trainer.state.trial_params)
+            if self._hyperparameters_changed:
+                trainer.state.compute_steps(trainer.args, plan.max_steps)
         return self.first_epoch, self._micro_batches_to_skip
 
     def _resume_state(self, checkpoint: Path) -> None:
@@ -147,7 +156,9 @@ class TrainingRun:
         self.evaluation_due = evaluation_to_make_up_for(trainer.state)
         trainer._load_callback_state()
         self.record = read_resume_record(checkpoint, trainer.args.process_index)
-        warn_of_differences(checkpoint, self.record, trainer, plan)
+        # A search means to change what it changes.
+        if self.trial is None:
+            warn_of_differences(checkpoint, self.record, trainer, plan)
         position = position_of(self.record, trainer, plan)
         kept = self.record["data"] if self.record is not None and position is not None else None
         position = self.resumed_at = position or counted_position(trainer, plan)
@@ -222,9 +233,15 @@ class TrainingRun:
     def restore(self) -> None:
         """Model, optimizer and schedule stand: give them what the checkpoint has for them."""
         if self.checkpoint is not None:
+            trainer = self.trainer
             with failing_together(f"loading optimizer and schedule in {self.checkpoint}"):
-                self.trainer._load_optimizer_and_scheduler(self._checkpoint_name)
-                self.trainer._load_scaler(self._checkpoint_name)
+                changed = self._hyperparameters_changed
+                asked_for = AskedFor(trainer.optimizer, trainer.lr_scheduler) if changed else None
+                trainer._load_optimizer_and_scheduler(self._checkpoint_name)
+                trainer._load_scaler(self._checkpoint_name)
+                if asked_for is not None:
+                    rate_then = (self.record or {}).get("arguments", {}).get("learning_rate")
+                    asked_for.put_back(trainer.optimizer, trainer.lr_scheduler, rate_then, trainer.args.learning_rate)
             if (self.record or {}).get("schedule_is_replaced"):
                 self._rates_to_keep = [group["lr"] for group in self.trainer.optimizer.param_groups]
 
@@ -242,6 +259,10 @@ class TrainingRun:
         trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         if trainer.args.eval_on_start:
             trainer._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
+            if self.checkpoint is not None:
+                # Done with when the checkpoint was written.
+                self.when_step_is_done = None
+            self._tell_that_step_is_done()
         if self.evaluation_due is not None:
             self._make_up_for_evaluation(self.evaluation_due)
         if self.epoch_end_is_due:
@@ -414,6 +435,12 @@ class TrainingRun:
         if calls_events:
             # Callbacks may have decided to stop by what they heard of.
             self._settle_flags(STOPPING_FLAGS)
+            self._tell_that_step_is_done()
+
+    def _tell_that_step_is_done(self) -> None:
+        if self.when_step_is_done is not None:
+            tell, self.when_step_is_done = self.when_step_is_done, None
+            tell()
 
     def finish(self, num_train_samples: float, start_time: float) -> TrainOutput:
         """Training has ended: log its metrics, load the best model, tidy up checkpoints.

@@ -20,6 +20,7 @@ from littrainer.evaluation.results import TrainOutput
 from littrainer.interruptions import UpdateGuard
 from littrainer.processes.agreement import failing_together
 from littrainer.seeds import enable_full_determinism, set_seed
+from littrainer.tracking.trials import tell_trackers_of_trial
 from littrainer.training.batch_size_search import with_fitting_batch_size
 from littrainer.training.checks import check_datasets
 from littrainer.training.model_preparation import model_prepared_for_training
@@ -46,6 +47,8 @@ def train(
         RuntimeError: another run writes its checkpoints there.
         NotImplementedError: an argument that is not supported was set after the arguments were made.
     """
+    # First of all, since it may set any argument: the seed that the model is made with, and the folder to claim.
+    trainer._hp_search_setup(trial)
     args = trainer.args
     refuse_unsupported(args)
     # Methods may have been set on the instance since it was made.
@@ -53,6 +56,7 @@ def train(
     accept_earlier_signatures(trainer)
     check_settled(args, trainer.is_deepspeed_enabled)
     check_datasets(trainer)
+    tell_trackers_of_trial(trainer, trial)
     with claimed_for_training(trainer, trial), callbacks_told_of_failure(trainer):
         checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer))
         return _train_from(trainer, checkpoint, trial, ignore_keys_for_eval)
@@ -132,7 +136,7 @@ def _resume_batch_size(trainer: Trainer, checkpoint: Path) -> None:
 
 def _make_new_model(trainer: Trainer, trial: Any) -> None:
     seed_everything(trainer.args)
-    trainer.model = trainer.call_model_init(trial)
+    trainer.model = trainer.call_model_init(trainer._best_trial if trial is None else trial)
     trainer.optimizer = trainer.lr_scheduler = None
     if trainer.place_model_on_device:
         trainer._move_model_to_device(trainer.model, trainer.args.device)

@@ -1,0 +1,40 @@
+"""`Trainer.apply_best`: the arguments of a search's best trial, set for the trainings to come."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from littrainer.arguments.choices import HPSearchBackend
+from littrainer.error_notes import kind_of
+from littrainer.search.results import BestRun
+from littrainer.search.trial import follow_arguments
+from littrainer.search.trial_parameters import asked, checked_space, set_parameters
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+
+def apply_best(trainer: Trainer, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None) -> None:
+    """Set arguments to those of a trial, as `Trainer.apply_best` describes it."""
+    if not isinstance(best, BestRun):
+        advice = ": choose one of the list" if isinstance(best, list) else ""
+        raise TypeError(
+            f"apply_best takes a BestRun, as hyperparameter_search returns it, and got {kind_of(best)}{advice}."
+        )
+    trial: Any = dict(best.hyperparameters)
+    parameters = trial
+    if hp_space is not None or trainer._last_search_backend == HPSearchBackend.OPTUNA:
+        # What the space suggests may have other names than the arguments that it makes of it.
+        trial = _fixed_trial(best)
+        parameters = checked_space(asked(trainer.hp_space if hp_space is None else hp_space, trial))
+    changed = set_parameters(trainer, parameters)
+    follow_arguments(trainer, changed)
+    trainer._best_trial = trial
+
+
+def _fixed_trial(best: BestRun) -> Any:
+    optuna: Any = importlib.import_module("optuna")
+    number = int(best.run_id) if str(best.run_id).isdigit() else 0
+    return optuna.trial.FixedTrial(best.hyperparameters, number)

@@ -1,0 +1,160 @@
+"""The libraries that can drive a search, by name; a script may put a backend of its own into the table."""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from typing import Any
+
+from littrainer.arguments.choices import HPSearchBackend
+from littrainer.arguments.nearest import suggestion
+from littrainer.search.results import BestRun
+from littrainer.search.spaces import default_hp_space_optuna, default_hp_space_ray, default_hp_space_wandb
+
+logger = logging.getLogger(__name__)
+
+
+class HyperParamSearchBackendBase:
+    """A library that drives a search; derive from it and enter the class in `ALL_HYPERPARAMETER_SEARCH_BACKENDS`.
+
+    Attributes:
+        name: what `backend=` calls it.
+        pip_package: what is installed for it; None where that is its name.
+    """
+
+    name: str
+    pip_package: str | None = None
+
+    @staticmethod
+    def is_available() -> bool:
+        """Whether the library is installed."""
+        raise NotImplementedError("A backend has to say whether it is available.")
+
+    def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
+        """Carry out the search and return the best trial."""
+        raise NotImplementedError(f"{type(self).__name__} has to define run().")
+
+    def default_hp_space(self, trial: Any) -> dict[str, Any]:
+        """The space of a search for which no `hp_space` is given."""
+        raise NotImplementedError(f"{type(self).__name__} has no default space: pass hp_space.")
+
+    def ensure_available(self) -> None:
+        """See that the library is installed.
+
+        Raises:
+            RuntimeError: it is not; the error says what to install.
+        """
+        if not self.is_available():
+            raise RuntimeError(f"backend={self.name!r} is not installed: run {self.pip_install()}.")
+
+    @classmethod
+    def pip_install(cls) -> str:
+        """The command that installs the library."""
+        return f"`pip install {cls.pip_package or cls.name}`"
+
+
+class OptunaBackend(HyperParamSearchBackendBase):
+    """Optuna: trials one after the other in this process, or side by side with `n_jobs`."""
+
+    name = "optuna"
+    pip_package = "'littrainer[tune]'"
+
+    @staticmethod
+    def is_available() -> bool:
+        """Whether Optuna is installed."""
+        return find_spec("optuna") is not None
+
+    def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
+        """Carry out the search; the keywords are those of `create_study` and `Study.optimize`."""
+        from littrainer.search.optuna_study import run_hp_search_optuna
+
+        return run_hp_search_optuna(trainer, n_trials, direction, **kwargs)
+
+    def default_hp_space(self, trial: Any) -> dict[str, Any]:
+        """Learning rate, epochs, seed and micro-batch size."""
+        return default_hp_space_optuna(trial)
+
+
+class RayTuneBackend(HyperParamSearchBackendBase):
+    """Ray Tune: trials side by side in processes of their own, on one machine or several."""
+
+    name = "ray"
+    pip_package = "'littrainer[tune]'"
+
+    @staticmethod
+    def is_available() -> bool:
+        """Whether Ray is installed, with Tune."""
+        return find_spec("ray") is not None and find_spec("ray.tune") is not None
+
+    def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
+        """Carry out the search; the keywords are those of `ray.tune.run`."""
+        from littrainer.search.ray_tune import run_hp_search_ray
+
+        return run_hp_search_ray(trainer, n_trials, direction, **kwargs)
+
+    def default_hp_space(self, trial: Any) -> dict[str, Any]:
+        """Learning rate, epochs, seed and micro-batch size."""
+        return default_hp_space_ray(trial)
+
+
+class WandbBackend(HyperParamSearchBackendBase):
+    """Weights & Biases: a sweep whose agent runs in this process."""
+
+    name = "wandb"
+
+    @staticmethod
+    def is_available() -> bool:
+        """Whether wandb is installed."""
+        return find_spec("wandb") is not None
+
+    def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
+        """Carry out the sweep; keywords are `sweep_id`, `project`, `name`, `entity` and `metric`."""
+        from littrainer.search.wandb_sweep import run_hp_search_wandb
+
+        return run_hp_search_wandb(trainer, n_trials, direction, **kwargs)
+
+    def default_hp_space(self, trial: Any) -> dict[str, Any]:
+        """Learning rate, epochs, seed and micro-batch size."""
+        return default_hp_space_wandb(trial)
+
+
+ALL_HYPERPARAMETER_SEARCH_BACKENDS: dict[Any, type[HyperParamSearchBackendBase]] = {
+    HPSearchBackend(backend.name): backend for backend in (OptunaBackend, RayTuneBackend, WandbBackend)
+}
+"""Member of HPSearchBackend, or the name of a script's own backend -> its class; the first that is there is default."""
+
+
+def default_hp_search_backend() -> str:
+    """The name of the first backend that is installed.
+
+    Raises:
+        RuntimeError: none is.
+    """
+    known = ALL_HYPERPARAMETER_SEARCH_BACKENDS.values()
+    installed = [backend.name for backend in known if backend.is_available()]
+    if not installed:
+        ways = "; ".join(f"{backend.pip_install()} for {backend.name}" for backend in known)
+        raise RuntimeError(f"hyperparameter_search needs a library that drives it, and none is installed: {ways}.")
+    if len(installed) > 1:
+        logger.info("Of the installed search backends, %s, the first one is taken.", ", ".join(installed))
+    return installed[0]
+
+
+def chosen_backend(backend: Any) -> tuple[Any, HyperParamSearchBackendBase]:
+    """The backend that `backend=` names.
+
+    Returns:
+        its key in the table, which for those known by name is a member of HPSearchBackend, and the backend.
+
+    Raises:
+        ValueError: there is none of that name.
+        RuntimeError: it is not installed.
+    """
+    wanted = default_hp_search_backend() if backend is None else getattr(backend, "value", backend)
+    by_name = {getattr(key, "value", key): key for key in ALL_HYPERPARAMETER_SEARCH_BACKENDS}
+    if wanted not in by_name:
+        raise ValueError(f"backend={wanted!r} is not known ({suggestion(str(wanted), by_name)}).")
+    key = by_name[wanted]
+    found = ALL_HYPERPARAMETER_SEARCH_BACKENDS[key]()
+    found.ensure_available()
+    return key, found

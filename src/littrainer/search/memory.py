@@ -1,0 +1,67 @@
+"""Giving back the memory that a trial took."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from typing import TYPE_CHECKING
+
+import torch
+
+from littrainer.callbacks.validation_rounds import ValidationRounds
+from littrainer.training.device_memory import empty_device_cache
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+# What refers to a model, its gradients or its optimizer after a training.
+OF_A_TRAINING = (
+    "model",
+    "model_wrapped",
+    "optimizer",
+    "lr_scheduler",
+    "deepspeed",
+    "lightning_trainer",
+    "lightning_module",
+    "idle_evaluator",
+    "training_run",
+    "neftune_hook_handle",
+    "background_saves",
+    "_sealed_checkpoint",
+    "_open_seal",
+)
+OF_THE_HANDLER = ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
+
+
+def release_memory(trainer: Trainer) -> None:
+    """Let go of a training's model, optimizer, loaders and Lightning objects, and empty the device's cache.
+
+    The Trainer has no model afterwards, until `train()` makes one.
+    """
+    for name in OF_A_TRAINING:
+        setattr(trainer, name, None)
+    for name in OF_THE_HANDLER:
+        setattr(trainer.callback_handler, name, None)
+    trainer._created_lr_scheduler = False
+    trainer.validation_rounds = ValidationRounds()
+    trainer._eval_dataloaders = {}
+    trainer._tr_loss = torch.tensor(0.0)
+    trainer.accelerator.clear()
+    gc.collect()
+    empty_device_cache()
+
+
+def release_frames(error: BaseException) -> None:
+    """Let go of the local variables that the traceback of an error, or of what it came from, keeps alive.
+
+    The traceback itself stays: it shows the same lines.
+    """
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        found = waiting.pop()
+        if found is None or id(found) in seen:
+            continue
+        seen.add(id(found))
+        traceback.clear_frames(found.__traceback__)
+        waiting += [found.__cause__, found.__context__]

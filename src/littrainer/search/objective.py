@@ -1,0 +1,82 @@
+"""The number, or the numbers, that a search minimizes or maximizes."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+from littrainer.error_notes import kind_of
+from littrainer.search.failures import ObjectiveIsNan, SearchMistake
+
+# Entries of an evaluation that say nothing about how good the model is.
+NO_MEASURE_OF_QUALITY = ("epoch", "num_input_tokens_seen")
+ENDINGS_OF_SPEED = ("_runtime", "_per_second", "_model_preparation_time")
+PARTS_OF_MEMORY = ("_mem_cpu_", "_mem_gpu_")
+
+
+def default_compute_objective(metrics: dict[str, float]) -> float:
+    """What a search goes by where nothing else is given: the evaluation loss, or the sum of all metrics if there are.
+
+    Parameters:
+        metrics: what `evaluate()` returned; speed, memory, tokens seen and the epoch are no metrics.
+    """
+    measures = {name: value for name, value in metrics.items() if _measures_quality(name)}
+    loss = measures.pop("eval_loss", None)
+    return sum(measures.values()) if measures else loss  # type: ignore[return-value]
+
+
+def _measures_quality(name: str) -> bool:
+    is_left_out = name in NO_MEASURE_OF_QUALITY or name.endswith(ENDINGS_OF_SPEED)
+    return not is_left_out and not any(part in name for part in PARTS_OF_MEMORY)
+
+
+def checked_objective(value: Any, directions: Sequence[str]) -> float | list[float]:
+    """What `compute_objective` returned, as Python's numbers; one that is nan is let through.
+
+    Parameters:
+        directions: one for each objective.
+
+    Returns:
+        a number for one direction, else a list of them.
+
+    Raises:
+        SearchMistake: it is no number, or there are more or fewer than directions.
+    """
+    several = isinstance(value, (list, tuple)) or getattr(value, "shape", ()) not in ((), None)
+    found = [_number(one) for one in value] if several else [_number(value)]
+    if len(found) != len(directions):
+        raise SearchMistake(
+            f"compute_objective returned {_counted(len(found), 'number')} ({value!r}), and direction names "
+            f"{len(directions)} ({', '.join(directions)}): give as many directions as there are objectives."
+        )
+    return found if len(directions) > 1 else found[0]
+
+
+def refuse_nan(objective: float | list[float]) -> None:
+    """Let a trial fail whose last objective is not a number.
+
+    Raises:
+        ObjectiveIsNan: it is nan, or one of several is.
+    """
+    for value in objective if isinstance(objective, list) else [objective]:
+        if math.isnan(value):
+            raise ObjectiveIsNan(f"the objective is nan ({objective!r})" if isinstance(objective, list) else NAN)
+
+
+NAN = "the objective is nan"
+
+
+def _number(value: Any) -> float:
+    plain = value.item() if callable(getattr(value, "item", None)) and getattr(value, "shape", None) == () else value
+    if not isinstance(plain, numbers.Real):
+        raise SearchMistake(
+            f"compute_objective returned {'nothing' if plain is None else kind_of(plain)} ({plain!r}); it has to return "
+            "a number, or a list of as many numbers as there are directions."
+        )
+    return float(plain)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,178 @@
+"""What becomes of the trials of a Ray search: the record, a line for each of them, and which errors end the search."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray import cloudpickle
+from ray.exceptions import RayTaskError
+from ray.tune import Callback
+
+from littrainer.search import distributions
+from littrainer.search.failures import TRIAL_FAILURES
+from littrainer.search.progress_lines import told
+from littrainer.search.ray_trial import LAST_STEP, OBJECTIVE, STEP
+from littrainer.search.record import (
+    COMPLETE,
+    FAILED,
+    PRUNED,
+    RUNNING,
+    SearchRecord,
+    TrialRecord,
+    best_of,
+    error_in_a_line,
+)
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+SECONDS = "time_total_s"
+# Ray's states of a trial.
+TERMINATED, PAUSED = "TERMINATED", "PAUSED"
+
+
+class Following(Callback):
+    """Follows a search on Ray Tune.
+
+    Parameters:
+        trainer: the Trainer that searches.
+        space: what `hp_space` returned.
+        direction: `minimize` or `maximize`.
+        planned: number of trials.
+    """
+
+    def __init__(self, trainer: Trainer, space: dict[str, Any], direction: str, planned: int) -> None:
+        self.trials: dict[str, TrialRecord] = {}
+        self._trainer = trainer
+        self._drawn_from = {name: found for name, domain in space.items() if (found := distributions.of_ray(domain))}
+        self._directions = [direction]
+        self._planned = planned if 0 < planned < math.inf else None
+        self._record: SearchRecord | None = None
+        self._errors: dict[str, BaseException] = {}
+        self._is_stopped: set[str] = set()
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial begins, or goes on."""
+        self._of(trial).state = RUNNING
+        self._write(trial)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """A trial has reported an evaluation; it is done where the scheduler, or a limit, stops it there."""
+        kept = self._of(trial)
+        if OBJECTIVE not in result:
+            return
+        kept.parameters = dict(trial.config)
+        kept.objective = result[OBJECTIVE]
+        kept.intermediate.append((result.get(STEP, iteration), result[OBJECTIVE]))
+        if result.get("done") and result.get(STEP, 0) < result.get(LAST_STEP, 0):
+            self._is_stopped.add(trial.trial_id)
+        self._write(trial)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial has ended, or has been stopped."""
+        was_stopped_elsewhere = trial.status == PAUSED or trial.is_saving
+        is_at_end = self._is_at_end(trial)
+        stopped = trial.trial_id in self._is_stopped or (was_stopped_elsewhere and not is_at_end)
+        self._end(trial, PRUNED if stopped and not self._is_at_limit(trial) else COMPLETE)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial has failed.
+
+        Raises:
+            BaseException: the error, where it is none that hyperparameters bring about.
+        """
+        error = self._error_of(trial)
+        self._errors[trial.trial_id] = error
+        kept = self._of(trial)
+        kept.error = error_in_a_line(_cause(error))
+        self._end(trial, FAILED)
+        if isinstance(error, RayTaskError) and not isinstance(_cause(error), TRIAL_FAILURES):
+            raise error.as_instanceof_cause()
+
+    # ---- After the search -------------------------------------------------------------------------------------------
+
+    def is_interrupted(self, trials: Sequence[Any]) -> bool:
+        """Whether trials are left that have neither ended nor failed."""
+        return any(not trial.is_finished() for trial in trials)
+
+    def completed(self, trials: Sequence[Any]) -> list[Any]:
+        """Trials that have not failed and have an objective that can be compared."""
+        return [
+            trial
+            for trial in trials
+            if trial.status == TERMINATED
+            and OBJECTIVE in trial.metric_analysis
+            and all(map(math.isfinite, (trial.metric_analysis[OBJECTIVE][name] for name in ("last", "min", "max"))))
+        ]
+
+    def refuse_without_result(self, trials: Sequence[Any]) -> None:
+        """See that there is a best trial.
+
+        Raises:
+            RuntimeError: none is complete; the error names the first failure.
+        """
+        if self.completed(trials):
+            return
+        first = next(iter(self._errors.values()), None)
+        why = f"; the first failed with {error_in_a_line(_cause(first))}" if first is not None else ""
+        raise RuntimeError(f"None of the {len(trials)} trials ended with an objective{why}.") from first
+
+    # ---- Each trial --------------------------------------------------------------------------------------------------
+
+    def _of(self, trial: Any) -> TrialRecord:
+        if trial.trial_id not in self.trials:
+            self.trials[trial.trial_id] = TrialRecord(
+                id=trial.trial_id,
+                state=RUNNING,
+                parameters=dict(trial.config),
+                distributions=self._drawn_from,
+                folder=self._folder(trial),
+            )
+        return self.trials[trial.trial_id]
+
+    def _folder(self, trial: Any) -> str:
+        name = self._trainer.hp_name
+        run = f"run-{trial.trial_id}" if name is None else name(trial.config)
+        return str(Path(self._trainer.args.output_dir).absolute() / run)
+
+    def _end(self, trial: Any, state: str) -> None:
+        kept = self._of(trial)
+        kept.state = state
+        kept.seconds = (trial.last_result or {}).get(SECONDS)
+        self._write(trial)
+        ended = [one for one in self.trials.values() if one.state != RUNNING]
+        told(kept, (len(ended), self._planned), next(iter(best_of(ended, self._directions)), None))
+
+    def _write(self, trial: Any) -> None:
+        if self._record is None:
+            self._record = SearchRecord(self._trainer, "ray", self._directions, trial.experiment_dir_name)
+        self._record.update(list(self.trials.values()))
+
+    def _is_at_end(self, trial: Any) -> bool:
+        result = trial.last_result or {}
+        return result.get(STEP, 0) >= result.get(LAST_STEP, math.inf)
+
+    def _is_at_limit(self, trial: Any) -> bool:
+        """Whether a trial was stopped only because it has had all that the search gives a trial."""
+        result = trial.last_result or {}
+        limits = trial.stopping_criterion or {}
+        return any(name in result and result[name] >= limit for name, limit in limits.items())
+
+    def _error_of(self, trial: Any) -> BaseException:
+        found = None
+        with contextlib.suppress(Exception):
+            # The copy beside Ray's logs; the one in the storage is brought there later.
+            found = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
+        if isinstance(found, BaseException):
+            return found
+        return RuntimeError("its process failed, and left no error that can be read")
+
+
+def _cause(error: BaseException) -> BaseException:
+    return error.cause if isinstance(error, RayTaskError) else error

@@ -1,0 +1,154 @@
+"""`Trainer.hyperparameter_search`: what it is given is checked, and a backend carries it out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from littrainer.arguments.choices import HPSearchBackend
+from littrainer.arguments.nearest import suggestion
+from littrainer.error_notes import kind_of
+from littrainer.search.backends import chosen_backend
+from littrainer.search.objective import default_compute_objective
+from littrainer.search.preserved import Found, left_as_found
+from littrainer.search.results import BestRun
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+DIRECTIONS = ("minimize", "maximize")
+
+
+class Search:
+    """The search that goes on.
+
+    Parameters:
+        directions: one for each objective.
+        found: what the Trainer was when the search began; None in the process of a single trial.
+
+    Attributes:
+        checkpoints_there: those that lay in the folder of the trial at hand when it began; None before that.
+    """
+
+    def __init__(self, directions: Sequence[str], found: Found | None):
+        self.directions = list(directions)
+        self.found = found
+        self.checkpoints_there: list[str] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # In the process of a trial the Trainer is as it was found.
+        return {**vars(self), "found": None}
+
+    def begin_trial(self, trainer: Trainer) -> None:
+        """Let a trial find the Trainer as the search did."""
+        self.checkpoints_there = None
+        if self.found is not None:
+            self.found.begin_trial(trainer)
+
+
+def hyperparameter_search(
+    trainer: Trainer,
+    hp_space: Callable[[Any], dict[str, Any]] | None = None,
+    compute_objective: Callable[[dict[str, float]], Any] | None = None,
+    n_trials: int | None = 20,
+    direction: str | Sequence[str] = "minimize",
+    backend: Any = None,
+    hp_name: Callable[[Any], str] | None = None,
+    **kwargs: Any,
+) -> BestRun | list[BestRun] | None:
+    """Carry out a search, as `Trainer.hyperparameter_search` describes it."""
+    key, library = chosen_backend(backend)
+    if trainer.model_init is None:
+        raise RuntimeError(
+            "hyperparameter_search makes a new model for each trial: pass model_init to the Trainer instead of model."
+        )
+    if trainer._search is not None or trainer.is_in_train:
+        raise RuntimeError("hyperparameter_search was called while this Trainer trains or searches; wait for its end.")
+    _check_functions(hp_space=hp_space, compute_objective=compute_objective, hp_name=hp_name)
+    check_number_of_trials(n_trials, key)
+    direction = checked_direction(direction)
+    _check_data(trainer)
+    trainer.hp_space = library.default_hp_space if hp_space is None else hp_space
+    trainer.hp_name = hp_name
+    trainer.compute_objective = default_compute_objective if compute_objective is None else compute_objective
+    if key != HPSearchBackend.OPTUNA and isinstance(direction, list):
+        raise ValueError(
+            f"direction={direction!r}: only Optuna searches with several objectives; pass backend='optuna', or one "
+            "direction."
+        )
+    with searching(trainer, key, direction):
+        return library.run(trainer, n_trials, direction, **kwargs)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def searching(trainer: Trainer, backend: Any, direction: str | Sequence[str]) -> Iterator[Search]:
+    """While the block runs a Trainer's trainings with a trial are trials of a search; afterwards it is as it was.
+
+    Parameters:
+        backend: a member of HPSearchBackend, or the name of a script's own backend.
+        direction: `minimize` or `maximize`, or a list of them.
+    """
+    with left_as_found(trainer) as found:
+        trainer._search = Search([direction] if isinstance(direction, str) else direction, found)
+        trainer.hp_search_backend = trainer._last_search_backend = backend
+        try:
+            yield trainer._search
+        finally:
+            trainer._search = None
+            trainer.hp_search_backend = None
+
+
+def _check_functions(**functions: Any) -> None:
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} is {kind_of(function)}, and has to be a function.")
+
+
+def check_number_of_trials(n_trials: Any, backend: Any) -> None:
+    """Refuse a number of trials with which nothing is searched.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is below 1.
+    """
+    if n_trials is None and backend != HPSearchBackend.RAY:
+        return
+    if isinstance(n_trials, bool) or not hasattr(n_trials, "__index__"):
+        raise TypeError(f"n_trials={n_trials!r} is {kind_of(n_trials)}; give a whole number from 1 up.")
+    # Ray Tune takes -1 for as many as time allows.
+    if n_trials < 1 and not (n_trials == -1 and backend == HPSearchBackend.RAY):
+        raise ValueError(f"n_trials={n_trials} searches nothing; give a whole number from 1 up.")
+
+
+def checked_direction(direction: Any) -> str | list[str]:
+    """The direction of a search, or a list of them for several objectives.
+
+    Raises:
+        TypeError: it is neither a text nor a list.
+        ValueError: a direction is unknown, or the list is empty.
+    """
+    if isinstance(direction, (list, tuple)):
+        if not direction:
+            raise ValueError("direction is an empty list; give one direction for each objective.")
+        return [_one_direction(one) for one in direction]
+    return _one_direction(direction)
+
+
+def _one_direction(direction: Any) -> str:
+    # Optuna's own enumeration has the same names.
+    name = direction if isinstance(direction, str) else getattr(direction, "name", direction)
+    if not isinstance(name, str):
+        raise TypeError(f"direction={direction!r} is {kind_of(direction)}; give 'minimize' or 'maximize'.")
+    if name.lower() not in DIRECTIONS:
+        raise ValueError(
+            f"direction={direction!r} is neither 'minimize' nor 'maximize' ({suggestion(name, DIRECTIONS)})."
+        )
+    return name.lower()
+
+
+def _check_data(trainer: Trainer) -> None:
+    if trainer.eval_dataset is None and not trainer._own_methods("evaluate", "get_eval_dataloader", "_evaluate"):
+        raise ValueError(
+            "hyperparameter_search compares evaluations, and there is no eval_dataset: pass one to the Trainer."
+        )

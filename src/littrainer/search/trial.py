@@ -1,0 +1,141 @@
+"""One trial: a training with parameters of its own, its objective, and the memory that it gives back."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from littrainer.checkpoint.layout import sort_checkpoints
+from littrainer.checkpoint.places import leads
+from littrainer.ecosystem import is_a
+from littrainer.search.failures import TRIAL_FAILURES, ObjectiveIsNan, SearchMistake
+from littrainer.search.memory import release_frames, release_memory
+from littrainer.search.objective import refuse_nan
+from littrainer.search.reporting import objective_in
+from littrainer.search.trial_parameters import parameters_of, set_parameters
+from littrainer.training.checks import check_arguments
+from littrainer.training.label_smoothing import smoother_for
+from littrainer.training.memory_report import MemoryReport
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+__all__ = ["TRIAL_FAILURES", "ObjectiveIsNan", "SearchMistake", "run_trial", "set_up_trial"]
+
+logger = logging.getLogger(__name__)
+
+
+def run_trial(
+    trainer: Trainer,
+    trial: Any,
+    resume_from_checkpoint: str | None = None,
+    evaluated_at_end: Callable[[dict[str, float]], None] | None = None,
+) -> float | list[float]:
+    """Train with the parameters of a trial, and give back all memory however it ends.
+
+    Parameters:
+        trial: an Optuna trial, or a dict of parameters.
+        resume_from_checkpoint: the folder of a checkpoint to go on from.
+        evaluated_at_end: where no evaluation was reported during training, one is made at the end; this is called with
+            its metrics while the model is still there.
+
+    Returns:
+        the objective of the last evaluation.
+
+    Raises:
+        SearchMistake: the script is wrong, so that no further trial makes sense.
+        optuna.TrialPruned: the trial was not worth going on with; its checkpoints are deleted.
+        Exception: one of TRIAL_FAILURES, where the trial has failed; or any other error of the script.
+    """
+    trainer.objective = None
+    try:
+        trainer.train(resume_from_checkpoint=resume_from_checkpoint, trial=trial)
+        if trainer.objective is None:
+            metrics = trainer.evaluate()
+            trainer.objective = objective_in(trainer, metrics)
+            if evaluated_at_end is not None:
+                evaluated_at_end(metrics)
+        refuse_nan(trainer.objective)
+        return trainer.objective
+    except BaseException as error:
+        if is_a(error, "pruned trial"):
+            _remove_checkpoints(trainer, trial)
+        if is_a(error, "pruned trial") or isinstance(error, TRIAL_FAILURES):
+            release_frames(error)
+        raise
+    finally:
+        release_memory(trainer)
+
+
+def set_up_trial(trainer: Trainer, trial: Any) -> None:
+    """Set the Trainer's arguments to the parameters of a trial; outside of a search only the trial is noted.
+
+    Raises:
+        SearchMistake: the space or a parameter is wrong.
+        ValueError: the parameters do not go together.
+        NotImplementedError: a parameter's value is not supported.
+    """
+    trainer._trial = trial
+    if trainer.hp_search_backend is None or trial is None:
+        return
+    if trainer._search is not None:
+        trainer._search.begin_trial(trainer)
+    parameters = parameters_of(trainer, trial)
+    changed = set_parameters(trainer, parameters)
+    logger.info("Trial with %s.", ", ".join(f"{name}={value!r}" for name, value in parameters.items()))
+    follow_arguments(trainer, changed)
+    if trainer._search is not None:
+        trainer._search.checkpoints_there = _checkpoints_in(trainer._get_output_dir(trial=trial))
+
+
+def follow_arguments(trainer: Trainer, changed: set[str]) -> None:
+    """Make anew what a Trainer makes of its arguments.
+
+    Parameters:
+        changed: names of the arguments that have other values than when it was made.
+
+    Raises:
+        ValueError, TypeError, NotImplementedError: as at the Trainer's construction.
+    """
+    args = trainer.args
+    check_arguments(args)
+    trainer._train_batch_size = args.train_batch_size
+    trainer.current_gradient_accumulation_steps = args.gradient_accumulation_steps
+    if "label_smoothing_factor" in changed:
+        trainer.label_smoother = smoother_for(trainer)
+    if "neftune_noise_alpha" in changed:
+        trainer.neftune_noise_alpha = args.neftune_noise_alpha
+    if "label_names" in changed:
+        trainer._read_model_facts()
+        trainer._signature_columns = None
+    if "skip_memory_metrics" in changed:
+        trainer._memory = MemoryReport(not args.skip_memory_metrics)
+    trainer.create_accelerator_and_postprocess()
+    if changed & {"fp16_full_eval", "bf16_full_eval", "place_model_on_device", "fsdp", "deepspeed"}:
+        trainer.place_model_on_device = trainer._moves_model_itself()
+
+
+def _checkpoints_in(folder: str) -> list[str]:
+    return sort_checkpoints(folder) if os.path.isdir(folder) else []
+
+
+def _remove_checkpoints(trainer: Trainer, trial: Any) -> None:
+    """Delete the checkpoints that a trial has written, and their folder if nothing else is in it."""
+    there = None if trainer._search is None else trainer._search.checkpoints_there
+    if there is None:
+        return
+    folder = trainer._get_output_dir(trial=trial)
+    if not leads(trainer, folder):
+        return
+    for checkpoint in _checkpoints_in(folder):
+        if checkpoint not in there:
+            shutil.rmtree(checkpoint, ignore_errors=True)
+    try:
+        Path(folder).rmdir()
+    except OSError:
+        # Something else lies there, or no checkpoint was ever written.
+        return

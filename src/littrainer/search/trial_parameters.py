@@ -1,0 +1,262 @@
+"""From the parameters of a trial to training arguments: names checked, values of the declared types, all rules kept."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import inspect
+import numbers
+import types
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Any, Union
+
+from littrainer.arguments.earlier_spelling import earlier_names_of
+from littrainer.arguments.nearest import suggestion
+from littrainer.arguments.normalization import ALIASES, CHOICE_FIELDS
+from littrainer.arguments.parser_values import truth
+from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.callbacks.state import hp_params
+from littrainer.error_notes import kind_of
+from littrainer.search.failures import SearchMistake
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+__all__ = ["hp_params", "parameters_of", "set_parameters"]
+
+# Arguments that a Trainer reads only when it is made.
+READ_AT_CONSTRUCTION = ("report_to", "disable_tqdm")
+# What Ray's configuration may hold for its own logger.
+NO_PARAMETERS = ("wandb",)
+
+
+def parameters_of(trainer: Trainer, trial: Any) -> dict[str, Any]:
+    """What a trial sets: what the space asks an Optuna trial for, or what Ray Tune or a sweep has drawn.
+
+    Raises:
+        SearchMistake: the space fails, is empty or returns no dict.
+    """
+    if isinstance(trial, Mapping):
+        return {name: value for name, value in trial.items() if name not in NO_PARAMETERS}
+    space = checked_space(asked(trainer.hp_space, trial))
+    if not space and not hp_params(trial) and not gives_trial_to_model(trainer):
+        raise SearchMistake(EMPTY_SPACE)
+    return space
+
+
+EMPTY_SPACE = (
+    "hp_space returned an empty dict: there is nothing to search for. Return the arguments to set by name, such as "
+    '{"learning_rate": trial.suggest_float("learning_rate", 1e-5, 1e-3, log=True)}.'
+)
+
+
+def asked(space: Any, trial: Any) -> Any:
+    """What a space function returns for a trial.
+
+    Raises:
+        SearchMistake: the function fails; that Optuna's pruning leaves it is passed on.
+    """
+    try:
+        return space(trial)
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] == "optuna" and type(error).__name__ == "TrialPruned":
+            raise
+        raise SearchMistake(f"hp_space failed: {type(error).__name__}: {error}") from error
+
+
+def checked_space(space: Any, may_be_empty: bool = True) -> dict[str, Any]:
+    """What a space function returned.
+
+    Parameters:
+        may_be_empty: whether the parameters may all be the model's, which are asked for later.
+
+    Raises:
+        SearchMistake: it is no dict with names as keys, or empty where it may not be.
+    """
+    if not isinstance(space, Mapping):
+        what = "nothing" if space is None else kind_of(space)
+        raise SearchMistake(
+            f"hp_space returned {what}; it has to return a dict of arguments to set by name, such as "
+            '{"learning_rate": ...}.'
+        )
+    no_names = [name for name in space if not isinstance(name, str)]
+    if no_names:
+        raise SearchMistake(f"hp_space returned a dict with {no_names[0]!r} as a key; keys are names of arguments.")
+    if not space and not may_be_empty:
+        raise SearchMistake(EMPTY_SPACE)
+    return dict(space)
+
+
+def gives_trial_to_model(trainer: Trainer) -> bool:
+    """Whether the model is made from the trial, so that parameters may be meant for it."""
+    if trainer._own_methods("call_model_init"):
+        return True
+    return trainer.model_init is not None and len(inspect.signature(trainer.model_init).parameters) == 1
+
+
+def set_parameters(trainer: Trainer, parameters: Mapping[str, Any]) -> set[str]:
+    """Set arguments to the parameters of a trial; either all of them are set or none.
+
+    Parameters:
+        parameters: values by names of arguments, or by earlier names of them.
+
+    Returns:
+        names of the arguments that have another value than before.
+
+    Raises:
+        SearchMistake: a name is unknown, or a value is not of its argument's type.
+        ValueError: values are out of range, or do not go together.
+        NotImplementedError: a value is not supported.
+    """
+    args: Any = trainer.args
+    known = {field.name for field in dataclasses.fields(args)}
+    candidate = copy.copy(args)
+    earlier = earlier_names_of(type(args), parameters)
+    unknown = [name for name in parameters if name not in known and name not in earlier and not _is_own(args, name)]
+    if unknown and not gives_trial_to_model(trainer):
+        raise SearchMistake(_told_of_unknown(type(args).__name__, unknown, known))
+    fixed = [name for name in parameters if name in READ_AT_CONSTRUCTION]
+    if fixed:
+        raise SearchMistake(
+            f"hp_space gives {', '.join(fixed)}, which is read once, when the Trainer is made: set it in the arguments."
+        )
+    for name, value in parameters.items():
+        if name not in unknown:
+            plain = _plain(value)
+            setattr(candidate, name, plain if name in earlier else converted(args, name, plain))
+    _resolve_pairs(candidate, parameters)
+    if isinstance(args, TrainingArguments):
+        # The package's own part of the constructor; a subclass's has been carried out, and once is what it expects.
+        TrainingArguments.__post_init__(candidate)
+        candidate._asked_for_bars = args._asked_for_bars
+    changed = {name for name in known if _differs(getattr(candidate, name, None), getattr(args, name, None))}
+    vars(args).update(vars(candidate))
+    return changed
+
+
+def _is_own(args: Any, name: str) -> bool:
+    """Whether arguments have an attribute of that name, which is no field of theirs and can be set."""
+    member = inspect.getattr_static(type(args), name, None)
+    if member is None:
+        return name in vars(args) and not name.startswith("_")
+    return not callable(member) and not isinstance(member, (property, staticmethod, classmethod))
+
+
+def _told_of_unknown(owner: str, unknown: list[str], known: set[str]) -> str:
+    found = [f"{name!r} is unknown, {suggestion(name, known)}" for name in unknown]
+    return (
+        f"hp_space gives what {owner} does not have: {'; '.join(found)}. Parameters of the model are for a model_init "
+        "that takes the trial."
+    )
+
+
+def _resolve_pairs(candidate: Any, given: Mapping[str, Any]) -> None:
+    """Let what a trial gives decide over the other name of the same thing, which the arguments were made with."""
+    for alias, name in ALIASES.items():
+        if alias in given and name not in given:
+            setattr(candidate, name, getattr(candidate, alias))
+    if "warmup_ratio" not in given:
+        # It has been turned into warmup_steps when the arguments were made.
+        candidate.warmup_ratio = None
+    if "metric_for_best_model" in given and "greater_is_better" not in given:
+        candidate.greater_is_better = None
+
+
+def _differs(new: Any, old: Any) -> bool:
+    if new is old:
+        return False
+    try:
+        return bool(new != old)
+    except Exception:
+        # Objects of other libraries, arrays among them.
+        return True
+
+
+# ---- Values ----------------------------------------------------------------------------------------------------------
+
+
+def converted(args: Any, name: str, value: Any) -> Any:
+    """A value as the declared type of an argument has it.
+
+    Parameters:
+        args: the arguments; where nothing is declared, the type of the value they have counts.
+
+    Raises:
+        SearchMistake: there is no value of that type for it.
+    """
+    old = getattr(args, name, None)
+    kinds = _kinds(type(args)).get(name) or (() if old is None else (type(old),))
+    try:
+        return _converted(name, value, kinds, old)
+    except (ValueError, TypeError, OverflowError, argparse.ArgumentTypeError) as error:
+        expected = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+        raise SearchMistake(f"hp_space gives {name}={value!r}, and {name} takes {expected} ({error}).") from error
+
+
+def _converted(name: str, value: Any, kinds: tuple[Any, ...], old: Any) -> Any:
+    if value is None:
+        return None
+    if name in CHOICE_FIELDS:
+        return CHOICE_FIELDS[name](getattr(value, "value", value))
+    if any(_is_exactly(value, kind) for kind in kinds):
+        return _as_before(value, old)
+    plain = [kind for kind in kinds if isinstance(kind, type)]
+    if bool in plain and isinstance(value, (str, numbers.Real)):
+        if isinstance(value, str) and str in plain:
+            return value
+        return truth(str(int(value)) if value in (0, 1) else str(value))
+    if float in plain and isinstance(value, (str, numbers.Real)) and not (isinstance(value, str) and str in plain):
+        return _as_before(float(value), old)
+    if int in plain and isinstance(value, (str, numbers.Real)) and not (isinstance(value, str) and str in plain):
+        # 3.7 becomes 3, as in transformers: the default space of Ray Tune draws seeds from all numbers in a range.
+        return int(value)
+    if str in plain and isinstance(value, numbers.Real):
+        return str(value)
+    for kind in plain:
+        if issubclass(kind, Enum) and not isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def _is_exactly(value: Any, kind: Any) -> bool:
+    return type(value) is (typing.get_origin(kind) or kind)
+
+
+def _as_before(value: Any, old: Any) -> Any:
+    # A script that gave a whole number, as in num_train_epochs=3, has whole numbers in its logs and files.
+    if type(value) is float and type(old) is int and value.is_integer():
+        return int(value)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy or torch as Python's own; anything else as it is."""
+    if not isinstance(value, (str, bool, int, float)) and getattr(value, "shape", None) == ():
+        return value.item()
+    return value
+
+
+@cache
+def _kinds(cls: type) -> dict[str, tuple[Any, ...]]:
+    """Field -> the types that its annotation names, without None; empty where the annotation cannot be read."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for owner in reversed(cls.__mro__):
+        own = [name for name in vars(owner).get("__annotations__", {}) if name in cls.__dataclass_fields__]  # type: ignore[attr-defined]
+        try:
+            hints = typing.get_type_hints(owner)
+        except Exception:
+            # Names of a script's function, which cannot be looked up from here.
+            found.update(dict.fromkeys(own, ()))
+            continue
+        found.update({name: tuple(_members(hints[name])) for name in own})
+    return found
+
+
+def _members(hint: Any) -> list[Any]:
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return [member for one in typing.get_args(hint) for member in _members(one)]
+    return [] if hint in (types.NoneType, Any) else [hint]

@@ -1,0 +1,112 @@
+"""The process of a trial: `python -m littrainer.search.worker` carries out trials of a search in another process."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from littrainer.search.conversation import CLOSED, Answer, Channel, Question, Setting, Task, answer_with, value_of
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+SECONDS_BETWEEN_LOOKS = 1.0
+# As shells have it for a program that Ctrl-C has ended.
+ENDED_BY_INTERRUPT = 130
+
+
+def main(arguments: list[str]) -> int:
+    """Carry out trials until the search ends.
+
+    Parameters:
+        arguments: the file descriptor of the connection, and the id of the process that searches.
+    """
+    # A process that was started in the background ignores it, and hands that on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _end_with(int(arguments[1]))
+    channel = Channel(Connection(int(arguments[0])))
+    with contextlib.suppress(*CLOSED, KeyboardInterrupt):
+        _carry_out_all(channel, channel.receive())
+        return 0
+    return ENDED_BY_INTERRUPT
+
+
+def _carry_out_all(channel: Channel, setting: Setting) -> None:
+    from littrainer.search.surroundings import enter
+
+    enter(setting.surroundings, setting.threads)
+    packed = Path(setting.trainer_file).read_bytes()
+    while True:
+        try:
+            task: Task = channel.receive()
+        except CLOSED:
+            return
+        try:
+            answer = Answer(_carried_out(channel, setting, packed, task))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            answer = answer_with(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        channel.send(answer)
+        del answer
+        gc.collect()
+
+
+def _carried_out(channel: Channel, setting: Setting, packed: bytes, task: Task) -> Any:
+    """The objective of a trial, on a Trainer as the search has found it."""
+    from littrainer.search.distant_trial import DistantTrial
+    from littrainer.search.surroundings import set_log_levels
+    from littrainer.search.travelling import unpacked
+    from littrainer.search.trial import run_trial
+
+    trainer = unpacked(packed)
+    set_log_levels(setting.surroundings)
+    _print_instead_of_bars(trainer)
+    return run_trial(trainer, DistantTrial(task.number, _asking(channel)))
+
+
+def _asking(channel: Channel) -> Any:
+    lock = threading.Lock()
+
+    def ask(of_study: bool, name: str, is_call: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with lock:
+            channel.send(Question(of_study, name, is_call, args, kwargs))
+            return value_of(channel.receive())
+
+    return ask
+
+
+def _print_instead_of_bars(trainer: Trainer) -> None:
+    """Bars of several trainings would write over each other."""
+    from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
+
+    if trainer.pop_callback(ProgressCallback) is not None:
+        trainer.add_callback(PrinterCallback)
+
+
+def _end_with(starter: int) -> None:
+    """End at once when the process that searches has ended, however it has."""
+
+    def watch() -> None:
+        while os.getppid() == starter:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="littrainer-search", daemon=True).start()
+
+
+if __name__ == "__main__":
+    # The module under its own name, since `__main__` becomes the script's.
+    from littrainer.search import worker
+
+    sys.exit(worker.main(sys.argv[1:]))

@@ -1,0 +1,54 @@
+"""Hyperparameter searches of two processes: both train each trial, with what the first one draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from tests.fidelity.cases.search import EACH_EPOCH, certainty, rate_and_decay, searching_trainer
+from tests.fidelity.record import Record
+from tests.fidelity.registry import scenario
+from tests.fidelity.side import Side
+from tests.scenarios.models import VectorClassifier
+
+
+def searched_by_two(side: Side, trainer: Any, hp_space: Any = rate_and_decay, **keywords: Any) -> Record:
+    """Search; then train with the best parameters."""
+    import optuna
+
+    sampler = optuna.samplers.TPESampler(seed=3, n_startup_trials=2)
+    found = trainer.hyperparameter_search(hp_space=hp_space, backend="optuna", sampler=sampler, n_trials=3, **keywords)
+    # transformers returns None but in the first process.
+    best = [tuple(found) if found is not None else None]
+    dist.broadcast_object_list(best, src=0)
+    assert best[0] is not None
+    for name, value in best[0][2].items():
+        if hasattr(trainer.args, name):
+            setattr(trainer.args, name, value)
+    output = trainer.train()
+    return side.record(trainer, output, extra={"found": best[0], "states": trainer.states_at_the_ends})
+
+
+@scenario(extra=True, saves=True, processes=2)
+def two_processes_that_search_and_load_the_best_model_of_each_trial(side: Side) -> Record:
+    arguments = {**EACH_EPOCH, "load_best_model_at_end": True, "metric_for_best_model": "certainty"}
+    trainer = searching_trainer(side, arguments=arguments, compute_metrics=certainty)
+    return searched_by_two(side, trainer, direction="maximize")
+
+
+@scenario(extra=True, processes=2)
+def two_processes_that_search_for_the_shape_of_the_model(side: Side) -> Record:
+    def model_of(trial: Any) -> nn.Module:
+        return VectorClassifier(8 if trial is None else trial.suggest_categorical("hidden", [4, 6]))
+
+    def space(trial: Any) -> dict[str, Any]:
+        return {
+            "learning_rate": trial.suggest_float("learning_rate", 1e-3, 1e-1, log=True),
+            "per_device_train_batch_size": trial.suggest_categorical("per_device_train_batch_size", [2, 3]),
+            "num_train_epochs": trial.suggest_int("num_train_epochs", 1, 2),
+            "hidden": trial.suggest_categorical("hidden", [4, 6]),
+        }
+
+    return searched_by_two(side, searching_trainer(side, model_init=model_of, arguments={}), hp_space=space)
