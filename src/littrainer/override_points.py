@@ -352,7 +352,8 @@ class OverridePoints:
     def _save_checkpoint(self: Any, model: nn.Module, trial: Any) -> None:
         if self.background_saves is not None:
             self.background_saves.wait()
-        self.store_flos()
+        if self.hp_search_backend is None and trial is None:
+            self.store_flos()
         run_dir = self._get_output_dir(trial=trial)
         written = writer.write_checkpoint(self, run_dir)
         if leads(self, run_dir):

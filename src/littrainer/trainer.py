@@ -205,6 +205,7 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
 
     def _read_model_facts(self) -> None:
         facts = facts_about(self.model)
+        self._described_model_class: type = type(self.model)
         self.model_accepts_loss_kwargs = facts.accepts_loss_kwargs
         self.label_names = facts.label_names if self.args.label_names is None else self.args.label_names
         self.can_return_loss = facts.can_return_loss

@@ -19,6 +19,8 @@ SECONDS = re.compile(r"_(runtime|per_second|model_preparation_time)$|_mem_cpu(_|
 
 TORCH_FILES = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "scaler.pt", "pytorch_model.bin")
 
+FILES_OF_OURS_ALONE = ("littrainer_", "hyperparameter_search.json")
+
 CONTROL_FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 
 EVENTS = (
@@ -147,7 +149,7 @@ def output_value(output: Any) -> Any:
 
 def files_below(folder: Path) -> list[str]:
     # What only one side's checkpoints hold beside the common format is named after it.
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("littrainer_")]
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(FILES_OF_OURS_ALONE)]
     return sorted(path.relative_to(folder).as_posix() for path in files)
 
 

@@ -52,7 +52,7 @@ def outline(text: str) -> _Outline:
 
 
 def page_of(*folders: Path, scale: str = "auto") -> str:
-    return page(read_runs([str(folder) for folder in folders]), scale)
+    return page(read_folders([str(folder) for folder in folders]).runs, scale)
 
 
 def charts_of(text: str) -> dict[str, list[str]]:

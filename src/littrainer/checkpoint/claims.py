@@ -127,6 +127,21 @@ def take_claim(run_dir: Path) -> Path:
     return key
 
 
+def is_claimed(run_dir: Path) -> bool | None:
+    """Whether some process holds the claim on a folder; None where that cannot be told, for want of locks or rights."""
+    try:
+        descriptor = os.open(run_dir / CLAIM_NAME, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        is_locked = _try_lock(descriptor)
+        return None if is_locked is None else not is_locked
+    finally:
+        os.close(descriptor)
+
+
 def give_back_claim(key: Path) -> None:
     """End a claim; the last one of several in one thread ends it for all."""
     with _held_lock:

@@ -78,6 +78,24 @@ def value_axis(values: Iterable[float], scale: str = "auto", most_ticks: int = 7
     return _linear(_finite(bottom), _finite(high + margin), most_ticks)
 
 
+def range_axis(low: float, high: float, logarithmic: bool = False, whole: bool = False, most_ticks: int = 6) -> Axis:
+    """The axis of a range that is known, without room beyond its ends.
+
+    Parameters:
+        low, high: its ends, finite; one that has no length gets some.
+        logarithmic: heeded where both ends are above 0.
+        whole: whether only whole numbers stand on it.
+    """
+    if logarithmic and 0 < low < high:
+        powers = range(max(math.floor(math.log10(low)), SMALLEST_POWER), min(math.ceil(math.log10(high)), 308) + 1)
+        every = max(1, math.ceil(len(powers) / most_ticks))
+        ticks = [10.0**power for power in powers if power % every == 0 and low <= 10.0**power <= high]
+        if len(ticks) < 2:
+            ticks = [low, high]
+        return Axis(low, high, tuple(ticks), tuple(map(short_number, ticks)), logarithmic=True)
+    return _linear(low, high, most_ticks, smallest_step=1.0 if whole else 0.0)
+
+
 def _middle_ratio(ascending: list[float]) -> float:
     edge = len(ascending) // 20
     return ascending[-1 - edge] / ascending[edge]

@@ -11,7 +11,7 @@ from typing import NoReturn
 from littrainer.checkpoint.names import PREFIX_CHECKPOINT_DIR
 from littrainer.report.page import MARK, page
 from littrainer.report.picture import can_draw, picture
-from littrainer.report.reading import NothingToReport, Run, read_runs
+from littrainer.report.reading import Findings, NothingToReport, read_folders
 from littrainer.whole_files import write_whole
 
 BAD_INPUT = 2
@@ -22,7 +22,8 @@ HEAD_BYTES = 4096
 DESCRIPTION = """\
 Write what a training logged as one HTML page and one PNG picture: losses, metrics, learning rate, gradient norm, speed,
 the best checkpoint, and the arguments away from their defaults. Several folders are drawn over each other and compared.
-Folders that transformers wrote are read too, and nothing that stands in their files is run.
+The output_dir of a hyperparameter search shows its trials. Folders that transformers wrote are read too, and nothing
+that stands in their files is run.
 """
 
 
@@ -38,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="littrainer report", description=DESCRIPTION, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "folders", nargs="+", metavar="OUTPUT_DIR", help="output_dir of a training, or a checkpoint folder in it"
+        "folders", nargs="+", metavar="OUTPUT_DIR", help="output_dir of a training or a search, or a checkpoint folder"
     )
     parser.add_argument(
         "-o",
@@ -61,9 +62,9 @@ def main(words: Sequence[str]) -> int:
     """Run the command on what follows `littrainer report`; returns the exit status."""
     options = build_parser().parse_args(words)
     try:
-        runs = read_runs(options.folders)
-        target = _target(runs, options.output)
-        write_whole(target, page(runs, options.scale))
+        found = read_folders(options.folders)
+        target = _target(found, options.output)
+        write_whole(target, page(found.runs, options.scale, found.searches))
         print(f"page: {target}")
         if options.no_png:
             return 0
@@ -75,7 +76,7 @@ def main(words: Sequence[str]) -> int:
             )
             return 0
         drawn = target.with_suffix(".png")
-        write_whole(drawn, picture(runs, options.scale, MARK))
+        write_whole(drawn, picture(found.runs, options.scale, MARK, found.searches))
         print(f"picture: {drawn}")
     except NothingToReport as error:
         return _complain(str(error))
@@ -84,7 +85,7 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _target(runs: list[Run], output: str | None) -> Path:
+def _target(found: Findings, output: str | None) -> Path:
     """Where the page goes.
 
     Raises:
@@ -98,7 +99,7 @@ def _target(runs: list[Run], output: str | None) -> Path:
             reason = "is a folder" if target.is_dir() else f"lies in {target.parent}, which is no folder"
             raise NothingToReport(f"-o {output} {reason}; give the name of a file in a folder that exists.")
         return target
-    target = _home(runs) / DEFAULT_NAME
+    target = _home(found) / DEFAULT_NAME
     for path in (target, target.with_suffix(".png")):
         if path.exists() and not _is_report(path):
             raise NothingToReport(
@@ -107,10 +108,11 @@ def _target(runs: list[Run], output: str | None) -> Path:
     return target
 
 
-def _home(runs: list[Run]) -> Path:
-    if len(runs) > 1:
+def _home(found: Findings) -> Path:
+    folders = list(dict.fromkeys(each.folder for each in (*found.searches, *found.runs)))
+    if len(folders) > 1:
         return Path()
-    folder = runs[0].folder
+    folder = folders[0]
     # A file more would make a checkpoint differ from its manifest.
     return folder.parent if folder.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-") else folder
 

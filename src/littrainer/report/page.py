@@ -6,22 +6,22 @@ import base64
 import hashlib
 import json
 import math
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
+from typing import Any
 
 from littrainer import __version__
 from littrainer.report import svg
 from littrainer.report.axes import short_number
+from littrainer.report.elements import section, table_of, tiles_of
 from littrainer.report.history import TRAINING
 from littrainer.report.labels import as_html, name_as_html, shortened
 from littrainer.report.panels import Entry, Panel, foremost_metrics, legend, panels_of
 from littrainer.report.reading import Run
+from littrainer.report.search_page import search_sections, trials_data
+from littrainer.report.searches import Search
 from littrainer.report.svg import COLOURS, Frame, frames_of
 from littrainer.report.tables import (
-    ABSENT,
-    Cell,
-    Table,
     best_metric_name,
     changed_arguments,
     differing_arguments,
@@ -34,29 +34,27 @@ from littrainer.report.tables import (
 MARK = "littrainer report"
 
 
-def page(runs: list[Run], scale: str = "auto") -> str:
-    """The page on one run, or on several beside each other.
+def page(runs: list[Run], scale: str = "auto", searches: Sequence[Search] = ()) -> str:
+    """The page on one run, or on several beside each other, and on searches.
 
     Parameters:
-        runs: at least one.
+        runs: at least one where there is no search.
         scale: of the charts' value axes: `auto`, `linear` or `log`.
+        searches: shown above the runs, one after the other.
     """
     panels = panels_of(runs)
     frames = frames_of(panels, scale)
-    title = runs[0].name if len(runs) == 1 else f"{len(runs)} trainings compared"
+    title = heading_of(runs, searches)
     script = _asset("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # Nothing is loaded, and no script runs but ours, whatever stands in the files that are reported on.
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     body = [
-        _header(runs, title),
-        _notes(runs),
-        _tiles(runs[0]) if len(runs) == 1 else _runs_legend(runs),
-        _charts(panels, frames, runs),
-        _section("Results", _table(results(runs), emphasise_first=True)),
-        *_further_results(runs),
-        *_argument_sections(runs),
-        f"<footer>Written by littrainer {as_html(__version__)} from {_sources(runs)}.</footer>",
+        _header(runs, searches, title),
+        _notes(runs, searches),
+        *search_sections(searches, scale, headed=len(searches) > 1),
+        *(_training_parts(runs, panels, frames, headed=bool(searches)) if runs else ()),
+        f"<footer>Written by littrainer {as_html(__version__)} from {_sources(runs, searches)}.</footer>",
     ]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -66,29 +64,47 @@ def page(runs: list[Run], scale: str = "auto") -> str:
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{as_html(title)} - training report</title>\n<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n"
         f"<main>\n{''.join(body)}\n</main>\n"
-        f'<script type="application/json" id="charts">{_data(panels, frames)}</script>\n'
+        f'<script type="application/json" id="charts">{_harmless(_data(panels, frames))}</script>\n'
+        f'<script type="application/json" id="trials">{_harmless(trials_data(searches))}</script>\n'
         f"<script>{script}</script>\n</body>\n</html>\n"
     )
-
-
-def _breakable(name: str) -> str:
-    """A name that may go on in the next line behind an underscore or a slash."""
-    return re.sub(r"([_/])(?=\w)", r"\1<wbr>", as_html(shortened(name)))
 
 
 def _asset(name: str) -> str:
     return files(__package__ or "littrainer.report").joinpath(name).read_text("utf-8")
 
 
-def _header(runs: list[Run], title: str) -> str:
-    kind = "Training report" if len(runs) == 1 else "Comparison"
-    place = f"<p class=path>{as_html(runs[0].state_file)}</p>" if len(runs) == 1 else ""
+def heading_of(runs: Sequence[Run], searches: Sequence[Search]) -> str:
+    """What a report is called."""
+    names = list(dict.fromkeys(each.name for each in (*searches, *runs)))
+    if len(names) == 1:
+        return names[0]
+    counts = [(len(searches), "searches" if len(searches) > 1 else "search")]
+    counts += [(len(runs), "trainings" if len(runs) > 1 else "training")]
+    told = " and ".join(f"{count} {what}" for count, what in counts if count)
+    return told if searches else f"{told} compared"
+
+
+def _header(runs: list[Run], searches: Sequence[Search], title: str) -> str:
+    files = [str(search.file) for search in searches] + [str(run.state_file) for run in runs]
+    kind = "Hyperparameter search" if searches else "Training report" if len(runs) == 1 else "Comparison"
+    place = f"<p class=path>{as_html(files[0])}</p>" if len(files) == 1 else ""
     return f"<header><p class=kind>{kind}</p><h1>{as_html(title)}</h1>{place}</header>"
 
 
-def _notes(runs: list[Run]) -> str:
-    several = len(runs) > 1
-    notes = [f"{run.name}: {note}" if several else note for run in runs for note in run.notes]
+def _training_parts(runs: list[Run], panels: list[Panel], frames: list[Frame], headed: bool) -> Iterable[str]:
+    if headed:
+        yield f"<h2 class=part>{'Training' if len(runs) == 1 else 'Trainings'}</h2>"
+    yield _tiles(runs[0]) if len(runs) == 1 else _runs_legend(runs)
+    yield _charts(panels, frames, runs)
+    yield section("Results", table_of(results(runs), emphasise_first=True))
+    yield from _further_results(runs)
+    yield from _argument_sections(runs)
+
+
+def _notes(runs: list[Run], searches: Sequence[Search]) -> str:
+    several = len(runs) + len(searches) > 1
+    notes = [f"{each.name}: {note}" if several else note for each in (*searches, *runs) for note in each.notes]
     empty = [run.name for run in runs if not run.history.curves]
     if empty:
         whose = f" of {', '.join(empty)}" if several else ""
@@ -118,11 +134,7 @@ def _tiles(run: Run) -> str:
         speed = summary.get("train_samples_per_second")
         told = "" if speed is None else f"{short_number(speed)} samples per second"
         tiles.append(("duration of training", duration(summary["train_runtime"]), told))
-    cells = [
-        f"<div><dt>{_breakable(name)}</dt><dd>{as_html(value)}</dd><dd class=remark>{as_html(remark)}</dd></div>"
-        for name, value, remark in tiles
-    ]
-    return f"<dl class=tiles>{''.join(cells)}</dl>"
+    return tiles_of(tiles)
 
 
 def _runs_legend(runs: list[Run]) -> str:
@@ -170,52 +182,31 @@ def _figure(number: int, panel: Panel, frame: Frame, runs: list[Run]) -> str:
 def _further_results(runs: list[Run]) -> Iterable[str]:
     further = further_results(runs)
     if further.rows:
-        yield f"<details><summary>{len(further.rows)} more results</summary>{_table(further, True)}</details>"
+        yield f"<details><summary>{len(further.rows)} more results</summary>{table_of(further, True)}</details>"
 
 
 def _argument_sections(runs: list[Run]) -> Iterable[str]:
     if all(run.stored is None for run in runs):
         return
     if len(runs) == 1:
-        yield _section("Arguments away from their defaults", _table(changed_arguments(runs)))
+        yield section("Arguments away from their defaults", table_of(changed_arguments(runs)))
         return
     differing = differing_arguments(runs)
-    yield _section("Arguments that differ", _table(differing, none="No argument differs."))
+    yield section("Arguments that differ", table_of(differing, none="No argument differs."))
     common = changed_arguments(runs, but=differing)
     if common.rows:
         summary = "Arguments that all share, away from their defaults"
-        yield f"<details><summary>{summary}</summary>{_table(common)}</details>"
+        yield f"<details><summary>{summary}</summary>{table_of(common)}</details>"
 
 
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{as_html(title)}</h2>{content}</section>"
+def _sources(runs: list[Run], searches: Sequence[Search]) -> str:
+    files = [search.file for search in searches] + [run.state_file for run in runs]
+    return ", ".join(map(as_html, files))
 
 
-def _table(table: Table, emphasise_first: bool = False, none: str = "None.") -> str:
-    if not table.rows:
-        return f"<p>{as_html(none)}</p>"
-    head = "".join(f"<th scope=col>{name_as_html(heading)}</th>" for heading in table.headings)
-    kind = "results" if emphasise_first else "arguments"
-    rows = "".join(
-        f"<tr><th scope=row>{_cell(name, name_as_html)}</th>{''.join(f'<td>{_cell(cell)}</td>' for cell in cells)}</tr>"
-        for name, *cells in table.rows
-    )
-    return f"<div class=scroll><table class={kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-
-
-def _cell(cell: Cell, shown: Callable[[str], str] = as_html) -> str:
-    if cell.text == ABSENT:
-        return f"<span class=absent>{ABSENT}</span>"
-    return shown(cell.text) + (f"<small>{_breakable(cell.remark)}</small>" if cell.remark else "")
-
-
-def _sources(runs: list[Run]) -> str:
-    return ", ".join(as_html(run.state_file) for run in runs)
-
-
-def _data(panels: list[Panel], frames: list[Frame]) -> str:
+def _data(panels: list[Panel], frames: list[Frame]) -> Any:
     """What the page's script needs to tell the values under the pointer."""
-    charts = [
+    return [
         {
             "x": [frame.steps.low, frame.steps.high],
             "plot": [svg.LEFT, svg.TOP, svg.PLOT_WIDTH, svg.PLOT_HEIGHT],
@@ -234,7 +225,11 @@ def _data(panels: list[Panel], frames: list[Frame]) -> str:
         }
         for panel, frame in zip(panels, frames, strict=True)
     ]
-    text = json.dumps(charts, separators=(",", ":"), ensure_ascii=True)
+
+
+def _harmless(data: Any) -> str:
+    """JSON that stands within a script element."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=True)
     # Within a script element only these could end it, or begin a comment.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -7,11 +7,13 @@ import io
 import math
 import textwrap
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from littrainer.report.labels import shortened, writable
 from littrainer.report.panels import Curve, Panel, foremost_metrics, legend, panels_of
 from littrainer.report.reading import Run
+from littrainer.report.searches import Search
 from littrainer.report.svg import COLOURS, DENSE_FROM, MOST_MARKED, Frame, frames_of, stretches, thinned
 
 # As the page has them in its light mode.
@@ -67,7 +69,7 @@ def can_draw() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def picture(runs: list[Run], scale: str, mark: str) -> bytes:
+def picture(runs: list[Run], scale: str, mark: str, searches: Sequence[Search] = ()) -> bytes:
     """The foremost charts of one or several runs as the bytes of a PNG file.
 
     Parameters:

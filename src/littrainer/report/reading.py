@@ -7,11 +7,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.names import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from littrainer.report.history import History, read_history
+from littrainer.report.searches import Search, UnreadableSearch, read_search
 from littrainer.report.stored_arguments import Changed, Unreadable, changed_arguments, read_arguments
+from littrainer.search.record import SEARCH_RECORD_NAME
 
 
 class NothingToReport(Exception):
@@ -63,11 +66,18 @@ class Run:
         return _step_of(Path(self.state.best_model_checkpoint))
 
 
-def read_runs(folders: Sequence[str]) -> list[Run]:
-    """Read the runs in the given folders; one that is given twice is read once.
+class Findings(NamedTuple):
+    """What folders hold; a folder may hold a search and a training that followed it."""
+
+    runs: list[Run]
+    searches: list[Search]
+
+
+def read_folders(folders: Sequence[str]) -> Findings:
+    """Read the runs and searches in the given folders; one that is given twice is read once.
 
     Parameters:
-        folders: output directories, checkpoints in them, or trainer_state.json files.
+        folders: output directories, checkpoints in them, or trainer_state.json and hyperparameter_search.json files.
 
     Raises:
         NothingToReport: one of them cannot be read; the message names it.
@@ -75,10 +85,36 @@ def read_runs(folders: Sequence[str]) -> list[Run]:
     paths: dict[Path, Path] = {}
     for given in folders:
         path = Path(given)
-        folder = path.parent if path.name == TRAINER_STATE_NAME and path.is_file() else path
+        is_known_file = path.name in (TRAINER_STATE_NAME, SEARCH_RECORD_NAME) and path.is_file()
+        folder = path.parent if is_known_file else path
         paths.setdefault(folder.resolve(), folder)
     names = _shortest_names(list(paths))
-    return [_read_run(folder, names[real]) for real, folder in paths.items()]
+    found = Findings([], [])
+    for real, folder in paths.items():
+        _read_folder(folder, names[real], found)
+    return found
+
+
+def _read_folder(folder: Path, name: str, found: Findings) -> None:
+    try:
+        search, note = read_search(folder, name), None
+    except UnreadableSearch as error:
+        if not _has_state(folder):
+            raise NothingToReport(f"{error}; give a folder whose file is intact.") from error
+        search, note = None, f"{error}."
+    if search is not None:
+        found.searches.append(search)
+    if search is None or _has_state(folder):
+        run = _read_run(folder, name)
+        run.notes += [note] if note else []
+        found.runs.append(run)
+
+
+def _has_state(folder: Path) -> bool:
+    try:
+        return find_state(folder).is_file()
+    except (NothingToReport, OSError):
+        return False
 
 
 def _read_run(folder: Path, name: str) -> Run:
@@ -118,7 +154,7 @@ def find_state(folder: Path) -> Path:
             return checkpoint / TRAINER_STATE_NAME
     raise NothingToReport(
         f"{folder} has no {TRAINER_STATE_NAME}, nor has a {PREFIX_CHECKPOINT_DIR}-<step> folder in it; give the "
-        "output_dir of a training that saved checkpoints or called trainer.save_state()."
+        "output_dir of a training that saved checkpoints or called trainer.save_state(), or of a hyperparameter search."
     )
 
 

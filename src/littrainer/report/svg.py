@@ -107,9 +107,9 @@ def _curve(curve: Curve, frame: Frame) -> Iterator[str]:
                 yield marker(frame.x(point.step), frame.y(point.value), look.marker)
     for point in points:
         if not math.isfinite(point.value):
-            yield f'<path class="missing" d="{_cross(frame.x(point.step), TOP + PLOT_HEIGHT - 6, 3.5)}"/>'
+            yield f'<path class="missing" d="{cross(frame.x(point.step), TOP + PLOT_HEIGHT - 6, 3.5)}"/>'
     if curve.best is not None:
-        yield f'<path class="best" d="{_star(frame.x(curve.best.step), frame.y(curve.best.value), 8.5)}"/>'
+        yield f'<path class="best" d="{star(frame.x(curve.best.step), frame.y(curve.best.value), 8.5)}"/>'
     yield "</g>"
 
 
@@ -139,7 +139,7 @@ def sample(entry: Entry) -> str:
 
 def star_sample() -> str:
     """The mark of the best evaluation, for the legend."""
-    drawn = f'<path class="best" d="{_star(7, 6.5, 6)}"/>'
+    drawn = f'<path class="best" d="{star(7, 6.5, 6)}"/>'
     return f'<svg class="curve star" viewBox="0 0 14 12" aria-hidden="true">{drawn}</svg>'
 
 
@@ -174,14 +174,16 @@ def _closed(corners: Iterable[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in corners) + "Z"
 
 
-def _cross(x: float, y: float, size: float) -> str:
+def cross(x: float, y: float, size: float) -> str:
+    """The path of a cross, for what has no value."""
     return (
         f"M{x - size:.1f},{y - size:.1f}L{x + size:.1f},{y + size:.1f}"
         f"M{x - size:.1f},{y + size:.1f}L{x + size:.1f},{y - size:.1f}"
     )
 
 
-def _star(x: float, y: float, size: float) -> str:
+def star(x: float, y: float, size: float) -> str:
+    """The path of a star, for what is best."""
     corners = []
     for number in range(10):
         reach = size if number % 2 == 0 else size * 0.42

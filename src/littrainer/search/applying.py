@@ -10,7 +10,7 @@ from littrainer.arguments.choices import HPSearchBackend
 from littrainer.error_notes import kind_of
 from littrainer.search.results import BestRun
 from littrainer.search.trial import follow_arguments
-from littrainer.search.trial_parameters import asked, checked_space, set_parameters
+from littrainer.search.trial_parameters import asked, checked_space, drawn_in, set_parameters
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 def apply_best(trainer: Trainer, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None) -> None:
     """Set arguments to those of a trial, as `Trainer.apply_best` describes it."""
     if not isinstance(best, BestRun):
-        advice = ": choose one of the list" if isinstance(best, list) else ""
-        raise TypeError(
-            f"apply_best takes a BestRun, as hyperparameter_search returns it, and got {kind_of(best)}{advice}."
-        )
-    trial: Any = dict(best.hyperparameters)
+        advice = "; it has several objectives, so choose one" if isinstance(best, list) else ""
+        raise TypeError(f"apply_best takes a BestRun of hyperparameter_search, and got {kind_of(best)}{advice}.")
+    space = hp_space
+    if space is None and trainer._last_search_backend == HPSearchBackend.OPTUNA:
+        space = trainer.hp_space
+    trial: Any = drawn_in(best.hyperparameters)
     parameters = trial
-    if hp_space is not None or trainer._last_search_backend == HPSearchBackend.OPTUNA:
-        # What the space suggests may have other names than the arguments that it makes of it.
+    if space is not None:
+        # What it asks the trial for may have other names than the arguments that it makes of them.
         trial = _fixed_trial(best)
-        parameters = checked_space(asked(trainer.hp_space if hp_space is None else hp_space, trial))
-    changed = set_parameters(trainer, parameters)
-    follow_arguments(trainer, changed)
+        parameters = checked_space(asked(space, trial))
+    follow_arguments(trainer, set_parameters(trainer, parameters))
     trainer._best_trial = trial
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.arguments.nearest import suggestion
+from littrainer.error_notes import kind_of
 from littrainer.search.results import BestRun
 from littrainer.search.spaces import default_hp_space_optuna, default_hp_space_ray, default_hp_space_wandb
 
@@ -147,10 +148,12 @@ def chosen_backend(backend: Any) -> tuple[Any, HyperParamSearchBackendBase]:
         its key in the table, which for those known by name is a member of HPSearchBackend, and the backend.
 
     Raises:
-        ValueError: there is none of that name.
+        TypeError, ValueError: there is none of that name.
         RuntimeError: it is not installed.
     """
     wanted = default_hp_search_backend() if backend is None else getattr(backend, "value", backend)
+    if not isinstance(wanted, str):
+        raise TypeError(f"backend={backend!r} is {kind_of(backend)}; give the name of one, such as 'optuna'.")
     by_name = {getattr(key, "value", key): key for key in ALL_HYPERPARAMETER_SEARCH_BACKENDS}
     if wanted not in by_name:
         raise ValueError(f"backend={wanted!r} is not known ({suggestion(str(wanted), by_name)}).")

@@ -113,22 +113,43 @@ def value_of(answer: Answer) -> Any:
         BaseException: what came up on the other side, with the traceback there as its cause.
     """
     if answer.error is not None:
-        raise answer.error from TraceInTrial(answer.where)
+        error = answer.error.error if isinstance(answer.error, _InParts) else answer.error
+        raise error from TraceInTrial(answer.where)
     return answer.value
 
 
+class _InParts(Exception):
+    """An error whose class has a constructor that pickle cannot call: it is put together without it."""
+
+    def __init__(self, cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]):
+        super().__init__(cls, args, state)
+
+    @property
+    def error(self) -> BaseException:
+        cls, args, state = self.args
+        error: BaseException = cls.__new__(cls, *args)
+        error.__dict__.update(state)
+        return error
+
+
 def _sendable(error: BaseException) -> BaseException:
+    if _arrives(error):
+        return error
+    in_parts = _InParts(type(error), error.args, dict(error.__dict__))
+    if _arrives(in_parts):
+        return in_parts
+    # The nearest kind that every process knows; which kind it is decides whether the search goes on.
+    kind = next(known for known in type(error).__mro__ if known.__module__ == "builtins")
+    in_words = _InParts(kind, (f"{type(error).__name__}: {error}",), {})
+    return in_words if _arrives(in_words) else RuntimeError(*in_words.args[1])
+
+
+def _arrives(error: BaseException) -> bool:
     import cloudpickle
 
     try:
         read = pickle.loads(cloudpickle.dumps(error))
+        str(read.error if isinstance(read, _InParts) else read)
     except Exception:
-        read = None
-    if type(read) is type(error):
-        return error
-    # The nearest kind that every process knows; which kind it is decides whether the search goes on.
-    kind = next(known for known in type(error).__mro__ if known.__module__ == "builtins")
-    try:
-        return kind(f"{type(error).__name__}: {error}")
-    except TypeError:
-        return RuntimeError(f"{type(error).__name__}: {error}")
+        return False
+    return type(read) is type(error)

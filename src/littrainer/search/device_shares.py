@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from typing import Any
 
@@ -35,10 +36,13 @@ def number_of_jobs(args: Any, n_jobs: Any) -> int:
     Raises:
         SearchMistake: it is no such number.
     """
-    if isinstance(n_jobs, bool) or not isinstance(n_jobs, int) or (n_jobs < 1 and n_jobs != ALL):
-        raise SearchMistake(f"n_jobs={n_jobs!r} has to be the number of trials side by side, or -1 for one on each GPU.")
+    is_number = hasattr(n_jobs, "__index__") and not isinstance(n_jobs, bool)
+    if not is_number or (n_jobs < 1 and n_jobs != ALL):
+        raise SearchMistake(
+            f"n_jobs={n_jobs!r} has to be the number of trials side by side, or -1 for one on each GPU."
+        )
     if n_jobs != ALL:
-        return n_jobs
+        return operator.index(n_jobs)
     gpus = visible_gpus(args)
     return len(gpus) if gpus else len(_own_cores())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import traceback
 from typing import TYPE_CHECKING
 
@@ -46,8 +45,8 @@ def release_memory(trainer: Trainer) -> None:
     trainer.validation_rounds = ValidationRounds()
     trainer._eval_dataloaders = {}
     trainer._tr_loss = torch.tensor(0.0)
+    # It also collects what refers to itself in circles, as Lightning's objects do.
     trainer.accelerator.clear()
-    gc.collect()
     empty_device_cache()
 
 

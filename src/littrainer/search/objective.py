@@ -62,18 +62,16 @@ def refuse_nan(objective: float | list[float]) -> None:
     """
     for value in objective if isinstance(objective, list) else [objective]:
         if math.isnan(value):
-            raise ObjectiveIsNan(f"the objective is nan ({objective!r})" if isinstance(objective, list) else NAN)
-
-
-NAN = "the objective is nan"
+            where = f" ({objective})" if isinstance(objective, list) else ""
+            raise ObjectiveIsNan(f"the objective is nan{where}")
 
 
 def _number(value: Any) -> float:
     plain = value.item() if callable(getattr(value, "item", None)) and getattr(value, "shape", None) == () else value
     if not isinstance(plain, numbers.Real):
         raise SearchMistake(
-            f"compute_objective returned {'nothing' if plain is None else kind_of(plain)} ({plain!r}); it has to return "
-            "a number, or a list of as many numbers as there are directions."
+            f"compute_objective returned {plain!r} ({kind_of(plain)}); it has to return a number, or a list of as many "
+            "numbers as there are directions."
         )
     return float(plain)
 

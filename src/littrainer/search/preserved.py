@@ -41,13 +41,13 @@ KEPT_ATTRIBUTES = (
     "can_return_loss",
     "_loss_shifts_labels",
     "_signature_columns",
+    "_described_model_class",
     "_train_batch_size",
     "current_gradient_accumulation_steps",
     "current_flos",
     "_memory",
     "_model_is_prepared",
     "_has_modes_of_training",
-    "_parameters_without_embeddings",
     "_tr_loss",
     "_total_loss_scalar",
     "_globalstep_last_logged",
@@ -87,7 +87,6 @@ class Found:
         trainer.state = copy.deepcopy(self._state)
         self._put_back_states(trainer)
         trainer._eval_dataloaders = {}
-        trainer._parameters_without_embeddings = None
 
     def put_back(self, trainer: Trainer) -> None:
         """Leave the Trainer as the search found it."""
@@ -106,7 +105,8 @@ class Found:
 
     def _put_back_arguments(self, trainer: Trainer) -> None:
         values = vars(trainer.args)
-        values.clear()
+        for name in values.keys() - self._arguments.keys():
+            del values[name]
         for name, (value, content) in self._arguments.items():
             if content is not None:
                 _refill(value, content)

@@ -12,6 +12,7 @@ from ray import cloudpickle
 from ray.exceptions import RayTaskError
 from ray.tune import Callback
 
+from littrainer.checkpoint.layout import delete_checkpoint, sort_checkpoints
 from littrainer.search import distributions
 from littrainer.search.failures import TRIAL_FAILURES
 from littrainer.search.progress_lines import told
@@ -42,15 +43,28 @@ class Following(Callback):
         trainer: the Trainer that searches.
         space: what `hp_space` returned.
         direction: `minimize` or `maximize`.
-        planned: number of trials.
+        planned: number of trials; None where time decides.
+        time_limits: as `ray_keywords.time_limits` gives them.
+
+    Attributes:
+        mistake: the error that ended the search, where the script is wrong.
     """
 
-    def __init__(self, trainer: Trainer, space: dict[str, Any], direction: str, planned: int) -> None:
+    def __init__(
+        self,
+        trainer: Trainer,
+        space: dict[str, Any],
+        direction: str,
+        planned: int | None,
+        time_limits: dict[str, float],
+    ) -> None:
         self.trials: dict[str, TrialRecord] = {}
+        self.mistake: BaseException | None = None
         self._trainer = trainer
         self._drawn_from = {name: found for name, domain in space.items() if (found := distributions.of_ray(domain))}
         self._directions = [direction]
-        self._planned = planned if 0 < planned < math.inf else None
+        self._planned = planned
+        self._time_limits = time_limits
         self._record: SearchRecord | None = None
         self._errors: dict[str, BaseException] = {}
         self._is_stopped: set[str] = set()
@@ -93,7 +107,14 @@ class Following(Callback):
         kept.error = error_in_a_line(_cause(error))
         self._end(trial, FAILED)
         if isinstance(error, RayTaskError) and not isinstance(_cause(error), TRIAL_FAILURES):
-            raise error.as_instanceof_cause()
+            self.mistake = error.as_instanceof_cause()
+            raise self.mistake
+
+    def close(self) -> None:
+        """The processes of all trials have ended: delete the checkpoints of trials that were stopped."""
+        for trial in self.trials.values():
+            if trial.state == PRUNED and trial.folder is not None:
+                _remove_checkpoints(Path(trial.folder))
 
     # ---- After the search -------------------------------------------------------------------------------------------
 
@@ -161,7 +182,7 @@ class Following(Callback):
     def _is_at_limit(self, trial: Any) -> bool:
         """Whether a trial was stopped only because it has had all that the search gives a trial."""
         result = trial.last_result or {}
-        limits = trial.stopping_criterion or {}
+        limits = {**self._time_limits, **(trial.stopping_criterion or {})}
         return any(name in result and result[name] >= limit for name, limit in limits.items())
 
     def _error_of(self, trial: Any) -> BaseException:
@@ -172,6 +193,17 @@ class Following(Callback):
         if isinstance(found, BaseException):
             return found
         return RuntimeError("its process failed, and left no error that can be read")
+
+
+def _remove_checkpoints(folder: Path) -> None:
+    """Delete the checkpoints in a trial's folder, and the folder if nothing else is in it."""
+    if not folder.is_dir():
+        # The trial ran on another machine, or wrote none.
+        return
+    for checkpoint in sort_checkpoints(str(folder)):
+        delete_checkpoint(checkpoint)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _cause(error: BaseException) -> BaseException:

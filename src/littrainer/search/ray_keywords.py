@@ -21,8 +21,6 @@ DECIDED_BY_SEARCH = {
 # By the names of their classes, exactly: these end trials and never pause one. Of any other it is not known.
 NEVER_PAUSES = ("FIFOScheduler", "AsyncHyperBandScheduler")
 NEEDS_NO_EVALUATION = "FIFOScheduler"
-# Of a scheduler that may go back to the checkpoint of an earlier report, how many are kept: Ray advises more than 2.
-CHECKPOINTS_KEPT = 4
 # Ray's "status only": this package writes a line of its own for each trial.
 STATUS_ONLY = 1
 MODES = {"min": "minimize", "max": "maximize"}
@@ -41,7 +39,7 @@ def checked_keywords(trainer: Trainer, mode: str, given: dict[str, Any]) -> dict
         RuntimeError: the scheduler needs evaluations while training, and the arguments ask for none.
     """
     import ray.tune
-    from ray.tune import CheckpointConfig, CLIReporter
+    from ray.tune import CLIReporter
     from ray.tune.schedulers import create_scheduler
 
     _refuse_unknown(given, inspect.signature(ray.tune.run).parameters)
@@ -59,15 +57,19 @@ def checked_keywords(trainer: Trainer, mode: str, given: dict[str, Any]) -> dict
     keywords.setdefault("raise_on_failed_trial", False)
     keywords.setdefault("progress_reporter", CLIReporter(metric_columns=[OBJECTIVE]))
     keywords.setdefault("verbose", STATUS_ONLY)
-    keeps = ("checkpoint_config", "keep_checkpoints_num", "checkpoint_score_attr")
-    if pauses_trials(scheduler) and all(keywords.get(name) is None for name in keeps):
-        keywords["checkpoint_config"] = CheckpointConfig(num_to_keep=CHECKPOINTS_KEPT)
     return keywords
 
 
 def pauses_trials(scheduler: Any) -> bool:
     """Whether a scheduler may pause a trial, or give it another one's place, at any report."""
     return scheduler is not None and type(scheduler).__name__ not in NEVER_PAUSES
+
+
+def time_limits(scheduler: Any) -> dict[str, float]:
+    """Up to where a scheduler lets its best trials train, by the entry of a result that it counts in."""
+    limit = getattr(scheduler, "_max_t", None) or getattr(scheduler, "_max_t_attr", None)
+    counted_in = getattr(scheduler, "_time_attr", None)
+    return {counted_in: limit} if isinstance(counted_in, str) and isinstance(limit, (int, float)) else {}
 
 
 def _refuse_unknown(given: dict[str, Any], parameters: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import tempfile
 import threading
@@ -37,6 +38,8 @@ CHANGES_FOLDER = "RAY_CHDIR_TO_TRIAL_DIR"
 THREAD_TIMEOUT, SECONDS_FOR_AN_ENDED_TRAINING = "TUNE_FUNCTION_THREAD_TIMEOUT_S", 60
 # How long a trial that goes on in another process waits for the one before to let go of its folder.
 SECONDS_UNTIL_A_FOLDER_IS_FREE = 120
+# Tells of every checkpoint that is handed to Ray.
+TELLS_OF_CHECKPOINTS = "ray.train._internal.storage"
 SHOWN_NOWHERE = (ProgressCallback, PrinterCallback, NotebookProgressCallback)
 
 
@@ -89,6 +92,7 @@ def train_trial(config: dict[str, Any], packed_trainer: bytes, surroundings: Sur
     """
     import ray.tune
 
+    logging.getLogger(TELLS_OF_CHECKPOINTS).setLevel(logging.WARNING)
     os.environ.setdefault(THREAD_TIMEOUT, str(SECONDS_FOR_AN_ENDED_TRAINING))
     _running.thread, _running.checkpoints_each_report = threading.current_thread(), surroundings.checkpoints_each_report
     if CHANGES_FOLDER not in os.environ and os.path.isdir(surroundings.folder):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from littrainer.compat import redirect
-from littrainer.search.ray_keywords import checked_keywords, pauses_trials
+from littrainer.search.ray_keywords import checked_keywords, pauses_trials, time_limits
 from littrainer.search.ray_trial import OBJECTIVE, Surroundings, WaitsForTraining, report_to_ray, train_trial
 from littrainer.search.results import BestRun
 from littrainer.search.travelling import packed
@@ -65,15 +65,23 @@ def run_hp_search_ray(trainer: Trainer, n_trials: int, direction: str | list[str
 
     from littrainer.search.ray_following import Following
 
-    following = Following(trainer, space, str(direction), planned=n_trials * _grid_size(space))
     scheduler = keywords.get("scheduler")
+    planned = None if n_trials < 0 else n_trials * _grid_size(space)
+    following = Following(trainer, space, str(direction), planned, time_limits(scheduler))
     surroundings = Surroundings(os.getcwd(), str(direction), redirect.is_installed(), pauses_trials(scheduler))
     trainable = ray.tune.with_parameters(train_trial, packed_trainer=packed(trainer), surroundings=surroundings)
     trainable.__name__ = NAME
     trainable.__mixins__ = (WaitsForTraining,)
     keywords["callbacks"] = [*(keywords.get("callbacks") or []), following]
-    with _output_that_reports(), _handlers_left_alone():
-        analysis = ray.tune.run(trainable, config=space, num_samples=n_trials, **keywords)
+    try:
+        with _output_that_reports(), _handlers_left_alone():
+            analysis = ray.tune.run(trainable, config=space, num_samples=n_trials, **keywords)
+    except ray.tune.TuneError:
+        if following.mistake is not None:
+            raise following.mistake from None
+        raise
+    finally:
+        following.close()
     if following.is_interrupted(analysis.trials):
         raise KeyboardInterrupt
     following.refuse_without_result(analysis.trials)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ def hyperparameter_search(
     if trainer._search is not None or trainer.is_in_train:
         raise RuntimeError("hyperparameter_search was called while this Trainer trains or searches; wait for its end.")
     _check_functions(hp_space=hp_space, compute_objective=compute_objective, hp_name=hp_name)
-    check_number_of_trials(n_trials, key)
+    n_trials = checked_number_of_trials(n_trials, key)
     direction = checked_direction(direction)
     _check_data(trainer)
     trainer.hp_space = library.default_hp_space if hp_space is None else hp_space
@@ -105,20 +106,21 @@ def _check_functions(**functions: Any) -> None:
             raise TypeError(f"{name} is {kind_of(function)}, and has to be a function.")
 
 
-def check_number_of_trials(n_trials: Any, backend: Any) -> None:
-    """Refuse a number of trials with which nothing is searched.
+def checked_number_of_trials(n_trials: Any, backend: Any) -> int | None:
+    """The number of trials; None, with Optuna and with a sweep, where something else ends the search.
 
     Raises:
         TypeError: it is no whole number.
         ValueError: it is below 1.
     """
     if n_trials is None and backend != HPSearchBackend.RAY:
-        return
+        return None
     if isinstance(n_trials, bool) or not hasattr(n_trials, "__index__"):
         raise TypeError(f"n_trials={n_trials!r} is {kind_of(n_trials)}; give a whole number from 1 up.")
     # Ray Tune takes -1 for as many as time allows.
     if n_trials < 1 and not (n_trials == -1 and backend == HPSearchBackend.RAY):
         raise ValueError(f"n_trials={n_trials} searches nothing; give a whole number from 1 up.")
+    return operator.index(n_trials)
 
 
 def checked_direction(direction: Any) -> str | list[str]:
@@ -148,6 +150,8 @@ def _one_direction(direction: Any) -> str:
 
 
 def _check_data(trainer: Trainer) -> None:
+    if trainer.train_dataset is None and not trainer._own_methods("get_train_dataloader"):
+        raise ValueError("hyperparameter_search needs a train_dataset: pass one to the Trainer.")
     if trainer.eval_dataset is None and not trainer._own_methods("evaluate", "get_eval_dataloader", "_evaluate"):
         raise ValueError(
             "hyperparameter_search compares evaluations, and there is no eval_dataset: pass one to the Trainer."

@@ -21,15 +21,18 @@ from littrainer.search.trial_process import TrialProcess, TrialProcessDied
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
+# A process in which a trial has ended with one of these carries out further ones.
+HARMLESS = (ArithmeticError, ValueError)
+
 __all__ = ["SideBySide", "TrialProcessDied", "number_of_jobs"]
 
 
 class SideBySide(AbstractContextManager["SideBySide"]):
     """Carries out trials that threads of a study hand to it, each in a process of its own.
 
-    A process takes one trial after the other, each with the Trainer as it is when this is made; one in which a trial
-    has failed is not used again. GPUs and CPU threads are shared out among the processes. What a trial prints is
-    written with its number.
+    A process takes one trial after the other, each with the Trainer as it is when this is made; after an error that may
+    have left something behind in it, another one takes its place. GPUs and CPU threads are shared out among the
+    processes. What a trial prints is written with its number.
 
     Parameters:
         trainer: the Trainer, with all that the search has set on it.
@@ -107,7 +110,7 @@ class SideBySide(AbstractContextManager["SideBySide"]):
             ended_by = self._ended_by
             if ended_by is None or ended_by is error:
                 raise
-            raise ended_by from ended_by.__cause__
+            raise ended_by.with_traceback(None) from ended_by.__cause__
         self._put_back(job, process)
         return objective
 
@@ -127,7 +130,7 @@ class SideBySide(AbstractContextManager["SideBySide"]):
 
     def _raise_if_ended(self) -> None:
         if self._ended_by is not None:
-            raise self._ended_by from self._ended_by.__cause__
+            raise self._ended_by.with_traceback(None) from self._ended_by.__cause__
 
     def _put_back(self, job: int, process: TrialProcess) -> None:
         with self._lock:
@@ -136,11 +139,11 @@ class SideBySide(AbstractContextManager["SideBySide"]):
 
     def _settle(self, job: int, process: TrialProcess, error: BaseException) -> None:
         """A trial has ended with an error: see what becomes of its process, and of the search."""
-        if _is_pruned(error):
+        if not _is_pruned(error) and not isinstance(error, self._survives):
+            self._end_all(error)
+        if self._ended_by is None and (_is_pruned(error) or isinstance(error, HARMLESS)):
             self._put_back(job, process)
             return
-        if not isinstance(error, self._survives):
-            self._end_all(error)
         process.end()
         with self._lock:
             del self._busy[job]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
+from littrainer.ecosystem import is_a
 from littrainer.error_notes import add_note
 from littrainer.processes.agreement import (
     FailedElsewhere,
@@ -25,7 +26,6 @@ from littrainer.processes.agreement import (
 )
 from littrainer.search.failures import SearchMistake
 from littrainer.search.trial import run_trial
-from littrainer.tracking.base import is_pruned
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -235,7 +235,7 @@ def _decisive(own: BaseException | None, outcomes: list[_Outcome]) -> BaseExcept
     for rank, outcome in enumerate(outcomes):
         if outcome.end is _End.FAILED:
             errors[rank] = own if own is not None and rank == dist.get_rank() else pickle.loads(outcome.error)
-    failures = {rank: error for rank, error in errors.items() if not is_pruned(error)}
+    failures = {rank: error for rank, error in errors.items() if not is_a(error, "pruned trial")}
     for rank, error in (failures or errors).items():
         if rank != dist.get_rank():
             add_note(error, f"This came up in process {rank}.")

@@ -211,7 +211,7 @@ def _loaded_classes() -> list[type]:
     return [known for known in found if isinstance(known, type)]
 
 
-def _new(cls: type) -> Any:
+def _new(cls: Any) -> Any:
     return cls.__new__(cls)
 
 

@@ -6,7 +6,6 @@ import argparse
 import copy
 import dataclasses
 import inspect
-import numbers
 import types
 import typing
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from littrainer.arguments.normalization import ALIASES, CHOICE_FIELDS
 from littrainer.arguments.parser_values import truth
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.callbacks.state import hp_params
+from littrainer.ecosystem import is_a
 from littrainer.error_notes import kind_of
 from littrainer.search.failures import SearchMistake
 
@@ -41,11 +41,16 @@ def parameters_of(trainer: Trainer, trial: Any) -> dict[str, Any]:
         SearchMistake: the space fails, is empty or returns no dict.
     """
     if isinstance(trial, Mapping):
-        return {name: value for name, value in trial.items() if name not in NO_PARAMETERS}
+        return drawn_in(trial)
     space = checked_space(asked(trainer.hp_space, trial))
     if not space and not hp_params(trial) and not gives_trial_to_model(trainer):
         raise SearchMistake(EMPTY_SPACE)
     return space
+
+
+def drawn_in(trial: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters in what Ray Tune or a sweep has drawn."""
+    return {name: value for name, value in trial.items() if name not in NO_PARAMETERS}
 
 
 EMPTY_SPACE = (
@@ -63,7 +68,7 @@ def asked(space: Any, trial: Any) -> Any:
     try:
         return space(trial)
     except Exception as error:
-        if type(error).__module__.partition(".")[0] == "optuna" and type(error).__name__ == "TrialPruned":
+        if is_a(error, "pruned trial"):
             raise
         raise SearchMistake(f"hp_space failed: {type(error).__name__}: {error}") from error
 
@@ -122,7 +127,7 @@ def set_parameters(trainer: Trainer, parameters: Mapping[str, Any]) -> set[str]:
     fixed = [name for name in parameters if name in READ_AT_CONSTRUCTION]
     if fixed:
         raise SearchMistake(
-            f"hp_space gives {', '.join(fixed)}, which is read once, when the Trainer is made: set it in the arguments."
+            f"A trial cannot set {', '.join(fixed)}, which is read when the Trainer is made: set it in the arguments."
         )
     for name, value in parameters.items():
         if name not in unknown:
@@ -149,8 +154,8 @@ def _is_own(args: Any, name: str) -> bool:
 def _told_of_unknown(owner: str, unknown: list[str], known: set[str]) -> str:
     found = [f"{name!r} is unknown, {suggestion(name, known)}" for name in unknown]
     return (
-        f"hp_space gives what {owner} does not have: {'; '.join(found)}. Parameters of the model are for a model_init "
-        "that takes the trial."
+        f"The parameters of a trial are arguments, and {owner} does not have these: {'; '.join(found)}. Parameters of "
+        "the model need a model_init that takes the trial."
     )
 
 
@@ -189,12 +194,12 @@ def converted(args: Any, name: str, value: Any) -> Any:
         SearchMistake: there is no value of that type for it.
     """
     old = getattr(args, name, None)
-    kinds = _kinds(type(args)).get(name) or (() if old is None else (type(old),))
+    kinds = _kinds(args.__class__).get(name) or (() if old is None else (type(old),))
     try:
         return _converted(name, value, kinds, old)
     except (ValueError, TypeError, OverflowError, argparse.ArgumentTypeError) as error:
         expected = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
-        raise SearchMistake(f"hp_space gives {name}={value!r}, and {name} takes {expected} ({error}).") from error
+        raise SearchMistake(f"A trial sets {name}={value!r}, and {name} takes {expected}: {error}.") from error
 
 
 def _converted(name: str, value: Any, kinds: tuple[Any, ...], old: Any) -> Any:
@@ -202,28 +207,37 @@ def _converted(name: str, value: Any, kinds: tuple[Any, ...], old: Any) -> Any:
         return None
     if name in CHOICE_FIELDS:
         return CHOICE_FIELDS[name](getattr(value, "value", value))
-    if any(_is_exactly(value, kind) for kind in kinds):
+    if any(type(value) is (typing.get_origin(kind) or kind) for kind in kinds):
         return _as_before(value, old)
-    plain = [kind for kind in kinds if isinstance(kind, type)]
-    if bool in plain and isinstance(value, (str, numbers.Real)):
-        if isinstance(value, str) and str in plain:
-            return value
-        return truth(str(int(value)) if value in (0, 1) else str(value))
-    if float in plain and isinstance(value, (str, numbers.Real)) and not (isinstance(value, str) and str in plain):
-        return _as_before(float(value), old)
-    if int in plain and isinstance(value, (str, numbers.Real)) and not (isinstance(value, str) and str in plain):
-        # 3.7 becomes 3, as in transformers: the default space of Ray Tune draws seeds from all numbers in a range.
-        return int(value)
-    if str in plain and isinstance(value, numbers.Real):
-        return str(value)
-    for kind in plain:
-        if issubclass(kind, Enum) and not isinstance(value, kind):
-            return kind(value)
+    if isinstance(value, str) and str not in kinds:
+        return _as_before(_of_text(value, kinds), old)
+    if isinstance(value, (bool, int, float)):
+        return _as_before(_of_number(value, kinds), old)
     return value
 
 
-def _is_exactly(value: Any, kind: Any) -> bool:
-    return type(value) is (typing.get_origin(kind) or kind)
+def _of_text(text: str, kinds: tuple[Any, ...]) -> Any:
+    # In this order, since every whole number is a number too.
+    for kind, read in ((bool, truth), (float, float), (int, _whole)):
+        if kind in kinds:
+            return read(text)
+    enumerations = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum)]
+    return enumerations[0](text) if enumerations else text
+
+
+def _of_number(number: float, kinds: tuple[Any, ...]) -> Any:
+    if float in kinds and not isinstance(number, bool):
+        return float(number)
+    if int in kinds:
+        # 3.7 becomes 3, as in transformers: the default space of Ray Tune draws seeds from all numbers in a range.
+        return int(number)
+    if bool in kinds:
+        return truth(str(int(number)) if number in (0, 1) else str(number))
+    return str(number) if str in kinds else number
+
+
+def _whole(text: str) -> int:
+    return int(float(text)) if "." in text or "e" in text.lower() else int(text)
 
 
 def _as_before(value: Any, old: Any) -> Any:

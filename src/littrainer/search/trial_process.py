@@ -24,7 +24,7 @@ SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_TO_END = 10.0
 # Lines of stderr that tell why a process has ended.
 LAST_LINES = 20
-WAYS_TO_END = {
+WAYS_TO_END: dict[int, str] = {
     signal.SIGKILL: " The system kills a process when memory runs out: let fewer trials run side by side (n_jobs), or "
     "smaller ones.",
 }
@@ -87,8 +87,8 @@ class TrialProcess:
                 if isinstance(message, Answer):
                     return value_of(message)
                 self._channel.send(_answered(trial, message))
-        except CLOSED as error:
-            raise TrialProcessDied(self._how_it_died()) from error
+        except CLOSED:
+            raise TrialProcessDied(self._how_it_died()) from None
 
     def interrupt(self) -> None:
         """Tell it to end, as Ctrl-C does; returns at once. `carry_out` kills it if it takes too long."""

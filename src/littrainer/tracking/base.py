@@ -7,7 +7,6 @@ import functools
 import inspect
 import logging
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -194,12 +193,6 @@ class TrackerCallback(TrainerCallback):
     def lightning_loggers(self) -> list[Any]:
         """Loggers for a `lightning.Trainer`, by which Lightning's callbacks write to the same run."""
         return []
-
-
-def is_pruned(error: BaseException) -> bool:
-    """Whether a training ended because its trial was not worth more time, which is no failure."""
-    optuna: Any = sys.modules.get("optuna")
-    return optuna is not None and isinstance(error, optuna.TrialPruned)
 
 
 def _accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import os
 from typing import Any, ClassVar
 
 from littrainer.arguments.secrets import holds_a_secret
-from littrainer.tracking.base import TrackerCallback, is_pruned, model_config_of, shown_arguments, survives_failure
+from littrainer.ecosystem import is_a
+from littrainer.tracking.base import TrackerCallback, model_config_of, shown_arguments, survives_failure
 from littrainer.tracking.metric_names import PREFIXED_SPLITS, SUMMARY_VALUES, only_numbers
 from littrainer.tracking.saved_models import newest_checkpoint
 from littrainer.tracking.services import TRUE_VALUES
@@ -173,7 +174,7 @@ class ClearMLCallback(TrackerCallback):
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
         """Mark the task as failed, or as stopped where the training was interrupted, if this callback started it."""
         if self._closes_task and self._clearml_task is not None:
-            if isinstance(error, Exception) and not is_pruned(error):
+            if isinstance(error, Exception) and not is_a(error, "pruned trial"):
                 self._clearml_task.mark_failed(status_reason=type(error).__name__, status_message=str(error))
             else:
                 self._clearml_task.mark_stopped(force=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from littrainer.tracking.base import TrackerCallback, hyperparameters, is_pruned, survives_failure
+from littrainer.ecosystem import is_a
+from littrainer.tracking.base import TrackerCallback, hyperparameters, survives_failure
 from littrainer.tracking.metric_names import only_numbers, with_tracked_names
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class LightningLoggersCallback(TrackerCallback):
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
         """End each logger's run as a failed one, unless it was pruned."""
         for tracker in self.trackers:
-            tracker.finalize("success" if is_pruned(error) else "failed", state)
+            tracker.finalize("success" if is_a(error, "pruned trial") else "failed", state)
 
     def lightning_loggers(self) -> list[Any]:
         """The loggers, for a `lightning.Trainer`."""

@@ -9,7 +9,8 @@ import re
 import time
 from typing import Any
 
-from littrainer.tracking.base import TrackerCallback, is_pruned, model_config_of, shown_arguments, survives_failure
+from littrainer.ecosystem import is_a
+from littrainer.tracking.base import TrackerCallback, model_config_of, shown_arguments, survives_failure
 from littrainer.tracking.lightning_loggers import SharedLogger
 from littrainer.tracking.metric_names import only_numbers
 from littrainer.tracking.saved_models import newest_checkpoint
@@ -175,7 +176,7 @@ class MLflowCallback(TrackerCallback):
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
         """End the run as failed, or as killed where the training was interrupted, if this callback started it."""
         failed = "FAILED" if isinstance(error, Exception) else "KILLED"
-        self._end_run("FINISHED" if is_pruned(error) else failed)
+        self._end_run("FINISHED" if is_a(error, "pruned trial") else failed)
 
     def end_trial(self) -> None:
         """End the run, if this callback started it."""

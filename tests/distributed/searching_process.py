@@ -1,0 +1,302 @@
+"""One of two processes that search together: `python -m tests.distributed.searching_process FOLDER`.
+
+Each writes what it found to `FOLDER/RANK.pickle`.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import optuna
+import torch
+
+from littrainer import Trainer, TrainerCallback
+from littrainer.processes import last_words
+from littrainer.processes.agreement import LostProcess
+from littrainer.search import wandb_sweep
+from littrainer.search.record import read_record
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.models import VectorClassifier
+from tests.scenarios.trainers import quiet_arguments
+
+RANK = int(os.environ["RANK"])
+RATES = [0.01, 0.02, 0.03, 0.04]
+
+
+class NotesTrials(TrainerCallback):
+    """Keeps the arguments that each training began with, and the step at which it ended."""
+
+    def __init__(self) -> None:
+        self.begun: list[Any] = []
+        self.ended: list[int] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.begun.append((args.learning_rate, state.trial_params))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.ended.append(state.global_step)
+
+
+def trainer_for(folder: Path, kind: type[Trainer] = Trainer, model_init: Any = None, **changes: Any) -> Any:
+    notes = NotesTrials()
+    keywords = {name: changes.pop(name) for name in ("compute_metrics",) if name in changes}
+    arguments = quiet_arguments(folder, **{"max_steps": 3, "eval_strategy": "steps", "eval_steps": 1, **changes})
+    trainer: Any = kind(
+        model_init=model_init or (lambda: VectorClassifier()),
+        args=arguments,
+        train_dataset=Rows(vector_rows(24)),
+        eval_dataset=Rows(vector_rows(7, seed=1)),
+        callbacks=[notes],
+        **keywords,
+    )
+    trainer.notes = notes
+    return trainer
+
+
+def rate(trial: Any) -> dict[str, Any]:
+    return {"learning_rate": trial.suggest_float("learning_rate", 0.0, 1.0)}
+
+
+def searched(trainer: Any, hp_space: Callable[[Any], Any] = rate, n_trials: int = 3, **keywords: Any) -> Any:
+    """What a search over `RATES` returns, or raises, and what became of its trials in the first process."""
+    study = SimpleNamespace(trials=[])
+
+    def keep(finished: Any, trial: Any) -> None:
+        study.trials.append((trial.number, trial.state.name, trial.user_attrs.get("littrainer:error")))
+
+    callbacks = [keep, *keywords.pop("callbacks", [])]
+    sampler = optuna.samplers.GridSampler({"learning_rate": RATES}, seed=0)
+    settings = {"sampler": sampler, "backend": "optuna", "callbacks": callbacks, **keywords}
+    found: dict[str, Any] = {}
+    try:
+        found["best"] = trainer.hyperparameter_search(hp_space, n_trials=n_trials, **settings)
+    except Exception as error:
+        found["error"] = f"{type(error).__name__}: {error}"
+        found["notes"] = getattr(error, "__notes__", [])
+    return {**found, "trials": study.trials, "begun": trainer.notes.begun, "ended": trainer.notes.ended}
+
+
+def the_same_trials(folder: Path) -> Any:
+    """Parameters for the arguments and for the model, which is made by all at once; then the best one again."""
+
+    def model_of(trial: Any) -> VectorClassifier:
+        # As with a download that the others wait for.
+        with trainer.args.main_process_first() if trial is not None else gc_free():
+            return VectorClassifier(8 if trial is None else trial.suggest_categorical("hidden", [4, 6]))
+
+    def space(trial: Any) -> dict[str, Any]:
+        numbers.append((trial.number, sorted(trial.user_attrs.get("labels", []))))
+        decay = {"weight_decay": trial.suggest_float("weight_decay", 0.1, 0.2)}
+        return {**rate(trial), **decay, "warmup_steps": trial.suggest_int("warmup_steps", 0, 1)}
+
+    numbers: list[Any] = []
+    trainer = trainer_for(folder / "same", model_init=model_of)
+    sampler = optuna.samplers.RandomSampler(seed=4)
+    found = searched(trainer, space, sampler=sampler)
+    before = trainer.args.learning_rate
+    trainer.apply_best(found["best"])
+    trainer.train()
+    loss = trainer.state.log_history[-2]["eval_loss"]
+    files = sorted(path.name for path in (folder / "same").iterdir())
+    return {**found, "numbers": numbers, "before": before, "again": loss, "files": files}
+
+
+class gc_free:
+    """A context in which nothing is done."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+class PrunesSecond(optuna.pruners.BasePruner):
+    """Prunes the second trial at its second evaluation."""
+
+    def prune(self, study: Any, trial: Any) -> bool:
+        return trial.number == 1 and trial.last_step == 2
+
+
+def pruning(folder: Path) -> Any:
+    trainer = trainer_for(folder / "pruning", save_strategy="steps", save_steps=1)
+    found = searched(trainer, pruner=PrunesSecond())
+    folders = sorted(path.name for path in (folder / "pruning").glob("run-*"))
+    return {**found, "folders": folders}
+
+
+class FailsInOne(Trainer):
+    """Fails in the forward pass of the second process, in the second trial."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        if RANK == 1 and self._trial.number == 1 and self.state.global_step == 1:
+            raise ValueError("sample 17 does not fit into memory")
+        return super().compute_loss(*args, **kwargs)
+
+
+def failing_in_one_forward_pass(folder: Path) -> Any:
+    return searched(trainer_for(folder / "failing", FailsInOne))
+
+
+def failing_at_the_first(folder: Path) -> Any:
+    """No failure is caught."""
+    return searched(trainer_for(folder / "strict", FailsInOne), catch=())
+
+
+class FailsInAll(Trainer):
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        if self._trial.number == 0:
+            raise RuntimeError(f"out of memory in process {RANK}")
+        return super().compute_loss(*args, **kwargs)
+
+
+def failing_in_all(folder: Path) -> Any:
+    return searched(trainer_for(folder / "all", FailsInAll), n_trials=2)
+
+
+def an_objective_of_each_process(folder: Path) -> Any:
+    """Such as one by the time taken; it is nan in the last trial."""
+    values = iter([0.5, 0.4, float("nan")])
+
+    def objective(metrics: dict[str, float]) -> float:
+        return RANK + next(values)
+
+    trainer = trainer_for(folder / "objective", eval_strategy="no")
+    return {**searched(trainer, compute_objective=objective), "objective": trainer.objective}
+
+
+def a_wrong_space(folder: Path) -> Any:
+    """An argument that there is not, and hyperparameters that depend on the process."""
+
+    def misspelled(trial: Any) -> dict[str, Any]:
+        return {"learning_rat": trial.suggest_float("learning_rate", 0.0, 1.0)}
+
+    def of_each(trial: Any) -> dict[str, Any]:
+        return {"weight_decay": trial.suggest_float(f"decay_{RANK}", 0.0, 1.0)}
+
+    trainer = trainer_for(folder / "wrong")
+    sampler = optuna.samplers.RandomSampler(seed=0)
+    return [searched(trainer, space, sampler=sampler)["error"] for space in (misspelled, of_each)]
+
+
+def side_by_side(folder: Path) -> Any:
+    trainer = trainer_for(folder / "side")
+    return [searched(trainer, n_jobs=2)["error"], searched(trainer, n_jobs=-1)["error"]]
+
+
+def stopped(folder: Path) -> Any:
+    """The study is stopped after the second of four trials."""
+
+    def stop(study: Any, trial: Any) -> None:
+        if trial.number == 1:
+            study.stop()
+
+    return searched(trainer_for(folder / "stopped"), n_trials=4, callbacks=[stop])
+
+
+def two_objectives(folder: Path) -> Any:
+    def objectives(metrics: dict[str, float]) -> list[float]:
+        return [metrics["eval_loss"], -metrics["eval_loss"]]
+
+    trainer = trainer_for(folder / "two")
+    return searched(trainer, direction=["minimize", "minimize"], compute_objective=objectives, n_trials=2)
+
+
+def sweep(folder: Path) -> Any:
+    """A sweep whose agent runs in the first process; the second one has no run."""
+    service = SimpleNamespace(run=None, drawn=[])
+
+    def init() -> Any:
+        config = {"learning_rate": RATES[len(service.drawn)]}
+        service.drawn.append(config)
+        service.run = SimpleNamespace(id=f"id{len(service.drawn)}", config=config, summary={}, log=lambda values: None)
+        return service.run
+
+    def finish(exit_code: int = 0) -> None:
+        service.run = None
+
+    def agent(sweep_id: str, function: Any, count: int, entity: Any, project: Any) -> None:
+        for _ in range(count):
+            function()
+            finish()
+
+    service.init, service.finish, service.agent = init, finish, agent
+    service.sweep = lambda configuration, entity, project: "sweep7"
+    wandb_sweep._wandb, wandb_sweep.WandbCallback = (lambda: service), TrainerCallback  # type: ignore[misc, assignment]
+    trainer = trainer_for(folder / "sweep", save_strategy="steps", save_steps=3)
+
+    def configuration(trial: Any) -> dict[str, Any]:
+        return {"parameters": {"learning_rate": {"values": RATES}}}
+
+    def stopping(trial: Any) -> dict[str, Any]:
+        return {**configuration(trial), "early_terminate": {"type": "hyperband"}}
+
+    settings: dict[str, Any] = {"backend": "wandb", "n_trials": 2}
+    best = trainer.hyperparameter_search(configuration, **settings)
+    try:
+        trainer.hyperparameter_search(stopping, **settings)
+    except Exception as error:
+        refused = str(error)
+    record = read_record(folder / "sweep")
+    return {
+        "best": best,
+        "begun": trainer.notes.begun,
+        "drawn": len(service.drawn),
+        "folders": sorted(path.name for path in (folder / "sweep").glob("run-*")),
+        "refused": refused,
+        "record": [(trial.id, trial.state, len(trial.intermediate)) for trial in record.trials],
+    }
+
+
+class FailsBetween(TrainerCallback):
+    """Fails in the second process where the first one goes on to the next step."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if RANK == 1 and state.global_step == 1:
+            raise ValueError("the disk of this process is full")
+
+
+def failing_between_steps(folder: Path) -> Any:
+    """To come last: after it the processes can no longer agree."""
+    trainer = trainer_for(folder / "between", eval_strategy="no")
+    trainer.add_callback(FailsBetween())
+    try:
+        trainer.hyperparameter_search(rate, n_trials=3, backend="optuna")
+    except LostProcess as error:
+        return {"error": str(error), "begun": len(trainer.notes.begun)}
+    return "the search went on"
+
+
+CHECKS = (
+    the_same_trials,
+    pruning,
+    failing_in_one_forward_pass,
+    failing_at_the_first,
+    failing_in_all,
+    an_objective_of_each_process,
+    a_wrong_space,
+    side_by_side,
+    stopped,
+    two_objectives,
+    sweep,
+    failing_between_steps,
+)
+
+
+def main(folder: Path) -> None:
+    last_words.SECONDS_UNTIL_ALL_HAVE_FAILED = 2.0
+    # Each trial collects garbage; what the libraries hold makes that longer than the trial.
+    gc.collect()
+    gc.freeze()
+    found = {check.__name__: check(folder) for check in CHECKS}
+    (folder / f"{RANK}.pickle").write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))

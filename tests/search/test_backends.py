@@ -1,0 +1,106 @@
+"""Which library carries a search out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from littrainer import BestRun
+from littrainer.arguments.choices import HPSearchBackend
+from littrainer.search.backends import (
+    ALL_HYPERPARAMETER_SEARCH_BACKENDS,
+    HyperParamSearchBackendBase,
+    OptunaBackend,
+    RayTuneBackend,
+    WandbBackend,
+    chosen_backend,
+    default_hp_search_backend,
+)
+from tests.search.trainers import rate_space, searched_trainer
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of the backends that count as installed; a test fills the set."""
+    names: set[str] = set()
+    for backend in (OptunaBackend, RayTuneBackend, WandbBackend):
+        monkeypatch.setattr(backend, "is_available", staticmethod(lambda name=backend.name: name in names))
+    return names
+
+
+def test_the_first_one_installed_is_taken_optuna_before_ray_before_wandb(installed: set[str]) -> None:
+    for name in ("wandb", "ray", "optuna"):
+        installed.add(name)
+        assert default_hp_search_backend() == name
+
+
+def test_without_any_the_error_says_what_to_install(installed: set[str]) -> None:
+    with pytest.raises(RuntimeError, match=r"none is installed: `pip install 'littrainer\[tune\]'` for optuna"):
+        chosen_backend(None)
+
+
+@pytest.mark.parametrize("name", ["optuna", "ray"])
+def test_one_that_is_not_installed_names_the_extra(installed: set[str], name: str, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=rf"backend='{name}' is not installed: run `pip install 'littrainer\[tune\]'`"):
+        searched_trainer(tmp_path).hyperparameter_search(rate_space, backend=name)
+
+
+@pytest.mark.parametrize("backend", ["optuna", HPSearchBackend.OPTUNA])
+def test_a_backend_is_named_by_text_or_by_member(backend: Any) -> None:
+    key, found = chosen_backend(backend)
+    assert key is HPSearchBackend.OPTUNA
+    assert type(found) is OptunaBackend
+
+
+def test_an_unknown_name_suggests_the_nearest_known_one() -> None:
+    with pytest.raises(ValueError, match=r"backend='optune' is not known \(did you mean 'optuna'\?\)"):
+        chosen_backend("optune")
+    with pytest.raises(TypeError, match="backend=3 is an int"):
+        chosen_backend(3)
+
+
+class Twice(HyperParamSearchBackendBase):
+    """Trains with two learning rates and returns the first."""
+
+    name = "twice"
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun:
+        self.given = n_trials, direction, kwargs
+        for rate in (0.01, 0.02):
+            trainer.train(trial={"learning_rate": rate})
+            self.rates.append((trainer.args.learning_rate, trainer.objective))
+        return BestRun("first", self.rates[0][1], {"learning_rate": 0.01})
+
+    def default_hp_space(self, trial: Any) -> dict[str, Any]:
+        return {}
+
+    rates: list[Any] = []  # noqa: RUF012
+
+
+def test_a_script_may_enter_a_backend_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(ALL_HYPERPARAMETER_SEARCH_BACKENDS, "twice", Twice)
+    monkeypatch.setattr(Twice, "rates", [])
+    trainer = searched_trainer(tmp_path, eval_strategy="steps", eval_steps=2)
+    best = trainer.hyperparameter_search(backend="twice", n_trials=2)
+    assert [rate for rate, _ in Twice.rates] == [0.01, 0.02]
+    assert best == ("first", Twice.rates[0][1], {"learning_rate": 0.01}, None)
+    assert Twice.rates[0][1] != Twice.rates[1][1]
+    assert trainer.args.learning_rate == pytest.approx(0.01)
+
+
+def test_one_may_take_the_place_of_a_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALL_HYPERPARAMETER_SEARCH_BACKENDS, HPSearchBackend.OPTUNA, Twice)
+    key, found = chosen_backend("optuna")
+    assert key is HPSearchBackend.OPTUNA
+    assert type(found) is Twice
+
+
+def test_a_backend_without_a_space_asks_for_one() -> None:
+    with pytest.raises(NotImplementedError, match="pass hp_space"):
+        HyperParamSearchBackendBase().default_hp_space(None)

@@ -1,0 +1,47 @@
+"""Trainers for searches whose trials take a few milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from littrainer import Trainer
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.models import VectorClassifier
+from tests.scenarios.trainers import quiet_arguments
+
+
+def new_model() -> VectorClassifier:
+    """A model whose first weights depend on the seed."""
+    return VectorClassifier()
+
+
+def searched_trainer(
+    folder: Path | str,
+    *,
+    model_init: Callable[..., torch.nn.Module] = new_model,
+    rows: int = 10,
+    kind: type[Trainer] = Trainer,
+    given: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Any:
+    """A Trainer that can search, over `rows` training vectors and seven evaluation vectors; two steps unless changed.
+
+    Parameters:
+        given: further keywords of the Trainer, or others in the place of these.
+        changes: arguments of the run.
+    """
+    keywords: dict[str, Any] = {
+        "train_dataset": Rows(vector_rows(rows)),
+        "eval_dataset": Rows(vector_rows(7, seed=1)),
+        **(given or {}),
+    }
+    return kind(model_init=model_init, args=quiet_arguments(folder, **{"max_steps": 2, **changes}), **keywords)
+
+
+def rate_space(trial: Any) -> dict[str, Any]:
+    """A space of one learning rate."""
+    return {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-1, log=True)}
