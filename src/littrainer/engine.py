@@ -132,7 +132,7 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
     keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
     keywords["strategy"] = fitted_strategy(keywords.get("strategy", "auto"), trainer)
     # Where callbacks write that are not told where to.
-    keywords.setdefault("default_root_dir", trainer.args.output_dir)
+    keywords.setdefault("default_root_dir", trainer._get_output_dir(trial=None if run is None else run.trial))
     callbacks = _user_callbacks(trainer, keywords)
     keywords["logger"] = _loggers(trainer, callbacks)
     if any(isinstance(callback, ProgressBar) for callback in callbacks):

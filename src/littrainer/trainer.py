@@ -236,6 +236,8 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         # The search that goes on, and what `apply_best` has chosen for a model_init that takes a trial.
         self._search: searching.Search | None = None
         self._last_search_backend: Any = None
+        # The arguments as a search left them: a training after it goes by what the script changes in them.
+        self._arguments_after_search: dict[str, Any] | None = None
         self._best_trial: Any = None
         # The repository that the model is uploaded to.
         self.hub_model_id: str | None = None

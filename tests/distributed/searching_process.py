@@ -134,7 +134,7 @@ class FailsInOne(Trainer):
     """Fails in the forward pass of the second process, in the second trial."""
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        if RANK == 1 and self._trial.number == 1 and self.state.global_step == 1:
+        if RANK == 1 and self._trial.number == 1:
             raise ValueError("sample 17 does not fit into memory")
         return super().compute_loss(*args, **kwargs)
 
@@ -263,6 +263,7 @@ class FailsBetween(TrainerCallback):
 
 def failing_between_steps(folder: Path) -> Any:
     """To come last: after it the processes can no longer agree."""
+    last_words.SECONDS_UNTIL_ALL_HAVE_FAILED = 1.0
     trainer = trainer_for(folder / "between", eval_strategy="no")
     trainer.add_callback(FailsBetween())
     try:
@@ -289,7 +290,6 @@ CHECKS = (
 
 
 def main(folder: Path) -> None:
-    last_words.SECONDS_UNTIL_ALL_HAVE_FAILED = 2.0
     # Each trial collects garbage; what the libraries hold makes that longer than the trial.
     gc.collect()
     gc.freeze()

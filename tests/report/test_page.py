@@ -14,7 +14,7 @@ from littrainer import TrainingArguments
 from littrainer.checkpoint.arguments_file import write_arguments
 from littrainer.report.page import page
 from littrainer.report.panels import MOST_FOREMOST
-from littrainer.report.reading import read_runs
+from littrainer.report.reading import read_folders
 from littrainer.report.svg import COLUMNS, MOST_POINTS
 
 from .folders import LOGGED, write_state

@@ -10,7 +10,7 @@ pytest.importorskip("matplotlib")
 from littrainer.report.labels import LONGEST_LABEL
 from littrainer.report.panels import MOST_FOREMOST
 from littrainer.report.picture import MOST_CURVES, MOST_ENTRIES, drawing, picture
-from littrainer.report.reading import read_runs
+from littrainer.report.reading import read_folders
 from littrainer.report.svg import COLUMNS
 
 from .folders import LOGGED, write_state
@@ -19,7 +19,7 @@ USUAL = ["Loss", "accuracy", "Learning rate", "Gradient norm", "Speed of evaluat
 
 
 def drawn(*folders: Path) -> Any:
-    return drawing(read_runs([str(folder) for folder in folders]), "auto")
+    return drawing(read_folders([str(folder) for folder in folders]).runs, "auto")
 
 
 def titles_of(figure: Any) -> list[str]:
@@ -94,4 +94,4 @@ def test_curves_and_their_points_are_no_more_than_a_chart_can_show(tmp_path: Pat
 def test_half_a_letter_in_a_name_is_drawn(tmp_path: Path) -> None:
     folder = write_state(tmp_path, [{"step": 1, "m\ud800x": 1.0, "$\\frac{": 2.0}])
     assert titles_of(drawn(folder)) == ["m\\ud800x", "$\\frac{"]
-    assert picture(read_runs([str(folder)]), "auto", "mark").startswith(b"\x89PNG")
+    assert picture(read_folders([str(folder)]).runs, "auto", "mark").startswith(b"\x89PNG")

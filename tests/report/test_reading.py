@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from littrainer.report.reading import NothingToReport, read_runs
+from littrainer.report.reading import NothingToReport, read_folders
 
 from .folders import write_state
 
 
 def refusal(*folders: Path) -> str:
     with pytest.raises(NothingToReport) as refused:
-        read_runs([str(folder) for folder in folders])
+        read_folders([str(folder) for folder in folders])
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
@@ -21,7 +21,7 @@ def refusal(*folders: Path) -> str:
 def test_the_state_in_the_output_dir_is_read_first(tmp_path: Path) -> None:
     write_state(tmp_path, global_step=4)
     write_state(tmp_path / "checkpoint-2", global_step=2)
-    (run,) = read_runs([str(tmp_path)])
+    (run,) = read_folders([str(tmp_path)]).runs
     assert (run.state.global_step, run.state_file) == (4, tmp_path / "trainer_state.json")
 
 
@@ -30,42 +30,42 @@ def test_without_it_the_newest_checkpoint_that_has_one_is_read(tmp_path: Path) -
         write_state(tmp_path / f"checkpoint-{step}", global_step=step)
     (tmp_path / "checkpoint-11").mkdir()
     write_state(tmp_path / "checkpoint-99-old", global_step=99)
-    (run,) = read_runs([str(tmp_path)])
+    (run,) = read_folders([str(tmp_path)]).runs
     assert run.state.global_step == 10
 
 
 def test_a_checkpoint_or_the_file_itself_may_be_given(tmp_path: Path) -> None:
     checkpoint = write_state(tmp_path / "run" / "checkpoint-4")
-    runs = read_runs([str(checkpoint), str(checkpoint / "trainer_state.json")])
+    runs = read_folders([str(checkpoint), str(checkpoint / "trainer_state.json")]).runs
     assert [run.folder for run in runs] == [checkpoint]
 
 
 def test_a_checkpoint_that_goes_further_is_told_of(tmp_path: Path) -> None:
     write_state(tmp_path, global_step=4)
     write_state(tmp_path / "checkpoint-8", global_step=8)
-    (run,) = read_runs([str(tmp_path)])
+    (run,) = read_folders([str(tmp_path)]).runs
     assert any("checkpoint-8 goes further" in note and "ends at step 4" in note for note in run.notes)
 
 
 def test_names_are_as_short_as_they_can_be_told_apart(tmp_path: Path) -> None:
     folders = [write_state(tmp_path / path) for path in ("a/run", "b/run", "other")]
-    runs = read_runs([str(folder) for folder in folders])
+    runs = read_folders([str(folder) for folder in folders]).runs
     assert [run.name for run in runs] == [os.path.join("a", "run"), os.path.join("b", "run"), "other"]
 
 
 def test_the_best_checkpoint_is_found_where_the_run_was_moved_to(tmp_path: Path) -> None:
     recorded = "/somewhere/else/checkpoint-2"
     write_state(tmp_path, best_model_checkpoint=recorded, best_metric=0.5)
-    assert read_runs([str(tmp_path)])[0].best_checkpoint == f"{recorded} (not there)"
+    assert read_folders([str(tmp_path)]).runs[0].best_checkpoint == f"{recorded} (not there)"
     (tmp_path / "checkpoint-2").mkdir()
-    (run,) = read_runs([str(tmp_path)])
+    (run,) = read_folders([str(tmp_path)]).runs
     assert run.best_checkpoint == str(tmp_path / "checkpoint-2")
     # Releases before 4.53 do not record the step.
     assert run.best_step == 2
 
 
 def test_missing_arguments_are_told_of(tmp_path: Path) -> None:
-    (run,) = read_runs([str(write_state(tmp_path))])
+    (run,) = read_folders([str(write_state(tmp_path))]).runs
     assert run.notes == [
         f"The arguments are not known: there is no training_args.bin beside {tmp_path / 'trainer_state.json'}."
     ]
@@ -74,7 +74,7 @@ def test_missing_arguments_are_told_of(tmp_path: Path) -> None:
 def test_arguments_that_cannot_be_read_safely_are_told_of_with_the_reason(tmp_path: Path) -> None:
     write_state(tmp_path)
     (tmp_path / "training_args.bin").write_bytes(b"nonsense")
-    (run,) = read_runs([str(tmp_path)])
+    (run,) = read_folders([str(tmp_path)]).runs
     assert run.stored is None
     assert f"{tmp_path / 'training_args.bin'} could not be read safely, it is damaged" in run.notes[0]
 
@@ -137,6 +137,6 @@ def test_a_state_as_transformers_4_wrote_it_is_read(tmp_path: Path) -> None:
         "trial_params": None,
     }
     (tmp_path / "trainer_state.json").write_text(json.dumps(state))
-    (run,) = read_runs([str(tmp_path)])
+    (run,) = read_folders([str(tmp_path)]).runs
     assert run.history.metrics() == ["learning_rate", "loss"]
     assert run.best_step is None and run.best_checkpoint is None

@@ -43,7 +43,9 @@ def test_without_any_the_error_says_what_to_install(installed: set[str]) -> None
 
 @pytest.mark.parametrize("name", ["optuna", "ray"])
 def test_one_that_is_not_installed_names_the_extra(installed: set[str], name: str, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=rf"backend='{name}' is not installed: run `pip install 'littrainer\[tune\]'`"):
+    with pytest.raises(
+        RuntimeError, match=rf"backend='{name}' is not installed: run `pip install 'littrainer\[tune\]'`"
+    ):
         searched_trainer(tmp_path).hyperparameter_search(rate_space, backend=name)
 
 

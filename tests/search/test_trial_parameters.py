@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from littrainer import TrainingArguments
-from littrainer.arguments.choices import HPSearchBackend, OptimizerNames, SchedulerType
+from littrainer.arguments.choices import OptimizerNames, SchedulerType
 from littrainer.search.failures import SearchMistake
 from littrainer.search.searching import searching
 from littrainer.search.trial import set_up_trial
@@ -57,7 +57,6 @@ CONVERTED: list[tuple[str, Any, Any]] = [
     ("seed", np.int64(9), 9),
     ("per_device_train_batch_size", 16.0, 16),
     ("bf16", True, True),
-    ("group_by_length", 0, 0),
     ("remove_unused_columns", "False", False),
     ("remove_unused_columns", "true", True),
     ("remove_unused_columns", 0, False),
@@ -74,7 +73,7 @@ CONVERTED: list[tuple[str, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "given", "expected"), [row for row in CONVERTED if row[0] != "group_by_length"])
+@pytest.mark.parametrize(("name", "given", "expected"), CONVERTED)
 def test_a_value_becomes_what_its_argument_declares(trainer: Any, name: str, given: Any, expected: Any) -> None:
     found = converted(trainer.args, name, given.item() if hasattr(given, "item") else given)
     assert found == expected
@@ -118,7 +117,7 @@ def test_an_unknown_name_suggests_the_nearest_one_and_changes_nothing(trainer: A
     assert vars(trainer.args) == before
 
 
-@pytest.mark.parametrize("name", ["train_batch_size", "to_dict", "_n_gpu", "n_gpu"])
+@pytest.mark.parametrize("name", ["train_batch_size", "to_dict", "_asked_for_bars", "n_gpu"])
 def test_what_is_no_argument_cannot_be_set(trainer: Any, name: str) -> None:
     with pytest.raises(SearchMistake, match=f"'{name}' is unknown"):
         set_parameters(trainer, {name: 3})
@@ -204,7 +203,7 @@ def test_the_entry_that_ray_keeps_for_wandb_is_no_parameter(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (lambda trial: None, "hp_space returned a NoneType"),
+        (lambda trial: None, "hp_space returned nothing"),
         (lambda trial: [trial.suggest_int("seed", 1, 2)], "hp_space returned a list"),
         (lambda trial: {}, "hp_space returned an empty dict"),
         (lambda trial: {3: 4}, "a dict with 3 as a key"),
@@ -231,16 +230,17 @@ def test_an_empty_dict_is_a_space_where_the_model_asks_the_trial(tmp_path: Path)
 
 def test_a_trial_leaks_nothing_into_the_next_one(tmp_path: Path) -> None:
     trainer = searched_trainer(tmp_path, weight_decay=0.25)
-    trainer.hp_space = lambda trial: trial.params
-    with searching(trainer, HPSearchBackend.OPTUNA, "minimize"):
-        set_up_trial(trainer, optuna.trial.FixedTrial({"weight_decay": 0.5, "seed": 3}))
+    with searching(trainer, "some backend", "minimize"):
+        set_up_trial(trainer, {"weight_decay": 0.5, "seed": 3})
         assert (trainer.args.weight_decay, trainer.args.seed) == (0.5, 3)
-        set_up_trial(trainer, optuna.trial.FixedTrial({"learning_rate": 0.5}))
+        set_up_trial(trainer, {"learning_rate": 0.5})
         assert (trainer.args.weight_decay, trainer.args.seed) == (0.25, 42)
 
 
 def test_parameters_of_a_trial_are_read_from_optunas_trials_and_from_dicts() -> None:
-    assert hp_params(optuna.trial.FixedTrial({"seed": 3})) == {"seed": 3}
+    trial = optuna.trial.FixedTrial({"seed": 3, "data_seed": 4})
+    trial.suggest_int("seed", 1, 5)
+    assert hp_params(trial) == {"seed": 3}
     assert hp_params({"seed": 3}) == {"seed": 3}
     with pytest.raises(RuntimeError, match="A trial is a list"):
         hp_params([3])

@@ -42,14 +42,36 @@ def trainer_of(side: str, folder: Path, **changes: Any) -> Any:
     }
     # The weights of a model are drawn when it is made.
     torch.manual_seed(0)
-    given = {name: settings.pop(name) for name in ("callbacks", "model") if name in settings}
+    given = {name: settings.pop(name) for name in ("callbacks", "model", "model_init") if name in settings}
+    if "model_init" not in given:
+        given.setdefault("model", tiny_bert_classifier())
     return names.Trainer(
         args=quiet_arguments(folder, names.TrainingArguments, **settings),
         train_dataset=Rows(token_rows(18, shortest=6, longest=6)),
         eval_dataset=Rows(token_rows(7, shortest=6, longest=6)),
         compute_metrics=accuracy,
-        **{"model": tiny_bert_classifier(), **given},
+        **given,
     )
+
+
+def search_on(side: str, folder: Path, hp_name: Any = None, **changes: Any) -> Any:
+    """A search over three trials, of which the second is pruned at its first evaluation; returns the Trainer."""
+    import optuna
+
+    class Second(optuna.pruners.BasePruner):
+        def prune(self, study: Any, trial: Any) -> bool:
+            return trial.number == 1
+
+    trainer = trainer_of(side, folder, model_init=lambda: tiny_bert_classifier(), **changes)
+    trainer.hyperparameter_search(
+        lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-3, 1e-1)},
+        n_trials=3,
+        backend="optuna",
+        hp_name=hp_name,
+        sampler=optuna.samplers.RandomSampler(seed=0),
+        pruner=Second(),
+    )
+    return trainer
 
 
 def same_on_both_machines(values: dict[str, Any]) -> dict[str, Any]:

@@ -218,7 +218,7 @@ class TrainerCheckpointIO(TransformersCheckpointIO):
                 others = {name: value for name, value in checkpoint.items() if name not in IN_FILES_OF_A_TRAINER}
                 _, state = self._weights_and_state(others)
                 folder.parent.mkdir(parents=True, exist_ok=True)
-        note_best_checkpoint(trainer, trainer._get_output_dir(trial=None))
+        note_best_checkpoint(trainer, trainer._get_output_dir(trial=trainer._trial))
         with staged_together(trainer, folder) as part:
             fill_checkpoint(trainer, part.folder)
             if state is not None:

@@ -300,6 +300,11 @@ def _connected() -> _HostGroup:
     return _host_group
 
 
+def longest_wait() -> timedelta:
+    """How long the processes wait for each other, as their group was made."""
+    return _timeout_of(dist.group.WORLD) or dist.default_pg_timeout
+
+
 def _timeout_of(world: Any) -> Any:
     # Only the options of the group's backend know what it was made with; None takes torch's own.
     for device in ("cpu", "cuda"):

@@ -109,7 +109,7 @@ def _target(found: Findings, output: str | None) -> Path:
 
 
 def _home(found: Findings) -> Path:
-    folders = list(dict.fromkeys(each.folder for each in (*found.searches, *found.runs)))
+    folders = list(dict.fromkeys([*(search.folder for search in found.searches), *(run.folder for run in found.runs)]))
     if len(folders) > 1:
         return Path()
     folder = folders[0]

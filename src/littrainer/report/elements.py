@@ -32,13 +32,17 @@ def table_of(table: Table, emphasise_first: bool = False, none: str = "None.") -
     """A table; `none` is said where it has no rows."""
     if not table.rows:
         return f"<p>{as_html(none)}</p>"
-    head = "".join(f"<th scope=col>{name_as_html(heading)}</th>" for heading in table.headings)
+    head = "".join(f"<th scope=col>{_heading(heading)}</th>" for heading in table.headings)
     kind = "results" if emphasise_first else "arguments"
     rows = "".join(
         f"<tr><th scope=row>{_cell(name, name_as_html)}</th>{''.join(f'<td>{_cell(cell)}</td>' for cell in cells)}</tr>"
         for name, *cells in table.rows
     )
     return f"<div class=scroll><table class={kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+
+
+def _heading(name: str) -> str:
+    return breakable(name) if shortened(name) == name else name_as_html(name)
 
 
 def _cell(cell: Cell, shown: Callable[[str], str] = as_html) -> str:

@@ -76,7 +76,8 @@ def _evaluated(
         warnings.simplefilter("ignore")
         logging.getLogger("optuna").setLevel(logging.WARNING)
         try:
-            study = optuna.create_study(direction=search.directions[objective])
+            direction: Any = search.directions[objective]
+            study = optuna.create_study(direction=direction)
             for trial in trials:
                 values = {
                     name: indices[name][str(trial.parameters[name])] if name in indices else trial.parameters[name]

@@ -31,7 +31,7 @@
     return Math.abs(points[low][0] - step) <= Math.abs(points[high][0] - step) ? points[low] : points[high];
   };
 
-  for (const figure of document.querySelectorAll("figure")) {
+  for (const figure of document.querySelectorAll("figure[data-chart]")) {
     const chart = charts[figure.dataset.chart];
     const drawing = figure.querySelector(":scope > svg");
     const cursor = drawing.querySelector(".cursor");
@@ -74,5 +74,42 @@
     drawing.addEventListener("pointermove", tell);
     drawing.addEventListener("pointerdown", tell);
     drawing.addEventListener("pointerleave", leave);
+  }
+
+  // The trial under the pointer is told, and lit in all charts of its search.
+  const searches = JSON.parse(document.getElementById("trials").textContent);
+  for (const search of document.querySelectorAll(".search")) {
+    const trials = searches[search.dataset.search];
+    for (const figure of search.querySelectorAll("figure.trials")) {
+      const drawing = figure.querySelector("svg[role=img]");
+      const tip = element("div", "", figure, "tip hidden");
+      const leave = () => {
+        tip.classList.add("hidden");
+        for (const part of search.querySelectorAll(".lit")) part.classList.remove("lit");
+      };
+      const tell = (event) => {
+        const under = event.target.closest("[data-trial]");
+        const trial = under && trials[under.dataset.trial];
+        leave();
+        if (!trial) return;
+        for (const part of search.querySelectorAll(`[data-trial="${under.dataset.trial}"]`)) part.classList.add("lit");
+        tip.replaceChildren();
+        element("b", trial[0], tip);
+        for (const [name, value] of trial[1]) {
+          const row = element("div", "", tip);
+          element("span", name, row);
+          element("span", value, row);
+        }
+        tip.classList.remove("hidden");
+        const box = figure.getBoundingClientRect();
+        const x = event.clientX - box.left, y = event.clientY - box.top;
+        const wanted = x + 14 + tip.offsetWidth > figure.clientWidth ? x - 14 - tip.offsetWidth : x + 14;
+        tip.style.left = `${Math.max(4, Math.min(figure.clientWidth - tip.offsetWidth - 4, wanted))}px`;
+        tip.style.top = `${y + 14}px`;
+      };
+      drawing.addEventListener("pointermove", tell);
+      drawing.addEventListener("pointerdown", tell);
+      drawing.addEventListener("pointerleave", leave);
+    }
   }
 })();

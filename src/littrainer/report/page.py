@@ -76,7 +76,7 @@ def _asset(name: str) -> str:
 
 def heading_of(runs: Sequence[Run], searches: Sequence[Search]) -> str:
     """What a report is called."""
-    names = list(dict.fromkeys(each.name for each in (*searches, *runs)))
+    names = list(dict.fromkeys([*(search.name for search in searches), *(run.name for run in runs)]))
     if len(names) == 1:
         return names[0]
     counts = [(len(searches), "searches" if len(searches) > 1 else "search")]
@@ -103,8 +103,9 @@ def _training_parts(runs: list[Run], panels: list[Panel], frames: list[Frame], h
 
 
 def _notes(runs: list[Run], searches: Sequence[Search]) -> str:
-    several = len(runs) + len(searches) > 1
-    notes = [f"{each.name}: {note}" if several else note for each in (*searches, *runs) for note in each.notes]
+    several = len(runs) > 1 or len(searches) > 1
+    named = [(search.name, search.notes) for search in searches] + [(run.name, run.notes) for run in runs]
+    notes = [f"{name}: {note}" if several else note for name, told in named for note in told]
     empty = [run.name for run in runs if not run.history.curves]
     if empty:
         whose = f" of {', '.join(empty)}" if several else ""

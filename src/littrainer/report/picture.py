@@ -5,63 +5,42 @@ from __future__ import annotations
 import importlib.util
 import io
 import math
-import textwrap
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from littrainer.report.labels import shortened, writable
 from littrainer.report.panels import Curve, Panel, foremost_metrics, legend, panels_of
+from littrainer.report.picture_style import (
+    ABOVE,
+    BELOW,
+    BETWEEN,
+    COLUMNS,
+    DENSE_WIDTH,
+    DOTS_PER_INCH,
+    HEADING_LETTER,
+    INK,
+    LEFT,
+    LEGEND_LETTER,
+    LEGEND_ROW,
+    LEGEND_SAMPLE,
+    LINE_STYLES,
+    LINE_WIDTH,
+    MOST_CURVES,
+    MOST_ENTRIES,
+    PALETTE,
+    PLOT,
+    RIGHT,
+    SHAPES,
+    SOFT,
+    STYLE,
+    TITLE_LETTERS,
+    lines_of,
+    text_of,
+)
 from littrainer.report.reading import Run
+from littrainer.report.search_picture import search_drawing
 from littrainer.report.searches import Search
 from littrainer.report.svg import COLOURS, DENSE_FROM, MOST_MARKED, Frame, frames_of, stretches, thinned
-
-# As the page has them in its light mode.
-PALETTE = ("#0072b2", "#c8500a", "#007a5a", "#a8428a", "#8a6a00", "#5b4fcf", "#4d5562")
-LINE_STYLES: tuple[Any, ...] = (
-    "-",
-    (0, (4, 2)),
-    (0, (1.3, 2)),
-    (0, (6, 2, 1.3, 2)),
-    (0, (8, 3)),
-    (0, (3, 1.5, 1, 1.5)),
-)
-SHAPES = ("o", "s", "^", "D", "v")
-DOTS_PER_INCH = 130
-COLUMNS = 2
-# Everything has its place in inches: a layout that is fitted to all charts takes minutes where there are many.
-PLOT = (4.75, 2.6)
-LEFT, RIGHT = 0.75, 0.2
-# Between two charts of a column: step labels, the axis' name, and a title of up to three lines.
-BETWEEN = 1.2
-ABOVE, BELOW = 1.45, 0.65
-LEGEND_ROW = 0.22
-# Of the widest letters that are usual, with the sample of a line before a label.
-LEGEND_LETTER, LEGEND_SAMPLE = 0.075, 0.75
-TITLE_LETTERS, HEADING_LETTER = 42, 0.125
-# What a picture shows before it refers to the page.
-MOST_ENTRIES = 32
-MOST_CURVES = 32
-LINE_WIDTH, DENSE_WIDTH = 1.6, 0.8
-INK, SOFT, GRID = "#1a1d23", "#5b6270", "#e9ecf0"
-STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.size": 10.0,
-    "axes.edgecolor": SOFT,
-    "axes.labelcolor": SOFT,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "grid.color": GRID,
-    "text.color": INK,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "ytick.left": False,
-    "text.usetex": False,
-}
 
 
 def can_draw() -> bool:
@@ -70,20 +49,42 @@ def can_draw() -> bool:
 
 
 def picture(runs: list[Run], scale: str, mark: str, searches: Sequence[Search] = ()) -> bytes:
-    """The foremost charts of one or several runs as the bytes of a PNG file.
+    """Searches, and below them the foremost charts of one or several runs, as the bytes of a PNG file.
 
     Parameters:
         scale: of the charts' value axes: `auto`, `linear` or `log`.
         mark: what the file names as the software that wrote it.
     """
     import matplotlib
+    from matplotlib import image
 
     written = io.BytesIO()
     # Names in other scripts than the font has are drawn as boxes, with a warning for each letter.
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        drawing(runs, scale).savefig(written, format="png", dpi=DOTS_PER_INCH, metadata={"Software": mark})
+        figures = [search_drawing(search, scale) for search in searches]
+        figures += [drawing(runs, scale)] if runs else []
+        if len(figures) == 1:
+            figures[0].savefig(written, format="png", dpi=DOTS_PER_INCH, metadata={"Software": mark})
+        else:
+            image.imsave(written, _stacked(figures), format="png", dpi=DOTS_PER_INCH, metadata={"Software": mark})
     return written.getvalue()
+
+
+def _stacked(figures: Sequence[Any]) -> Any:
+    """The pixels of several pictures below each other, on white as wide as the widest."""
+    import numpy
+
+    drawn = []
+    for figure in figures:
+        figure.set_dpi(DOTS_PER_INCH)
+        figure.canvas.draw()
+        drawn.append(numpy.asarray(figure.canvas.buffer_rgba()))
+    width = max(pixels.shape[1] for pixels in drawn)
+    room = [((0, 0), (0, width - pixels.shape[1]), (0, 0)) for pixels in drawn]
+    return numpy.concatenate(
+        [numpy.pad(pixels, around, constant_values=255) for pixels, around in zip(drawn, room, strict=True)]
+    )
 
 
 def drawing(runs: list[Run], scale: str) -> Any:
@@ -104,7 +105,7 @@ def drawing(runs: list[Run], scale: str) -> Any:
     figure: Any = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     heading = runs[0].name if len(runs) == 1 else f"{len(runs)} trainings compared"
-    heading = _lines(heading, int(width / HEADING_LETTER))
+    heading = lines_of(heading, int(width / HEADING_LETTER))
     middle = {"x": 0.5, "ha": "center"}
     figure.text(y=1 - 0.4 / height, s=heading, va="center", fontsize=14, fontweight="bold", parse_math=False, **middle)
     for number, (panel, frame) in enumerate(zip(panels, frames_of(panels, scale), strict=True)):
@@ -136,7 +137,7 @@ def _legend(panels: list[Panel], runs: list[Run]) -> tuple[list[Any], list[str]]
         Line2D([], [], **_line(entry.colour, entry.dash), **({} if entry.marker is None else _marks(entry.marker)))
         for entry in entries[:MOST_ENTRIES]
     ]
-    labels = [_text(entry.label) for entry in entries[:MOST_ENTRIES]]
+    labels = [text_of(entry.label) for entry in entries[:MOST_ENTRIES]]
     if any(curve.best is not None for curve in curves):
         handles.append(Line2D([], [], linestyle="none", marker="*", color=INK, markersize=10))
         labels.append("best")
@@ -150,7 +151,7 @@ def _draw(axes: Any, panel: Panel, frame: Frame) -> None:
     for curve in panel.curves[:MOST_CURVES]:
         _draw_curve(axes, curve, frame)
     remarks = ", ".join(filter(None, [panel.unit, "log scale" if frame.values.logarithmic else ""]))
-    title = _lines(panel.title, TITLE_LETTERS - len(remarks))
+    title = lines_of(panel.title, TITLE_LETTERS - len(remarks))
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", parse_math=False)
     axes.set_title(remarks, loc="right", fontsize=9, color=SOFT)
     if frame.values.logarithmic:
@@ -189,15 +190,3 @@ def _draw_curve(axes: Any, curve: Curve, frame: Frame) -> None:
     if curve.best is not None:
         star = {"color": INK, "markersize": 13, "markeredgecolor": "white", "zorder": 5, "clip_on": False}
         axes.plot([curve.best.step], [curve.best.value], "*", **star)
-
-
-def _text(text: str) -> str:
-    """A label that matplotlib takes as it stands; it leaves those out of a legend that begin with an underscore."""
-    cleaned = writable(shortened(text))
-    printable = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in cleaned)
-    return f" {printable}" if printable.startswith("_") else printable
-
-
-def _lines(text: str, letters: int) -> str:
-    """A label over as many lines as it needs where one has room for so many letters."""
-    return "\n".join(textwrap.wrap(_text(text).strip(), letters))

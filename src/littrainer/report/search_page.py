@@ -84,7 +84,8 @@ def _objective_figure(panel: ObjectivePanel, search: Search) -> str:
         "best": "surpassed by none" if several else "best",
     }
     legend = "".join(f"<li>{spot_sample(kind)}{words.get(kind, kind)}</li>" for kind in kinds)
-    remark = " <small>log scale</small>" if panel.values.logarithmic else ""
+    remarks = [f"{'higher' if panel.maximized else 'lower'} is better", "log scale" if panel.values.logarithmic else ""]
+    remark = f" <small>{', '.join(filter(None, remarks))}</small>"
     return (
         f"<figure class=trials><figcaption><h2>{name_as_html(panel.title)} over trials{remark}</h2></figcaption>"
         f"<ul class=legend>{legend}</ul>{objective_chart(panel)}</figure>"
@@ -151,7 +152,7 @@ def _best_section(search: Search, parameters: Sequence[Parameter]) -> Iterable[s
         return
     ranges = {parameter.name: parameter.text() for parameter in parameters}
     rows = [
-        [Cell(name), Cell(value_text(value)), Cell(ranges.get(name, "always this"))]
+        [Cell(name), Cell(shortened(str(value))), Cell(ranges.get(name, "always this"))]
         for name, value in list(best[0].parameters.items())[:MOST_ROWS]
     ]
     folder = f"<p class=path>{as_html(best[0].folder)}</p>" if best[0].folder else ""

@@ -15,6 +15,9 @@ from littrainer.search.record import COMPLETE, FAILED, MAXIMIZE, PRUNED, TrialRe
 MOST_POINTS = 2000
 MOST_LINES = 300
 MOST_AXES = 10
+# Below the axis of a parameter that only some trials have.
+ABSENT_SHARE = -0.12
+ABSENT_LABEL = "not set"
 # Lines are coloured by the fifth of the ranking that they belong to.
 GRADES = 5
 
@@ -44,6 +47,7 @@ class ObjectivePanel(NamedTuple):
         spots: the trials that are shown.
         best: (number of the trial, best objective with it), where it changed; empty with several objectives.
         stars: places of the best trials among the spots' trials.
+        maximized: whether more is better.
     """
 
     title: str
@@ -52,6 +56,7 @@ class ObjectivePanel(NamedTuple):
     spots: list[Spot]
     best: list[tuple[int, float]]
     stars: frozenset[int]
+    maximized: bool
 
 
 class Thread(NamedTuple):
@@ -59,13 +64,13 @@ class Thread(NamedTuple):
 
     Parameters:
         trial: its place among the trials of the search.
-        shares: where it stands on each axis, from 0 to 1; None where it has no value.
+        shares: where it stands on each axis, from 0 to 1; `ABSENT_SHARE` where it has no value.
         grade: from 0 to `GRADES` - 1, which is the best.
         best: whether it is a best one.
     """
 
     trial: int
-    shares: list[float | None]
+    shares: list[float]
     grade: int
     best: bool
 
@@ -76,12 +81,14 @@ class ParallelPanel(NamedTuple):
     Parameters:
         names: what the axes are called.
         axes: one for each name, the objectives last.
+        incomplete: for each axis whether a trial has no value on it.
         threads: the worst first, so that better ones lie above them.
         left_out: how many parameters and how many trials are not shown.
     """
 
     names: list[str]
     axes: list[Axis]
+    incomplete: list[bool]
     threads: list[Thread]
     left_out: tuple[int, int]
 
@@ -123,6 +130,7 @@ def _objective_panel(search: Search, objective: int, scale: str) -> ObjectivePan
         kept,
         [] if several else steps,
         frozenset(stars),
+        search.directions[objective] == MAXIMIZE,
     )
 
 
@@ -199,11 +207,13 @@ def parallel_panel(search: Search, parameters: Sequence[Parameter], shown: Seque
     threads = []
     for rank in reversed(kept):
         trial = ranked[rank]
-        shares: list[float | None] = [parameter.share(trial) for parameter in shown]
+        known = [parameter.share(trial) for parameter in shown]
+        shares = [ABSENT_SHARE if share is None else share for share in known]
         shares += [axis.share(value) for axis, value in zip(axes, trial.objectives(), strict=True)]
         best = places[id(trial)] in stars
         grade = GRADES - 1 - rank * GRADES // len(ranked)
         threads.append(Thread(places[id(trial)], shares, grade, best))
     names = [parameter.name for parameter in shown] + search.objective_names()
+    incomplete = [any(thread.shares[number] == ABSENT_SHARE for thread in threads) for number in range(len(names))]
     left_out = (len(parameters) - len(shown), len(ranked) - len(kept))
-    return ParallelPanel(names, [*(parameter.axis for parameter in shown), *axes], threads, left_out)
+    return ParallelPanel(names, [*(parameter.axis for parameter in shown), *axes], incomplete, threads, left_out)

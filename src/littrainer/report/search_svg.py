@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from littrainer.report.axes import Axis, value_axis
 from littrainer.report.labels import as_html, shortened
-from littrainer.report.search_panels import ObjectivePanel, ParallelPanel, Spot, Thread
-from littrainer.report.svg import HEIGHT, LEFT, PLOT_HEIGHT, PLOT_WIDTH, TOP, WIDTH, cross, marker, star
+from littrainer.report.search_panels import ABSENT_LABEL, ABSENT_SHARE, ObjectivePanel, ParallelPanel, Spot, Thread
+from littrainer.report.svg import HEIGHT, LEFT, PLOT_HEIGHT, PLOT_WIDTH, TOP, WIDTH, cross, marker, star, star_sample
 from littrainer.search.record import COMPLETE, PRUNED
 
 # Of the palette, and of the markers: circle and diamond.
@@ -15,9 +15,9 @@ COMPLETE_LOOK, PRUNED_LOOK, FAILED_COLOUR = (0, 0), (4, 3), 1
 STAR_SIZE, POINT_SIZE = 8.0, 3.6
 # A finger needs more room than a point has.
 REACH = 10
-WIDE, TALL = 1080, 340
-WIDE_TOP, WIDE_BOTTOM, WIDE_LEFT, WIDE_RIGHT = 58, 18, 60, 70
-LONGEST_AXIS_NAME = 24
+WIDE, TALL = 1080, 360
+WIDE_TOP, WIDE_BOTTOM, WIDE_LEFT, WIDE_RIGHT = 58, 56, 60, 70
+LONGEST_AXIS_NAME = 30
 # A label's height, with its distance from the next one.
 LABEL_HEIGHT = 15
 
@@ -81,7 +81,7 @@ def _stairs(panel: ObjectivePanel, plane: Plane) -> Iterator[tuple[float, float]
 def _spot(spot: Spot, plane: Plane, best: bool) -> str:
     x = plane.x(spot.x)
     if spot.value is None:
-        y = TOP + PLOT_HEIGHT - 6
+        y = TOP + PLOT_HEIGHT - 6.0
         colour = PRUNED_LOOK[0] if spot.state == PRUNED else FAILED_COLOUR
         return _group(spot.trial, colour, x, y, f'<path class="missing" d="{cross(x, y, 3.5)}"/>')
     y = plane.y(spot.value)
@@ -133,6 +133,10 @@ def parallel_chart(panel: ParallelPanel) -> str:
             f"<title>{as_html(shortened(name))}</title>{as_html(short)}</text>"
         )
         parts += _labels(axis, x, height, at_the_right=number == len(places) - 1)
+        if panel.incomplete[number]:
+            below = WIDE_TOP + height * (1 - ABSENT_SHARE) + 16
+            place = f'x="{x:.1f}" y="{below:.1f}" text-anchor="middle"'
+            parts.append(f'<text class="tick halo" {place}>{ABSENT_LABEL}</text>')
     return "".join([*parts, "</svg>"])
 
 
@@ -163,30 +167,19 @@ def _labels(axis: Axis, x: float, height: float, at_the_right: bool) -> Iterator
         )
 
 
-def stretches_of(thread: Thread, places: Sequence[float]) -> list[list[tuple[float, float]]]:
-    """(place, share) along a thread; it is broken where the trial has no value."""
-    found: list[list[tuple[float, float]]] = [[]]
-    for x, share in zip(places, thread.shares, strict=True):
-        if share is not None:
-            found[-1].append((x, share))
-        elif found[-1]:
-            found.append([])
-    return [stretch for stretch in found if stretch]
-
-
 def _thread(thread: Thread, places: Sequence[float], height: float) -> str:
-    lines = []
-    for stretch in stretches_of(thread, places):
-        points = " ".join(f"{x:.1f},{WIDE_TOP + height * (1 - share):.1f}" for x, share in stretch)
-        lines.append(f'<polyline class="reach" points="{points}"/><polyline points="{points}"/>')
+    points = " ".join(
+        f"{x:.1f},{WIDE_TOP + height * (1 - share):.1f}" for x, share in zip(places, thread.shares, strict=True)
+    )
     kind = "thread best-thread" if thread.best else f"thread g{thread.grade}"
-    return f'<g class="{kind}" data-trial="{thread.trial}">{"".join(lines)}</g>'
+    lines = f'<polyline class="reach" points="{points}"/><polyline points="{points}"/>'
+    return f'<g class="{kind}" data-trial="{thread.trial}">{lines}</g>'
 
 
 def spot_sample(kind: str) -> str:
     """The mark of a kind of trials, for the legend."""
     if kind == "best":
-        return f'<svg class="curve star" viewBox="0 0 14 12" aria-hidden="true"><path class="best" d="{star(7, 6.5, 6)}"/></svg>'
+        return star_sample()
     if kind == "best so far":
         line = '<polyline points="1,6 29,6"/>'
         return f'<svg class="curve neutral" viewBox="0 0 30 12" aria-hidden="true">{line}</svg>'
@@ -195,4 +188,4 @@ def spot_sample(kind: str) -> str:
         mark = marker(7, 6, shape)
     else:
         colour, mark = FAILED_COLOUR, f'<path class="missing" d="{cross(7, 6, 3.5)}"/>'
-    return f'<svg class="curve star c{colour}" viewBox="0 0 14 12" aria-hidden="true">{mark}</svg>'
+    return f'<svg class="curve spot star c{colour}" viewBox="0 0 14 12" aria-hidden="true">{mark}</svg>'

@@ -1,24 +1,29 @@
 """Optuna's trials in several processes: what the first one draws, and whether it prunes, the others receive.
 
-The methods are called in all processes, in one order, as the script's functions call them.
+The script's functions ask in all processes, each at its own time; the first one waits for nobody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from optuna.trial import FixedTrial, Trial
 
-from littrainer.processes.agreement import failing_together, from_first
-from littrainer.search.failures import SearchMistake
+from littrainer.processes.posts import Posts
 
 Value = TypeVar("Value")
 
 
 class TrialFacts(NamedTuple):
-    """What is known of a trial when it begins."""
+    """What is known of a trial when it begins.
 
+    Parameters:
+        key: of the posts that its values come by.
+    """
+
+    key: str
     number: int
     user_attrs: dict[str, Any]
     study_name: str
@@ -46,48 +51,50 @@ class FollowedStudy:
         """Nothing: the process that has the study stops it."""
 
 
-def facts_about(trial: Trial) -> TrialFacts:
-    """What the other processes make their trial of."""
-    return TrialFacts(trial.number, trial.user_attrs, trial.study.study_name, trial.study.directions)
-
-
 class LeadingTrial(Trial):
-    """A study's trial in the process that draws; it is the trial that it is made of, under another class."""
+    """A study's trial in the process that draws: the trial that it is made of, under another class."""
 
-    _told: set[str]
+    posts: Posts
+    facts: TrialFacts
+    _told: dict[str, Any]
 
     def __init__(self, trial: Trial):
         self.__dict__ = trial.__dict__
-        self._told = set()
+        study = trial.study
+        key = uuid.uuid4().hex
+        self.facts = TrialFacts(key, trial.number, trial.user_attrs, study.study_name, study.directions)
+        self.posts = Posts(key)
+        self._told = {}
+        self._last_reported: int | None = None
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
     ) -> float:
         """As `optuna.Trial.suggest_float`."""
-        return self._tell(name, lambda: Trial.suggest_float(self, name, low, high, step=step, log=log))
+        return self._tell(name, super().suggest_float(name, low, high, step=step, log=log))
 
     def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
         """As `optuna.Trial.suggest_int`."""
-        return self._tell(name, lambda: Trial.suggest_int(self, name, low, high, step=step, log=log))
+        return self._tell(name, super().suggest_int(name, low, high, step=step, log=log))
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
         """As `optuna.Trial.suggest_categorical`."""
-        return self._tell(name, lambda: Trial.suggest_categorical(self, name, choices))
+        return self._tell(name, super().suggest_categorical(name, choices))
+
+    def report(self, value: float, step: int) -> None:
+        """As `optuna.Trial.report`."""
+        super().report(value, step)
+        self._last_reported = step
 
     def should_prune(self) -> bool:
-        """As `optuna.Trial.should_prune`, and the others do the same."""
-        with failing_together("asking whether to prune"):
-            prunes = Trial.should_prune(self)
-        return from_first(prunes)
+        """As `optuna.Trial.should_prune`, once for each step that was reported."""
+        name = pruning_at(self._last_reported)
+        return self._told[name] if name in self._told else self._tell(name, super().should_prune())
 
-    def _tell(self, name: str, draw: Callable[[], Value]) -> Value:
-        # A value that all know may be asked for in one process only, as for the name of a folder.
-        if name in self._told:
-            return draw()
-        with failing_together(f"drawing the hyperparameter {name!r}"):
-            value = draw()
-        from_first((name, value))
-        self._told.add(name)
+    def _tell(self, name: str, value: Value) -> Value:
+        if name not in self._told:
+            self._told[name] = value
+            self.posts.post(name, value)
         return value
 
 
@@ -97,6 +104,9 @@ class FollowingTrial(FixedTrial):
     def __init__(self, facts: TrialFacts):
         self._received: dict[str, Any] = {}
         super().__init__(self._received, facts.number)
+        self._posts = Posts(facts.key)
+        self._last_reported: int | None = None
+        self._prunes: dict[str, bool] = {}
         self.study = FollowedStudy(facts.study_name, facts.directions)
         for name, value in facts.user_attrs.items():
             self.set_user_attr(name, value)
@@ -118,21 +128,22 @@ class FollowingTrial(FixedTrial):
         self._receive(name)
         return super().suggest_categorical(name, choices)
 
+    def report(self, value: float, step: int) -> None:
+        """Nothing but which step it is; the first process reports the value."""
+        self._last_reported = step
+
     def should_prune(self) -> bool:
         """What the first process decides."""
-        with failing_together("asking whether to prune"):
-            pass
-        return from_first(False)
+        name = pruning_at(self._last_reported)
+        if name not in self._prunes:
+            self._prunes[name] = self._posts.fetch(name, "whether to prune")
+        return self._prunes[name]
 
     def _receive(self, name: str) -> None:
-        if name in self._received:
-            return
-        with failing_together(f"drawing the hyperparameter {name!r}"):
-            pass
-        drawn, value = from_first(("", None))
-        if drawn != name:
-            raise SearchMistake(
-                f"This process asks trial {self.number} for the hyperparameter {name!r}, and process 0 for {drawn!r}. "
-                "hp_space and model_init have to ask for the same ones in the same order in all processes."
-            )
-        self._received[name] = value
+        if name not in self._received:
+            self._received[name] = self._posts.fetch(name, f"the hyperparameter {name!r} of trial {self.number}")
+
+
+def pruning_at(step: int | None) -> str:
+    """The name of the post that says whether to prune."""
+    return f"littrainer:prune:{step}"

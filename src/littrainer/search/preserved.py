@@ -92,6 +92,7 @@ class Found:
         """Leave the Trainer as the search found it."""
         release_memory(trainer)
         self._put_back_arguments(trainer)
+        trainer._arguments_after_search = dict(vars(trainer.args))
         vars(trainer).update(self._attributes)
         _update_fields(trainer.state, self._state)
         handler = trainer.callback_handler
@@ -138,6 +139,10 @@ def _content(value: Any) -> Any:
     return copy.copy(value) if type(value) in (dict, list) else None
 
 
+def _copied(value: Any) -> Any:
+    return copy.copy(value) if type(value) in (dict, list) else value
+
+
 def _refill(value: Any, content: Any) -> None:
     if value == content:
         return
@@ -160,7 +165,7 @@ def _is_lightnings_own(callback: Any) -> bool:
 def _state_of(callback: Any) -> dict[str, Any]:
     """What is given back to a Lightning callback; a script's own may gather results of several trials beside it."""
     if _is_lightnings_own(callback):
-        return {name: _content(value) or value for name, value in vars(callback).items()}
+        return {name: _copied(value) for name, value in vars(callback).items()}
     return copy.deepcopy(callback.state_dict())
 
 
@@ -168,6 +173,6 @@ def _give_state(callback: Any, state: dict[str, Any]) -> None:
     if _is_lightnings_own(callback):
         values = vars(callback)
         values.clear()
-        values.update({name: _content(value) or value for name, value in state.items()})
+        values.update({name: _copied(value) for name, value in state.items()})
     elif state:
         callback.load_state_dict(copy.deepcopy(state))

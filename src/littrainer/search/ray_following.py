@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 
 SECONDS = "time_total_s"
 # Ray's states of a trial.
-TERMINATED, PAUSED = "TERMINATED", "PAUSED"
+TERMINATED, PAUSED, ERROR = "TERMINATED", "PAUSED", "ERROR"
+NO_ERROR_IS_LEFT = "its process failed, and left no error that can be read"
 
 
 class Following(Callback):
@@ -68,6 +70,7 @@ class Following(Callback):
         self._record: SearchRecord | None = None
         self._errors: dict[str, BaseException] = {}
         self._is_stopped: set[str] = set()
+        self._has_new_folder: set[str] = set()
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial begins, or goes on."""
@@ -101,11 +104,7 @@ class Following(Callback):
         Raises:
             BaseException: the error, where it is none that hyperparameters bring about.
         """
-        error = self._error_of(trial)
-        self._errors[trial.trial_id] = error
-        kept = self._of(trial)
-        kept.error = error_in_a_line(_cause(error))
-        self._end(trial, FAILED)
+        error = self._note_error(trial, _error_in(trial.pickled_error_file))
         if isinstance(error, RayTaskError) and not isinstance(_cause(error), TRIAL_FAILURES):
             self.mistake = error.as_instanceof_cause()
             raise self.mistake
@@ -113,8 +112,17 @@ class Following(Callback):
     def close(self) -> None:
         """The processes of all trials have ended: delete the checkpoints of trials that were stopped."""
         for trial in self.trials.values():
-            if trial.state == PRUNED and trial.folder is not None:
-                _remove_checkpoints(Path(trial.folder))
+            if trial.state == PRUNED and trial.id in self._has_new_folder:
+                _remove_checkpoints(Path(str(trial.folder)))
+
+    def follow_afterwards(self, trials: Sequence[Any]) -> None:
+        """Take in all trials of a search that has ended."""
+        for trial in trials:
+            self._of(trial).objective = (trial.last_result or {}).get(OBJECTIVE)
+            if trial.status == TERMINATED:
+                self._end(trial, COMPLETE if self._is_at_end(trial) or self._is_at_limit(trial) else PRUNED)
+            elif trial.status == ERROR:
+                self._note_error(trial, trial.get_pickled_error())
 
     # ---- After the search -------------------------------------------------------------------------------------------
 
@@ -148,12 +156,16 @@ class Following(Callback):
 
     def _of(self, trial: Any) -> TrialRecord:
         if trial.trial_id not in self.trials:
+            folder = self._folder(trial)
+            if not os.path.exists(folder) and all(folder != other.folder for other in self.trials.values()):
+                # No other one's checkpoints lie there, whatever hp_name returns.
+                self._has_new_folder.add(trial.trial_id)
             self.trials[trial.trial_id] = TrialRecord(
                 id=trial.trial_id,
                 state=RUNNING,
                 parameters=dict(trial.config),
                 distributions=self._drawn_from,
-                folder=self._folder(trial),
+                folder=folder,
             )
         return self.trials[trial.trial_id]
 
@@ -185,14 +197,19 @@ class Following(Callback):
         limits = {**self._time_limits, **(trial.stopping_criterion or {})}
         return any(name in result and result[name] >= limit for name, limit in limits.items())
 
-    def _error_of(self, trial: Any) -> BaseException:
-        found = None
-        with contextlib.suppress(Exception):
-            # The copy beside Ray's logs; the one in the storage is brought there later.
-            found = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
-        if isinstance(found, BaseException):
-            return found
-        return RuntimeError("its process failed, and left no error that can be read")
+    def _note_error(self, trial: Any, error: Any) -> BaseException:
+        found = error if isinstance(error, BaseException) else RuntimeError(NO_ERROR_IS_LEFT)
+        self._errors[trial.trial_id] = found
+        self._of(trial).error = error_in_a_line(_cause(found))
+        self._end(trial, FAILED)
+        return found
+
+
+def _error_in(path: str | None) -> Any:
+    # The copy beside Ray's logs; the one in the storage is brought there later.
+    with contextlib.suppress(Exception):
+        return cloudpickle.loads(Path(str(path)).read_bytes())
+    return None
 
 
 def _remove_checkpoints(folder: Path) -> None:

@@ -21,9 +21,12 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.choices import HPSearchBackend, SaveStrategy
 from littrainer.callbacks.notebook import NotebookProgressCallback
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
+from littrainer.callbacks.state import TrainerControl
 from littrainer.checkpoint.claims import claimed
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
+from littrainer.checkpoint.reader import read_state
 from littrainer.compat import redirect
+from littrainer.optim.changed_hyperparameters import are_others
 from littrainer.search.searching import searching
 from littrainer.search.travelling import unpacked
 from littrainer.search.trial import run_trial
@@ -99,16 +102,20 @@ def train_trial(config: dict[str, Any], packed_trainer: bytes, surroundings: Sur
         os.chdir(surroundings.folder)
     if surroundings.is_redirected:
         redirect.install()
+    checkpoint = ray.tune.get_checkpoint()
+    if checkpoint is not None and _has_ended(checkpoint, config):
+        return
     trainer = unpacked(packed_trainer)
     for kind in SHOWN_NOWHERE:
         trainer.remove_callback(kind)
+    # A trial that was paused goes on as if it had not been.
+    trainer.args.restore_callback_states_from_checkpoint = True
     with searching(trainer, HPSearchBackend.RAY, surroundings.direction):
-        checkpoint = ray.tune.get_checkpoint()
         if checkpoint is None:
             run_trial(trainer, config, evaluated_at_end=functools.partial(report_to_ray, trainer))
         else:
-            # What goes on has reported before.
             with checkpoint.as_directory() as folder, _free_folder(trainer, config):
+                # What goes on has reported before.
                 run_trial(trainer, config, resume_from_checkpoint=_checkpoint_in(folder))
 
 
@@ -152,6 +159,15 @@ def _is_checkpoint_due(trainer: Trainer) -> bool:
         trainer.background_saves.wait()
     run_dir = Path(trainer._get_output_dir(trial=trainer.training_run.trial))
     return (run_dir / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}").is_dir()
+
+
+def _has_ended(checkpoint: Any, config: dict[str, Any]) -> bool:
+    """Whether a trial was paused at a report after which it would have ended."""
+    with checkpoint.as_directory() as folder:
+        state = read_state(Path(_checkpoint_in(folder)))
+    control = (state.stateful_callbacks or {}).get(TrainerControl.__name__, {})
+    stops = isinstance(control, dict) and control.get("args", {}).get("should_training_stop", False)
+    return (stops or state.global_step >= state.max_steps) and not are_others(state.trial_params, config)
 
 
 def _checkpoint_in(folder: str) -> str:

@@ -15,7 +15,7 @@ from littrainer.search.ray_keywords import checked_keywords, pauses_trials, time
 from littrainer.search.ray_trial import OBJECTIVE, Surroundings, WaitsForTraining, report_to_ray, train_trial
 from littrainer.search.results import BestRun
 from littrainer.search.travelling import packed
-from littrainer.search.trial_parameters import checked_space
+from littrainer.search.trial_parameters import NO_PARAMETERS, checked_space, names_for_model
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -60,19 +60,24 @@ def run_hp_search_ray(trainer: Trainer, n_trials: int, direction: str | list[str
         )
     space = checked_space(trainer.hp_space(None), may_be_empty="search_alg" in kwargs)
     keywords = checked_keywords(trainer, mode, kwargs)
+    scheduler = keywords.get("scheduler")
+    names = {**space, **(getattr(scheduler, "_hyperparam_mutations", None) or {})}
+    names_for_model(trainer, {name: value for name, value in names.items() if name not in NO_PARAMETERS})
 
     import ray.tune
+    import ray.util.client
 
     from littrainer.search.ray_following import Following
 
-    scheduler = keywords.get("scheduler")
     planned = None if n_trials < 0 else n_trials * _grid_size(space)
     following = Following(trainer, space, str(direction), planned, time_limits(scheduler))
     surroundings = Surroundings(os.getcwd(), str(direction), redirect.is_installed(), pauses_trials(scheduler))
     trainable = ray.tune.with_parameters(train_trial, packed_trainer=packed(trainer), surroundings=surroundings)
     trainable.__name__ = NAME
     trainable.__mixins__ = (WaitsForTraining,)
-    keywords["callbacks"] = [*(keywords.get("callbacks") or []), following]
+    is_remote = ray.util.client.ray.is_connected()
+    if not is_remote:
+        keywords["callbacks"] = [*(keywords.get("callbacks") or []), following]
     try:
         with _output_that_reports(), _handlers_left_alone():
             analysis = ray.tune.run(trainable, config=space, num_samples=n_trials, **keywords)
@@ -82,6 +87,9 @@ def run_hp_search_ray(trainer: Trainer, n_trials: int, direction: str | list[str
         raise
     finally:
         following.close()
+    if is_remote:
+        # Ray has carried the search out on the cluster, where callbacks of this process hear nothing.
+        following.follow_afterwards(analysis.trials)
     if following.is_interrupted(analysis.trials):
         raise KeyboardInterrupt
     following.refuse_without_result(analysis.trials)

@@ -69,15 +69,16 @@ def hyperparameter_search(
     _check_functions(hp_space=hp_space, compute_objective=compute_objective, hp_name=hp_name)
     n_trials = checked_number_of_trials(n_trials, key)
     direction = checked_direction(direction)
-    _check_data(trainer)
-    trainer.hp_space = library.default_hp_space if hp_space is None else hp_space
-    trainer.hp_name = hp_name
-    trainer.compute_objective = default_compute_objective if compute_objective is None else compute_objective
-    if key != HPSearchBackend.OPTUNA and isinstance(direction, list):
+    # What a script's own backend can do is its own matter.
+    if key in (HPSearchBackend.RAY, HPSearchBackend.WANDB) and isinstance(direction, list):
         raise ValueError(
             f"direction={direction!r}: only Optuna searches with several objectives; pass backend='optuna', or one "
             "direction."
         )
+    _check_data(trainer)
+    trainer.hp_space = library.default_hp_space if hp_space is None else hp_space
+    trainer.hp_name = hp_name
+    trainer.compute_objective = default_compute_objective if compute_objective is None else compute_objective
     with searching(trainer, key, direction):
         return library.run(trainer, n_trials, direction, **kwargs)  # type: ignore[arg-type]
 

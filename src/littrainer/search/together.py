@@ -1,7 +1,7 @@
 """A search in several processes: the first one draws and decides, and all train each trial together.
 
-Whatever depends on one process alone is agreed on at places that all come to: the beginning of a trial, each value that
-it asks for (led_trials.py), each objective, whether to prune, and how the trial has ended. With one process nothing is
+What they agree on at places that all come to: that a trial begins, each objective, and how the trial has ended. What is
+drawn for it, and whether it is pruned, the first one leaves for the others (led_trials.py). With one process nothing is
 done.
 """
 
@@ -35,14 +35,8 @@ RunsTrial = Callable[[Any], Any]
 
 
 class _Begun(NamedTuple):
-    """A trial begins.
+    """A trial begins; from the facts the other processes make theirs."""
 
-    Parameters:
-        number: for messages.
-        facts: what the other processes make their trial of.
-    """
-
-    number: int | str
     facts: Any
 
 
@@ -141,10 +135,10 @@ class _Leader:
             BaseException: what ended the trial, in whichever process; that it was pruned only where nothing else did.
         """
         self.raise_if_lost()
-        number, facts, led = _led(trial)
+        led, facts = _led(trial)
         try:
-            from_first(_Begun(number, facts))
-            value, own, outcomes = _settled(number, lambda: run_trial(self.trainer, led))
+            from_first(_Begun(facts))
+            value, own, outcomes = _settled(led, lambda: run_trial(self.trainer, led))
         except LostProcess as error:
             # A study may take this for a trial that failed, and go on to the next one.
             self.lost = error
@@ -174,7 +168,7 @@ def _follow(trainer: Trainer) -> Any:
         if isinstance(message, _Begun):
             trial = _following(message.facts)
             # What becomes of an error the first process decides.
-            _, own, _ = _settled(message.number, lambda: run_trial(trainer, trial))  # noqa: B023
+            _, own, _ = _settled(trial, lambda: run_trial(trainer, trial))  # noqa: B023
             continue
         if message.error is None:
             return message.result
@@ -185,14 +179,15 @@ def _follow(trainer: Trainer) -> Any:
         )
 
 
-def _led(trial: Any) -> tuple[int | str, Any, Any]:
-    """A trial's number, what the others make theirs of, and the one to run here."""
+def _led(trial: Any) -> tuple[Any, Any]:
+    """The trial to run in the first process, and what the others make theirs of."""
     if isinstance(trial, dict):
-        return getattr(trial, "run_id", ""), trial, trial
+        return trial, trial
     # The library is loaded by the search that has made the trial.
-    from littrainer.search.led_trials import LeadingTrial, facts_about
+    from littrainer.search.led_trials import LeadingTrial
 
-    return trial.number, facts_about(trial), LeadingTrial(trial)
+    leading = LeadingTrial(trial)
+    return leading, leading.facts
 
 
 def _following(facts: Any) -> Any:
@@ -203,7 +198,7 @@ def _following(facts: Any) -> Any:
     return FollowingTrial(facts)
 
 
-def _settled(number: int | str, run: Callable[[], Value]) -> tuple[Any, BaseException | None, list[_Outcome]]:
+def _settled(trial: Any, run: Callable[[], Value]) -> tuple[Any, BaseException | None, list[_Outcome]]:
     """Run a trial in this process as the others do, and learn how it has ended in all of them.
 
     Returns:
@@ -211,14 +206,22 @@ def _settled(number: int | str, run: Callable[[], Value]) -> tuple[Any, BaseExce
     """
     value: Any = None
     own: BaseException | None = None
+    posts = getattr(trial, "posts", None)
     try:
-        with failing_together(f"trial {number}"):
-            value = run()
+        with failing_together(f"trial {getattr(trial, 'number', '')}".strip()):
+            try:
+                value = run()
+            finally:
+                if posts is not None:
+                    posts.close()
     except LostProcess:
         raise
     except BaseException as error:
         own = error
-    return value, own, from_each(_outcome(own))
+    outcomes = from_each(_outcome(own))
+    if posts is not None:
+        posts.clear()
+    return value, own, outcomes
 
 
 def _outcome(error: BaseException | None) -> _Outcome:

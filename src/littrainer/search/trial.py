@@ -80,6 +80,8 @@ def set_up_trial(trainer: Trainer, trial: Any) -> None:
         NotImplementedError: a parameter's value is not supported.
     """
     trainer._trial = trial
+    if trial is None:
+        _follow_changes_since_search(trainer)
     if trainer.hp_search_backend is None or trial is None:
         return
     if trainer._search is not None:
@@ -117,6 +119,17 @@ def follow_arguments(trainer: Trainer, changed: set[str]) -> None:
     trainer.create_accelerator_and_postprocess()
     if changed & {"fp16_full_eval", "bf16_full_eval", "place_model_on_device", "fsdp", "deepspeed"}:
         trainer.place_model_on_device = trainer._moves_model_itself()
+
+
+def _follow_changes_since_search(trainer: Trainer) -> None:
+    """Let a training after a search go by arguments that the script has set to the best trial's."""
+    left = trainer._arguments_after_search
+    if left is None:
+        return
+    changed = {name for name, value in vars(trainer.args).items() if name not in left or left[name] != value}
+    if changed:
+        trainer._arguments_after_search = dict(vars(trainer.args))
+        follow_arguments(trainer, changed)
 
 
 def _checkpoints_in(folder: str) -> list[str]:

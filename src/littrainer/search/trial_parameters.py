@@ -21,6 +21,7 @@ from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.callbacks.state import hp_params
 from littrainer.ecosystem import is_a
 from littrainer.error_notes import kind_of
+from littrainer.processes.agreement import FailedElsewhere, LostProcess
 from littrainer.search.failures import SearchMistake
 
 if TYPE_CHECKING:
@@ -63,12 +64,12 @@ def asked(space: Any, trial: Any) -> Any:
     """What a space function returns for a trial.
 
     Raises:
-        SearchMistake: the function fails; that Optuna's pruning leaves it is passed on.
+        SearchMistake: the function fails. That it prunes the trial, or that another process has failed, is passed on.
     """
     try:
         return space(trial)
     except Exception as error:
-        if is_a(error, "pruned trial"):
+        if is_a(error, "pruned trial") or isinstance(error, (FailedElsewhere, LostProcess)):
             raise
         raise SearchMistake(f"hp_space failed: {type(error).__name__}: {error}") from error
 
@@ -103,6 +104,26 @@ def gives_trial_to_model(trainer: Trainer) -> bool:
     return trainer.model_init is not None and len(inspect.signature(trainer.model_init).parameters) == 1
 
 
+def names_for_model(trainer: Trainer, parameters: Mapping[str, Any]) -> list[str]:
+    """Those of a trial's parameters that are no arguments, and so are for a model that is made from the trial.
+
+    Raises:
+        SearchMistake: the model is not made from it, or an argument cannot be set by a trial.
+    """
+    args: Any = trainer.args
+    known = {field.name for field in dataclasses.fields(args) if not field.name.startswith("_")}
+    earlier = earlier_names_of(type(args), parameters)
+    unknown = [name for name in parameters if name not in known and name not in earlier and not _is_own(args, name)]
+    if unknown and not gives_trial_to_model(trainer):
+        raise SearchMistake(_told_of_unknown(type(args).__name__, unknown, known))
+    fixed = [name for name in parameters if name in READ_AT_CONSTRUCTION]
+    if fixed:
+        raise SearchMistake(
+            f"A trial cannot set {', '.join(fixed)}, which is read when the Trainer is made: set it in the arguments."
+        )
+    return unknown
+
+
 def set_parameters(trainer: Trainer, parameters: Mapping[str, Any]) -> set[str]:
     """Set arguments to the parameters of a trial; either all of them are set or none.
 
@@ -118,17 +139,10 @@ def set_parameters(trainer: Trainer, parameters: Mapping[str, Any]) -> set[str]:
         NotImplementedError: a value is not supported.
     """
     args: Any = trainer.args
-    known = {field.name for field in dataclasses.fields(args)}
+    unknown = names_for_model(trainer, parameters)
+    known = {field.name for field in dataclasses.fields(args) if not field.name.startswith("_")}
     candidate = copy.copy(args)
     earlier = earlier_names_of(type(args), parameters)
-    unknown = [name for name in parameters if name not in known and name not in earlier and not _is_own(args, name)]
-    if unknown and not gives_trial_to_model(trainer):
-        raise SearchMistake(_told_of_unknown(type(args).__name__, unknown, known))
-    fixed = [name for name in parameters if name in READ_AT_CONSTRUCTION]
-    if fixed:
-        raise SearchMistake(
-            f"A trial cannot set {', '.join(fixed)}, which is read when the Trainer is made: set it in the arguments."
-        )
     for name, value in parameters.items():
         if name not in unknown:
             plain = _plain(value)
@@ -146,8 +160,8 @@ def set_parameters(trainer: Trainer, parameters: Mapping[str, Any]) -> set[str]:
 def _is_own(args: Any, name: str) -> bool:
     """Whether arguments have an attribute of that name, which is no field of theirs and can be set."""
     member = inspect.getattr_static(type(args), name, None)
-    if member is None:
-        return name in vars(args) and not name.startswith("_")
+    if name.startswith("_") or (member is None and name not in vars(args)):
+        return False
     return not callable(member) and not isinstance(member, (property, staticmethod, classmethod))
 
 
@@ -199,14 +213,14 @@ def converted(args: Any, name: str, value: Any) -> Any:
         return _converted(name, value, kinds, old)
     except (ValueError, TypeError, OverflowError, argparse.ArgumentTypeError) as error:
         expected = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
-        raise SearchMistake(f"A trial sets {name}={value!r}, and {name} takes {expected}: {error}.") from error
+        raise SearchMistake(f"A trial sets {name}={value!r}, and {name} takes {expected} ({error}).") from error
 
 
 def _converted(name: str, value: Any, kinds: tuple[Any, ...], old: Any) -> Any:
     if value is None:
         return None
     if name in CHOICE_FIELDS:
-        return CHOICE_FIELDS[name](getattr(value, "value", value))
+        return _choice(CHOICE_FIELDS[name], value)
     if any(type(value) is (typing.get_origin(kind) or kind) for kind in kinds):
         return _as_before(value, old)
     if isinstance(value, str) and str not in kinds:
@@ -214,6 +228,14 @@ def _converted(name: str, value: Any, kinds: tuple[Any, ...], old: Any) -> Any:
     if isinstance(value, (bool, int, float)):
         return _as_before(_of_number(value, kinds), old)
     return value
+
+
+def _choice(choices: type[Enum], value: Any) -> Enum:
+    wanted = getattr(value, "value", value)
+    try:
+        return choices(wanted)
+    except ValueError:
+        raise ValueError(suggestion(str(wanted), [member.value for member in choices])) from None
 
 
 def _of_text(text: str, kinds: tuple[Any, ...]) -> Any:

@@ -86,7 +86,7 @@ class TrialProcess:
                 message = self._next_message()
                 if isinstance(message, Answer):
                     return value_of(message)
-                self._channel.send(_answered(trial, message))
+                self._channel.send(answered(trial, message))
         except CLOSED:
             raise TrialProcessDied(self._how_it_died()) from None
 
@@ -163,7 +163,8 @@ class TrialProcess:
         return thread
 
 
-def _answered(trial: Any, question: Question) -> Answer:
+def answered(trial: Any, question: Question) -> Answer:
+    """What a trial of this process, or its study, says to a question."""
     try:
         found = getattr(trial.study if question.of_study else trial, question.name)
         return Answer(found(*question.args, **question.kwargs) if question.is_call else found)

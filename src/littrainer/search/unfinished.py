@@ -55,8 +55,12 @@ class UnfinishedSearch:
     claim: Path | None = None
     keeps_draws: bool = False
 
-    def note_progress(self) -> None:
-        """Write the note anew, after a trial has ended."""
+    def note_progress(self, was_stopped: bool = False) -> None:
+        """Write the note anew, after a trial has ended.
+
+        Parameters:
+            was_stopped: the search ends here, before its time.
+        """
         if self.claim is None:
             return
         note = {
@@ -64,6 +68,7 @@ class UnfinishedSearch:
             "pid": os.getpid(),
             "claim": str(self.claim),
             "n_trials": self.n_trials,
+            "was_stopped": was_stopped,
             "generators": generator_states(self.study.sampler) if self.keeps_draws else None,
         }
         self.study.set_user_attr(f"{NOTE_PREFIX}{self.id}", note)
@@ -90,12 +95,16 @@ def carried_on(
     if not is_stored:
         yield UnfinishedSearch(study, n_trials, n_left=n_trials)
         return
-    search, key = _taken_over(study, n_trials) or _begun(study, trainer, n_trials)
+    folder = Path(trainer.args.output_dir).absolute()
+    search, key = _taken_over(study, folder, n_trials) or _begun(study, folder, n_trials)
     search.keeps_draws = jobs == 1
     try:
         search.note_progress()
         yield search
         search.remove_note()
+    except BaseException:
+        search.note_progress(was_stopped=True)
+        raise
     finally:
         if key is not None:
             give_back_claim(key)
@@ -103,36 +112,38 @@ def carried_on(
                 key.rmdir()
 
 
-def _begun(study: Any, trainer: Trainer, n_trials: int | None) -> tuple[UnfinishedSearch, Path | None]:
+def _begun(study: Any, folder: Path, n_trials: int | None) -> tuple[UnfinishedSearch, Path | None]:
     search = UnfinishedSearch(study, n_trials, n_left=n_trials)
-    folder = Path(trainer.args.output_dir).absolute() / f"{CLAIM_FOLDER_PREFIX}{search.id}"
+    claim = folder / f"{CLAIM_FOLDER_PREFIX}{search.id}"
     try:
-        key = take_claim(folder)
+        key = take_claim(claim)
     except OSError as error:
-        logger.warning(f"If this search is killed, it has to be begun anew, since {folder} cannot be made ({error}).")
+        logger.warning(f"If this search is killed, it has to be begun anew, since {claim} cannot be made ({error}).")
         return search, None
-    search.claim = folder
+    search.claim = claim
     return search, key
 
 
-def _taken_over(study: Any, n_trials: int | None) -> tuple[UnfinishedSearch, Path | None] | None:
+def _taken_over(study: Any, folder: Path, n_trials: int | None) -> tuple[UnfinishedSearch, Path | None] | None:
     """The first search of the study whose process has ended; this process then has its claim."""
     for name, note in study.user_attrs.items():
         if not name.startswith(NOTE_PREFIX) or not isinstance(note, dict) or note.get("n_trials") != n_trials:
             continue
-        claim = Path(note["claim"])
+        search_id, claim = name.removeprefix(NOTE_PREFIX), Path(note["claim"])
         if _goes_on(note, claim):
             continue
+        if not claim.is_dir():
+            claim = folder / f"{CLAIM_FOLDER_PREFIX}{search_id}"
         try:
             key = take_claim(claim)
         except (OSError, RuntimeError):
             # Not writable any more; or another process was faster.
             continue
-        # Another process may have finished it since the study was read.
-        if study.user_attrs.get(name) is None:
+        # Another process may have gone on with it since the study was read.
+        if study.user_attrs.get(name) != note:
             give_back_claim(key)
             continue
-        search = UnfinishedSearch(study, n_trials, id=name.removeprefix(NOTE_PREFIX), claim=claim)
+        search = UnfinishedSearch(study, n_trials, id=search_id, claim=claim)
         _go_on(search, note)
         return search, key
     return None
@@ -140,12 +151,13 @@ def _taken_over(study: Any, n_trials: int | None) -> tuple[UnfinishedSearch, Pat
 
 def _goes_on(note: dict[str, Any], claim: Path) -> bool:
     """Whether the process of a search is still there, or may be."""
-    is_here = note["host"] == socket.gethostname()
+    if note["was_stopped"]:
+        return False
     if claim.is_dir():
         goes_on = is_claimed(claim)
         if goes_on is not None:
             return goes_on
-    if is_here:
+    if note["host"] == socket.gethostname():
         return _is_running(note["pid"])
     logger.warning(
         f"Process {note['pid']} on {note['host']} began a search in this study and has not finished it. Whether "
@@ -199,8 +211,16 @@ def _is_interrupted(trial: Any) -> bool:
 def _draw_as_for(study: Any, trial: Any) -> None:
     """Draw what was drawn for a trial that is done again, whose draws are fixed, so that the next trials draw on."""
     sampler = study.sampler
-    drawn_together = sampler.infer_relative_search_space(study, trial)
     given = trial.system_attrs.get("fixed_params", {})
-    for name, distribution in trial.distributions.items():
-        if name not in drawn_together and name not in given and not distribution.single():
-            sampler.sample_independent(study, trial, name, distribution)
+    drawn = {
+        name: distribution
+        for name, distribution in trial.distributions.items()
+        if name not in given and not distribution.single()
+    }
+    # Some samplers write into the trial, which may be over; then the next trials draw otherwise.
+    with contextlib.suppress(RuntimeError):
+        together = sampler.infer_relative_search_space(study, trial)
+        values = sampler.sample_relative(study, trial, together) if drawn else {}
+        for name, distribution in drawn.items():
+            if name not in values:
+                sampler.sample_independent(study, trial, name, distribution)

@@ -68,7 +68,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", part) for name, part in vars(value).items() if not _is_of_python(name))
     elif not isinstance(value, ModuleType):
         yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
-        yield f", its class {type(value).__name__}", type(value)
+        if any(isinstance(part, FunctionType) for part in vars(type(value)).values()):
+            yield f", its class {type(value).__name__}", type(value)
 
 
 def _parts_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.search.conversation import CLOSED, Answer, Channel, Question, Setting, Task, answer_with, value_of
 
 if TYPE_CHECKING:
+    from littrainer.search.distant_trial import Ask
     from littrainer.trainer import Trainer
 
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -72,10 +73,11 @@ def _carried_out(channel: Channel, setting: Setting, packed: bytes, task: Task) 
     trainer = unpacked(packed)
     set_log_levels(setting.surroundings)
     _print_instead_of_bars(trainer)
-    return run_trial(trainer, DistantTrial(task.number, _asking(channel)))
+    return run_trial(trainer, DistantTrial(task.number, asking(channel)))
 
 
-def _asking(channel: Channel) -> Any:
+def asking(channel: Channel) -> Ask:
+    """What asks the search's side of a channel, from any thread."""
     lock = threading.Lock()
 
     def ask(of_study: bool, name: str, is_call: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -292,7 +292,8 @@ class TrainingRun:
     def begin_without_steps(self) -> None:
         """Training is over before it begins, as where one that had ended is resumed: make optimizer and schedule."""
         self.trainer._optimizer_and_schedule(self.plan.max_steps)
-        if self.is_finished:
+        # A search goes back to a trial that had ended, as when it was paused at its last step.
+        if self.is_finished and self.trial is None:
             step, last = self.trainer.state.global_step, self.plan.max_steps
             logger.warning(
                 "No step is left: the checkpoint %s has %d optimizer steps, and this training takes %d. Raise "
