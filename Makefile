@@ -8,6 +8,7 @@
 # make bench   microseconds per optimizer step over a raw PyTorch loop
 # make bench-evaluation  samples per second of evaluate(), and what a call costs, beside transformers
 # make bench-evaluation-memory  peak memory of an evaluation of a language model, beside transformers
+# make bench-search-memory  memory of a hyperparameter search from trial to trial, beside transformers
 # make bench-checkpointing  stall of the step loop per checkpoint, beside transformers
 # make clean   remove .venv, caches and what runs left behind
 #
@@ -32,7 +33,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-libraries test-trackers test-gpu lint format bench bench-evaluation bench-evaluation-memory bench-checkpointing clean
+.PHONY: help install demo test test-libraries test-trackers test-gpu lint format bench bench-evaluation bench-evaluation-memory bench-search-memory bench-checkpointing clean
 .DELETE_ON_ERROR:
 
 help:
@@ -119,6 +120,9 @@ bench-evaluation: $(INSTALLED)
 
 bench-evaluation-memory: $(INSTALLED)
 	$(BIN)/python benchmarks/evaluation_memory.py $(BENCH_ARGS)
+
+bench-search-memory: $(INSTALLED)
+	$(BIN)/python benchmarks/search_memory.py $(BENCH_ARGS)
 
 bench-checkpointing: $(INSTALLED)
 	$(BIN)/python benchmarks/checkpointing.py $(BENCH_ARGS)

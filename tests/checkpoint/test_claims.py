@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from littrainer.checkpoint import claims
-from littrainer.checkpoint.claims import CLAIM_NAME, claimed
+from littrainer.checkpoint.claims import CLAIM_NAME, claimed, is_claimed
 from tests.scenarios.trainers import quiet_trainer
 
 HOLD = """
@@ -51,6 +51,19 @@ def test_another_live_run_is_refused_and_a_dead_one_is_not(tmp_path: Path, other
     trainer = quiet_trainer(tmp_path, max_steps=1, save_strategy="steps")
     trainer.train()
     assert os.listdir(tmp_path) == ["checkpoint-1"], "what the dead run left is gone"
+
+
+def test_whether_a_claim_is_held_can_be_told_without_taking_it(
+    tmp_path: Path, other_run: subprocess.Popen[str]
+) -> None:
+    assert is_claimed(tmp_path) is True
+    os.kill(other_run.pid, signal.SIGKILL)
+    other_run.wait(60)
+    assert is_claimed(tmp_path) is False, "what a killed process leaves is no claim"
+    with claimed(tmp_path):
+        assert is_claimed(tmp_path) is True, "one of this process counts too"
+    assert is_claimed(tmp_path) is False
+    assert is_claimed(tmp_path / "nowhere") is False
 
 
 def test_the_claim_ends_though_the_wait_for_deletions_is_interrupted(
@@ -130,6 +143,7 @@ def test_a_file_system_without_locks_refuses_nothing_and_cleans_nothing(
     with claimed(tmp_path):
         # It may be another run's that is alive.
         assert (tmp_path / ".unfinished" / "checkpoint-4").is_dir()
+        assert is_claimed(tmp_path) is None
 
 
 def test_a_folder_that_cannot_be_written_to_is_told_before_training(

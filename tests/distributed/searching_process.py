@@ -10,6 +10,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,15 +89,15 @@ def the_same_trials(folder: Path) -> Any:
 
     def model_of(trial: Any) -> VectorClassifier:
         # As with a download that the others wait for.
-        with trainer.args.main_process_first() if trial is not None else gc_free():
+        with trainer.args.main_process_first() if trial is not None else nullcontext():
             return VectorClassifier(8 if trial is None else trial.suggest_categorical("hidden", [4, 6]))
 
     def space(trial: Any) -> dict[str, Any]:
-        numbers.append((trial.number, sorted(trial.user_attrs.get("labels", []))))
+        numbers.append(trial.number)
         decay = {"weight_decay": trial.suggest_float("weight_decay", 0.1, 0.2)}
         return {**rate(trial), **decay, "warmup_steps": trial.suggest_int("warmup_steps", 0, 1)}
 
-    numbers: list[Any] = []
+    numbers: list[int] = []
     trainer = trainer_for(folder / "same", model_init=model_of)
     sampler = optuna.samplers.RandomSampler(seed=4)
     found = searched(trainer, space, sampler=sampler)
@@ -106,14 +107,6 @@ def the_same_trials(folder: Path) -> Any:
     loss = trainer.state.log_history[-2]["eval_loss"]
     files = sorted(path.name for path in (folder / "same").iterdir())
     return {**found, "numbers": numbers, "before": before, "again": loss, "files": files}
-
-
-class gc_free:
-    """A context in which nothing is done."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None: ...
 
 
 class PrunesSecond(optuna.pruners.BasePruner):
@@ -209,12 +202,15 @@ def two_objectives(folder: Path) -> Any:
 
 def sweep(folder: Path) -> Any:
     """A sweep whose agent runs in the first process; the second one has no run."""
-    service = SimpleNamespace(run=None, drawn=[])
+    service = SimpleNamespace(run=None, drawn=[], logged=[])
 
     def init() -> Any:
         config = {"learning_rate": RATES[len(service.drawn)]}
         service.drawn.append(config)
-        service.run = SimpleNamespace(id=f"id{len(service.drawn)}", config=config, summary={}, log=lambda values: None)
+        summary = {"eval/loss": 0.0}
+        service.run = SimpleNamespace(
+            id=f"id{len(service.drawn)}", config=config, summary=summary, log=service.logged.append
+        )
         return service.run
 
     def finish(exit_code: int = 0) -> None:
@@ -247,6 +243,7 @@ def sweep(folder: Path) -> Any:
         "best": best,
         "begun": trainer.notes.begun,
         "drawn": len(service.drawn),
+        "logged": service.logged,
         "folders": sorted(path.name for path in (folder / "sweep").glob("run-*")),
         "refused": refused,
         "record": [(trial.id, trial.state, len(trial.intermediate)) for trial in record.trials],

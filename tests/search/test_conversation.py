@@ -37,7 +37,7 @@ def raised(error: BaseException) -> BaseException:
         raise error
     except BaseException as caught:
         answer = answer_with(caught)
-    with pytest.raises(BaseException) as found:  # noqa: PT011
+    with pytest.raises(BaseException) as found:
         value_of(pickle.loads(cloudpickle.dumps(answer)))
     return found.value
 

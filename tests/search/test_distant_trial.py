@@ -99,7 +99,7 @@ def test_errors_of_the_study_are_raised_in_the_trial(distant: Any) -> None:
     with pytest.raises(ValueError, match="low"):
         distant.suggest_float("rate", 2.0, 1.0)
     distant.suggest_float("rate", 1.0, 2.0)
-    with pytest.raises(ValueError, match="rate"):
+    with pytest.raises(ValueError, match="distribution"):
         distant.suggest_int("rate", 1, 2)
     with pytest.raises(AttributeError, match="sugest_float"):
         distant.sugest_float("rate", 1.0, 2.0)

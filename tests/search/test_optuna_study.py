@@ -160,11 +160,33 @@ def test_a_study_of_that_name_is_gone_on_with_only_where_that_is_asked_for(tmp_p
     storage = optuna.storages.InMemoryStorage()
     trainer = searched_trainer(tmp_path)
     first = searched(trainer, 0.01, storage=storage, study_name="rates")
-    with pytest.raises(optuna.exceptions.DuplicatedStudyError, match="rates"):
+    with pytest.raises(optuna.exceptions.DuplicatedStudyError):
         searched(trainer, 0.02, storage=storage, study_name="rates")
     best = searched(trainer, 1e-4, storage=storage, study_name="rates", load_if_exists=True)
     assert best == first
     assert len(optuna.load_study(study_name="rates", storage=storage).trials) == 2
+
+
+def test_a_search_that_is_interrupted_goes_on_with_the_next_call(tmp_path: Path) -> None:
+    pressed: list[int] = []
+
+    class PressesOnce(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.trial_params == {"learning_rate": 0.02} and not pressed:
+                pressed.append(state.global_step)
+                raise KeyboardInterrupt
+
+    trainer = searched_trainer(tmp_path, given={"callbacks": [PressesOnce()]})
+    kept = {"n_trials": 3, "storage": optuna.storages.InMemoryStorage(), "study_name": "s", "load_if_exists": True}
+    with pytest.raises(KeyboardInterrupt):
+        searched(trainer, 0.01, 0.02, **kept)
+    assert [(trial.state, trial.error) for trial in read_record(tmp_path).trials] == [
+        ("complete", None),
+        ("failed", "it was interrupted"),
+    ]
+    searched(trainer, 0.03, **kept)
+    completed = [trial for trial in read_record(tmp_path).trials if trial.state == "complete"]
+    assert [trial.parameters["learning_rate"] for trial in completed] == [0.01, 0.02, 0.03]
 
 
 def test_a_study_made_for_another_direction_is_refused(tmp_path: Path) -> None:
@@ -328,12 +350,12 @@ def test_the_record_holds_what_each_trial_drew_from_and_left(tmp_path: Path) -> 
     assert [value for _, value in trial.intermediate][-1] == trial.objective
 
 
-def test_a_failed_trial_without_an_error_of_its_own_was_ended_with_its_process() -> None:
+def test_a_failed_trial_without_an_error_of_its_own_was_interrupted() -> None:
     study = optuna.create_study()
     trial = study.ask()
     trial.set_user_attr("littrainer:search", "some id")
     study.tell(trial, state=optuna.trial.TrialState.FAIL)
-    assert record_of(study.trials[0]).error == "the process that ran it was ended"
+    assert record_of(study.trials[0]).error == "it was interrupted"
 
 
 def test_each_trial_has_one_line_and_optunas_own_lines_are_kept_back(

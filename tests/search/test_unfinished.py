@@ -102,7 +102,7 @@ def test_a_killed_search_goes_on_to_the_trials_that_it_would_have_had(
     assert best[1:] == undisturbed_best[1:]
     record = read_record(tmp_path / "out").trials
     assert [(trial.state, trial.error) for trial in record[3:5]] == [
-        ("failed", "the process that ran it was ended"),
+        ("failed", "it was interrupted"),
         ("complete", None),
     ]
     assert not list((tmp_path / "out").glob(f"{CLAIM_FOLDER_PREFIX}*"))

@@ -117,7 +117,8 @@ class BackgroundSaves:
         """
         self.wait()
         trainer = self._trainer
-        trainer.store_flos()
+        if trainer.hp_search_backend is None and trial is None:
+            trainer.store_flos()
         run_dir = trainer._get_output_dir(trial=trial)
         final = Path(run_dir) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
         note_best_checkpoint(trainer, run_dir)

@@ -320,13 +320,14 @@ def _ended(processes: list[_Process]) -> list[int]:
     here = [(rank, process.number) for rank, process in enumerate(processes) if process.host == socket.gethostname()]
     deadline = time.monotonic() + SECONDS_UNTIL_AN_END_IS_SEEN
     while True:
-        ended = [rank for rank, number in here if not _is_running(number)]
+        ended = [rank for rank, number in here if not is_running(number)]
         if ended or time.monotonic() > deadline:
             return ended
         time.sleep(0.02)
 
 
-def _is_running(number: int) -> bool:
+def is_running(number: int) -> bool:
+    """Whether a process of this host, of this number, has not ended."""
     try:
         os.kill(number, 0)
     except ProcessLookupError:

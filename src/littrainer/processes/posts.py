@@ -45,13 +45,15 @@ class Posts:
         self._store.set(VALUE + name, pickle.dumps(value))
         self._names.append(VALUE + name)
 
-    def fetch(self, name: str, what: str) -> Any:
+    def fetch(self, name: str, what: str, before: str | None = None) -> Any:
         """The value of that name; waits for it, in another process.
 
         Parameters:
             what: for errors: "the hyperparameter 'rate'".
+            before: the name of a value that the first process leaves later than this one, if it leaves this one.
 
         Raises:
+            KeyError: the first process has left the later one without this one.
             FailedElsewhere: the first process leaves nothing more, and has left none of that name.
             LostProcess: it has ended, or has left none within the time that processes wait for each other.
         """
@@ -61,6 +63,8 @@ class Posts:
                 # In this order: what was left before the end is there when the end is.
                 if self._store.check([CLOSED]) and not self._store.check([VALUE + name]):
                     raise FailedElsewhere(f"Process {rank} waits for {what}, and process 0 has failed without it")
+                if before is not None and self._is_missing_before(name, before):
+                    raise KeyError(name)
                 waited = time.monotonic() - begun
                 if waited > limit:
                     raise LostProcess(
@@ -75,6 +79,9 @@ class Posts:
             raise
         except RuntimeError as error:
             raise LostProcess(f"Process {rank} waits for {what} from process 0, which cannot be reached.") from error
+
+    def _is_missing_before(self, name: str, later: str) -> bool:
+        return self._store.check([VALUE + later]) and not self._store.check([VALUE + name])
 
     def close(self) -> None:
         """Leave nothing more; who waits for a value that is not there learns of it."""

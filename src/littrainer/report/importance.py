@@ -37,7 +37,7 @@ def importance_of(search: Search, parameters: list[Parameter], objective: int = 
     Parameters:
         objective: for which one of several.
     """
-    trials = search.ranked()
+    trials = search.complete()
     if len(parameters) < 2:
         return Importance({}, "")
     if len(trials) < FEWEST_TRIALS:
@@ -107,15 +107,14 @@ def _distribution(parameter: Parameter, trials: list[TrialRecord]) -> Any:
     drawn = [trial.distributions[parameter.name] for trial in trials if parameter.name in trial.distributions]
     steps = {entry.get("step") for entry in drawn if is_number(entry.get("step"))}
     step = steps.pop() if len(steps) == 1 and not logarithmic else None
+    # A step holds where all values lie on it, which those of another program need not.
+    values = [trial.parameters[parameter.name] for trial in trials if parameter.name in trial.parameters]
+    if step is not None and not (step > 0 and all(_lies_on(value - low, step) for value in values)):
+        step = None
     if parameter.whole:
         return IntDistribution(int(low), int(high), log=logarithmic, step=int(step or 1))
-    # A step holds where all values lie on it, which those of another program need not.
-    on_steps = step is not None and all(_lies_on(trial, parameter.name, low, step) for trial in trials)
-    return FloatDistribution(low, high, log=logarithmic, step=step if on_steps else None)
+    return FloatDistribution(low, high, log=logarithmic, step=step)
 
 
-def _lies_on(trial: TrialRecord, name: str, low: float, step: float) -> bool:
-    if name not in trial.parameters or step <= 0:
-        return step > 0
-    steps = (trial.parameters[name] - low) / step
-    return abs(steps - round(steps)) < 1e-8
+def _lies_on(distance: float, step: float) -> bool:
+    return abs(distance / step - round(distance / step)) < 1e-8

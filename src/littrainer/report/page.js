@@ -77,7 +77,8 @@
   }
 
   // The trial under the pointer is told, and lit in all charts of its search.
-  const searches = JSON.parse(document.getElementById("trials").textContent);
+  const told = document.getElementById("trials");
+  const searches = told ? JSON.parse(told.textContent) : [];
   for (const search of document.querySelectorAll(".search")) {
     const trials = searches[search.dataset.search];
     for (const figure of search.querySelectorAll("figure.trials")) {

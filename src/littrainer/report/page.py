@@ -65,7 +65,7 @@ def page(runs: list[Run], scale: str = "auto", searches: Sequence[Search] = ()) 
         f"<title>{as_html(title)} - training report</title>\n<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n"
         f"<main>\n{''.join(body)}\n</main>\n"
         f'<script type="application/json" id="charts">{_harmless(_data(panels, frames))}</script>\n'
-        f'<script type="application/json" id="trials">{_harmless(trials_data(searches))}</script>\n'
+        f"{_trials(searches)}"
         f"<script>{script}</script>\n</body>\n</html>\n"
     )
 
@@ -226,6 +226,12 @@ def _data(panels: list[Panel], frames: list[Frame]) -> Any:
         }
         for panel, frame in zip(panels, frames, strict=True)
     ]
+
+
+def _trials(searches: Sequence[Search]) -> str:
+    if not searches:
+        return ""
+    return f'<script type="application/json" id="trials">{_harmless(trials_data(searches))}</script>\n'
 
 
 def _harmless(data: Any) -> str:

@@ -70,11 +70,14 @@ class Search:
         """The best trial; with several objectives all that none surpasses."""
         return best_of(self.trials, self.directions)
 
+    def complete(self) -> list[TrialRecord]:
+        """The complete trials that have all objectives as finite numbers, in the order in which they began."""
+        return [trial for trial in self.trials if trial.state == COMPLETE and is_sound(trial, len(self.directions))]
+
     def ranked(self) -> list[TrialRecord]:
-        """The complete trials that have all objectives as finite numbers, the best by the first objective first."""
-        sound = [trial for trial in self.trials if trial.state == COMPLETE and is_sound(trial, len(self.directions))]
+        """The same, the best by the first objective first."""
         sign = -1 if self.directions[0] == MAXIMIZE else 1
-        return sorted(sound, key=lambda trial: sign * trial.objectives()[0])
+        return sorted(self.complete(), key=lambda trial: sign * trial.objectives()[0])
 
 
 def is_sound(trial: TrialRecord, directions: int) -> bool:

@@ -33,8 +33,11 @@ def of_ray(domain: Any) -> dict[str, Any] | None:
         return {"kind": CATEGORICAL, "choices": plain(list(domain["grid_search"]))}
     if hasattr(domain, "categories"):
         return {"kind": CATEGORICAL, "choices": plain(list(domain.categories))}
-    low, high = getattr(domain, "lower", None), getattr(domain, "upper", None)
-    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+    # Texts have something that is called `lower`, too.
+    if not (hasattr(domain, "get_sampler") and hasattr(domain, "lower") and hasattr(domain, "upper")):
+        return None
+    low, high = domain.lower, domain.upper
+    if not (math.isfinite(low) and math.isfinite(high)):
         return None
     sampler = domain.get_sampler()
     # A quantized one wraps the one that says how numbers are spread.

@@ -9,11 +9,14 @@ import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import torch.distributed as dist
 from optuna.trial import FixedTrial, Trial
 
 from littrainer.processes.posts import Posts
+from littrainer.search.failures import SearchMistake
 
 Value = TypeVar("Value")
+SPACE_IS_ASKED = "littrainer:space is asked"
 
 
 class TrialFacts(NamedTuple):
@@ -91,6 +94,10 @@ class LeadingTrial(Trial):
         name = pruning_at(self._last_reported)
         return self._told[name] if name in self._told else self._tell(name, super().should_prune())
 
+    def space_is_asked(self) -> None:
+        """The space has been asked for all that it gives."""
+        self._tell(SPACE_IS_ASKED, True)
+
     def _tell(self, name: str, value: Value) -> Value:
         if name not in self._told:
             self._told[name] = value
@@ -106,6 +113,7 @@ class FollowingTrial(FixedTrial):
         super().__init__(self._received, facts.number)
         self._posts = Posts(facts.key)
         self._last_reported: int | None = None
+        self._is_in_space = True
         self._prunes: dict[str, bool] = {}
         self.study = FollowedStudy(facts.study_name, facts.directions)
         for name, value in facts.user_attrs.items():
@@ -139,9 +147,21 @@ class FollowingTrial(FixedTrial):
             self._prunes[name] = self._posts.fetch(name, "whether to prune")
         return self._prunes[name]
 
+    def space_is_asked(self) -> None:
+        """The space has been asked for all that it gives."""
+        self._is_in_space = False
+
     def _receive(self, name: str) -> None:
-        if name not in self._received:
-            self._received[name] = self._posts.fetch(name, f"the hyperparameter {name!r} of trial {self.number}")
+        if name in self._received:
+            return
+        what = f"the hyperparameter {name!r} of trial {self.number}"
+        try:
+            self._received[name] = self._posts.fetch(name, what, SPACE_IS_ASKED if self._is_in_space else None)
+        except KeyError:
+            raise SearchMistake(
+                f"hp_space asks for the hyperparameter {name!r} in process {dist.get_rank()}, and in process 0 it does "
+                "not: what it asks for must not depend on the rank."
+            ) from None
 
 
 def pruning_at(step: int | None) -> str:

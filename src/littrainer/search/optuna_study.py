@@ -43,6 +43,9 @@ FOLDER = "littrainer:folder"
 STATES = {"COMPLETE": COMPLETE, "PRUNED": PRUNED, "FAIL": FAILED, "RUNNING": RUNNING}
 """Optuna's states of trials -> the record's; one that waits is no trial yet."""
 
+# A trial that failed by itself says with what.
+INTERRUPTED = "it was interrupted"
+
 # Given by hyperparameter_search itself.
 NOT_FOR_CREATE_STUDY = ("direction", "directions")
 NOT_FOR_OPTIMIZE = ("self", "func", "n_trials")
@@ -261,8 +264,7 @@ def record_of(trial: Any) -> TrialRecord:
     state = STATES[trial.state.name]
     error = None
     if state == FAILED:
-        lost = "the process that ran it was ended" if SEARCH in trial.user_attrs else None
-        error = trial.user_attrs.get(ERROR, lost)
+        error = trial.user_attrs.get(ERROR, INTERRUPTED if SEARCH in trial.user_attrs else None)
     values = trial.values if state == COMPLETE else None
     return TrialRecord(
         id=str(trial.number),

@@ -28,6 +28,7 @@ from littrainer.search.record import (
     best_of,
     error_in_a_line,
 )
+from littrainer.search.reporting import name_by
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -104,6 +105,9 @@ class Following(Callback):
         Raises:
             BaseException: the error, where it is none that hyperparameters bring about.
         """
+        if trial.trial_id in self._errors:
+            # Ray comes back to a failure when it is told that it ends the search.
+            return
         error = self._note_error(trial, _error_in(trial.pickled_error_file))
         if isinstance(error, RayTaskError) and not isinstance(_cause(error), TRIAL_FAILURES):
             self.mistake = error.as_instanceof_cause()
@@ -157,7 +161,11 @@ class Following(Callback):
     def _of(self, trial: Any) -> TrialRecord:
         if trial.trial_id not in self.trials:
             folder = self._folder(trial)
-            if not os.path.exists(folder) and all(folder != other.folder for other in self.trials.values()):
+            if (
+                folder is not None
+                and not os.path.exists(folder)
+                and all(folder != other.folder for other in self.trials.values())
+            ):
                 # No other one's checkpoints lie there, whatever hp_name returns.
                 self._has_new_folder.add(trial.trial_id)
             self.trials[trial.trial_id] = TrialRecord(
@@ -169,9 +177,13 @@ class Following(Callback):
             )
         return self.trials[trial.trial_id]
 
-    def _folder(self, trial: Any) -> str:
+    def _folder(self, trial: Any) -> str | None:
         name = self._trainer.hp_name
-        run = f"run-{trial.trial_id}" if name is None else name(trial.config)
+        try:
+            run = f"run-{trial.trial_id}" if name is None else name_by(name, trial.config)
+        except Exception:
+            # It fails in the trial's process too, which ends the search.
+            return None
         return str(Path(self._trainer.args.output_dir).absolute() / run)
 
     def _end(self, trial: Any, state: str) -> None:

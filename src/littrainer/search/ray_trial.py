@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -28,6 +29,7 @@ from littrainer.checkpoint.reader import read_state
 from littrainer.compat import redirect
 from littrainer.optim.changed_hyperparameters import are_others
 from littrainer.search.searching import searching
+from littrainer.search.surroundings import set_number_formats
 from littrainer.search.travelling import unpacked
 from littrainer.search.trial import run_trial
 
@@ -47,17 +49,17 @@ SHOWN_NOWHERE = (ProgressCallback, PrinterCallback, NotebookProgressCallback)
 
 
 @dataclass
-class Surroundings:
+class TrialSetting:
     """What a trial's process has to know beside the Trainer.
 
     Parameters:
-        folder: where the search was started; paths of the script are relative to it.
+        surroundings: those of the process that searches, as `surroundings.surroundings` gives them.
         is_redirected: whether names of transformers are answered by ours there.
         direction: `minimize` or `maximize`.
         checkpoints_each_report: whether the scheduler may pause a trial at any of them.
     """
 
-    folder: str
+    surroundings: dict[str, Any]
     direction: str
     is_redirected: bool
     checkpoints_each_report: bool
@@ -86,7 +88,7 @@ class _Running:
 _running = _Running()
 
 
-def train_trial(config: dict[str, Any], packed_trainer: bytes, surroundings: Surroundings) -> None:
+def train_trial(config: dict[str, Any], packed_trainer: bytes, setting: TrialSetting) -> None:
     """Carry out one trial; what Ray calls in the trial's process.
 
     Parameters:
@@ -97,11 +99,8 @@ def train_trial(config: dict[str, Any], packed_trainer: bytes, surroundings: Sur
 
     logging.getLogger(TELLS_OF_CHECKPOINTS).setLevel(logging.WARNING)
     os.environ.setdefault(THREAD_TIMEOUT, str(SECONDS_FOR_AN_ENDED_TRAINING))
-    _running.thread, _running.checkpoints_each_report = threading.current_thread(), surroundings.checkpoints_each_report
-    if CHANGES_FOLDER not in os.environ and os.path.isdir(surroundings.folder):
-        os.chdir(surroundings.folder)
-    if surroundings.is_redirected:
-        redirect.install()
+    _running.thread, _running.checkpoints_each_report = threading.current_thread(), setting.checkpoints_each_report
+    _enter(setting)
     checkpoint = ray.tune.get_checkpoint()
     if checkpoint is not None and _has_ended(checkpoint, config):
         return
@@ -110,13 +109,24 @@ def train_trial(config: dict[str, Any], packed_trainer: bytes, surroundings: Sur
         trainer.remove_callback(kind)
     # A trial that was paused goes on as if it had not been.
     trainer.args.restore_callback_states_from_checkpoint = True
-    with searching(trainer, HPSearchBackend.RAY, surroundings.direction):
+    with searching(trainer, HPSearchBackend.RAY, setting.direction):
         if checkpoint is None:
             run_trial(trainer, config, evaluated_at_end=functools.partial(report_to_ray, trainer))
         else:
             with checkpoint.as_directory() as folder, _free_folder(trainer, config):
                 # What goes on has reported before.
                 run_trial(trainer, config, resume_from_checkpoint=_checkpoint_in(folder))
+
+
+def _enter(setting: TrialSetting) -> None:
+    found = setting.surroundings
+    sys.path.extend(path for path in found["path"] if path not in sys.path)
+    # Paths of the script, and of its arguments, are relative to where the search was started.
+    if CHANGES_FOLDER not in os.environ and os.path.isdir(found["folder"]):
+        os.chdir(found["folder"])
+    set_number_formats(found)
+    if setting.is_redirected:
+        redirect.install()
 
 
 def report_to_ray(trainer: Trainer, metrics: dict[str, Any]) -> None:

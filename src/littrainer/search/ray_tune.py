@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.compat import redirect
 from littrainer.search.ray_keywords import checked_keywords, pauses_trials, time_limits
-from littrainer.search.ray_trial import OBJECTIVE, Surroundings, WaitsForTraining, report_to_ray, train_trial
+from littrainer.search.ray_trial import OBJECTIVE, TrialSetting, WaitsForTraining, report_to_ray, train_trial
 from littrainer.search.results import BestRun
+from littrainer.search.surroundings import surroundings
 from littrainer.search.travelling import packed
 from littrainer.search.trial_parameters import NO_PARAMETERS, checked_space, names_for_model
 
@@ -71,8 +72,8 @@ def run_hp_search_ray(trainer: Trainer, n_trials: int, direction: str | list[str
 
     planned = None if n_trials < 0 else n_trials * _grid_size(space)
     following = Following(trainer, space, str(direction), planned, time_limits(scheduler))
-    surroundings = Surroundings(os.getcwd(), str(direction), redirect.is_installed(), pauses_trials(scheduler))
-    trainable = ray.tune.with_parameters(train_trial, packed_trainer=packed(trainer), surroundings=surroundings)
+    setting = TrialSetting(surroundings(), str(direction), redirect.is_installed(), pauses_trials(scheduler))
+    trainable = ray.tune.with_parameters(train_trial, packed_trainer=packed(trainer), setting=setting)
     trainable.__name__ = NAME
     trainable.__mixins__ = (WaitsForTraining,)
     is_remote = ray.util.client.ray.is_connected()

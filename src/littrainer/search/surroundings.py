@@ -52,16 +52,23 @@ def enter(found: dict[str, Any], threads: int) -> None:
         script.__file__ = found["script"]
     script.__spec__ = None if found["module"] is None else ModuleSpec(found["module"], None, origin=found["script"])
     sys.modules["__main__"] = script
+    set_number_formats(found)
+    torch.set_num_threads(threads)
+    if found["log_lines"] is not None:
+        style, dates = found["log_lines"]
+        logging.basicConfig(format=style, datefmt=dates)
+
+
+def set_number_formats(found: dict[str, Any]) -> None:
+    """Let torch compute as in another process."""
+    import torch
+
     torch.set_default_dtype(getattr(torch, found["dtype"]))
     torch.set_float32_matmul_precision(found["matmul"])
     for name, value in found["cudnn"].items():
         setattr(torch.backends.cudnn, name, value)
     enabled, warns_only = found["deterministic"]
     torch.use_deterministic_algorithms(enabled, warn_only=warns_only)
-    torch.set_num_threads(threads)
-    if found["log_lines"] is not None:
-        style, dates = found["log_lines"]
-        logging.basicConfig(format=style, datefmt=dates)
 
 
 def set_log_levels(found: dict[str, Any]) -> None:

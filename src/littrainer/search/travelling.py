@@ -230,7 +230,7 @@ def _is_plain_and_small(tensor: torch.Tensor) -> bool:
         and not tensor.is_quantized
         and not tensor.is_conj()
         and not tensor.is_neg()
-        and 0 < tensor.dim()
+        and tensor.dim() > 0
         and 0 < tensor.nbytes <= SMALL_TENSOR_BYTES
         and not tensor.__dict__
     )

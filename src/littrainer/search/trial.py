@@ -87,6 +87,9 @@ def set_up_trial(trainer: Trainer, trial: Any) -> None:
     if trainer._search is not None:
         trainer._search.begin_trial(trainer)
     parameters = parameters_of(trainer, trial)
+    if hasattr(trial, "space_is_asked"):
+        # One of several processes.
+        trial.space_is_asked()
     changed = set_parameters(trainer, parameters)
     logger.info("Trial with %s.", ", ".join(f"{name}={value!r}" for name, value in parameters.items()))
     follow_arguments(trainer, changed)

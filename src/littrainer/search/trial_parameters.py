@@ -69,7 +69,7 @@ def asked(space: Any, trial: Any) -> Any:
     try:
         return space(trial)
     except Exception as error:
-        if is_a(error, "pruned trial") or isinstance(error, (FailedElsewhere, LostProcess)):
+        if is_a(error, "pruned trial") or isinstance(error, (SearchMistake, FailedElsewhere, LostProcess)):
             raise
         raise SearchMistake(f"hp_space failed: {type(error).__name__}: {error}") from error
 

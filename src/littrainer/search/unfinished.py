@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.checkpoint.claims import give_back_claim, is_claimed, take_claim
+from littrainer.processes.agreement import is_running
 from littrainer.search.generator_states import generator_states, set_generator_states
 
 if TYPE_CHECKING:
@@ -158,23 +159,11 @@ def _goes_on(note: dict[str, Any], claim: Path) -> bool:
         if goes_on is not None:
             return goes_on
     if note["host"] == socket.gethostname():
-        return _is_running(note["pid"])
+        return note["pid"] != os.getpid() and is_running(note["pid"])
     logger.warning(
         f"Process {note['pid']} on {note['host']} began a search in this study and has not finished it. Whether "
         f"it still runs cannot be told from here, where {claim} is not to be seen; its trials are left alone."
     )
-    return True
-
-
-def _is_running(pid: int) -> bool:
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
     return True
 
 
@@ -186,11 +175,11 @@ def _go_on(search: UnfinishedSearch, note: dict[str, Any]) -> None:
     interrupted = [trial for trial in own if _is_interrupted(trial) and trial.number not in done_again]
     search.ended = sum(trial.state.is_finished() and not _is_interrupted(trial) for trial in own)
     search.n_left = None if search.n_trials is None else max(0, search.n_trials - search.ended)
-    if note.get("generators") is not None:
-        set_generator_states(study.sampler, note["generators"])
+    draws_on = bool(note["generators"]) and set_generator_states(study.sampler, note["generators"])
     for trial in interrupted:
-        if trial.params:
+        if draws_on:
             _draw_as_for(study, trial)
+        if trial.params:
             study.enqueue_trial(trial.params, user_attrs={AGAIN: trial.number})
     for trial in own:
         if trial.state.name == "RUNNING":

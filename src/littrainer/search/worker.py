@@ -32,24 +32,24 @@ def main(arguments: list[str]) -> int:
     """
     # A process that was started in the background ignores it, and hands that on.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _end_with(int(arguments[1]))
+    end_with(int(arguments[1]))
     channel = Channel(Connection(int(arguments[0])))
-    with contextlib.suppress(*CLOSED, KeyboardInterrupt):
-        _carry_out_all(channel, channel.receive())
-        return 0
-    return ENDED_BY_INTERRUPT
+    try:
+        _carry_out_all(channel)
+    except KeyboardInterrupt:
+        return ENDED_BY_INTERRUPT
+    return 0
 
 
-def _carry_out_all(channel: Channel, setting: Setting) -> None:
+def _carry_out_all(channel: Channel) -> None:
     from littrainer.search.surroundings import enter
 
+    setting: Setting | None = _received(channel)
+    if setting is None:
+        return
     enter(setting.surroundings, setting.threads)
     packed = Path(setting.trainer_file).read_bytes()
-    while True:
-        try:
-            task: Task = channel.receive()
-        except CLOSED:
-            return
+    while (task := _received(channel)) is not None:
         try:
             answer = Answer(_carried_out(channel, setting, packed, task))
         except KeyboardInterrupt:
@@ -58,9 +58,18 @@ def _carry_out_all(channel: Channel, setting: Setting) -> None:
             answer = answer_with(error)
         sys.stdout.flush()
         sys.stderr.flush()
-        channel.send(answer)
+        with contextlib.suppress(*CLOSED):
+            channel.send(answer)
         del answer
         gc.collect()
+
+
+def _received(channel: Channel) -> Any:
+    """The next message; None where the search has ended."""
+    try:
+        return channel.receive()
+    except CLOSED:
+        return None
 
 
 def _carried_out(channel: Channel, setting: Setting, packed: bytes, task: Task) -> Any:
@@ -96,7 +105,7 @@ def _print_instead_of_bars(trainer: Trainer) -> None:
         trainer.add_callback(PrinterCallback)
 
 
-def _end_with(starter: int) -> None:
+def end_with(starter: int) -> None:
     """End at once when the process that searches has ended, however it has."""
 
     def watch() -> None:

@@ -54,9 +54,11 @@ class MLflowCallback(TrackerCallback):
         """Start the run, unless there is one."""
         was_initialized = self._initialized
         self.part_from_trial(state)
-        # That of an earlier training may have ended, or the script have started another one since. One that the script
-        # has open takes all trials, and the parameters of the first: MLflow lets none be changed.
-        self._initialized = was_initialized and self._active_run_id() == self._run_id_written_to()
+        # The run of an earlier training may have ended, or the script have started another one since. One that the
+        # script has open takes all trials, and the parameters of the first: MLflow lets none be changed.
+        is_same = self._active_run_id() == self._run_id_written_to()
+        is_nested = self._is_trial and environment_says("MLFLOW_NESTED_RUN")
+        self._initialized = was_initialized and is_same and not is_nested
         self.set_up_once(args, state, model, **kwargs)
 
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:

@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 
-from littrainer import Trainer
+from littrainer import Trainer, TrainerCallback
 from littrainer.tracking import (
     AzureMLCallback,
     ClearMLCallback,
     CodeCarbonCallback,
+    CometCallback,
     DagsHubCallback,
     DVCLiveCallback,
     FlyteCallback,
     SwanLabCallback,
 )
+from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
 from .stand_ins import Calls, Recorder, put_in_place
@@ -33,6 +35,31 @@ def calls() -> Calls:
 def trainer_of(folder: Path, callback: Any, **changes: Any) -> Trainer:
     logged = {"logging_strategy": "steps", "logging_steps": 1, "max_steps": 2, "eval_strategy": "epoch", **changes}
     return quiet_trainer(folder, given={"callbacks": [callback]}, **logged)
+
+
+def search_of(folder: Path, callback: Any) -> None:
+    """A search over three trials, of which the second is pruned at its evaluation and the third fails; and a training."""
+    import optuna
+
+    class Second(optuna.pruners.BasePruner):
+        def prune(self, study: Any, trial: Any) -> bool:
+            return trial.number == 1
+
+    class Failing(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if args.weight_decay == 2:
+                raise ValueError("too much weight decay")
+
+    trainer = trainer_of(folder, callback)
+    trainer.add_callback(Failing())
+    trainer.model_init = lambda: VectorClassifier()
+    trainer.hyperparameter_search(
+        lambda trial: {"weight_decay": trial.suggest_float("decay", trial.number, trial.number)},
+        n_trials=3,
+        backend="optuna",
+        pruner=Second(),
+    )
+    trainer.train()
 
 
 @pytest.fixture
@@ -166,6 +193,13 @@ def test_codecarbon_measures_from_the_beginning_of_training_to_its_end_or_failur
     assert [name for name, _, _ in calls][3:] == ["start", "stop"]
 
 
+def test_codecarbon_measures_each_trial_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
+    tracker = calls.recorder("EmissionsTracker", Recorder(calls))
+    put_in_place(monkeypatch, "codecarbon", EmissionsTracker=tracker)
+    search_of(tmp_path, CodeCarbonCallback())
+    assert [name for name, _, _ in calls][1:] == ["start", "stop"] * 4
+
+
 def _fail(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError("the loss")
 
@@ -215,6 +249,54 @@ def test_a_swanlab_that_fails_is_told_of_once_and_training_goes_on(
     trainer.train()
     assert trainer.state.global_step == 2
     assert caplog.text.count("Reporting to swanlab failed") == 1
+
+
+@pytest.mark.usefixtures("comet")
+def test_each_trial_is_an_experiment_of_comet_which_ends_with_it(tmp_path: Path, calls: Calls) -> None:
+    search_of(tmp_path, CometCallback())
+    begun_and_ended = [(name, given) for name, _, given in calls if name in ("CometLogger", "clean")]
+    trials = [("CometLogger", {"mode": "create", "name": f"run-{number}"}) for number in range(3)]
+    ends = [("clean", {})] * 3
+    together = [one for pair in zip(trials, ends, strict=True) for one in pair]
+    assert begun_and_ended == [*together, ("CometLogger", {"mode": None, "name": None})]
+    drawn = [given["parameters"] for _, _, given in calls.named("log_optimization")]
+    assert drawn == [{"decay": 0.0}, {"decay": 1.0}, {"decay": 2.0}]
+
+
+@pytest.fixture
+def comet(monkeypatch: pytest.MonkeyPatch, calls: Calls) -> None:
+    class Logger(Recorder):
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(calls)
+            calls.append(("CometLogger", (), kwargs))
+            self.experiment = Recorder(calls)
+
+    put_in_place(monkeypatch, "comet_ml")
+    monkeypatch.setattr("lightning.pytorch.loggers.CometLogger", Logger)
+    for name in ("COMET_MODE", "COMET_LOG_ASSETS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_each_trial_is_a_run_of_swanlab_which_ends_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swanlab: Any, calls: Calls
+) -> None:
+    active: list[Any] = []
+    monkeypatch.setattr(swanlab, "get_run", lambda: active[-1] if active else None)
+    monkeypatch.setattr(swanlab, "init", lambda **kwargs: active.append(kwargs.get("experiment_name")))
+    monkeypatch.setattr(swanlab, "finish", lambda: calls.append(("finish", (active.pop(),), {})), raising=False)
+    search_of(tmp_path, SwanLabCallback())
+    assert [call[1][0] for call in calls.named("finish")] == ["run-0", "run-1", "run-2"]
+    # What follows the search has a run without the name of a trial.
+    assert active == [None]
+
+
+def test_trials_within_an_active_run_of_swanlab_leave_it_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swanlab: Any, calls: Calls
+) -> None:
+    monkeypatch.setattr(swanlab, "get_run", lambda: "active")
+    monkeypatch.setattr(swanlab, "finish", _fail, raising=False)
+    search_of(tmp_path, SwanLabCallback())
+    assert calls.named("init") == [] and calls.named("log")
 
 
 class _Task(Recorder):
@@ -302,6 +384,15 @@ def test_a_task_is_marked_as_failed_where_the_training_fails(
     assert [name for name, _, _ in calls][-2:] == ["mark_failed", "close"]
 
 
+@pytest.mark.usefixtures("clearml")
+def test_each_trial_is_a_task_of_clearml_that_says_how_it_ended(tmp_path: Path, calls: Calls) -> None:
+    search_of(tmp_path, ClearMLCallback())
+    begun = [(given["task_name"], given["reuse_last_task_id"]) for _, _, given in calls.named("init")]
+    assert begun == [("Trainer-run-0", False), ("Trainer-run-1", False), ("Trainer-run-2", False), ("Trainer", True)]
+    ends = [name for name, _, _ in calls if name in ("mark_failed", "mark_stopped", "close")]
+    assert ends == ["close", "close", "mark_failed", "close", "close"]
+
+
 class _Live(Recorder):
     def __init__(self, calls: Calls | None = None) -> None:
         super().__init__(calls if calls is not None else Calls())
@@ -335,6 +426,27 @@ def test_dvclive_tracks_the_models_that_are_wanted(
     ]
     assert (tmp_path / "last" / "training_args.bin").is_file() is (artifacts == ["last"])
     assert calls[-1][0] == "end"
+
+
+@pytest.mark.usefixtures("dvclive")
+def test_each_trial_writes_with_a_live_in_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Calls
+) -> None:
+    class Live(_Live):
+        def __init__(self, dir: str = "dvclive") -> None:
+            super().__init__(calls)
+            calls.append(("Live", (dir,), {}))
+
+    monkeypatch.setattr(sys.modules["dvclive"], "Live", Live)
+    search_of(tmp_path, DVCLiveCallback())
+    folders = [call[1][0] for call in calls.named("Live")]
+    assert folders == [f"dvclive/run-{number}" for number in range(3)] + ["dvclive"]
+
+
+@pytest.mark.usefixtures("dvclive")
+def test_trials_write_with_the_live_that_is_given(tmp_path: Path, calls: Calls) -> None:
+    search_of(tmp_path, DVCLiveCallback(live=_Live(calls)))
+    assert len(calls.named("log_params")) == 4
 
 
 @pytest.mark.usefixtures("dvclive")

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+from enum import Enum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from littrainer.search.record import (
+    SEARCH_RECORD_NAME,
+    SearchRecord,
+    StoredSearch,
+    TrialRecord,
+    UnreadableRecord,
+    best_of,
+    error_in_a_line,
+    plain,
+    read_record,
+)
+
+
+def trainer_in(folder: Path, process_index: int = 0) -> Any:
+    return SimpleNamespace(args=SimpleNamespace(output_dir=str(folder), process_index=process_index))
+
+
+def test_what_is_written_is_read_back_equal(tmp_path: Path) -> None:
+    trials = [
+        TrialRecord(
+            "0",
+            "complete",
+            0.75,
+            {"learning_rate": 0.1, "seed": 3, "optim": "sgd", "flag": True, "nothing": None},
+            {"learning_rate": {"kind": "float", "low": 0.01, "high": 1.0, "log": True, "step": None}},
+            [(5, 0.5), (10, 0.75)],
+            12.5,
+            "out/run-0",
+        ),
+        TrialRecord("1", "failed", parameters={"learning_rate": 1.0}, error="ValueError: no"),
+        TrialRecord("2", "pruned", intermediate=[(5, math.inf)]),
+        TrialRecord("3", "running"),
+    ]
+    SearchRecord(trainer_in(tmp_path / "new"), "optuna", ["maximize"], "a study", ["accuracy"]).update(trials)
+    assert read_record(tmp_path / "new") == StoredSearch("optuna", ["maximize"], "a study", ["accuracy"], trials)
+
+
+def test_each_update_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    record = SearchRecord(trainer_in(tmp_path), "ray", ["minimize"])
+    record.update([])
+    assert read_record(tmp_path).trials == []
+    record.update([TrialRecord("a", "complete", 1.0)])
+    record.update([TrialRecord("a", "complete", 1.0), TrialRecord("b", "complete", 2.0)])
+    assert [trial.id for trial in read_record(tmp_path / SEARCH_RECORD_NAME).trials] == ["a", "b"]
+    assert [path.name for path in tmp_path.iterdir()] == [SEARCH_RECORD_NAME]
+
+
+def test_the_record_stays_where_the_search_began_though_a_trial_has_another_output_dir(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path)
+    record = SearchRecord(trainer, "optuna", ["minimize"])
+    trainer.args.output_dir = str(tmp_path / "elsewhere")
+    record.update([])
+    assert (tmp_path / SEARCH_RECORD_NAME).is_file()
+
+
+def test_only_the_first_process_writes(tmp_path: Path) -> None:
+    SearchRecord(trainer_in(tmp_path, process_index=1), "optuna", ["minimize"]).update([])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_threads_that_end_trials_at_once_leave_a_whole_record(tmp_path: Path) -> None:
+    record = SearchRecord(trainer_in(tmp_path), "optuna", ["minimize"])
+    trials = [TrialRecord(str(number), "complete", 1.0, {"x": "y" * 2000}) for number in range(20)]
+    threads = [threading.Thread(target=record.update, args=(trials[: number + 1],)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stored = read_record(tmp_path).trials
+    assert stored == trials[: len(stored)] and stored
+
+
+def test_a_record_that_cannot_be_written_is_told_once_and_the_search_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    record = SearchRecord(trainer_in(tmp_path / "file"), "optuna", ["minimize"])
+    with caplog.at_level(logging.WARNING, "littrainer"):
+        record.update([])
+        record.update([])
+    (message,) = caplog.messages
+    assert "hyperparameter_search.json cannot be written" in message
+
+
+class Kind(str, Enum):
+    GOOD = "good"
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (numpy.float32(0.5), 0.5),
+        (numpy.int64(3), 3),
+        (numpy.bool_(True), True),
+        (torch.tensor(2.0), 2.0),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+        (Kind.GOOD, "good"),
+        ((1, 2), [1, 2]),
+        ({1: {"a": numpy.float64(1.5)}}, {"1": {"a": 1.5}}),
+        (Path("a"), "a"),
+    ],
+)
+def test_values_become_what_json_holds(value: Any, stored: Any) -> None:
+    found = plain(value)
+    assert found == stored and type(found) is type(stored)
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_nan_objective_is_read_back_as_nan(tmp_path: Path) -> None:
+    SearchRecord(trainer_in(tmp_path), "optuna", ["minimize"]).update([TrialRecord("0", "failed", math.nan)])
+    (trial,) = read_record(tmp_path).trials
+    assert math.isnan(trial.objectives()[0])
+    assert "NaN" not in (tmp_path / SEARCH_RECORD_NAME).read_text()
+
+
+GOOD = {"version": 1, "backend": "optuna", "directions": ["minimize"], "trials": []}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "it holds no object"),
+        ("[" * 100_000, "it is nested too deeply"),
+        ({**GOOD, "version": 2}, "its version is '2', and 1 is known here"),
+        ({**GOOD, "directions": []}, "its directions are not a list"),
+        ({**GOOD, "directions": ["up"]}, "its directions are not a list"),
+        ({**GOOD, "directions": [["minimize"]]}, "its directions are not a list"),
+        ({**GOOD, "trials": {}}, "it has no list of trials"),
+        ({**GOOD, "trials": [{"state": "complete"}, 3]}, "entry 1 of its trials is no trial"),
+        ({**GOOD, "trials": [{"state": ["complete"]}]}, "entry 0 of its trials is no trial"),
+    ],
+)
+def test_a_file_that_is_no_record_is_refused_with_the_reason(tmp_path: Path, content: Any, reason: str) -> None:
+    text = content if isinstance(content, str) else json.dumps(content)
+    (tmp_path / SEARCH_RECORD_NAME).write_text(text)
+    with pytest.raises(UnreadableRecord, match=reason):
+        read_record(tmp_path)
+
+
+def test_fields_of_other_kinds_than_they_should_be_count_as_missing(tmp_path: Path) -> None:
+    odd = {
+        "id": None,
+        "state": "complete",
+        "objective": "much",
+        "parameters": [],
+        "distributions": {"x": 3},
+        "intermediate": [[True, 1], [1], [2, "a"], [3, 1e999], [4, 0.5]],
+        "seconds": True,
+        "folder": 5,
+    }
+    (tmp_path / SEARCH_RECORD_NAME).write_text(json.dumps({**GOOD, "objective_names": ["a", "b"], "trials": [odd]}))
+    stored = read_record(tmp_path)
+    assert stored.objective_names == []
+    assert stored.trials == [TrialRecord("None", "complete", intermediate=[(3, math.inf), (4, 0.5)])]
+
+
+def test_the_best_trial_is_the_first_complete_one_with_the_best_objective() -> None:
+    trials = [
+        TrialRecord("0", "pruned", 9.0),
+        TrialRecord("1", "complete", 2.0),
+        TrialRecord("2", "complete", math.nan),
+        TrialRecord("3", "complete", 3.0),
+        TrialRecord("4", "complete", 3.0),
+    ]
+    assert [trial.id for trial in best_of(trials, ["maximize"])] == ["3"]
+    assert [trial.id for trial in best_of(trials, ["minimize"])] == ["1"]
+    assert best_of(trials[:1], ["maximize"]) == []
+
+
+def test_with_several_objectives_the_best_are_those_that_none_surpasses() -> None:
+    objectives = [[1.0, 1.0], [2.0, 2.0], [2.0, 3.0], [0.5, 0.5], [2.0, 2.0], [0.5]]
+    trials = [TrialRecord(str(number), "complete", values) for number, values in enumerate(objectives)]
+    assert {trial.id for trial in best_of(trials, ["maximize", "minimize"])} == {"0", "1", "3", "4"}
+
+
+def test_an_error_is_told_in_one_line_of_bounded_length() -> None:
+    assert error_in_a_line(ValueError("first\n  second")) == "ValueError: first second"
+    assert error_in_a_line(MemoryError()) == "MemoryError"
+    assert len(error_in_a_line(ValueError("x" * 10_000))) == 2000
