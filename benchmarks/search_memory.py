@@ -5,8 +5,9 @@
 
 Trials of a wide two-layer classifier with AdamW, an evaluation after each of three steps. Of each three trials in a row
 one is complete, one is pruned, and one fails in its backward pass. The resident set of the process is read after each
-trial. A search that kept a model, its gradients or its optimizer would grow by that in each; one that keeps nothing
-ends where it was after the first three. The search runs in a process of its own, with littrainer and with transformers.
+trial. A search that kept a model, its gradients or its optimizer would grow by that in each; one that keeps nothing has
+in no later trial more than in the first three. The search runs in a process of its own, with littrainer and with
+transformers.
 
 transformers, accelerate and optuna have to be there beside littrainer.
 """
@@ -92,6 +93,7 @@ def measure(library: str, trials: int) -> list[int]:
         arguments = names.TrainingArguments(
             output_dir=folder,
             per_device_train_batch_size=4,
+            num_train_epochs=1,
             eval_strategy="steps",
             eval_steps=1,
             save_strategy="no",
@@ -104,7 +106,6 @@ def measure(library: str, trials: int) -> list[int]:
         trainer = names.Trainer(
             model_init=lambda: Wide(), args=arguments, train_dataset=Rows(), eval_dataset=Rows(), callbacks=[Fails()]
         )
-        trainer.args.num_train_epochs = 1
 
         def objective(metrics: dict[str, float]) -> float:
             return metrics["eval_loss"]
@@ -158,19 +159,24 @@ def main() -> None:
     print(f"Python {platform.python_version()}, {libraries}; {platform.machine()}, one thread")
     of_a_trial = bytes_of_a_trial()
     print(f"\n{options.trials} trials; weights, gradients and optimizer of one take {of_a_trial / MIB:.0f} MiB\n")
-    print(f"| side | after trial {FIRST}, MiB | after the last, MiB | largest, MiB | growth / trial |")
+    columns = (
+        "side",
+        f"largest after the first {FIRST}, MiB",
+        "largest later, MiB",
+        "after the last, MiB",
+        "growth / trial",
+    )
+    print(f"| {' | '.join(columns)} |")
     print("| --- | ---: | ---: | ---: | ---: |")
     growth = {}
     for library in LIBRARIES:
         after = measure_in_process(library, options.trials)
-        start, end, largest = after[FIRST - 1], after[-1], max(after)
-        growth[library] = (end - start) / of_a_trial
-        print(f"| {library} | {start / MIB:.0f} | {end / MIB:.0f} | {largest / MIB:.0f} | {growth[library]:.2f} |")
+        first, later, last = max(after[:FIRST]), max(after[FIRST:]), after[-1]
+        growth[library] = (later - first) / of_a_trial
+        print(f"| {library} | {first / MIB:.0f} | {later / MIB:.0f} | {last / MIB:.0f} | {growth[library]:.2f} |")
     is_met = growth["littrainer"] <= LARGEST_GROWTH
-    print(
-        f"\n{'met   ' if is_met else 'MISSED'} growth of littrainer: {growth['littrainer']:.3f} of a trial's memory, at "
-        f"most {LARGEST_GROWTH}"
-    )
+    verdict = "met   " if is_met else "MISSED"
+    print(f"\n{verdict} growth of littrainer / trial: {growth['littrainer']:.3f}, at most {LARGEST_GROWTH}")
     sys.exit(0 if is_met else 1)
 
 

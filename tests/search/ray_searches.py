@@ -16,7 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 
-GOOD_RATE, BAD_RATE, FAILING_RATE, NEW_RATE, NEW_DECAY = 0.05, 1e-5, 0.02, 0.03, 0.1
+BETTER_RATE, WORSE_RATE, FAILING_RATE, NEW_RATE, NEW_DECAY = 1e-4, 0.05, 0.02, 0.03, 0.1
 MEGABYTE = 2**20
 
 
@@ -91,7 +91,7 @@ def stopped_and_failing() -> dict[str, Any]:
     )  # fmt: skip
     before = trainer.args.to_dict()
     best = trainer.hyperparameter_search(
-        hp_space=lambda trial: {"learning_rate": tune.grid_search([GOOD_RATE, BAD_RATE, FAILING_RATE])},
+        hp_space=lambda trial: {"learning_rate": tune.grid_search([BETTER_RATE, WORSE_RATE, FAILING_RATE])},
         backend="ray",
         n_trials=1,
         scheduler=tune.schedulers.ASHAScheduler(max_t=4, grace_period=1, reduction_factor=2),
@@ -118,7 +118,7 @@ def population() -> dict[str, Any]:
         synch=True,
     )
     best = trainer.hyperparameter_search(
-        hp_space=lambda trial: {"learning_rate": tune.grid_search([GOOD_RATE, BAD_RATE]), "weight_decay": 0.0},
+        hp_space=lambda trial: {"learning_rate": tune.grid_search([BETTER_RATE, WORSE_RATE]), "weight_decay": 0.0},
         backend="ray",
         n_trials=1,
         scheduler=scheduler,
@@ -131,7 +131,7 @@ def evaluated_at_the_end() -> dict[str, Any]:
     """No evaluation while training, a model made from the trial, a name for the trial, the largest objective."""
     trainer = trainer_for("at_end", model_of_size, max_steps=1, save_strategy="steps", save_steps=1)
     best = trainer.hyperparameter_search(
-        hp_space=lambda trial: {"hidden": tune.choice([5]), "learning_rate": GOOD_RATE},
+        hp_space=lambda trial: {"hidden": tune.choice([5]), "learning_rate": BETTER_RATE},
         compute_objective=lambda metrics: -metrics["eval_loss"],
         backend="ray",
         n_trials=1,
@@ -147,7 +147,7 @@ def mistaken() -> dict[str, Any]:
     trainer = trainer_for("mistaken", callbacks=[Misspells()], max_steps=1)
     try:
         trainer.hyperparameter_search(
-            hp_space=lambda trial: {"learning_rate": tune.grid_search([GOOD_RATE, BAD_RATE])},
+            hp_space=lambda trial: {"learning_rate": tune.grid_search([BETTER_RATE, WORSE_RATE])},
             backend="ray",
             n_trials=1,
             max_concurrent_trials=1,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,7 @@ from littrainer.search.optuna_study import caught_errors, keywords_told_apart, r
 from littrainer.search.record import read_record
 from tests.search.trainers import rate_space, searched_trainer
 
-
-@pytest.fixture(autouse=True)
-def quick_collections() -> Iterator[None]:
-    """A trial collects garbage at its end; what the libraries hold would make that longer than the trial."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("quick_collections")
 
 
 class DrawsInTurn(optuna.samplers.BaseSampler):

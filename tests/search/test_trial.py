@@ -22,6 +22,8 @@ from littrainer.search.trial import run_trial
 from tests.scenarios.models import CountingClassifier, VectorClassifier
 from tests.search.trainers import new_model, rate_space, searched_trainer
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
 
 def in_search(trainer: Any, *, direction: Any = "minimize", space: Any = rate_space) -> Any:
     """A search by Optuna's rules, whose trials the test makes itself."""
@@ -271,24 +273,18 @@ def test_twenty_trials_end_with_the_memory_of_one(tmp_path: Path) -> None:
         tmp_path, model_init=new, given={"callbacks": [Remembers()]}, eval_strategy="steps", eval_steps=1
     )
     ends, left = [], []
-    # Collecting looks at what the tests before have left too.
-    gc.collect()
-    gc.freeze()
-    try:
-        with in_search(trainer, space=lambda trial: {"seed": trial.number}):
-            for number in range(20):
-                # Complete, failed, pruned, and so on.
-                try:
-                    run_trial(trainer, studied(pruned_at=2 if number % 3 == 2 else float("inf"), number=number))
-                    ends.append("complete")
-                except (RuntimeError, optuna.TrialPruned) as error:
-                    ends.append(type(error).__name__)
-                    # What a log or a study keeps of it must not keep the model.
-                    kept = error  # noqa: F841
-                tensors = sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
-                left.append((len(models), len(optimizers), tensors))
-    finally:
-        gc.unfreeze()
+    with in_search(trainer, space=lambda trial: {"seed": trial.number}):
+        for number in range(20):
+            # Complete, failed, pruned, and so on.
+            try:
+                run_trial(trainer, studied(pruned_at=2 if number % 3 == 2 else float("inf"), number=number))
+                ends.append("complete")
+            except (RuntimeError, optuna.TrialPruned) as error:
+                ends.append(type(error).__name__)
+                # What a log or a study keeps of it must not keep the model.
+                kept = error  # noqa: F841
+            tensors = sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
+            left.append((len(models), len(optimizers), tensors))
     assert ends[:3] == ["complete", "RuntimeError", "TrialPruned"]
     # The model that the Trainer was made with is kept for the end of the search.
     assert {(alive, steppers) for alive, steppers, _ in left} == {(1, 0)}

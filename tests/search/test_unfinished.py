@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,12 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LONGEST_RUN_SECONDS = 240
 
 
-@pytest.fixture(autouse=True)
-def quick_collections() -> Iterator[None]:
-    """A trial collects garbage at its end; what the libraries hold would make that longer than the trial."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("quick_collections")
 
 
 @pytest.fixture

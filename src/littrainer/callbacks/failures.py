@@ -7,12 +7,13 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from littrainer.ecosystem import is_a
-
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+
+ENDED_FOR_CALLBACKS = "_has_ended_for_callbacks"
+"""Set on an error before which the callbacks heard on_train_end, as when a search prunes its trial."""
 
 
 @contextlib.contextmanager
@@ -25,8 +26,7 @@ def callbacks_told_of_failure(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # The callbacks of a trial that a search has pruned have been told on_train_end.
-        if not is_a(error, "pruned trial"):
+        if not getattr(error, ENDED_FOR_CALLBACKS, False):
             _tell(trainer, error)
         raise
 

@@ -17,6 +17,8 @@ FEWEST_TRIALS = 4
 ROUGH_BELOW = 30
 # More than so many take long, and change little.
 MOST_TRIALS = 2000
+MOST_PARAMETERS = 50
+MOST_CHOICES = 200
 
 
 class Importance(NamedTuple):
@@ -38,6 +40,8 @@ def importance_of(search: Search, parameters: list[Parameter], objective: int = 
         objective: for which one of several.
     """
     trials = search.complete()
+    parameters = [each for each in parameters if each.choices is None or len(each.choices) <= MOST_CHOICES]
+    parameters = parameters[:MOST_PARAMETERS]
     if len(parameters) < 2:
         return Importance({}, "")
     if len(trials) < FEWEST_TRIALS:
@@ -112,7 +116,8 @@ def _distribution(parameter: Parameter, trials: list[TrialRecord]) -> Any:
     if step is not None and not (step > 0 and all(_lies_on(value - low, step) for value in values)):
         step = None
     if parameter.whole:
-        return IntDistribution(int(low), int(high), log=logarithmic, step=int(step or 1))
+        whole_step = int(step) if step is not None and step == int(step) else 1
+        return IntDistribution(math.ceil(low), math.floor(high), log=logarithmic, step=whole_step)
     return FloatDistribution(low, high, log=logarithmic, step=step)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from littrainer.arguments.secrets import without_secrets
 from littrainer.report.axes import Axis, range_axis, short_number
 from littrainer.report.labels import shortened
 from littrainer.search.record import (
@@ -25,6 +26,7 @@ from littrainer.search.record import (
 
 # More names than these would lie over each other along an axis.
 MOST_CATEGORY_LABELS = 12
+LONGEST_FAILURE = 300
 
 
 class UnreadableSearch(Exception):
@@ -97,6 +99,8 @@ def read_search(folder: Path, name: str) -> Search | None:
         return None
     try:
         search = Search(name, folder, file, read_record(file))
+        for trial in search.trials:
+            trial.parameters = without_secrets(trial.parameters)
     except OSError as error:
         raise UnreadableSearch(f"{file} cannot be read: {error.strerror}") from error
     except UnreadableRecord as error:
@@ -109,9 +113,8 @@ def read_search(folder: Path, name: str) -> Search | None:
         search.notes.append("No trial had ended when the record was written.")
     elif not search.ranked():
         first = next((trial.error for trial in search.trials if trial.state == FAILED and trial.error), None)
-        search.notes.append(
-            "No trial is complete." + (f" The first one failed with {shortened(first)}" if first else "")
-        )
+        why = f" The first failure: {first[:LONGEST_FAILURE]}" if first else ""
+        search.notes.append(f"No trial is complete.{why}")
     return search
 
 

@@ -76,21 +76,19 @@ def run_hp_search_optuna(
     if not isinstance(for_optimize.get("callbacks") or (), Iterable):
         raise TypeError(f"callbacks={for_optimize['callbacks']!r} has to be a list of functions.")
     directions: Any = [direction] if isinstance(direction, str) else list(direction)
-    _warn_of_idle_pruner(trainer, for_study.get("pruner"), directions)
-
-    if for_study.get("storage") is not None and for_study.get("study_name") is None:
-        logger.warning(
-            "storage without study_name: the study gets a name of its own, so nothing can go on with this search if it "
-            "is killed. Pass study_name and load_if_exists=True."
-        )
+    is_stored = for_study.get("storage") is not None
 
     def search(run: Callable[[Any], Any]) -> BestRun | list[BestRun]:
+        _warn_of_idle_pruner(trainer, for_study.get("pruner"), directions)
+        if is_stored and for_study.get("study_name") is None:
+            logger.warning(
+                "storage without study_name: the study gets a name of its own, so nothing can go on with this search "
+                "if it is killed. Pass study_name and load_if_exists=True."
+            )
         study = optuna.create_study(directions=directions, **for_study)
         _check_directions(study, directions)
         with contextlib.ExitStack() as stack:
-            unfinished = stack.enter_context(
-                carried_on(study, trainer, n_trials, is_stored=for_study.get("storage") is not None, jobs=jobs)
-            )
+            unfinished = stack.enter_context(carried_on(study, trainer, n_trials, is_stored=is_stored, jobs=jobs))
             if jobs != 1:
                 run = stack.enter_context(SideBySide(trainer, jobs, survives=catch)).run
             stack.enter_context(progress_lines.optunas_lines_kept_back())

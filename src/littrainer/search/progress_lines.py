@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from littrainer.arguments.secrets import without_secrets
 from littrainer.search.record import FAILED, PRUNED, TrialRecord
 
 # Loggers of Optuna that tell of each trial, and how those lines begin.
@@ -41,9 +42,10 @@ def line(trial: TrialRecord, n_of: tuple[int, int | None], best: TrialRecord | S
     place = f"{ended} of {planned}" if planned is not None else f"{ended}"
     best_ones = [best] if isinstance(best, TrialRecord) else list(best or [])
     how, reason = _how(trial)
+    parameters = without_secrets(trial.parameters)
     took = "" if trial.seconds is None else f" in {_duration(trial.seconds)}"
     parts = [f"trial {_value(trial.id)} ({place}) {how}{took}{reason}"]
-    parts += [", ".join(f"{_value(name)}={_value(value)}" for name, value in trial.parameters.items())]
+    parts += [", ".join(f"{_value(name)}={_value(value)}" for name, value in parameters.items())]
     parts += [_best(trial, best_ones)]
     return f"[littrainer] {'; '.join(part for part in parts if part)}"
 

@@ -105,9 +105,6 @@ class Following(Callback):
         Raises:
             BaseException: the error, where it is none that hyperparameters bring about.
         """
-        if trial.trial_id in self._errors:
-            # Ray comes back to a failure when it is told that it ends the search.
-            return
         error = self._note_error(trial, _error_in(trial.pickled_error_file))
         if isinstance(error, RayTaskError) and not isinstance(_cause(error), TRIAL_FAILURES):
             self.mistake = error.as_instanceof_cause()

@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from littrainer.arguments.secrets import without_secrets
 from littrainer.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
@@ -235,7 +236,10 @@ def _as_text(search: StoredSearch) -> str:
         "directions": search.directions,
         "objective_names": search.objective_names,
     }
-    trials = [{entry.name: plain(getattr(trial, entry.name)) for entry in fields(trial)} for trial in search.trials]
+    trials = [
+        {entry.name: plain(without_secrets(getattr(trial, entry.name))) for entry in fields(trial)}
+        for trial in search.trials
+    ]
     # One line for each trial.
     head = json.dumps(about, indent=2, allow_nan=False)[: -len("\n}")]
     lines = ",".join(f"\n    {json.dumps(trial, allow_nan=False)}" for trial in trials)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HPSearchBackend
+from littrainer.callbacks.failures import ENDED_FOR_CALLBACKS
 from littrainer.error_notes import kind_of
 from littrainer.search.failures import SearchMistake
 from littrainer.search.objective import checked_objective
@@ -63,8 +64,9 @@ def _report_to_optuna(trainer: Trainer, trial: Any, step: int, metrics: dict[str
     trial.report(trainer.objective, step)
     if trial.should_prune():
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
-        pruned: Any = importlib.import_module("optuna").TrialPruned
-        raise pruned(f"Trial {trial.number} was pruned at step {step}.")
+        pruned = importlib.import_module("optuna").TrialPruned(f"Trial {trial.number} was pruned at step {step}.")
+        setattr(pruned, ENDED_FOR_CALLBACKS, True)
+        raise pruned
 
 
 def _report_to_ray(trainer: Trainer, trial: Any, step: int, metrics: dict[str, float]) -> None:

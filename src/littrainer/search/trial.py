@@ -63,7 +63,7 @@ def run_trial(
         return trainer.objective
     except BaseException as error:
         if is_a(error, "pruned trial"):
-            _remove_checkpoints(trainer, trial)
+            remove_checkpoints(trainer, trial)
         if is_a(error, "pruned trial") or isinstance(error, TRIAL_FAILURES):
             release_frames(error)
         raise
@@ -139,7 +139,7 @@ def _checkpoints_in(folder: str) -> list[str]:
     return sort_checkpoints(folder) if os.path.isdir(folder) else []
 
 
-def _remove_checkpoints(trainer: Trainer, trial: Any) -> None:
+def remove_checkpoints(trainer: Trainer, trial: Any) -> None:
     """Delete the checkpoints that a trial has written, and their folder if nothing else is in it."""
     there = None if trainer._search is None else trainer._search.checkpoints_there
     if there is None:

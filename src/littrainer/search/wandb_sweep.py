@@ -14,6 +14,7 @@ from littrainer.arguments.nearest import suggestion
 from littrainer.processes.agreement import LostProcess
 from littrainer.search.distributions import CATEGORICAL, FLOAT, INTEGER
 from littrainer.search.failures import TRIAL_FAILURES, SearchMistake
+from littrainer.search.memory import release_frames
 from littrainer.search.progress_lines import told
 from littrainer.search.record import (
     COMPLETE,
@@ -27,6 +28,7 @@ from littrainer.search.record import (
 )
 from littrainer.search.results import BestRun
 from littrainer.search.together import RunsTrial, searched_together
+from littrainer.search.trial import remove_checkpoints
 from littrainer.search.trial_parameters import asked, checked_space
 from littrainer.tracking.wandb import WandbCallback
 
@@ -221,6 +223,8 @@ class _Sweep:
             if type(error) is Exception and not error.args:
                 # So the agent interrupts a run that the server has stopped.
                 entry.state, entry.error = PRUNED, None
+                remove_checkpoints(self.trainer, trial)
+                release_frames(error)
                 raise
             if isinstance(error, LostProcess) or not isinstance(error, TRIAL_FAILURES):
                 self.error = error

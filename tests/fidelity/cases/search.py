@@ -192,6 +192,14 @@ def search_with_trials_that_fail_and_are_caught(side: Side) -> Record:
 
 
 @scenario(extra=True)
+def search_with_an_objective_that_is_not_a_number(side: Side) -> Record:
+    def loss_unless_it_is_high(metrics: dict[str, float]) -> float:
+        return metrics["eval_loss"] if metrics["eval_loss"] < 1.4 else float("nan")
+
+    return searched(side, searching_trainer(side), n_trials=3, compute_objective=loss_unless_it_is_high)
+
+
+@scenario(extra=True)
 def search_continued_in_the_same_study(side: Side) -> Record:
     import optuna
 

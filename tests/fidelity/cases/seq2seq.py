@@ -239,3 +239,34 @@ def seq2seq_arguments_for_a_plain_trainer(side: Side) -> Record:
         callbacks=[side.watcher],
     )
     return side.train(trainer)
+
+
+@scenario(predicts=True, extra=True)
+def search_by_what_is_generated(side: Side) -> Record:
+    import optuna
+
+    trainer = translating_trainer(
+        side,
+        keywords={"model": None, "model_init": lambda: tiny_t5()},
+        eval_strategy="epoch",
+        num_train_epochs=2,
+    )
+    grid = optuna.samplers.GridSampler({"learning_rate": [0.01, 0.05], "beams": [1, 2]}, seed=1)
+    best = trainer.hyperparameter_search(
+        lambda trial: {
+            "learning_rate": trial.suggest_float("learning_rate", 0.01, 0.05),
+            "generation_num_beams": trial.suggest_categorical("beams", [1, 2]),
+        },
+        compute_objective=lambda metrics: metrics["eval_matches"] - metrics["eval_loss"],
+        n_trials=3,
+        direction="maximize",
+        backend="optuna",
+        sampler=grid,
+    )
+    trainer.args.learning_rate = best.hyperparameters["learning_rate"]
+    trainer.args.generation_num_beams = best.hyperparameters["beams"]
+    output = trainer.train()
+    # Ours is what it was before the search: its control, and without the evaluation loader of the last trial.
+    trainer.state.stateful_callbacks.clear()
+    side.watcher.arguments.clear()
+    return side.record(trainer, output, predictions=trainer.predict(questions()), extra={"best": tuple(best)})

@@ -1,0 +1,97 @@
+"""What callbacks do in the trials of a search: prune from within, save for themselves, end a trial early."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import optuna
+import pytest
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+
+from littrainer import EarlyStoppingCallback, TrainerCallback
+from tests.search.trainers import rate_space, searched_trainer
+
+EVALUATED: dict[str, Any] = {"max_steps": 4, "eval_strategy": "steps", "eval_steps": 1}
+SAVED: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
+
+
+class PrunesFromTheTrainer(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.trial_params["learning_rate"] < 0.01 and state.global_step == 3:
+            raise optuna.TrialPruned("too slow")
+
+
+class PrunesFromLightning(pl.Callback):
+    """As optuna-integration's callback for Lightning does it."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        if max(rates) < 0.01 and batch_idx == 2:
+            raise optuna.TrialPruned("too slow")
+
+
+class Listens(TrainerCallback):
+    """Notes how each training ended."""
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.ends.append(f"end at {state.global_step}")
+
+    def on_training_failed(self, args: Any, state: Any, error: BaseException) -> None:
+        self.ends.append(f"{type(error).__name__} at {state.global_step}")
+
+
+def study_of(trainer: Any, *rates: float) -> Any:
+    """The study after one trial with each learning rate."""
+    study = optuna.create_study(study_name="search", storage=(storage := optuna.storages.InMemoryStorage()))
+    for rate in rates:
+        study.enqueue_trial({"learning_rate": rate})
+    trainer.hyperparameter_search(
+        rate_space, n_trials=len(rates), backend="optuna", storage=storage, study_name="search", load_if_exists=True
+    )
+    return study
+
+
+@pytest.mark.parametrize("kind", [PrunesFromTheTrainer, PrunesFromLightning])
+def test_a_callback_may_prune_a_trial(tmp_path: Path, kind: type, capsys: pytest.CaptureFixture[str]) -> None:
+    listens = Listens()
+    trainer = searched_trainer(tmp_path, given={"callbacks": [kind(), listens]}, **EVALUATED, **SAVED)
+    study = study_of(trainer, 0.02, 0.001, 0.03)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED", "COMPLETE"]
+    assert listens.ends[0] == listens.ends[2] == "end at 4"
+    assert listens.ends[1].startswith("TrialPruned at") and len(listens.ends) == 3
+    assert sorted(path.name for path in tmp_path.glob("run-*")) == ["run-0", "run-2"]
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_early_stop_ends_its_trial_only(tmp_path: Path) -> None:
+    for stopping in (
+        EarlyStoppingCallback(early_stopping_patience=2, early_stopping_threshold=9.0),
+        EarlyStopping(monitor="eval_loss", patience=2, min_delta=9.0),
+    ):
+        listens = Listens()
+        changes = {**EVALUATED, "max_steps": 6, "metric_for_best_model": "loss"}
+        trainer = searched_trainer(tmp_path, given={"callbacks": [stopping, listens]}, **changes)
+        study = study_of(trainer, 0.02, 0.001, 0.03)
+        assert listens.ends == ["end at 3"] * 3
+        assert [len(trial.intermediate_values) for trial in study.trials] == [3, 3, 3]
+
+
+def test_a_model_checkpoint_of_lightning_keeps_the_best_of_each_trial(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(dirpath=tmp_path / "best", monitor="eval_loss", save_top_k=1, filename="best")
+    trainer = searched_trainer(tmp_path, given={"callbacks": [saving]}, **EVALUATED)
+    kept: list[str] = []
+
+    class Notes(TrainerCallback):
+        def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+            kept.append(saving.best_model_path)
+
+    trainer.add_callback(Notes())
+    study_of(trainer, 0.02, 0.001)
+    assert len(set(kept)) == 2
+    assert all(Path(path).exists() for path in kept)
+    assert saving.best_model_path == ""

@@ -1,0 +1,292 @@
+"""Searches that are sweeps of Weights & Biases, on runs that are kept on the disk, with the server left out."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import wandb
+import yaml
+
+import littrainer
+from littrainer import TrainerCallback
+from littrainer.search.failures import SearchMistake
+from littrainer.search.record import read_record
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.trainers import quiet_arguments
+from tests.search.trainers import new_model, searched_trainer
+
+RATES = [0.02, 0.04]
+SPACE = {"method": "grid", "parameters": {"learning_rate": {"values": RATES}}}
+
+
+class Server:
+    """In the place of wandb's server and of the agent that asks it for runs.
+
+    As the agent, it calls the function in a thread of its own for each run, and goes on to the next one after an error,
+    unless it has been told to end after one.
+    """
+
+    def __init__(self) -> None:
+        self.sweeps: list[tuple[dict[str, Any], Any, Any]] = []
+        self.configs: list[dict[str, Any]] = []
+        self.errors: list[BaseException] = []
+
+    def sweep(self, sweep: dict[str, Any], entity: Any = None, project: Any = None) -> str:
+        self.sweeps.append((sweep, entity, project))
+        return "sweep7"
+
+    def agent(
+        self,
+        sweep_id: str,
+        function: Any = None,
+        entity: Any = None,
+        project: Any = None,
+        count: int | None = None,
+        max_consecutive_failed_runs: int | None = None,
+    ) -> None:
+        assert sweep_id == "sweep7" and count is not None
+        for rate in (RATES * count)[:count]:
+            failed = len(self.errors)
+            thread = threading.Thread(target=self._run, args=(function, rate, len(self.configs)))
+            thread.start()
+            thread.join()
+            if len(self.errors) > failed and max_consecutive_failed_runs == 1:
+                return
+
+    def _run(self, function: Any, rate: float, number: int) -> None:
+        file = Path(os.environ["WANDB_DIR"], f"config-{number}.yaml")
+        file.write_text(yaml.safe_dump({"wandb_version": 1, "learning_rate": {"value": rate}}))
+        names = {"WANDB_RUN_ID": f"r{number}", "WANDB_SWEEP_ID": "sweep7", "WANDB_SWEEP_PARAM_PATH": str(file)}
+        wandb.teardown()
+        os.environ.update(names)
+        try:
+            function()
+        except Exception as error:
+            if not _is_interruption(error):
+                self.errors.append(error)
+        finally:
+            self.configs.append(dict(wandb.run.config) if wandb.run is not None else {})
+            wandb.finish()
+            for name in names:
+                del os.environ[name]
+
+
+def _is_interruption(error: BaseException) -> bool:
+    """Whether the agent has interrupted the run, which the server has stopped."""
+    return type(error) is Exception and not error.args
+
+
+def open_run() -> Any:
+    return wandb.run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep wandb to a folder; it reads its environment once in a process."""
+    folder = tmp_path_factory.mktemp("wandb")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("WANDB_PROJECT", "WANDB_LOG_MODEL", "WANDB_WATCH", "WANDB_DISABLED", "WANDB_NAME"):
+            patch.delenv(name, raising=False)
+        patch.setenv("WANDB_MODE", "offline")
+        patch.setenv("WANDB_SILENT", "true")
+        for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+            patch.setenv(name, str(folder))
+        yield
+        wandb.teardown()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    server = Server()
+    monkeypatch.setattr(wandb, "sweep", server.sweep)
+    monkeypatch.setattr(wandb, "agent", server.agent)
+    return server
+
+
+def searched(trainer: Any, n_trials: int = 1, space: Any = SPACE, **keywords: Any) -> Any:
+    return trainer.hyperparameter_search(lambda trial: space, n_trials=n_trials, backend="wandb", **keywords)
+
+
+class NotesRuns(TrainerCallback):
+    """Keeps which run each training reports to, and with which learning rate."""
+
+    def __init__(self) -> None:
+        self.runs: list[Any] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 1:
+            run = open_run()
+            self.runs.append((run.id, run.sweep_id, args.learning_rate, state.trial_params))
+
+
+def test_each_run_of_the_sweep_is_a_trial_and_the_best_one_is_found(server: Server, tmp_path: Path) -> None:
+    notes = NotesRuns()
+    trainer = searched_trainer(
+        tmp_path,
+        given={"callbacks": [notes]},
+        save_strategy="steps",
+        save_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+    )
+    callbacks = list(trainer.callback_handler.callbacks)
+    best = searched(trainer, 2, project="mine", entity="us", name="rates", metric="objective")
+    assert trainer.callback_handler.callbacks == callbacks
+    assert trainer.args.learning_rate == 0.01 and trainer.hp_search_backend is None
+    configuration = {**SPACE, "metric": {"goal": "minimize", "name": "objective"}, "name": "rates"}
+    assert server.sweeps == [(configuration, "us", "mine")] and "metric" not in SPACE
+    assert notes.runs == [(f"r{n}", "sweep7", rate, {"learning_rate": rate}) for n, rate in enumerate(RATES)]
+    assert [config["max_steps"] for config in server.configs] == [2, 2]
+    record = read_record(tmp_path)
+    assert [(trial.id, trial.state, len(trial.intermediate)) for trial in record.trials] == [
+        ("r0", "complete", 2),
+        ("r1", "complete", 2),
+    ]
+    assert record.trials[0].distributions == {"learning_rate": {"kind": "categorical", "choices": RATES}}
+    objectives: list[Any] = [trial.objective for trial in record.trials]
+    assert best.objective == min(objectives) and len(set(objectives)) == 2
+    assert best.hyperparameters == {"learning_rate": RATES[objectives.index(best.objective)]}
+    assert best.run_summary == record.name == "sweep7"
+    assert sorted(path.name for path in tmp_path.glob("run-*")) == ["run-r0", "run-r1"]
+
+
+def test_a_sweep_goes_by_the_objective_where_that_is_its_metric(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logged: list[Any] = []
+    trainer = searched_trainer(tmp_path)
+
+    def objective(metrics: dict[str, float]) -> float:
+        # The last moment at which a test has the run in hand.
+        run = open_run()
+        log = run.log
+
+        def note(values: Any, **settings: Any) -> None:
+            logged.append(values)
+            log(values, **settings)
+
+        run.log = note
+        return 3.5
+
+    with caplog.at_level("WARNING"):
+        searched(trainer, metric="objective", compute_objective=objective)
+        assert {"objective": 3.5} in logged and "which no run logs" not in caplog.text
+        searched(trainer, metric="eval/f1")
+    assert "metric='eval/f1', which no run logs" in caplog.text and "eval/loss" in caplog.text
+
+
+def test_objectives_are_those_of_transformers(server: Server, tmp_path: Path) -> None:
+    import transformers
+
+    found = []
+    for side in (transformers, littrainer):
+        torch.manual_seed(0)
+        trainer: Any = side.Trainer(
+            model_init=lambda: new_model(),
+            args=quiet_arguments(tmp_path / side.__name__, side.TrainingArguments, max_steps=2),
+            train_dataset=Rows(vector_rows(10)),
+            eval_dataset=Rows(vector_rows(7, seed=1)),
+        )
+        space = {**SPACE, "metric": {}}
+        found.append(searched(trainer, 2, space, direction="maximize"))
+    theirs, ours = found
+    assert (theirs.objective, theirs.run_summary) == (ours.objective, ours.run_summary)
+    assert ours.hyperparameters == {"learning_rate": theirs.hyperparameters["learning_rate"]}
+    assert server.sweeps[0] == server.sweeps[1]
+
+
+def test_runs_of_a_sweep_that_is_there_are_taken(server: Server, tmp_path: Path) -> None:
+    best = searched(searched_trainer(tmp_path), space={}, sweep_id="sweep7")
+    assert server.sweeps == [] and best.hyperparameters == {"learning_rate": RATES[0]}
+
+
+class Failing(littrainer.Trainer):
+    """Fails in trials with the first learning rate."""
+
+    error: Exception
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        if self.args.learning_rate == RATES[0]:
+            raise self.error
+        return super().compute_loss(*args, **kwargs)
+
+
+def test_a_trial_that_fails_is_recorded_and_the_sweep_goes_on(server: Server, tmp_path: Path) -> None:
+    class OutOfMemory(Failing):
+        error = RuntimeError("out of memory")
+
+    best = searched(searched_trainer(tmp_path, kind=OutOfMemory), 2)
+    first, second = read_record(tmp_path).trials
+    assert (first.state, first.error) == ("failed", "RuntimeError: out of memory")
+    assert best.run_id == second.id == "r1" and server.errors == []
+    with pytest.raises(RuntimeError, match=r"No trial of the sweep sweep7 is complete.*RuntimeError: out of memory"):
+        searched(searched_trainer(tmp_path, kind=OutOfMemory))
+
+
+@pytest.mark.parametrize("can_be_told", [True, False])
+def test_an_error_of_the_script_ends_the_sweep(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_be_told: bool
+) -> None:
+    class Misspelled(Failing):
+        error = NameError("name 'logit' is not defined")
+
+    if not can_be_told:
+        # An agent of an earlier release.
+        def agent(sweep_id: str, function: Any, entity: Any, project: Any, count: int) -> None:
+            server.agent(sweep_id, function, entity, project, count)
+
+        monkeypatch.setattr(wandb, "agent", agent)
+    with pytest.raises(NameError, match="'logit' is not defined"):
+        searched(searched_trainer(tmp_path, kind=Misspelled), 2)
+    assert len(read_record(tmp_path).trials) == 1
+
+
+def test_a_run_that_the_server_stops_is_pruned_and_its_checkpoints_go(server: Server, tmp_path: Path) -> None:
+    class Stopped(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if args.learning_rate == RATES[0] and state.global_step == 2:
+                # As the agent interrupts the thread.
+                raise Exception
+
+    trainer = searched_trainer(
+        tmp_path, given={"callbacks": [Stopped()]}, max_steps=3, save_strategy="steps", save_steps=1
+    )
+    best = searched(trainer, 2)
+    assert [trial.state for trial in read_record(tmp_path).trials] == ["pruned", "complete"]
+    assert best.run_id == "r1" and [path.name for path in tmp_path.glob("run-*")] == ["run-r1"]
+
+
+@pytest.mark.parametrize(
+    ("space", "keywords", "message"),
+    [
+        (SPACE, {"sweepid": "sweep7"}, "takes no 'sweepid': did you mean 'sweep_id'?"),
+        ({"method": "random"}, {}, "has to return the configuration of a sweep"),
+        ({"learning_rate": {"values": RATES}}, {}, "under 'parameters'"),
+        ({}, {}, "empty"),
+        (SPACE["parameters"].items(), {}, "dict"),  # type: ignore[attr-defined]
+    ],
+)
+def test_what_is_no_sweep_is_refused_before_there_is_one(
+    server: Server, tmp_path: Path, space: Any, keywords: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SearchMistake) as raised:
+        searched(searched_trainer(tmp_path), space=space, **keywords)
+    assert message in str(raised.value)
+    assert server.sweeps == []
+
+
+def test_several_directions_are_refused(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="several objectives"):
+        searched(searched_trainer(tmp_path), direction=["minimize", "maximize"])
+
+
+def test_the_agent_that_stands_in_here_takes_what_wandbs_takes() -> None:
+    ours, theirs = (inspect.signature(agent).parameters for agent in (Server.agent, wandb.agent))
+    assert set(ours) - {"self"} <= set(theirs)
