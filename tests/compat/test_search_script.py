@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.compat.processes import environment, run_python
+from tests.compat.processes import run_python
 
 SCRIPT = """
 import json

@@ -132,8 +132,16 @@ class FailsInOne(Trainer):
         return super().compute_loss(*args, **kwargs)
 
 
-def failing_in_one_forward_pass(folder: Path) -> Any:
-    return searched(trainer_for(folder / "failing", FailsInOne))
+def failing_in_one(folder: Path) -> Any:
+    """The second trial fails in a forward pass, the third one in the metric function."""
+
+    def metrics(prediction: Any) -> dict[str, float]:
+        if RANK == 1 and trainer._trial.number == 2:
+            raise ValueError("a label is missing")
+        return {}
+
+    trainer = trainer_for(folder / "failing", FailsInOne, compute_metrics=metrics)
+    return searched(trainer, n_trials=4)
 
 
 def failing_at_the_first(folder: Path) -> Any:
@@ -273,7 +281,7 @@ def failing_between_steps(folder: Path) -> Any:
 CHECKS = (
     the_same_trials,
     pruning,
-    failing_in_one_forward_pass,
+    failing_in_one,
     failing_at_the_first,
     failing_in_all,
     an_objective_of_each_process,

@@ -28,7 +28,7 @@ def test_both_processes_train_each_trial_with_what_the_first_one_draws(found: Fo
     assert len({rate for rate, _ in drawn}) == 3
     assert (rate_again, no_trial) == (first["best"].hyperparameters["learning_rate"], None)
     assert drawn[0][1].keys() == {"learning_rate", "weight_decay", "warmup_steps", "hidden"}
-    assert first["numbers"] == second["numbers"] == [0, 1, 2]
+    assert first["numbers"] == second["numbers"] == [0, 1, 2, 2]
 
 
 def test_all_processes_get_the_best_run_and_can_repeat_it(found: Found) -> None:
@@ -53,11 +53,16 @@ def test_a_pruned_trial_ends_at_the_same_step_in_both_and_leaves_no_checkpoints(
     assert [state for _, state, _ in found[0]["pruning"]["trials"]] == ["COMPLETE", "PRUNED", "COMPLETE"]
 
 
-def test_a_forward_pass_that_fails_in_one_process_is_a_failed_trial_after_which_both_go_on(found: Found) -> None:
-    first, second = (one["failing_in_one_forward_pass"] for one in found)
-    assert [trial[1:] for trial in first["trials"]] == [("COMPLETE", None), ("FAIL", LOST_MEMORY), ("COMPLETE", None)]
+def test_a_trial_that_fails_in_one_process_has_failed_in_both_which_go_on(found: Found) -> None:
+    first, second = (one["failing_in_one"] for one in found)
+    assert [trial[1:] for trial in first["trials"]] == [
+        ("COMPLETE", None),
+        ("FAIL", LOST_MEMORY),
+        ("FAIL", "ValueError: a label is missing"),
+        ("COMPLETE", None),
+    ]
     assert first["best"] == second["best"]
-    assert first["begun"] == second["begun"] and len(first["begun"]) == 3
+    assert first["begun"] == second["begun"] and len(first["begun"]) == 4
 
 
 def test_a_failure_that_nothing_catches_ends_the_search_in_both_with_the_error_of_the_one_that_failed(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from littrainer.report.axes import short_number, step_axis, value_axis
+from littrainer.report.axes import range_axis, short_number, step_axis, value_axis
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -84,3 +84,33 @@ def test_every_step_has_its_place_between_the_ends(steps: list[int]) -> None:
 )
 def test_numbers_are_written_short(value: float, text: str) -> None:
     assert short_number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "logarithmic", "labels"),
+    [
+        (1e-5, 1e-1, True, ("1e-5", "1e-4", "0.001", "0.01", "0.1")),
+        (3e-4, 4e-4, True, ("3e-4", "4e-4")),
+        (-1.0, 1.0, True, ("-1", "-0.5", "0", "0.5", "1")),
+        (0.0, 0.3, False, ("0", "0.05", "0.1", "0.15", "0.2", "0.25", "0.3")),
+    ],
+)
+def test_a_range_that_is_known_reaches_from_end_to_end(
+    low: float, high: float, logarithmic: bool, labels: tuple[str, ...]
+) -> None:
+    axis = range_axis(low, high, logarithmic)
+    assert (axis.low, axis.high) == (low, high)
+    assert axis.labels == labels
+    assert (axis.share(low), axis.share(high)) == (0.0, 1.0)
+
+
+def test_a_range_of_whole_numbers_has_ticks_at_whole_numbers_alone() -> None:
+    assert range_axis(1, 3, whole=True).ticks == (1.0, 2.0, 3.0)
+
+
+@given(st.tuples(FINITE, FINITE).map(sorted), st.booleans(), st.booleans())
+@example([5e-324, 1.7e308], True, False)
+@example([0.0, 0.0], True, True)
+def test_any_range_has_its_ticks_within_it(ends: list[float], logarithmic: bool, whole: bool) -> None:
+    axis = range_axis(ends[0], ends[1], logarithmic, whole)
+    assert all(-1e-9 <= axis.share(tick) <= 1 + 1e-9 for tick in axis.ticks)

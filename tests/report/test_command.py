@@ -16,6 +16,7 @@ from tests.compat.processes import facts_of
 from tests.scenarios.trainers import quiet_trainer
 
 from .folders import write_state
+from .search_folders import write_search
 
 PNG_HEAD = b"\x89PNG\r\n\x1a\n"
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
@@ -77,6 +78,29 @@ def test_a_picture_of_nothing_and_of_bad_numbers_is_drawn_too(tmp_path: Path) ->
         folder = write_state(tmp_path / name, entries)
         assert main(["report", str(folder)]) == 0
         assert (folder / "report.png").read_bytes().startswith(PNG_HEAD)
+
+
+def test_a_folder_with_only_the_record_of_a_search_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_search(tmp_path / "out")
+    for given in (folder, folder / "hyperparameter_search.json"):
+        assert main(["report", str(given), "--no-png"]) == 0
+        assert capsys.readouterr().out == f"page: {folder / 'report.html'}\n"
+    assert "objective over trials" in (folder / "report.html").read_text()
+
+
+def test_a_damaged_record_beside_a_training_is_a_note_and_alone_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_state(write_search(tmp_path / "out"))
+    record = folder / "hyperparameter_search.json"
+    record.write_text(record.read_text()[:-20])
+    assert main(["report", str(folder), "--no-png"]) == 0
+    assert "hyperparameter_search.json is not a readable record of a search" in (folder / "report.html").read_text()
+    (folder / "trainer_state.json").unlink()
+    capsys.readouterr()
+    assert "is not a readable record of a search" in complaint_of([str(folder)], capsys)
 
 
 def test_without_matplotlib_the_page_is_written_and_told_how_to_get_the_picture(

@@ -74,7 +74,7 @@ def test_optunas_lines_about_trials_are_kept_back_and_its_warnings_are_not(capsy
 
     records: list[logging.LogRecord] = []
     listener = logging.Handler()
-    listener.emit = records.append  # type: ignore[method-assign]
+    listener.emit = records.append  # type: ignore[method-assign,assignment]
     logger = logging.getLogger("optuna")
     before = logger.level
     logger.addHandler(listener)

@@ -149,10 +149,10 @@ def test_trials_that_have_neither_ended_nor_failed_tell_of_ctrl_c(tmp_path: Path
     assert not following.is_interrupted([a_trial("a", "TERMINATED"), a_trial("b", "ERROR")])
 
 
-def test_trials_of_a_cluster_are_taken_in_when_the_search_is_over(tmp_path: Path) -> None:
+def test_trials_that_ended_unseen_are_taken_in_when_the_search_is_over(tmp_path: Path) -> None:
     following = a_following(tmp_path)
     ended = a_trial("a", "TERMINATED", last_result={"objective": 0.3, "step": 10, "max_steps": 10})
     stopped = a_trial("b", "TERMINATED", last_result={"objective": 0.4, "step": 2, "max_steps": 10})
     failed = a_trial("c", "ERROR", get_pickled_error=lambda: ValueError("too small"))
-    following.follow_afterwards([ended, stopped, failed])
+    following.take_in([ended, stopped, failed])
     assert [trial.state for trial in read_record(tmp_path).trials] == [COMPLETE, PRUNED, FAILED]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -221,47 +221,49 @@ def test_an_own_checkpoint_without_the_folder_is_named(tmp_path: Path) -> None:
         ray_trial._checkpoint_in(str(tmp_path))
 
 
+@contextlib.contextmanager
+def another_holder(folder: Path) -> Iterator[Callable[[], None]]:
+    """While the block runs another thread holds the folder, until it is told to let go."""
+    held, told = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with claimed(folder):
+            held.set()
+            told.wait(60)
+
+    holder = threading.Thread(target=hold)
+
+    def let_go() -> None:
+        told.set()
+        holder.join(60)
+
+    holder.start()
+    held.wait(60)
+    try:
+        yield let_go
+    finally:
+        let_go()
+
+
 def test_a_trial_that_goes_on_waits_for_the_process_before_to_let_go_of_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = trainer_of_trial(tmp_path, save_strategy="steps")
-    held, let_go = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with claimed(tmp_path):
-            held.set()
-            let_go.wait(60)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    held.wait(60)
     waits = []
+    with another_holder(tmp_path) as let_go:
 
-    def wait(seconds: float) -> None:
-        waits.append(seconds)
-        let_go.set()
-        holder.join(60)
+        def wait(seconds: float) -> None:
+            waits.append(seconds)
+            let_go()
 
-    monkeypatch.setattr(ray_trial, "time", SimpleNamespace(sleep=wait, monotonic=lambda: 0.0))
-    with ray_trial._free_folder(trainer, CONFIG):
-        assert json.loads((tmp_path / ".littrainer_running").read_text())["pid"] > 0
+        monkeypatch.setattr(ray_trial, "time", SimpleNamespace(sleep=wait, monotonic=lambda: 0.0))
+        with ray_trial._free_folder(trainer, CONFIG):
+            assert (tmp_path / ".littrainer_running").is_file()
     assert len(waits) == 1
 
 
 def test_a_folder_that_is_never_let_go_of_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_of_trial(tmp_path, save_strategy="steps")
-    held, let_go = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with claimed(tmp_path):
-            held.set()
-            let_go.wait(60)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    held.wait(60)
     monkeypatch.setattr(ray_trial, "SECONDS_UNTIL_A_FOLDER_IS_FREE", -1)
-    with pytest.raises(RuntimeError, match="Another run"), ray_trial._free_folder(trainer, CONFIG):
-        pass
-    let_go.set()
-    holder.join(60)
+    with another_holder(tmp_path), pytest.raises(RuntimeError, match="Another run"):
+        ray_trial._free_folder(trainer, CONFIG).__enter__()

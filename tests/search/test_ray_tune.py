@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from littrainer.search.ray_tune import run_hp_search_ray
+from littrainer.search.ray_tune import best_trial, run_hp_search_ray
 from littrainer.search.record import COMPLETE, FAILED, PRUNED, StoredSearch, read_record
 from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
 from tests.search.ray_searches import BETTER_RATE, FAILING_RATE, NEW_DECAY, NEW_RATE, WORSE_RATE, trainer_for
@@ -24,7 +24,7 @@ from tests.search.trainers import searched_trainer
 
 pytest.importorskip("ray")
 
-LONGEST_RUN_SECONDS = 600
+LONGEST_RUN_SECONDS = 900
 
 
 @pytest.fixture(scope="module")
@@ -141,12 +141,12 @@ def test_the_trainer_is_left_as_it_was(searched: Path) -> None:
 
 
 def test_a_paused_trial_goes_on_exactly(searched: Path, tmp_path: Path) -> None:
-    _, objective, hyperparameters = outcome(searched, "population")["best"]
+    paused, other = outcome(searched, "population")["objectives"]
     kept = events(searched, "population", BETTER_RATE)
     assert [event["step"] for event in kept if event["event"] == "begins"] == [0, 4]
     assert len({event["pid"] for event in kept}) == 2
-    assert hyperparameters == {"learning_rate": BETTER_RATE, "weight_decay": 0.0}
-    assert objective == objective_of_training(tmp_path, learning_rate=BETTER_RATE, num_train_epochs=3)
+    assert paused == objective_of_training(tmp_path, learning_rate=BETTER_RATE, num_train_epochs=3)
+    assert outcome(searched, "population")["best"][1] == min(paused, other)
 
 
 def test_a_trial_in_anothers_place_trains_with_the_new_hyperparameters(searched: Path, tmp_path: Path) -> None:
@@ -162,17 +162,42 @@ def test_a_trial_in_anothers_place_trains_with_the_new_hyperparameters(searched:
 
 
 def test_without_evaluations_while_training_one_is_made_at_the_end(searched: Path) -> None:
-    found = outcome(searched, "evaluated_at_the_end")
-    _, objective, hyperparameters = found["best"]
-    assert hyperparameters == {"hidden": 5, "learning_rate": BETTER_RATE}
-    assert objective < 0
-    assert found["folders"] == ["hidden-5", "hyperparameter_search.json"]
+    outcome(searched, "ended_by_a_mistake")
+    found = record(searched, "mistaken")
+    assert found.directions == ["maximize"]
+    first = found.trials[0]
+    assert first.state == COMPLETE and first.parameters == {"hidden": 5, "learning_rate": BETTER_RATE}
+    assert [(step, value < 0) for step, value in first.intermediate] == [(1, True)]
+
+
+def test_hp_name_names_the_folder_of_a_trial(searched: Path) -> None:
+    outcome(searched, "ended_by_a_mistake")
+    first = record(searched, "mistaken").trials[0]
+    assert first.folder == str(searched / "mistaken" / f"rate-{BETTER_RATE}")
+    assert (searched / "mistaken" / f"rate-{BETTER_RATE}" / "checkpoint-1").is_dir()
 
 
 def test_an_error_that_no_hyperparameters_bring_about_ends_the_search(searched: Path) -> None:
-    found = outcome(searched, "mistaken")
+    found = outcome(searched, "ended_by_a_mistake")
     assert "no_such_switch" in found["error"] and found["backend_after"] is None
-    assert [trial.state for trial in record(searched, "mistaken").trials] == [FAILED]
+    assert [trial.state for trial in record(searched, "mistaken").trials] == [COMPLETE, FAILED]
+
+
+# ---- Which trial is the best -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "scope", "best"),
+    [("min", "last", "fell"), ("max", "last", "rose"), ("min", "all", "dipped"), ("max", "avg", "rose")],
+)
+def test_the_scope_says_what_of_a_trials_objectives_counts(mode: str, scope: str, best: str) -> None:
+    values = {
+        "fell": {"last": 1.0, "min": 1.0, "max": 3.0, "avg": 2.0},
+        "rose": {"last": 4.0, "min": 2.0, "max": 4.0, "avg": 3.0},
+        "dipped": {"last": 2.0, "min": 0.5, "max": 2.0, "avg": 1.5},
+    }
+    trials = [SimpleNamespace(name=name, metric_analysis={"objective": entry}) for name, entry in values.items()]
+    assert best_trial(trials, mode, scope).name == best
 
 
 # ---- What is refused before Ray is started ---------------------------------------------------------------------------
@@ -185,7 +210,7 @@ def test_several_directions_are_refused(tmp_path: Path) -> None:
 
 
 def test_several_processes_are_refused() -> None:
-    with pytest.raises(RuntimeError, match="start the script without a launcher"):
+    with pytest.raises(RuntimeError, match="Start the script without a launcher"):
         run_hp_search_ray(SimpleNamespace(args=SimpleNamespace(world_size=2)), 1, "minimize")  # type: ignore[arg-type]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import optuna
 import pytest
+from filelock import FileLock
 
 from littrainer.search import side_by_side
 from littrainer.search.conversation import Setting
@@ -24,22 +25,16 @@ from littrainer.search.record import COMPLETE, FAILED, read_record
 from littrainer.search.side_by_side import SideBySide
 from littrainer.search.trial_process import TrialProcess, TrialProcessDied
 from tests.compat.processes import environment
+from tests.fidelity.conftest import folder_shared_by_workers
 from tests.processes.test_parent_watch import is_running
 from tests.search.trainers import rate_space, searched_trainer
 
 SECONDS = 120
+LONGEST_RUN_SECONDS = 400
 SCRIPT = Path(__file__).with_name("side_by_side_script.py")
 
 
 # ---- With real processes ---------------------------------------------------------------------------------------------
-
-
-def wait_for(happened: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not happened():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def ended_trials(folder: Path) -> int:
@@ -48,25 +43,43 @@ def ended_trials(folder: Path) -> int:
     return sum(trial["state"] in (COMPLETE, FAILED) for trial in trials)
 
 
-@pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """What the script has left and printed, after Ctrl-C while its last trial ran."""
-    folder = tmp_path_factory.mktemp("side_by_side")
-    with subprocess.Popen(
-        [sys.executable, "-m", "littrainer", "run", str(SCRIPT), str(folder)],
-        cwd=folder,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+def run_script(folder: Path) -> None:
+    """Run the script, and press Ctrl-C while its last trial runs."""
+    folder.mkdir()
+    with (
+        (folder / "out.txt").open("w") as out,
+        (folder / "err.txt").open("w") as err,
+        subprocess.Popen(
+            [sys.executable, "-m", "littrainer", "run", str(SCRIPT), str(folder)],
+            cwd=folder,
+            env=environment(),
+            stdout=out,
+            stderr=err,
+        ) as process,
+    ):
+        deadline = time.monotonic() + LONGEST_RUN_SECONDS
         try:
-            wait_for(lambda: (folder / "waiting").exists() and ended_trials(folder) == 3, process)
+            while not ((folder / "waiting").exists() and ended_trials(folder) == 3):
+                assert process.poll() is None, (folder / "err.txt").read_text()
+                assert time.monotonic() < deadline, (folder / "err.txt").read_text()
+                time.sleep(0.05)
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=SECONDS)
+            process.wait(LONGEST_RUN_SECONDS)
         finally:
             process.kill()
-    assert process.returncode == 0, err
+    (folder / "status").write_text(json.dumps([process.returncode, process.pid]))
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """What the script has left and printed."""
+    folder = folder_shared_by_workers(tmp_path_factory) / "side_by_side"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            run_script(folder)
+    out, err = ((folder / name).read_text() for name in ("out.txt", "err.txt"))
+    status, searcher = json.loads((folder / "status").read_text())
+    assert status == 0, err
     study = optuna.load_study(storage=f"sqlite:///{folder}/study.db", study_name="side by side")
     return SimpleNamespace(
         folder=folder,
@@ -75,7 +88,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         err=err,
         trials=read_record(folder / "out").trials,
         attributes=[trial.user_attrs for trial in study.trials],
-        searcher=process.pid,
+        searcher=searcher,
     )
 
 
@@ -247,7 +260,10 @@ def test_after_what_may_leave_something_behind_another_one_takes_its_place(
 def test_an_error_that_ends_the_search_ends_the_other_trials_with_it(processes: list[StandIn], tmp_path: Path) -> None:
     raised: list[BaseException] = []
     mistake = SearchMistake("no such argument")
-    with SideBySide(searched_trainer(tmp_path), 2, survives=(ValueError,)) as trials:
+    with (
+        pytest.raises(SearchMistake),
+        SideBySide(searched_trainer(tmp_path), 2, survives=(ValueError,)) as trials,
+    ):
         other = started(trials, trial(0, until_told), raised)
         with pytest.raises(SearchMistake):
             trials.run(trial(1, failing_with(mistake)))
@@ -262,7 +278,40 @@ def test_an_error_that_ends_the_search_ends_the_other_trials_with_it(processes: 
     ]
 
 
-def test_a_first_ctrl_c_lets_trials_end_and_a_second_one_does_not(processes: list[StandIn], tmp_path: Path) -> None:
+def test_an_error_in_the_last_trials_which_optuna_passes_over_is_raised(
+    processes: list[StandIn], tmp_path: Path
+) -> None:
+    study = optuna.create_study()
+    with pytest.raises(ZeroDivisionError), SideBySide(searched_trainer(tmp_path), 2) as trials:
+        study.optimize(
+            lambda one: trials.run(trial(one.number, failing_with(ZeroDivisionError()))), n_trials=1, n_jobs=2
+        )
+
+
+def test_where_no_process_can_be_started_the_search_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(side_by_side, "TrialProcess", fail)
+    with pytest.raises(BlockingIOError), SideBySide(searched_trainer(tmp_path), 1, survives=(ValueError,)) as trials:
+        for number in range(2):
+            with pytest.raises(BlockingIOError):
+                trials.run(trial(number))
+
+
+def test_ctrl_c_ends_the_trials_and_then_the_search(processes: list[StandIn], tmp_path: Path) -> None:
+    raised: list[BaseException] = []
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), SideBySide(searched_trainer(tmp_path), 1) as trials:
+        thread = started(trials, trial(0, until_told), raised)
+        signal.raise_signal(signal.SIGINT)
+        thread.join(SECONDS)
+    assert [type(error) for error in raised] == [KeyboardInterrupt]
+    assert processes[0].calls == ["trial 0", "interrupted", "ended"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_ctrl_c_waits_for_no_trial(processes: list[StandIn], tmp_path: Path) -> None:
     raised: list[BaseException] = []
     go_on = threading.Event()
 
@@ -270,17 +319,21 @@ def test_a_first_ctrl_c_lets_trials_end_and_a_second_one_does_not(processes: lis
         assert go_on.wait(SECONDS)
         raise TrialProcessDied("killed")
 
-    before = signal.getsignal(signal.SIGINT)
-    with SideBySide(searched_trainer(tmp_path), 1) as trials:
+    with pytest.raises(KeyboardInterrupt), SideBySide(searched_trainer(tmp_path), 1) as trials:
         thread = started(trials, trial(0, stubborn), raised)
-        for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert processes[0].calls == ["trial 0", "interrupted", "killed"]
         go_on.set()
         thread.join(SECONDS)
-    assert [type(error) for error in raised] == [KeyboardInterrupt]
-    assert processes[0].calls == ["trial 0", "interrupted", "killed", "ended"]
-    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_between_trials_is_as_ever(processes: list[StandIn], tmp_path: Path) -> None:
+    with SideBySide(searched_trainer(tmp_path), 1) as trials:
+        trials.run(trial(0))
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_what_cannot_travel_is_told_before_any_trial(tmp_path: Path) -> None:

@@ -251,6 +251,15 @@ def test_a_training_that_is_no_trial_keeps_its_arguments_and_its_folder(tmp_path
     assert os.listdir(tmp_path) == ["checkpoint-2"]
 
 
+def test_a_model_init_that_makes_no_new_model_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = new_model()
+    trainer = searched_trainer(tmp_path, model_init=lambda: model)
+    with in_search(trainer):
+        for number in range(2):
+            run_trial(trainer, fixed(number=number))
+    assert caplog.text.count("model_init returned a model that it had returned before") == 1
+
+
 def test_twenty_trials_end_with_the_memory_of_one(tmp_path: Path) -> None:
     models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
     optimizers: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -112,6 +112,28 @@ def test_a_search_that_was_interrupted_goes_on_with_the_next_call(tmp_path: Path
     assert study.trials[2].state.name == "FAIL"
 
 
+def test_an_interrupted_search_draws_what_it_would_have_drawn(tmp_path: Path, study: Any) -> None:
+    undisturbed = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    undisturbed.optimize(lambda trial: trial.suggest_float("rate", 0.0, 1.0), n_trials=5)
+    interrupted_search(study, tmp_path)
+    study.sampler = optuna.samplers.RandomSampler(seed=1)
+    with carried_on(study, for_trainer(tmp_path), 5, is_stored=True) as again:
+        for _ in range(3):
+            draw_and_end(study, again.id)
+    rates = [trial.params["rate"] for trial in study.trials if trial.state.name == "COMPLETE"]
+    assert rates == [trial.params["rate"] for trial in undisturbed.trials]
+
+
+def test_after_a_trial_that_ended_its_search_others_are_drawn(tmp_path: Path, study: Any) -> None:
+    with pytest.raises(ValueError, match="wrong"), carried_on(study, for_trainer(tmp_path), 4, is_stored=True) as begun:
+        draw_and_end(study, begun.id, "FAIL")
+        raise ValueError("wrong")
+    study.sampler = optuna.samplers.RandomSampler(seed=1)
+    with carried_on(study, for_trainer(tmp_path), 4, is_stored=True) as again:
+        draw_and_end(study, again.id)
+    assert study.trials[0].params != study.trials[1].params
+
+
 def test_a_trial_that_failed_by_itself_counts_and_is_not_done_again(tmp_path: Path, study: Any) -> None:
     with pytest.raises(ValueError, match="wrong"), carried_on(study, for_trainer(tmp_path), 4, is_stored=True) as begun:
         draw_and_end(study, begun.id, "FAIL")

@@ -11,6 +11,7 @@ import littrainer
 from tests.scenarios.data import Rows, token_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import tiny_bert_classifier
+from tests.scenarios.pruners import prunes_the_second_trial
 from tests.scenarios.trainers import quiet_arguments
 
 SIDES = ("transformers", "littrainer")
@@ -58,10 +59,6 @@ def search_on(side: str, folder: Path, hp_name: Any = None, **changes: Any) -> A
     """A search over three trials, of which the second is pruned at its first evaluation; returns the Trainer."""
     import optuna
 
-    class Second(optuna.pruners.BasePruner):
-        def prune(self, study: Any, trial: Any) -> bool:
-            return trial.number == 1
-
     trainer = trainer_of(side, folder, model_init=lambda: tiny_bert_classifier(), **changes)
     trainer.hyperparameter_search(
         lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-3, 1e-1)},
@@ -69,7 +66,7 @@ def search_on(side: str, folder: Path, hp_name: Any = None, **changes: Any) -> A
         backend="optuna",
         hp_name=hp_name,
         sampler=optuna.samplers.RandomSampler(seed=0),
-        pruner=Second(),
+        pruner=prunes_the_second_trial(),
     )
     return trainer
 

@@ -23,7 +23,8 @@ _LEFT: dict[str, str] = {
         is_azureml_available is_clearml_available is_codecarbon_available is_comet_available is_dagshub_available
         is_dvclive_available is_flyte_deck_standard_available is_flytekit_available is_kubeflow_available
         is_mlflow_available is_neptune_available is_optuna_available is_ray_available is_ray_tune_available
-        is_swanlab_available is_tensorboard_available is_trackio_available is_wandb_available save_model_architecture_to_file
+        is_swanlab_available is_tensorboard_available is_trackio_available is_wandb_available
+        save_model_architecture_to_file
     """,
     "transformers.optimization": """
         Adafactor AdafactorSchedule GreedyLR StreamingAverage TYPE_TO_SCHEDULER_FUNCTION get_adafactor_schedule

@@ -86,7 +86,10 @@ def range_axis(low: float, high: float, logarithmic: bool = False, whole: bool =
         logarithmic: heeded where both ends are above 0.
         whole: whether only whole numbers stand on it.
     """
-    if logarithmic and 0 < low < high:
+    if not high / 2 - low / 2 > 0:
+        margin = abs(low) * MARGIN or 1.0
+        low, high = _finite(low - margin), _finite(high + margin)
+    elif logarithmic and low > 0:
         powers = range(max(math.floor(math.log10(low)), SMALLEST_POWER), min(math.ceil(math.log10(high)), 308) + 1)
         every = max(1, math.ceil(len(powers) / most_ticks))
         ticks = [10.0**power for power in powers if power % every == 0 and low <= 10.0**power <= high]

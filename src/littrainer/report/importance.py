@@ -17,8 +17,8 @@ FEWEST_TRIALS = 4
 ROUGH_BELOW = 30
 # More than so many take long, and change little.
 MOST_TRIALS = 2000
-MOST_PARAMETERS = 50
-MOST_CHOICES = 200
+MOST_PARAMETERS = 30
+MOST_CHOICES = 50
 
 
 class Importance(NamedTuple):

@@ -12,13 +12,14 @@ from littrainer.callbacks.lightning_callbacks import PACKAGES
 from littrainer.callbacks.state import is_exportable
 from littrainer.checkpoint.shards import is_sharded
 from littrainer.evaluation.side_effects import model_device
-from littrainer.search.memory import release_memory
+from littrainer.search.memory import OF_THE_HANDLER, release_memory
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
 # What a Trainer makes of its arguments and its model, or keeps of a training.
 KEPT_ATTRIBUTES = (
+    "args",
     "model",
     "model_wrapped",
     "optimizer",
@@ -54,8 +55,6 @@ KEPT_ATTRIBUTES = (
     "_initial_global_step",
     "_initial_num_input_tokens_seen",
 )
-# What of them a trial finds as it was; its state it makes itself.
-OFFERED_BY_HANDLER = ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 
 
 class Found:
@@ -67,7 +66,7 @@ class Found:
         self._state = copy.deepcopy(trainer.state)
         self._control = trainer.control, dict(vars(trainer.control))
         handler = trainer.callback_handler
-        self._offered = {name: getattr(handler, name) for name in OFFERED_BY_HANDLER}
+        self._offered = {name: getattr(handler, name) for name in OF_THE_HANDLER}
         self._callbacks = list(handler.callbacks)
         self._lightning_callbacks = list(trainer.lightning_callbacks)
         self._states = [(each, copy.deepcopy(each.state())) for each in self._callbacks if is_exportable(each)]
@@ -105,6 +104,8 @@ class Found:
             self.model.to(self.device)
 
     def _put_back_arguments(self, trainer: Trainer) -> None:
+        # A callback may have put others in their place.
+        trainer.args = self._attributes["args"]
         values = vars(trainer.args)
         for name in values.keys() - self._arguments.keys():
             del values[name]
@@ -112,6 +113,10 @@ class Found:
             if content is not None:
                 _refill(value, content)
             values[name] = value
+        plugin: Any = getattr(trainer.args, "deepspeed_plugin", None)
+        if plugin is not None:
+            # Of a trial's own one transformers may have been told last.
+            plugin.select()
 
     def _put_back_states(self, trainer: Trainer) -> None:
         trainer.control, switches = self._control

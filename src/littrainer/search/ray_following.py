@@ -116,9 +116,9 @@ class Following(Callback):
             if trial.state == PRUNED and trial.id in self._has_new_folder:
                 _remove_checkpoints(Path(str(trial.folder)))
 
-    def follow_afterwards(self, trials: Sequence[Any]) -> None:
-        """Take in all trials of a search that has ended."""
-        for trial in trials:
+    def take_in(self, trials: Sequence[Any]) -> None:
+        """Take in what ended unseen: trials on a cluster, and those of a search that is resumed."""
+        for trial in [trial for trial in trials if trial.trial_id not in self.trials]:
             self._of(trial).objective = (trial.last_result or {}).get(OBJECTIVE)
             if trial.status == TERMINATED:
                 self._end(trial, COMPLETE if self._is_at_end(trial) or self._is_at_limit(trial) else PRUNED)

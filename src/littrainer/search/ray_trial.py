@@ -81,6 +81,7 @@ class WaitsForTraining:
 @dataclass
 class _Running:
     thread: threading.Thread | None = None
+    folder: str | None = None
     checkpoints_each_report: bool = False
 
 
@@ -107,6 +108,9 @@ def train_trial(config: dict[str, Any], packed_trainer: bytes, setting: TrialSet
     trainer = unpacked(packed_trainer)
     for kind in SHOWN_NOWHERE:
         trainer.remove_callback(kind)
+    # Found anew: Ray shows this process the GPU that it has for the trial, or none.
+    for name in ("_device", "_n_gpu"):
+        vars(trainer.args).pop(name, None)
     # A trial that was paused goes on as if it had not been.
     trainer.args.restore_callback_states_from_checkpoint = True
     with searching(trainer, HPSearchBackend.RAY, setting.direction):
@@ -124,6 +128,7 @@ def _enter(setting: TrialSetting) -> None:
     # Paths of the script, and of its arguments, are relative to where the search was started.
     if CHANGES_FOLDER not in os.environ and os.path.isdir(found["folder"]):
         os.chdir(found["folder"])
+    _running.folder = os.getcwd()
     set_number_formats(found)
     if setting.is_redirected:
         redirect.install()
@@ -154,6 +159,9 @@ def _hand_over(trainer: Trainer, result: dict[str, Any]) -> None:
         try:
             ray.tune.report(result, checkpoint=checkpoint)
         except SystemExit:
+            if _running.folder is not None:
+                # Ray has gone on to the folder of the process's next trial.
+                os.chdir(_running.folder)
             trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
             raise
 

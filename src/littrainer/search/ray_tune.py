@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from littrainer.compat import redirect
+from littrainer.processes.environment import PROCESSES
 from littrainer.search.ray_keywords import checked_keywords, pauses_trials, time_limits
 from littrainer.search.ray_trial import OBJECTIVE, TrialSetting, WaitsForTraining, report_to_ray, train_trial
 from littrainer.search.results import BestRun
@@ -56,8 +57,9 @@ def run_hp_search_ray(trainer: Trainer, n_trials: int, direction: str | list[str
     mode = _mode(direction)
     if trainer.args.world_size > 1:
         raise RuntimeError(
-            f"A search on Ray Tune has one process, which lets Ray start those of the trials, and this one has "
-            f"{trainer.args.world_size}: start the script without a launcher, or search with backend='optuna'."
+            "A search on Ray Tune has one process, and Ray starts those of the trials, each with a GPU where there are "
+            f"any; this one has {trainer.args.world_size}. Start the script without a launcher and with "
+            f"{PROCESSES}=1 in the environment, or search with backend='optuna'."
         )
     space = checked_space(trainer.hp_space(None), may_be_empty="search_alg" in kwargs)
     keywords = checked_keywords(trainer, mode, kwargs)
@@ -76,8 +78,8 @@ def run_hp_search_ray(trainer: Trainer, n_trials: int, direction: str | list[str
     trainable = ray.tune.with_parameters(train_trial, packed_trainer=packed(trainer), setting=setting)
     trainable.__name__ = NAME
     trainable.__mixins__ = (WaitsForTraining,)
-    is_remote = ray.util.client.ray.is_connected()
-    if not is_remote:
+    # Else Ray carries the search out on the cluster, where callbacks of this process hear nothing.
+    if not ray.util.client.ray.is_connected():
         keywords["callbacks"] = [*(keywords.get("callbacks") or []), following]
     try:
         with _output_that_reports(), _handlers_left_alone():
@@ -88,13 +90,11 @@ def run_hp_search_ray(trainer: Trainer, n_trials: int, direction: str | list[str
         raise
     finally:
         following.close()
-    if is_remote:
-        # Ray has carried the search out on the cluster, where callbacks of this process hear nothing.
-        following.follow_afterwards(analysis.trials)
+    following.take_in(analysis.trials)
     if following.is_interrupted(analysis.trials):
         raise KeyboardInterrupt
     following.refuse_without_result(analysis.trials)
-    best = _best(following.completed(analysis.trials), mode, scope)
+    best = best_trial(following.completed(analysis.trials), mode, scope)
     return BestRun(best.trial_id, best.last_result[OBJECTIVE], best.config, analysis)
 
 
@@ -120,7 +120,13 @@ def _grid_size(space: dict[str, Any]) -> int:
     return math.prod(len(values) for values in grids)
 
 
-def _best(trials: list[Any], mode: str, scope: str) -> Any:
+def best_trial(trials: list[Any], mode: str, scope: str) -> Any:
+    """The best of Ray's trials.
+
+    Parameters:
+        mode: `min` or `max`.
+        scope: one of `SCOPES`.
+    """
     of_trial = mode if scope == "all" else scope
     choose = min if mode == "min" else max
     return choose(trials, key=lambda trial: trial.metric_analysis[OBJECTIVE][of_trial])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from littrainer.search.results import BestRun
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 DIRECTIONS = ("minimize", "maximize")
 
@@ -36,6 +39,7 @@ class Search:
         self.directions = list(directions)
         self.found = found
         self.checkpoints_there: list[str] | None = None
+        self._has_told_of_same_model = False
 
     def __getstate__(self) -> dict[str, Any]:
         # In the process of a trial the Trainer is as it was found.
@@ -47,15 +51,25 @@ class Search:
         if self.found is not None:
             self.found.begin_trial(trainer)
 
+    def tell_of_same_model(self, trainer: Trainer) -> None:
+        """Warn, once, of a model_init that makes no new model, so that a trial goes on with the weights of another."""
+        is_same = self.found is not None and trainer.model is not None and trainer.model is self.found.model
+        if is_same and not self._has_told_of_same_model:
+            self._has_told_of_same_model = True
+            logger.warning(
+                "model_init returned a model that it had returned before, so each trial goes on with the weights of "
+                "the one before it. Make the model inside model_init."
+            )
+
 
 def hyperparameter_search(
     trainer: Trainer,
-    hp_space: Callable[[Any], dict[str, Any]] | None = None,
-    compute_objective: Callable[[dict[str, float]], Any] | None = None,
-    n_trials: int | None = 20,
-    direction: str | Sequence[str] = "minimize",
-    backend: Any = None,
-    hp_name: Callable[[Any], str] | None = None,
+    hp_space: Callable[[Any], dict[str, Any]] | None,
+    compute_objective: Callable[[dict[str, float]], Any] | None,
+    n_trials: int | None,
+    direction: str | Sequence[str],
+    backend: Any,
+    hp_name: Callable[[Any], str] | None,
     **kwargs: Any,
 ) -> BestRun | list[BestRun] | None:
     """Carry out a search, as `Trainer.hyperparameter_search` describes it."""

@@ -81,15 +81,19 @@ class SideBySide(AbstractContextManager["SideBySide"]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
         if self._handler is not None:
             signal.signal(signal.SIGINT, self._handler)
-        left = [*self._busy.values(), *self._idle.values()]
+        with self._lock:
+            left = [*self._busy.values(), *self._idle.values()]
+            self._busy.clear()
+            self._idle.clear()
         for process in left:
             process.close()
         for process in left:
             process.end()
-        self._busy.clear()
-        self._idle.clear()
         if self._folder is not None:
             self._folder.cleanup()
+        if error is None:
+            # Optuna asks the last trials that it starts for no error.
+            self._raise_if_ended()
 
     def run(self, trial: Any) -> Any:
         """The objective of a trial; called in a thread of the study for each.
@@ -120,13 +124,23 @@ class SideBySide(AbstractContextManager["SideBySide"]):
             job = self._free_jobs.pop(0)
             process = self._idle.pop(job, None)
         if process is None:
-            assert self._setting is not None
-            process = TrialProcess(self._setting, share_of(self._args, job, self._jobs))
+            process = self._new_process(job)
         with self._lock:
             self._busy[job] = process
             if self._ended_by is not None:
                 process.interrupt()
         return job, process
+
+    def _new_process(self, job: int) -> TrialProcess:
+        assert self._setting is not None
+        try:
+            return TrialProcess(self._setting, share_of(self._args, job, self._jobs))
+        except OSError as error:
+            with self._lock:
+                self._free_jobs.append(job)
+            # The system starts no further process; it would not for the next trial.
+            self._end_all(error)
+            raise
 
     def _raise_if_ended(self) -> None:
         if self._ended_by is not None:
@@ -134,7 +148,8 @@ class SideBySide(AbstractContextManager["SideBySide"]):
 
     def _put_back(self, job: int, process: TrialProcess) -> None:
         with self._lock:
-            self._idle[job] = self._busy.pop(job)
+            self._busy.pop(job, None)
+            self._idle[job] = process
             self._free_jobs.append(job)
 
     def _settle(self, job: int, process: TrialProcess, error: BaseException) -> None:
@@ -146,7 +161,7 @@ class SideBySide(AbstractContextManager["SideBySide"]):
             return
         process.end()
         with self._lock:
-            del self._busy[job]
+            self._busy.pop(job, None)
             self._free_jobs.append(job)
 
     def _end_all(self, error: BaseException) -> None:
@@ -158,10 +173,13 @@ class SideBySide(AbstractContextManager["SideBySide"]):
                 process.interrupt()
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
-        # A second Ctrl-C waits for nothing.
-        for process in self._busy.values() if self._ended_by is not None else ():
+        """Ctrl-C: the first one lets the trials that run end, in some seconds; the search ends with them."""
+        busy = list(self._busy.values())
+        if busy and self._ended_by is None:
+            self._end_all(KeyboardInterrupt())
+            return
+        for process in busy:
             process.kill()
-        self._end_all(KeyboardInterrupt())
         self._handler(number, frame)
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.checkpoint.layout import sort_checkpoints
 from littrainer.checkpoint.places import leads
+from littrainer.checkpoint.staging import set_aside_and_delete
 from littrainer.ecosystem import is_a
 from littrainer.search.failures import TRIAL_FAILURES, ObjectiveIsNan, SearchMistake
 from littrainer.search.memory import release_frames, release_memory
 from littrainer.search.objective import refuse_nan
 from littrainer.search.reporting import objective_in
-from littrainer.search.trial_parameters import parameters_of, set_parameters
+from littrainer.search.trial_parameters import differs, parameters_of, set_parameters
 from littrainer.training.checks import check_arguments
 from littrainer.training.label_smoothing import smoother_for
 from littrainer.training.memory_report import MemoryReport
@@ -54,6 +54,8 @@ def run_trial(
     trainer.objective = None
     try:
         trainer.train(resume_from_checkpoint=resume_from_checkpoint, trial=trial)
+        if trainer._search is not None:
+            trainer._search.tell_of_same_model(trainer)
         if trainer.objective is None:
             metrics = trainer.evaluate()
             trainer.objective = objective_in(trainer, metrics)
@@ -129,7 +131,7 @@ def _follow_changes_since_search(trainer: Trainer) -> None:
     left = trainer._arguments_after_search
     if left is None:
         return
-    changed = {name for name, value in vars(trainer.args).items() if name not in left or left[name] != value}
+    changed = {name for name, value in vars(trainer.args).items() if differs(value, left.get(name))}
     if changed:
         trainer._arguments_after_search = dict(vars(trainer.args))
         follow_arguments(trainer, changed)
@@ -149,7 +151,10 @@ def remove_checkpoints(trainer: Trainer, trial: Any) -> None:
         return
     for checkpoint in _checkpoints_in(folder):
         if checkpoint not in there:
-            shutil.rmtree(checkpoint, ignore_errors=True)
+            try:
+                set_aside_and_delete(Path(checkpoint))
+            except OSError as error:
+                logger.warning("%s of a pruned trial could not be deleted (%s): delete it by hand.", checkpoint, error)
     try:
         Path(folder).rmdir()
     except OSError:

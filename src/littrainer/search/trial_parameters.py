@@ -152,7 +152,7 @@ def set_parameters(trainer: Trainer, parameters: Mapping[str, Any]) -> set[str]:
         # The package's own part of the constructor; a subclass's has been carried out, and once is what it expects.
         TrainingArguments.__post_init__(candidate)
         candidate._asked_for_bars = args._asked_for_bars
-    changed = {name for name in known if _differs(getattr(candidate, name, None), getattr(args, name, None))}
+    changed = {name for name in known if differs(getattr(candidate, name, None), getattr(args, name, None))}
     vars(args).update(vars(candidate))
     return changed
 
@@ -185,7 +185,8 @@ def _resolve_pairs(candidate: Any, given: Mapping[str, Any]) -> None:
         candidate.greater_is_better = None
 
 
-def _differs(new: Any, old: Any) -> bool:
+def differs(new: Any, old: Any) -> bool:
+    """Whether an argument has another value than before."""
     if new is old:
         return False
     try:

@@ -55,6 +55,7 @@ class UnfinishedSearch:
     n_left: int | None = None
     claim: Path | None = None
     keeps_draws: bool = False
+    _generators: list[Any] | None = None
 
     def note_progress(self, was_stopped: bool = False) -> None:
         """Write the note anew, after a trial has ended.
@@ -64,13 +65,16 @@ class UnfinishedSearch:
         """
         if self.claim is None:
             return
+        # What was drawn for an interrupted trial is drawn when it is done again.
+        if self.keeps_draws and not (was_stopped and _interrupted(self.study, self.id)):
+            self._generators = generator_states(self.study.sampler)
         note = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "claim": str(self.claim),
             "n_trials": self.n_trials,
             "was_stopped": was_stopped,
-            "generators": generator_states(self.study.sampler) if self.keeps_draws else None,
+            "generators": self._generators,
         }
         self.study.set_user_attr(f"{NOTE_PREFIX}{self.id}", note)
 
@@ -170,9 +174,8 @@ def _goes_on(note: dict[str, Any], claim: Path) -> bool:
 def _go_on(search: UnfinishedSearch, note: dict[str, Any]) -> None:
     """Count what is left of a search, have its interrupted trials done again, and draw on from where it stopped."""
     study = search.study
-    own = [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get(SEARCH) == search.id]
-    done_again = {trial.user_attrs.get(AGAIN) for trial in study.get_trials(deepcopy=False)}
-    interrupted = [trial for trial in own if _is_interrupted(trial) and trial.number not in done_again]
+    own = _trials_of(study, search.id)
+    interrupted = _interrupted(study, search.id)
     search.ended = sum(trial.state.is_finished() and not _is_interrupted(trial) for trial in own)
     search.n_left = None if search.n_trials is None else max(0, search.n_trials - search.ended)
     draws_on = bool(note["generators"]) and set_generator_states(study.sampler, note["generators"])
@@ -190,6 +193,18 @@ def _go_on(search: UnfinishedSearch, note: dict[str, Any]) -> None:
         f"The study {study.study_name!r} holds a search that ended before its time (process {note['pid']} on "
         f"{note['host']}), and this one goes on with it: {search.ended}{of} have ended{again}."
     )
+
+
+def _trials_of(study: Any, search_id: str) -> list[Any]:
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get(SEARCH) == search_id]
+
+
+def _interrupted(study: Any, search_id: str) -> list[Any]:
+    """Trials of a search that were interrupted and that no later trial does again."""
+    done_again = {trial.user_attrs.get(AGAIN) for trial in study.get_trials(deepcopy=False)}
+    return [
+        trial for trial in _trials_of(study, search_id) if _is_interrupted(trial) and trial.number not in done_again
+    ]
 
 
 def _is_interrupted(trial: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import os
@@ -120,4 +121,9 @@ if __name__ == "__main__":
     # The module under its own name, since `__main__` becomes the script's.
     from littrainer.search import worker
 
-    sys.exit(worker.main(sys.argv[1:]))
+    status = worker.main(sys.argv[1:])
+    # What Python does beyond this, taking modules apart, is slow after torch and of no use.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -77,23 +77,22 @@ def searched(side: Side, trainer: Any, hp_space: Any = rate_and_decay, sampler: 
         if hasattr(trainer.args, name):
             setattr(trainer.args, name, value)
     output = trainer.train()
+    trials = [
+        (trial.number, trial.state.name, trial.values, trial.params, trial.intermediate_values)
+        for trial in study.trials
+    ]
+    runs = [tuple(run) for run in found] if isinstance(found, list) else tuple(found)
+    return recorded(side, trainer, output, {"found": runs, "trials": trials})
+
+
+def recorded(side: Side, trainer: Any, output: Any, extra: dict[str, Any]) -> Record:
+    """The record of a search and a training after it, without what no trial of ours takes from the one before."""
     trainer.state.stateful_callbacks.clear()
     # Ours does not offer a trial the evaluation loader of the trial before.
     side.watcher.arguments[:] = [
         (event, [name for name in names if name != "eval_dataloader"]) for event, names in side.watcher.arguments
     ]
-    return side.record(
-        trainer,
-        output,
-        extra={
-            "found": [tuple(run) for run in found] if isinstance(found, list) else tuple(found),
-            "trials": [
-                (trial.number, trial.state.name, trial.values, trial.params, trial.intermediate_values)
-                for trial in study.trials
-            ],
-            "states": trainer.states_at_the_ends,
-        },
-    )
+    return side.record(trainer, output, extra={**extra, "states": trainer.states_at_the_ends})
 
 
 @scenario(extra=True)

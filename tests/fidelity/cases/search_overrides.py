@@ -10,21 +10,12 @@ from tests.fidelity.side import Side
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.overrides import OVERRIDE_POINTS, Calls, noting_trainer
+from tests.scenarios.pruners import prunes_the_second_trial
 
 # An override of training_step would put both of our modes into manual optimization.
 METHODS_OF_BOTH_MODES = [name for name in OVERRIDE_POINTS if name != "training_step"]
 # Asked once more when a trial begins, for the folder that it claims, and where the trackers find its checkpoints.
 ASKED_MORE_OFTEN = ("_get_output_dir", "hp_name")
-
-
-def prunes_the_second_trial() -> Any:
-    import optuna
-
-    class Pruner(optuna.pruners.BasePruner):
-        def prune(self, study: Any, trial: Any) -> bool:
-            return trial.number == 1
-
-    return Pruner()
 
 
 def forget_evaluation_loaders(side: Side) -> None:

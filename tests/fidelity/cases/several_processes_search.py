@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from tests.fidelity.cases.search import EACH_EPOCH, certainty, rate_and_decay, searching_trainer
+from tests.fidelity.cases.search import EACH_EPOCH, certainty, rate_and_decay, recorded, searching_trainer
 from tests.fidelity.record import Record
 from tests.fidelity.registry import scenario
 from tests.fidelity.side import Side
@@ -32,7 +32,7 @@ def searched_by_two(side: Side, trainer: Any, hp_space: Any = rate_and_decay, **
         if hasattr(trainer.args, name):
             setattr(trainer.args, name, value)
     output = trainer.train()
-    return side.record(trainer, output, extra={"found": best[0], "states": trainer.states_at_the_ends})
+    return recorded(side, trainer, output, {"found": best[0]})
 
 
 @scenario(extra=True, saves=True, processes=2)

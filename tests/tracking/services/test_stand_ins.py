@@ -22,6 +22,7 @@ from littrainer.tracking import (
     SwanLabCallback,
 )
 from tests.scenarios.models import VectorClassifier
+from tests.scenarios.pruners import prunes_the_second_trial
 from tests.scenarios.trainers import quiet_trainer
 
 from .stand_ins import Calls, Recorder, put_in_place
@@ -38,12 +39,7 @@ def trainer_of(folder: Path, callback: Any, **changes: Any) -> Trainer:
 
 
 def search_of(folder: Path, callback: Any) -> None:
-    """A search over three trials, of which the second is pruned at its evaluation and the third fails; and a training."""
-    import optuna
-
-    class Second(optuna.pruners.BasePruner):
-        def prune(self, study: Any, trial: Any) -> bool:
-            return trial.number == 1
+    """A search over three trials, of which the second is pruned and the third fails; and a training after it."""
 
     class Failing(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -57,7 +53,7 @@ def search_of(folder: Path, callback: Any) -> None:
         lambda trial: {"weight_decay": trial.suggest_float("decay", trial.number, trial.number)},
         n_trials=3,
         backend="optuna",
-        pruner=Second(),
+        pruner=prunes_the_second_trial(),
     )
     trainer.train()
 

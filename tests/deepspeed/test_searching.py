@@ -1,0 +1,42 @@
+"""A hyperparameter search whose trials DeepSpeed trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from littrainer.search.searching import searching
+from littrainer.search.trial import run_trial
+from tests.deepspeed.test_training import TORCH_OPTIMIZER, keywords_of
+from tests.deepspeed.variants import AUTO_SIZES, ENGINE_SCHEDULE
+from tests.search.trainers import searched_trainer
+
+TRIALS = (
+    {"learning_rate": 0.05, "per_device_train_batch_size": 2, "weight_decay": 0.1},
+    {"learning_rate": 0.02, "gradient_accumulation_steps": 2},
+)
+CONFIG = {**AUTO_SIZES, **TORCH_OPTIMIZER, **ENGINE_SCHEDULE, "zero_optimization": {"stage": 2}}
+
+
+def test_what_is_auto_follows_each_trial_and_the_plugin_is_as_before_after_the_search(
+    deepspeed: Any, tmp_path: Path
+) -> None:
+    trainer = searched_trainer(tmp_path / "searched", deepspeed=CONFIG)
+    plugin = trainer.args.deepspeed_plugin
+    trainer.compute_objective = lambda metrics: metrics["eval_loss"]
+    found = []
+    with searching(trainer, "some backend", "minimize"):
+        for trial in TRIALS:
+            objective = run_trial(trainer, trial)
+            config = keywords_of(deepspeed)["config"]
+            settings = config["optimizer"]["params"]
+            found.append(
+                (objective, settings["lr"], settings["weight_decay"], config["train_micro_batch_size_per_gpu"])
+            )
+    assert [facts[1:] for facts in found] == [(0.05, 0.1, 2), (0.02, 0.0, 4)]
+    assert trainer.args.deepspeed_plugin is plugin
+    assert trainer.deepspeed is None
+    for trial, facts in zip(TRIALS, found, strict=True):
+        alone = searched_trainer(tmp_path / "alone", deepspeed=CONFIG, **trial)
+        alone.train()
+        assert alone.evaluate()["eval_loss"] == facts[0]
