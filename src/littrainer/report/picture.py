@@ -33,7 +33,7 @@ from littrainer.report.picture_style import (
     SHAPES,
     SOFT,
     STYLE,
-    TITLE_LETTERS,
+    finish_axes,
     lines_of,
     text_of,
 )
@@ -150,18 +150,7 @@ def _legend(panels: list[Panel], runs: list[Run]) -> tuple[list[Any], list[str]]
 def _draw(axes: Any, panel: Panel, frame: Frame) -> None:
     for curve in panel.curves[:MOST_CURVES]:
         _draw_curve(axes, curve, frame)
-    remarks = ", ".join(filter(None, [panel.unit, "log scale" if frame.values.logarithmic else ""]))
-    title = lines_of(panel.title, TITLE_LETTERS - len(remarks))
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", parse_math=False)
-    axes.set_title(remarks, loc="right", fontsize=9, color=SOFT)
-    if frame.values.logarithmic:
-        axes.set_yscale("log")
-        axes.minorticks_off()
-    axes.set_xlim(frame.steps.low, frame.steps.high)
-    axes.set_ylim(frame.values.low, frame.values.high)
-    axes.set_xticks(frame.steps.ticks, frame.steps.labels)
-    axes.set_yticks(frame.values.ticks, frame.values.labels)
-    axes.set_xlabel("optimizer step")
+    finish_axes(axes, panel.title, [panel.unit], frame.steps, frame.values, "optimizer step")
 
 
 def _line(colour: int | None, dash: int) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
+from littrainer.report.axes import Axis
 from littrainer.report.labels import shortened, writable
 
 # As the page has them in its light mode.
@@ -65,3 +67,23 @@ def text_of(text: str) -> str:
 def lines_of(text: str, letters: int) -> str:
     """A label over as many lines as it needs where one has room for so many letters."""
     return "\n".join(textwrap.wrap(text_of(text).strip(), letters))
+
+
+def finish_axes(axes: Any, title: str, remarks: Sequence[str], across: Axis, up: Axis, name: str) -> None:
+    """Give a chart its title, with remarks at its right, and its axes.
+
+    Parameters:
+        across, up: the axis below, which has this name, and that at the left.
+    """
+    remark = ", ".join(filter(None, [*remarks, "log scale" if up.logarithmic else ""]))
+    heading = lines_of(title, TITLE_LETTERS - len(remark))
+    axes.set_title(heading, loc="left", fontsize=11, fontweight="bold", parse_math=False)
+    axes.set_title(remark, loc="right", fontsize=9, color=SOFT)
+    if up.logarithmic:
+        axes.set_yscale("log")
+        axes.minorticks_off()
+    axes.set_xlim(across.low, across.high)
+    axes.set_ylim(up.low, up.high)
+    axes.set_xticks(across.ticks, across.labels)
+    axes.set_yticks(up.ticks, up.labels)
+    axes.set_xlabel(name)

@@ -21,6 +21,7 @@ from littrainer.report.picture_style import (
     SHAPES,
     SOFT,
     TITLE_LETTERS,
+    finish_axes,
     lines_of,
     text_of,
 )
@@ -115,19 +116,8 @@ def _draw_objective(axes: Any, panel: ObjectivePanel) -> None:
     if stars:
         look = {"marker": "*", "markersize": 13, "color": INK, "markeredgecolor": "white", "zorder": 5}
         axes.plot(*zip(*stars, strict=True), label="best", **look, **unclipped)
-    remark = f"{'higher' if panel.maximized else 'lower'} is better"
-    remark += ", log scale" if panel.values.logarithmic else ""
-    title = lines_of(f"{panel.title} over trials", TITLE_LETTERS - len(remark))
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", parse_math=False)
-    axes.set_title(remark, loc="right", fontsize=9, color=SOFT)
-    if panel.values.logarithmic:
-        axes.set_yscale("log")
-        axes.minorticks_off()
-    axes.set_xlim(panel.trials.low, panel.trials.high)
-    axes.set_ylim(panel.values.low, panel.values.high)
-    axes.set_xticks(panel.trials.ticks, panel.trials.labels)
-    axes.set_yticks(panel.values.ticks, panel.values.labels)
-    axes.set_xlabel("trial")
+    better = f"{'higher' if panel.maximized else 'lower'} is better"
+    finish_axes(axes, f"{panel.title} over trials", [better], panel.trials, panel.values, "trial")
     if axes.get_legend_handles_labels()[1]:
         axes.legend(
             loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=5, frameon=False, fontsize=8.5, columnspacing=1.0

@@ -7,7 +7,17 @@ from collections.abc import Iterator, Sequence
 from littrainer.report.axes import Axis, value_axis
 from littrainer.report.labels import as_html, shortened
 from littrainer.report.search_panels import ABSENT_LABEL, ABSENT_SHARE, ObjectivePanel, ParallelPanel, Spot, Thread
-from littrainer.report.svg import HEIGHT, LEFT, PLOT_HEIGHT, PLOT_WIDTH, TOP, WIDTH, cross, marker, star, star_sample
+from littrainer.report.svg import (
+    HEIGHT,
+    PLOT_HEIGHT,
+    TOP,
+    WIDTH,
+    Plane,
+    cross,
+    marker,
+    star,
+    star_sample,
+)
 from littrainer.search.record import COMPLETE, PRUNED
 
 # Of the palette, and of the markers: circle and diamond.
@@ -20,37 +30,6 @@ WIDE_TOP, WIDE_BOTTOM, WIDE_LEFT, WIDE_RIGHT = 58, 56, 60, 70
 LONGEST_AXIS_NAME = 30
 # A label's height, with its distance from the next one.
 LABEL_HEIGHT = 15
-
-
-class Plane:
-    """Two axes and the rectangle between them, in the units of the drawing."""
-
-    def __init__(self, across: Axis, up: Axis) -> None:
-        self.across, self.up = across, up
-
-    def x(self, value: float) -> float:
-        """Where a value of the axis below stands."""
-        return LEFT + PLOT_WIDTH * self.across.share(value)
-
-    def y(self, value: float) -> float:
-        """Where a value of the axis at the left stands."""
-        return TOP + PLOT_HEIGHT * (1 - self.up.share(value))
-
-    def grid(self, name: str) -> Iterator[str]:
-        """Lines and labels of both axes; the name is that of the axis below."""
-        bottom, right = TOP + PLOT_HEIGHT, LEFT + PLOT_WIDTH
-        for value, label in zip(self.up.ticks, self.up.labels, strict=True):
-            y = self.y(value)
-            yield f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            yield f'<text class="tick" x="{LEFT - 7}" y="{y:.1f}" dy="0.35em" text-anchor="end">{label}</text>'
-        yield f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>'
-        for value, label in zip(self.across.ticks, self.across.labels, strict=True):
-            x = self.x(value)
-            anchor = "end" if x > right - 8 and len(label) > 3 else "middle"
-            yield f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>'
-            yield f'<text class="tick" x="{x:.1f}" y="{bottom + 18}" text-anchor="{anchor}">{label}</text>'
-        middle = LEFT + PLOT_WIDTH / 2
-        yield f'<text class="name" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{as_html(name)}</text>'
 
 
 def objective_chart(panel: ObjectivePanel) -> str:

@@ -27,7 +27,39 @@ MOST_POINTS = 60_000
 FEWEST_COLUMNS = 50
 
 
-class Frame:
+class Plane:
+    """Two axes and the rectangle between them, in the units of the drawing."""
+
+    def __init__(self, across: Axis, up: Axis) -> None:
+        self.across, self.up = across, up
+
+    def x(self, value: float) -> float:
+        """Where a value of the axis below stands."""
+        return LEFT + PLOT_WIDTH * self.across.share(value)
+
+    def y(self, value: float) -> float:
+        """Where a value of the axis at the left stands."""
+        return TOP + PLOT_HEIGHT * (1 - self.up.share(value))
+
+    def grid(self, name: str) -> Iterator[str]:
+        """Lines and labels of both axes; the name is that of the axis below."""
+        bottom, right = TOP + PLOT_HEIGHT, LEFT + PLOT_WIDTH
+        for value, label in zip(self.up.ticks, self.up.labels, strict=True):
+            y = self.y(value)
+            yield f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            yield f'<text class="tick" x="{LEFT - 7}" y="{y:.1f}" dy="0.35em" text-anchor="end">{label}</text>'
+        yield f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>'
+        for value, label in zip(self.across.ticks, self.across.labels, strict=True):
+            x = self.x(value)
+            # A label at the very end would reach beyond the drawing.
+            anchor = "end" if x > right - 8 and len(label) > 3 else "middle"
+            yield f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>'
+            yield f'<text class="tick" x="{x:.1f}" y="{bottom + 18}" text-anchor="{anchor}">{label}</text>'
+        middle = LEFT + PLOT_WIDTH / 2
+        yield f'<text class="name" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{as_html(name)}</text>'
+
+
+class Frame(Plane):
     """The axes that the curves of a chart share.
 
     Parameters:
@@ -44,14 +76,7 @@ class Frame:
         self.columns = columns
         chosen = "linear" if scale == "auto" and panel.metric in ALWAYS_LINEAR else scale
         self.values: Axis = value_axis(finite, chosen)
-
-    def x(self, step: float) -> float:
-        """Where a step stands, in the units of the drawing."""
-        return LEFT + PLOT_WIDTH * self.steps.share(step)
-
-    def y(self, value: float) -> float:
-        """Where a value stands, in the units of the drawing."""
-        return TOP + PLOT_HEIGHT * (1 - self.values.share(value))
+        super().__init__(steps, self.values)
 
 
 def frames_of(panels: list[Panel], scale: str) -> list[Frame]:
@@ -68,28 +93,12 @@ def chart(panel: Panel, frame: Frame) -> str:
     described = as_html(f"{shortened(panel.title)} over optimizer steps, {len(panel.curves)} curves")
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{described}">',
-        *_grid(frame),
+        *frame.grid("optimizer step"),
         *(part for curve in panel.curves for part in _curve(curve, frame)),
         f'<line class="cursor" x1="0" x2="0" y1="{TOP}" y2="{TOP + PLOT_HEIGHT}" visibility="hidden"/>',
         "</svg>",
     ]
     return "".join(parts)
-
-
-def _grid(frame: Frame) -> Iterator[str]:
-    bottom, right = TOP + PLOT_HEIGHT, LEFT + PLOT_WIDTH
-    for value, label in zip(frame.values.ticks, frame.values.labels, strict=True):
-        y = frame.y(value)
-        yield f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        yield f'<text class="tick" x="{LEFT - 7}" y="{y:.1f}" dy="0.35em" text-anchor="end">{label}</text>'
-    yield f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>'
-    for step, label in zip(frame.steps.ticks, frame.steps.labels, strict=True):
-        x = frame.x(step)
-        # A label at the very end would reach beyond the drawing.
-        anchor = "end" if x > right - 8 and len(label) > 3 else "middle"
-        yield f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>'
-        yield f'<text class="tick" x="{x:.1f}" y="{bottom + 18}" text-anchor="{anchor}">{label}</text>'
-    yield f'<text class="name" x="{LEFT + PLOT_WIDTH / 2}" y="{HEIGHT - 6}" text-anchor="middle">optimizer step</text>'
 
 
 def _curve(curve: Curve, frame: Frame) -> Iterator[str]:
