@@ -67,7 +67,7 @@ def test_each_of_several_objectives_has_its_own(tmp_path: Path) -> None:
 def test_few_trials_are_called_rough_and_fewer_are_not_weighed(tmp_path: Path) -> None:
     assert found_in(write_search(tmp_path, some_trials(12))).remark == "from 10 complete trials: rough with so few"
     found = found_in(write_search(tmp_path, some_trials(3)))
-    assert found.shares == {} and "needs 4 complete trials at least; there are 3" in found.remark
+    assert found.shares == {} and "needs 8 complete trials at least; there are 3" in found.remark
 
 
 def test_equal_objectives_tell_nothing(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_hostile_names_are_drawn_as_they_stand(tmp_path: Path) -> None:
         TrialRecord(
             str(number), "complete", float(number), {"$\\frac{1}$": number, "_\ud800" * 90: f"${HOSTILE}{number}$"}
         )
-        for number in range(6)
+        for number in range(9)
     ]
     folder = write_search(tmp_path / "$x^", trials, objective_names=["$\\bad"])
     found = read_folders([str(folder)])

@@ -25,6 +25,13 @@ from tests.search.trainers import searched_trainer
 tune: Any = pytest.importorskip("ray.tune")
 
 CONFIG = {"learning_rate": 0.01}
+# The rate falls after each evaluation whose loss is not above the one before.
+PLATEAU = {
+    "lr_scheduler_type": "reduce_lr_on_plateau",
+    "lr_scheduler_kwargs": {"patience": 0, "mode": "max"},
+    "metric_for_best_model": "loss",
+    "max_steps": 6,
+}
 
 
 @dataclasses.dataclass
@@ -145,7 +152,7 @@ def test_a_trial_that_ray_ends_tells_its_callbacks_and_gives_back_its_memory(
     "changes",
     [
         pytest.param({}, id="linear schedule"),
-        pytest.param({"lr_scheduler_type": "reduce_lr_on_plateau", "metric_for_best_model": "loss"}, id="plateau"),
+        pytest.param(PLATEAU, id="plateau"),
         pytest.param({"eval_on_start": True}, id="evaluated before the first step"),
         pytest.param({"eval_strategy": "epoch", "max_steps": -1, "num_train_epochs": 3}, id="at the end of epochs"),
     ],

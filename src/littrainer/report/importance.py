@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from littrainer.report.searches import Parameter, Search, is_number
 from littrainer.search.record import TrialRecord
 
-# With fewer trials there is nothing to tell apart.
-FEWEST_TRIALS = 4
+# With fewer trials chance alone decides.
+FEWEST_TRIALS = 8
 # The evaluator compares the best tenth with all.
 ROUGH_BELOW = 30
 # More than so many take long, and change little.
