@@ -67,7 +67,7 @@ class OptunaBackend(HyperParamSearchBackendBase):
 
     def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
         """Carry out the search; the keywords are those of `create_study` and `Study.optimize`."""
-        from littrainer.search.optuna_study import run_hp_search_optuna
+        from littrainer.search.optuna_study.study import run_hp_search_optuna
 
         return run_hp_search_optuna(trainer, n_trials, direction, **kwargs)
 
@@ -89,7 +89,7 @@ class RayTuneBackend(HyperParamSearchBackendBase):
 
     def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
         """Carry out the search; the keywords are those of `ray.tune.run`."""
-        from littrainer.search.ray_tune import run_hp_search_ray
+        from littrainer.search.ray_tune.running import run_hp_search_ray
 
         return run_hp_search_ray(trainer, n_trials, direction, **kwargs)
 

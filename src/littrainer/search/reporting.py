@@ -33,7 +33,7 @@ def objective_in(trainer: Trainer, metrics: dict[str, float]) -> float | list[fl
 
     if trainer.args.world_size == 1:
         return compute()
-    from littrainer.search.together import objective_of_all
+    from littrainer.search.together.search import objective_of_all
 
     return objective_of_all(compute)
 
@@ -70,7 +70,7 @@ def _report_to_optuna(trainer: Trainer, trial: Any, step: int, metrics: dict[str
 
 
 def _report_to_ray(trainer: Trainer, trial: Any, step: int, metrics: dict[str, float]) -> None:
-    from littrainer.search.ray_trial import report_to_ray
+    from littrainer.search.ray_tune.trial import report_to_ray
 
     report_to_ray(trainer, metrics)
 

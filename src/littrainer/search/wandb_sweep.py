@@ -27,7 +27,7 @@ from littrainer.search.record import (
     error_in_a_line,
 )
 from littrainer.search.results import BestRun
-from littrainer.search.together import RunsTrial, searched_together
+from littrainer.search.together.search import RunsTrial, searched_together
 from littrainer.search.trial import remove_checkpoints
 from littrainer.search.trial_parameters import asked, checked_space
 from littrainer.tracking.wandb import WandbCallback

@@ -1,0 +1,1 @@
+"""Searches with Optuna: the study, and what is left of one whose process was ended."""

@@ -1,0 +1,309 @@
+"""A search with Optuna: the study, what becomes of each trial, and what the search leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from littrainer.arguments.choices import IntervalStrategy
+from littrainer.arguments.nearest import suggestion
+from littrainer.ecosystem import is_a
+from littrainer.error_notes import kind_of
+from littrainer.search import progress_lines
+from littrainer.search.distributions import of_optuna
+from littrainer.search.failures import TRIAL_FAILURES, ObjectiveIsNan, SearchMistake
+from littrainer.search.optuna_study.unfinished import ERROR, SEARCH, UnfinishedSearch, carried_on
+from littrainer.search.record import (
+    COMPLETE,
+    FAILED,
+    PRUNED,
+    RUNNING,
+    SearchRecord,
+    TrialRecord,
+    best_of,
+    error_in_a_line,
+)
+from littrainer.search.results import BestRun
+from littrainer.search.side_by_side.pool import SideBySide, number_of_jobs
+from littrainer.search.together.search import refuse_side_by_side, searched_together
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "littrainer:folder"
+"""Under this name a trial of a study keeps its run folder."""
+
+STATES = {"COMPLETE": COMPLETE, "PRUNED": PRUNED, "FAIL": FAILED, "RUNNING": RUNNING}
+"""Optuna's states of trials -> the record's; one that waits is no trial yet."""
+
+# A trial that failed by itself says with what.
+INTERRUPTED = "it was interrupted"
+
+# Given by hyperparameter_search itself.
+NOT_FOR_CREATE_STUDY = ("direction", "directions")
+NOT_FOR_OPTIMIZE = ("self", "func", "n_trials")
+
+
+def run_hp_search_optuna(
+    trainer: Trainer, n_trials: int | None, direction: str | Sequence[str], **kwargs: Any
+) -> BestRun | list[BestRun]:
+    """Search with Optuna, as `Trainer.hyperparameter_search` describes it.
+
+    Parameters:
+        n_trials: how many trials, None for as many as `timeout` allows.
+        direction: `minimize` or `maximize`, or a list of them.
+        kwargs: keywords of `optuna.create_study` and `optuna.Study.optimize`.
+
+    Raises:
+        TypeError: a keyword that neither of them takes.
+        ValueError: the study that is gone on with has other directions.
+        RuntimeError: no trial was completed.
+    """
+    import optuna
+
+    for_study, for_optimize = keywords_told_apart(kwargs)
+    catch = caught_errors(for_optimize.pop("catch", None))
+    jobs = number_of_jobs(trainer.args, for_optimize.pop("n_jobs", 1))
+    if jobs != 1:
+        refuse_side_by_side(trainer, f"n_jobs={kwargs['n_jobs']}")
+    if not isinstance(for_optimize.get("callbacks") or (), Iterable):
+        raise TypeError(f"callbacks={for_optimize['callbacks']!r} has to be a list of functions.")
+    directions: Any = [direction] if isinstance(direction, str) else list(direction)
+    is_stored = for_study.get("storage") is not None
+
+    def search(run: Callable[[Any], Any]) -> BestRun | list[BestRun]:
+        _warn_of_idle_pruner(trainer, for_study.get("pruner"), directions)
+        if is_stored and for_study.get("study_name") is None:
+            logger.warning(
+                "storage without study_name: the study gets a name of its own, so nothing can go on with this search "
+                "if it is killed. Pass study_name and load_if_exists=True."
+            )
+        study = optuna.create_study(directions=directions, **for_study)
+        _check_directions(study, directions)
+        with contextlib.ExitStack() as stack:
+            unfinished = stack.enter_context(carried_on(study, trainer, n_trials, is_stored=is_stored, jobs=jobs))
+            if jobs != 1:
+                run = stack.enter_context(SideBySide(trainer, jobs, survives=catch)).run
+            stack.enter_context(progress_lines.optunas_lines_kept_back())
+            trials = _Trials(trainer, study, directions, run, catch, unfinished)
+            trials.carry_out(jobs, for_optimize)
+        return best_runs(study)
+
+    return searched_together(trainer, search)
+
+
+def keywords_told_apart(keywords: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The keywords for `optuna.create_study`, and those for `optuna.Study.optimize`.
+
+    Raises:
+        TypeError: one that neither takes; it names the nearest.
+    """
+    import optuna
+
+    of_study = _parameters_of(optuna.create_study, NOT_FOR_CREATE_STUDY)
+    of_optimize = _parameters_of(optuna.Study.optimize, NOT_FOR_OPTIMIZE)
+    for name in keywords:
+        if name in NOT_FOR_CREATE_STUDY:
+            raise TypeError(f"hyperparameter_search takes a list of directions as direction=[...], not as {name}.")
+        if name not in of_study and name not in of_optimize:
+            raise TypeError(
+                f"hyperparameter_search was given {name}, which neither optuna.create_study nor "
+                f"optuna.Study.optimize takes ({suggestion(name, [*of_study, *of_optimize])})."
+            )
+    return (
+        {name: value for name, value in keywords.items() if name in of_study},
+        {name: value for name, value in keywords.items() if name not in of_study},
+    )
+
+
+def _parameters_of(function: Callable[..., Any], without: tuple[str, ...]) -> list[str]:
+    return [name for name in inspect.signature(function).parameters if name not in without]
+
+
+def caught_errors(catch: Any) -> tuple[type[Exception], ...]:
+    """Errors of a trial after which the search goes on.
+
+    Parameters:
+        catch: None for what hyperparameters can bring about; or an exception class, or several. An objective that is
+            nan counts among them, unless they are none.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if catch is None:
+        return TRIAL_FAILURES
+    classes = (catch,) if isinstance(catch, type) else tuple(catch) if isinstance(catch, Iterable) else (catch,)
+    for one in classes:
+        if not (isinstance(one, type) and issubclass(one, Exception)):
+            raise TypeError(f"catch={catch!r}: {one!r} is {kind_of(one)}; give exception classes, such as ValueError.")
+    return (*classes, ObjectiveIsNan) if classes else ()
+
+
+def _warn_of_idle_pruner(trainer: Trainer, pruner: Any, directions: list[str]) -> None:
+    import optuna
+
+    if pruner is None or isinstance(pruner, optuna.pruners.NopPruner):
+        return
+    if len(directions) > 1:
+        reason = "Optuna prunes by one objective only, and there are several"
+    elif trainer.args.eval_strategy == IntervalStrategy.NO:
+        reason = 'no evaluation takes place during training; set eval_strategy="epoch" or "steps"'
+    else:
+        return
+    logger.warning(f"pruner={type(pruner).__name__} will prune no trial: {reason}.")
+
+
+def _check_directions(study: Any, directions: list[str]) -> None:
+    of_study = [direction.name.lower() for direction in study.directions]
+    if of_study != directions:
+        given, made_for = (value[0] if len(value) == 1 else value for value in (directions, of_study))
+        raise ValueError(
+            f"direction={given!r}, and the study {study.study_name!r} in this storage was made for {made_for!r}: "
+            f"pass direction={made_for!r}, or another study_name."
+        )
+
+
+class _Trials:
+    """The trials of one search in a study.
+
+    Parameters:
+        directions: one for each objective.
+        run: trains with a trial, and returns its objective or raises what ended it.
+        catch: errors of a trial after which the search goes on.
+        unfinished: what is left of the search.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        study: Any,
+        directions: list[str],
+        run: Callable[[Any], Any],
+        catch: tuple[type[Exception], ...],
+        unfinished: UnfinishedSearch,
+    ):
+        self.trainer, self.study, self.directions = trainer, study, directions
+        self.run, self.catch, self.unfinished = run, catch, unfinished
+        names = study.metric_names
+        self.record = SearchRecord(trainer, "optuna", directions, study.study_name, names)
+        self.ended = unfinished.ended
+        # Trials side by side end in threads of their own.
+        self.lock = threading.Lock()
+        # An error that ends the search though `catch` names its class.
+        self.mistake: SearchMistake | None = None
+
+    def carry_out(self, jobs: int, keywords: dict[str, Any]) -> None:
+        """Run what is left of the search.
+
+        Parameters:
+            jobs: trials at once.
+            keywords: further ones for `Study.optimize`.
+        """
+        if self.unfinished.n_left == 0:
+            return
+        callbacks = [self.tell, *(keywords.pop("callbacks", None) or ())]
+        try:
+            self.study.optimize(
+                self.objective,
+                n_trials=self.unfinished.n_left,
+                n_jobs=jobs,
+                catch=self.catch,
+                callbacks=callbacks,
+                **keywords,
+            )
+        finally:
+            self.record.update(self.records())
+        if self.mistake is not None:
+            raise self.mistake
+
+    def objective(self, trial: Any) -> Any:
+        """What Optuna calls for each trial."""
+        trial.set_user_attr(SEARCH, self.unfinished.id)
+        try:
+            return self.run(trial)
+        except Exception as error:
+            if not is_a(error, "pruned trial"):
+                trial.set_user_attr(ERROR, error_in_a_line(error))
+            if isinstance(error, SearchMistake) and isinstance(error, self.catch):
+                self.mistake = error
+                self.study.stop()
+            raise
+        finally:
+            # A trial that failed early may lack what hp_name looks for.
+            with contextlib.suppress(Exception):
+                folder = self.trainer._get_output_dir(trial)
+                if os.path.isdir(folder):
+                    trial.set_user_attr(FOLDER, folder)
+
+    def tell(self, study: Any, trial: Any) -> None:
+        """Record and tell how a trial has ended; called by Optuna after each that did not end the search."""
+        with self.lock:
+            self.ended += 1
+            records = self.records()
+            self.record.update(records)
+            self.unfinished.note_progress()
+            best = best_of(records, self.directions)
+            progress_lines.told(record_of(trial), (self.ended, self.unfinished.n_trials), best)
+
+    def records(self) -> list[TrialRecord]:
+        """Of all trials of the study."""
+        return [record_of(trial) for trial in self.study.get_trials(deepcopy=False) if trial.state.name in STATES]
+
+
+def record_of(trial: Any) -> TrialRecord:
+    """One of a study's trials, as the record of a search holds it."""
+    state = STATES[trial.state.name]
+    error = None
+    if state == FAILED:
+        error = trial.user_attrs.get(ERROR, INTERRUPTED if SEARCH in trial.user_attrs else None)
+    values = trial.values if state == COMPLETE else None
+    return TrialRecord(
+        id=str(trial.number),
+        state=state,
+        objective=None if values is None else values[0] if len(values) == 1 else list(values),
+        parameters=dict(trial.params),
+        distributions={name: of_optuna(distribution) for name, distribution in trial.distributions.items()},
+        intermediate=sorted(trial.intermediate_values.items()),
+        seconds=None if trial.duration is None else trial.duration.total_seconds(),
+        folder=trial.user_attrs.get(FOLDER),
+        error=error,
+    )
+
+
+def best_runs(study: Any) -> BestRun | list[BestRun]:
+    """The best trial of a study, or with several objectives all that none surpasses.
+
+    Raises:
+        RuntimeError: no trial was completed.
+    """
+    records = [record_of(trial) for trial in study.get_trials(deepcopy=False) if trial.state.name in STATES]
+    if not any(record.state == COMPLETE for record in records):
+        raise RuntimeError(_none_completed(records))
+    if len(study.directions) > 1:
+        return [BestRun(str(trial.number), trial.values, trial.params) for trial in study.best_trials]
+    best = study.best_trial
+    return BestRun(str(best.number), best.value, best.params)
+
+
+def _none_completed(records: list[TrialRecord]) -> str:
+    if not records:
+        return "The search ended before any trial: give it more time (timeout), or look for what calls Study.stop()."
+    failed = [record for record in records if record.state == FAILED]
+    pruned = sum(record.state == PRUNED for record in records)
+    counts = [f"{len(failed)} failed"] * bool(failed) + [f"{pruned} {'was' if pruned == 1 else 'were'} pruned"] * bool(
+        pruned
+    )
+    message = f"None of {len(records)} trials was completed: {' and '.join(counts) or 'all are still running'}."
+    if not failed:
+        return message
+    return (
+        f"{message} The first failure, in trial {failed[0].id} with {failed[0].parameters}: {failed[0].error}. "
+        "With catch=() a search ends at the first failure and shows where it came from."
+    )

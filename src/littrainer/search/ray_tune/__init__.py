@@ -1,0 +1,1 @@
+"""Searches with Ray Tune: what the script's process does, and what the trial's does."""

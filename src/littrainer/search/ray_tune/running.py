@@ -1,0 +1,160 @@
+"""A search on Ray Tune: each trial in a process that Ray starts, on this machine or on others."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from littrainer.compat import redirect
+from littrainer.processes.environment import PROCESSES
+from littrainer.search.ray_tune.keywords import checked_keywords, pauses_trials, time_limits
+from littrainer.search.ray_tune.trial import OBJECTIVE, TrialSetting, WaitsForTraining, report_to_ray, train_trial
+from littrainer.search.results import BestRun
+from littrainer.search.travelling.packing import packed
+from littrainer.search.travelling.surroundings import surroundings
+from littrainer.search.trial_parameters import NO_PARAMETERS, checked_space, names_for_model
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+__all__ = ["report_to_ray", "run_hp_search_ray"]
+
+SCOPE = "RAY_SCOPE"
+# What of a trial's objectives counts when trials are compared; "all" means the best of them.
+SCOPES = ("last", "all", "avg", "last-5-avg", "last-10-avg")
+NEW_OUTPUT = "RAY_AIR_NEW_OUTPUT"
+# The prefix of the names of an experiment and of its trials.
+NAME = "hyperparameter_search"
+
+
+def run_hp_search_ray(trainer: Trainer, n_trials: int, direction: str | list[str], **kwargs: Any) -> BestRun:
+    """Search on Ray Tune.
+
+    Parameters:
+        n_trials: samples of the space; a `grid_search` in it is gone through in each of them.
+        direction: `minimize` or `maximize`.
+        kwargs: keywords of `ray.tune.run`. By default a trial gets one CPU, and a GPU where there is one, failed trials
+            do not end the search (`raise_on_failed_trial=False`), and a `CLIReporter` shows how trials stand. The
+            environment variable `RAY_SCOPE` says what of a trial's objectives counts, `last` by default.
+
+    Returns:
+        the best of the trials that have not failed, with Ray's `ExperimentAnalysis` as `run_summary`.
+
+    Raises:
+        ValueError, TypeError: several directions, an unknown keyword, a scheduler for the other direction, or a wrong
+            `RAY_SCOPE`.
+        RuntimeError: the scheduler needs evaluations while training and there are none; no trial was completed; or
+            several processes search together.
+        KeyboardInterrupt: Ctrl-C ended the search; Ray says how to resume it.
+        SearchMistake, or what is no failure of hyperparameters: a trial shows that the script is wrong.
+    """
+    scope = _checked_scope()
+    mode = _mode(direction)
+    if trainer.args.world_size > 1:
+        raise RuntimeError(
+            "A search on Ray Tune has one process, and Ray starts those of the trials, each with a GPU where there are "
+            f"any; this one has {trainer.args.world_size}. Start the script without a launcher and with "
+            f"{PROCESSES}=1 in the environment, or search with backend='optuna'."
+        )
+    space = checked_space(trainer.hp_space(None), may_be_empty="search_alg" in kwargs)
+    keywords = checked_keywords(trainer, mode, kwargs)
+    scheduler = keywords.get("scheduler")
+    names = {**space, **(getattr(scheduler, "_hyperparam_mutations", None) or {})}
+    names_for_model(trainer, {name: value for name, value in names.items() if name not in NO_PARAMETERS})
+
+    import ray.tune
+    import ray.util.client
+
+    from littrainer.search.ray_tune.following import Following
+
+    planned = None if n_trials < 0 else n_trials * _grid_size(space)
+    following = Following(trainer, space, str(direction), planned, time_limits(scheduler))
+    setting = TrialSetting(surroundings(), str(direction), redirect.is_installed(), pauses_trials(scheduler))
+    trainable = ray.tune.with_parameters(train_trial, packed_trainer=packed(trainer), setting=setting)
+    trainable.__name__ = NAME
+    trainable.__mixins__ = (WaitsForTraining,)
+    # Else Ray carries the search out on the cluster, where callbacks of this process hear nothing.
+    if not ray.util.client.ray.is_connected():
+        keywords["callbacks"] = [*(keywords.get("callbacks") or []), following]
+    try:
+        with _output_that_reports(), _handlers_left_alone():
+            analysis = ray.tune.run(trainable, config=space, num_samples=n_trials, **keywords)
+    except ray.tune.TuneError:
+        if following.mistake is not None:
+            raise following.mistake from None
+        raise
+    finally:
+        following.close()
+    following.take_in(analysis.trials)
+    if following.is_interrupted(analysis.trials):
+        raise KeyboardInterrupt
+    following.refuse_without_result(analysis.trials)
+    best = best_trial(following.completed(analysis.trials), mode, scope)
+    return BestRun(best.trial_id, best.last_result[OBJECTIVE], best.config, analysis)
+
+
+def _checked_scope() -> str:
+    scope = os.environ.get(SCOPE, SCOPES[0])
+    if scope not in SCOPES:
+        raise ValueError(f"The environment variable {SCOPE} is {scope!r}; it can be {', '.join(SCOPES)}.")
+    return scope
+
+
+def _mode(direction: str | list[str]) -> str:
+    directions = [direction] if isinstance(direction, str) else list(direction)
+    if len(directions) != 1:
+        raise ValueError(
+            f"Ray Tune searches for one objective, and direction names {len(directions)} ({', '.join(directions)}): "
+            "give one direction, and let compute_objective return one number, or search with backend='optuna'."
+        )
+    return "min" if directions[0] == "minimize" else "max"
+
+
+def _grid_size(space: dict[str, Any]) -> int:
+    grids = (value["grid_search"] for value in space.values() if isinstance(value, dict) and "grid_search" in value)
+    return math.prod(len(values) for values in grids)
+
+
+def best_trial(trials: list[Any], mode: str, scope: str) -> Any:
+    """The best of Ray's trials.
+
+    Parameters:
+        mode: `min` or `max`.
+        scope: one of `SCOPES`.
+    """
+    of_trial = mode if scope == "all" else scope
+    choose = min if mode == "min" else max
+    return choose(trials, key=lambda trial: trial.metric_analysis[OBJECTIVE][of_trial])
+
+
+@contextlib.contextmanager
+def _output_that_reports() -> Iterator[None]:
+    """Let Ray use progress reporters, which its newer kind of output passes over, unless the environment decides."""
+    if NEW_OUTPUT in os.environ:
+        yield
+        return
+    os.environ[NEW_OUTPUT] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(NEW_OUTPUT, None)
+
+
+@contextlib.contextmanager
+def _handlers_left_alone() -> Iterator[None]:
+    """Give back the signals that `ray.tune.run` takes and keeps."""
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGUSR1") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""Trials that several processes carry out together."""

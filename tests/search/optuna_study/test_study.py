@@ -1,0 +1,379 @@
+"""Searches with Optuna: keywords, failures, pruning, several objectives, and what is recorded."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+
+from littrainer import BestRun, Trainer, TrainerCallback
+from littrainer.search.failures import TRIAL_FAILURES, ObjectiveIsNan, SearchMistake
+from littrainer.search.optuna_study.study import caught_errors, keywords_told_apart, record_of
+from littrainer.search.record import read_record
+from tests.search.trainers import rate_space, searched_trainer
+
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
+
+class DrawsInTurn(optuna.samplers.BaseSampler):
+    """Draws these learning rates, one after the other."""
+
+    def __init__(self, *rates: float):
+        self.rates = list(rates)
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
+        return {}
+
+    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
+        return {}
+
+    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
+        return self.rates.pop(0)
+
+
+class FailsAboveATenth(Trainer):
+    """Fails where the learning rate is above 0.05, with the error of its class attribute."""
+
+    error: Exception = ValueError("the rate is too high")
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        if self.args.learning_rate > 0.05:
+            raise self.error
+        return super().compute_loss(*args, **kwargs)
+
+
+def failing_with(error: Exception) -> type[Trainer]:
+    return type("FailsOtherwise", (FailsAboveATenth,), {"error": error})
+
+
+def searched(trainer: Any, *rates: float, **keywords: Any) -> Any:
+    return trainer.hyperparameter_search(
+        rate_space, **{"n_trials": len(rates) or 1, "sampler": DrawsInTurn(*rates), **keywords}
+    )
+
+
+# ---- Keywords --------------------------------------------------------------------------------------------------------
+
+
+def test_keywords_go_to_the_function_that_takes_them() -> None:
+    for_study, for_optimize = keywords_told_apart(
+        {"storage": 1, "sampler": 2, "pruner": 3, "study_name": 4, "load_if_exists": 5, "timeout": 6, "n_jobs": 7}
+        | {"catch": 8, "callbacks": 9, "gc_after_trial": 10, "show_progress_bar": 11}
+    )
+    assert for_study == {"storage": 1, "sampler": 2, "pruner": 3, "study_name": 4, "load_if_exists": 5}
+    assert for_optimize == {
+        "timeout": 6,
+        "n_jobs": 7,
+        "catch": 8,
+        "callbacks": 9,
+        "gc_after_trial": 10,
+        "show_progress_bar": 11,
+    }
+
+
+def test_an_unknown_keyword_suggests_the_nearest_known_one(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"was given sampeler, which neither .*did you mean 'sampler'"):
+        searched(searched_trainer(tmp_path), sampeler=None)
+
+
+def test_directions_are_asked_for_as_direction() -> None:
+    with pytest.raises(TypeError, match=r"direction=\[\.\.\.\], not as directions"):
+        keywords_told_apart({"directions": ["minimize", "maximize"]})
+
+
+def test_without_catch_a_search_survives_what_hyperparameters_bring_about() -> None:
+    assert caught_errors(None) == TRIAL_FAILURES
+    assert issubclass(torch.OutOfMemoryError, TRIAL_FAILURES)
+    assert issubclass(ObjectiveIsNan, TRIAL_FAILURES)
+    assert not issubclass(SearchMistake, TRIAL_FAILURES)
+
+
+def test_an_objective_that_is_nan_is_caught_unless_nothing_is() -> None:
+    assert caught_errors(KeyError) == (KeyError, ObjectiveIsNan)
+    assert caught_errors([KeyError, OSError]) == (KeyError, OSError, ObjectiveIsNan)
+    assert caught_errors(()) == ()
+
+
+@pytest.mark.parametrize("catch", ["ValueError", 3, [ValueError, "KeyError"], int])
+def test_what_is_caught_has_to_be_exception_classes(catch: Any) -> None:
+    with pytest.raises(TypeError, match="give exception classes, such as ValueError"):
+        caught_errors(catch)
+
+
+def test_callbacks_that_are_no_list_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="has to be a list of functions"):
+        searched(searched_trainer(tmp_path), callbacks=print)
+
+
+def test_callbacks_hear_of_each_trial_and_can_end_the_search(tmp_path: Path) -> None:
+    heard: list[tuple[int, float]] = []
+
+    def stop_after_two(study: Any, trial: Any) -> None:
+        heard.append((trial.number, trial.value))
+        if len(heard) == 2:
+            study.stop()
+
+    best = searched(searched_trainer(tmp_path), 0.02, 0.01, 0.03, n_trials=None, callbacks=[stop_after_two])
+    assert [number for number, _ in heard] == [0, 1]
+    assert best.objective == min(value for _, value in heard)
+
+
+def test_a_search_without_time_for_a_trial_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="ended before any trial: give it more time"):
+        searched(searched_trainer(tmp_path), 0.01, timeout=0)
+
+
+def test_optunas_bar_over_trials_is_shown_where_it_is_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    searched(searched_trainer(tmp_path), 0.01, show_progress_bar=True)
+    assert "1/1" in capfd.readouterr().err
+
+
+# ---- Studies ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_study_in_a_database_holds_the_trials_and_their_reports(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/studies.db"
+    trainer = searched_trainer(tmp_path / "out", eval_strategy="steps", eval_steps=1)
+    best = searched(trainer, 0.02, 0.01, storage=url, study_name="rates")
+    study = optuna.load_study(study_name="rates", storage=url)
+    assert [trial.params for trial in study.trials] == [{"learning_rate": 0.02}, {"learning_rate": 0.01}]
+    assert [sorted(trial.intermediate_values) for trial in study.trials] == [[1, 2], [1, 2]]
+    assert best == BestRun(str(study.best_trial.number), study.best_value, study.best_params)
+
+
+def test_a_study_of_that_name_is_gone_on_with_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    storage = optuna.storages.InMemoryStorage()
+    trainer = searched_trainer(tmp_path)
+    first = searched(trainer, 0.01, storage=storage, study_name="rates")
+    with pytest.raises(optuna.exceptions.DuplicatedStudyError):
+        searched(trainer, 0.02, storage=storage, study_name="rates")
+    best = searched(trainer, 1e-4, storage=storage, study_name="rates", load_if_exists=True)
+    assert best == first
+    assert len(optuna.load_study(study_name="rates", storage=storage).trials) == 2
+
+
+def test_a_search_that_is_interrupted_goes_on_with_the_next_call(tmp_path: Path) -> None:
+    pressed: list[int] = []
+
+    class PressesOnce(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.trial_params == {"learning_rate": 0.02} and not pressed:
+                pressed.append(state.global_step)
+                raise KeyboardInterrupt
+
+    trainer = searched_trainer(tmp_path, given={"callbacks": [PressesOnce()]})
+    kept = {"n_trials": 3, "storage": optuna.storages.InMemoryStorage(), "study_name": "s", "load_if_exists": True}
+    with pytest.raises(KeyboardInterrupt):
+        searched(trainer, 0.01, 0.02, **kept)
+    assert [(trial.state, trial.error) for trial in read_record(tmp_path).trials] == [
+        ("complete", None),
+        ("failed", "it was interrupted"),
+    ]
+    searched(trainer, 0.03, **kept)
+    completed = [trial for trial in read_record(tmp_path).trials if trial.state == "complete"]
+    assert [trial.parameters["learning_rate"] for trial in completed] == [0.01, 0.02, 0.03]
+
+
+def test_a_study_made_for_another_direction_is_refused(tmp_path: Path) -> None:
+    storage = optuna.storages.InMemoryStorage()
+    optuna.create_study(study_name="rates", storage=storage, direction="maximize")
+    with pytest.raises(ValueError, match=r"made for 'maximize': pass direction='maximize', or another study_name"):
+        searched(searched_trainer(tmp_path), 0.01, storage=storage, study_name="rates", load_if_exists=True)
+
+
+def test_a_storage_without_a_name_for_the_study_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    searched(searched_trainer(tmp_path), 0.01, storage=f"sqlite:///{tmp_path}/studies.db")
+    assert "Pass study_name and load_if_exists=True" in caplog.text
+
+
+# ---- Failures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_trial_that_fails_is_recorded_and_the_search_goes_on(tmp_path: Path) -> None:
+    trainer = searched_trainer(tmp_path, kind=failing_with(torch.OutOfMemoryError("no memory is left")))
+    best = searched(trainer, 0.09, 0.01, 0.08, 0.02)
+    assert best.run_id in ("1", "3")
+    trials = read_record(tmp_path).trials
+    assert [trial.state for trial in trials] == ["failed", "complete", "failed", "complete"]
+    assert trials[0].error == "OutOfMemoryError: no memory is left"
+    assert trials[0].objective is None and trials[0].parameters == {"learning_rate": 0.09}
+
+
+def test_a_trial_whose_objective_is_nan_is_recorded_as_failed(tmp_path: Path) -> None:
+    objectives = iter([math.nan, 2.0])
+    best = searched(
+        searched_trainer(tmp_path), 0.01, 0.02, compute_objective=lambda metrics: next(objectives), catch=KeyError
+    )
+    assert (best.run_id, best.objective) == ("1", 2.0)
+    assert read_record(tmp_path).trials[0].error == "ObjectiveIsNan: the objective is nan"
+
+
+def test_catching_nothing_ends_the_search_with_the_first_failure_as_it_is(tmp_path: Path) -> None:
+    error = ValueError("the rate is too high")
+    with pytest.raises(ValueError) as raised:
+        searched(searched_trainer(tmp_path, kind=failing_with(error)), 0.01, 0.09, 0.02, catch=())
+    assert raised.value is error
+    assert [trial.state for trial in read_record(tmp_path).trials] == ["complete", "failed"]
+
+
+def test_catching_nothing_ends_the_search_at_an_objective_that_is_nan(tmp_path: Path) -> None:
+    with pytest.raises(ObjectiveIsNan, match="the objective is nan"):
+        searched(searched_trainer(tmp_path), 0.01, 0.02, compute_objective=lambda metrics: math.nan, catch=())
+
+
+def test_an_error_of_the_script_ends_the_search_at_once(tmp_path: Path) -> None:
+    with pytest.raises(AttributeError, match="no such thing"):
+        searched(searched_trainer(tmp_path, kind=failing_with(AttributeError("no such thing"))), 0.09, 0.01)
+    assert [trial.state for trial in read_record(tmp_path).trials] == ["failed"]
+
+
+def test_a_mistake_in_the_space_ends_the_search_whatever_is_caught(tmp_path: Path) -> None:
+    trainer = searched_trainer(tmp_path)
+    with pytest.raises(SearchMistake, match="learning_rate"):
+        trainer.hyperparameter_search(
+            lambda trial: {"learning_rte": trial.suggest_float("learning_rte", 0.1, 0.2)},
+            n_trials=3,
+            catch=(Exception,),
+        )
+    assert len(read_record(tmp_path).trials) == 1
+
+
+def test_where_no_trial_is_completed_the_error_names_the_first_failure(tmp_path: Path) -> None:
+    message = (
+        r"None of 2 trials was completed: 2 failed\. The first failure, in trial 0 with .*0\.09.*: ValueError: the"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        searched(searched_trainer(tmp_path, kind=FailsAboveATenth), 0.09, 0.08)
+
+
+# ---- Pruning ---------------------------------------------------------------------------------------------------------
+
+
+class PrunesHighRates(optuna.pruners.BasePruner):
+    def prune(self, study: Any, trial: Any) -> bool:
+        return trial.params["learning_rate"] > 0.05
+
+
+SAVES_EACH_STEP: dict[str, Any] = {
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "max_steps": 3,
+}
+
+
+def test_a_pruned_trial_stops_at_once_and_leaves_no_checkpoints(tmp_path: Path) -> None:
+    ends: list[int] = []
+
+    class Ends(TrainerCallback):
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            ends.append(state.global_step)
+
+    class PrunesLater(PrunesHighRates):
+        def prune(self, study: Any, trial: Any) -> bool:
+            return trial.last_step == 2 and super().prune(study, trial)
+
+    trainer = searched_trainer(tmp_path, given={"callbacks": [Ends()]}, **SAVES_EACH_STEP)
+    best = searched(trainer, 0.01, 0.09, pruner=PrunesLater())
+    assert best.run_id == "0"
+    assert ends == [3, 2]
+    assert sorted(path.name for path in tmp_path.glob("run-*/*")) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert not (tmp_path / "run-1").exists()
+    pruned = read_record(tmp_path).trials[1]
+    assert (pruned.state, pruned.objective, pruned.folder) == ("pruned", None, None)
+    assert [step for step, _ in pruned.intermediate] == [1, 2]
+
+
+def test_where_all_trials_are_pruned_the_error_says_so(tmp_path: Path) -> None:
+    trainer = searched_trainer(tmp_path, eval_strategy="steps", eval_steps=1)
+    with pytest.raises(RuntimeError, match="None of 1 trials was completed: 1 was pruned"):
+        searched(trainer, 0.09, pruner=PrunesHighRates())
+
+
+def test_a_pruner_that_hears_of_no_evaluation_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    searched(searched_trainer(tmp_path), 0.09, pruner=PrunesHighRates())
+    assert (
+        "pruner=PrunesHighRates will prune no trial: no evaluation takes place during training; set eval" in caplog.text
+    )
+
+
+def test_a_pruner_for_several_objectives_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = searched_trainer(tmp_path, eval_strategy="steps", eval_steps=1)
+    objective = lambda metrics: [metrics["eval_loss"], 1.0]  # noqa: E731
+    both = {"direction": ["minimize", "maximize"], "compute_objective": objective}
+    assert len(searched(trainer, 0.09, pruner=PrunesHighRates(), **both)) == 1
+    assert "Optuna prunes by one objective only" in caplog.text
+
+
+# ---- Results ---------------------------------------------------------------------------------------------------------
+
+
+def test_with_two_objectives_all_runs_that_none_surpasses_are_returned(tmp_path: Path) -> None:
+    values = iter([(1.0, 1.0), (2.0, 3.0), (2.0, 2.0), (0.5, 0.0)])
+    found = searched(
+        searched_trainer(tmp_path),
+        *(0.01, 0.02, 0.03, 0.04),
+        direction=("minimize", "maximize"),
+        compute_objective=lambda metrics: next(values),
+    )
+    assert [(run.run_id, run.objective) for run in found] == [("0", [1.0, 1.0]), ("1", [2.0, 3.0]), ("3", [0.5, 0.0])]
+    assert read_record(tmp_path).directions == ["minimize", "maximize"]
+
+
+def test_the_record_holds_what_each_trial_drew_from_and_left(tmp_path: Path) -> None:
+    trainer = searched_trainer(tmp_path, **SAVES_EACH_STEP)
+    searched(trainer, 0.01, study_name="rates", hp_name=lambda trial: f"rate of {trial.params['learning_rate']}")
+    record = read_record(tmp_path)
+    (trial,) = record.trials
+    assert (record.backend, record.name, record.directions) == ("optuna", "rates", ["minimize"])
+    assert trial.distributions == {
+        "learning_rate": {"kind": "float", "low": 1e-4, "high": 1e-1, "log": True, "step": None}
+    }
+    assert trial.folder == str(tmp_path / "rate of 0.01")
+    assert trial.seconds is not None and trial.seconds > 0
+    assert [value for _, value in trial.intermediate][-1] == trial.objective
+
+
+def test_a_failed_trial_without_an_error_of_its_own_was_interrupted() -> None:
+    study = optuna.create_study()
+    trial = study.ask()
+    trial.set_user_attr("littrainer:search", "some id")
+    study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    assert record_of(study.trials[0]).error == "it was interrupted"
+
+
+def test_each_trial_has_one_line_and_optunas_own_lines_are_kept_back(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    optuna.logging.enable_propagation()
+    try:
+        searched(searched_trainer(tmp_path, kind=FailsAboveATenth), 0.01, 0.09, 0.02)
+    finally:
+        optuna.logging.disable_propagation()
+    lines = [line for line in capfd.readouterr().err.splitlines() if "rial" in line]
+    told = [line for line in lines if line.startswith("[littrainer] trial ")]
+    assert [line.split(" in ")[0] for line in told] == [
+        "[littrainer] trial 0 (1 of 3) complete",
+        "[littrainer] trial 1 (2 of 3) failed",
+        "[littrainer] trial 2 (3 of 3) complete",
+    ]
+    assert not any("finished with value" in line for line in lines)
+
+
+def test_other_logs_of_optuna_are_told_again_after_a_search(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    searched(searched_trainer(tmp_path), 0.01)
+    optuna.logging.enable_propagation()
+    try:
+        with caplog.at_level(logging.INFO):
+            optuna.create_study().optimize(lambda trial: 1.0, n_trials=1)
+    finally:
+        optuna.logging.disable_propagation()
+    assert "Trial 0 finished" in caplog.text

@@ -1,0 +1,274 @@
+"""Searches whose process was ended, and the next call that goes on with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import optuna
+import pytest
+
+from littrainer.checkpoint.claims import CLAIM_NAME, give_back_claim, take_claim
+from littrainer.search.optuna_study.unfinished import AGAIN, CLAIM_FOLDER_PREFIX, ERROR, NOTE_PREFIX, SEARCH, carried_on
+from littrainer.search.record import read_record
+from tests.search.optuna_study.killed_search import N_TRIALS, search
+
+ROOT = Path(__file__).resolve().parents[3]
+LONGEST_RUN_SECONDS = 240
+
+
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
+
+@pytest.fixture
+def study() -> Any:
+    return optuna.create_study(study_name="rates", sampler=optuna.samplers.RandomSampler(seed=1))
+
+
+def for_trainer(folder: Path) -> Any:
+    return SimpleNamespace(args=SimpleNamespace(output_dir=str(folder)))
+
+
+def notes(study: Any) -> list[Any]:
+    return [note for name, note in study.user_attrs.items() if name.startswith(NOTE_PREFIX)]
+
+
+def draw_and_end(study: Any, search_id: str, how: str = "COMPLETE") -> Any:
+    """Run a trial of a search that draws one number; `how` is its state, RUNNING for one that never ends."""
+    trial = study.ask()
+    trial.set_user_attr(SEARCH, search_id)
+    trial.suggest_float("rate", 0.0, 1.0)
+    if how == "COMPLETE":
+        study.tell(trial, 1.0)
+    elif how == "FAIL":
+        trial.set_user_attr(ERROR, "ValueError: too high")
+        study.tell(trial, state=optuna.trial.TrialState.FAIL)
+    return trial
+
+
+def interrupted_search(study: Any, folder: Path, n_trials: int = 5, ended: int = 2) -> str:
+    """A search of which some trials have ended and one was interrupted; returns its id."""
+    with pytest.raises(KeyboardInterrupt), carried_on(study, for_trainer(folder), n_trials, is_stored=True) as begun:
+        for _ in range(ended):
+            draw_and_end(study, begun.id)
+            begun.note_progress()
+        draw_and_end(study, begun.id, "RUNNING")
+        raise KeyboardInterrupt
+    return begun.id
+
+
+def test_a_killed_search_goes_on_to_the_trials_that_it_would_have_had(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    command = [sys.executable, "-m", "tests.search.optuna_study.killed_search", str(tmp_path), "3"]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": paths},
+        timeout=LONGEST_RUN_SECONDS,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    storage = f"sqlite:///{tmp_path}/studies.db"
+    killed = optuna.load_study(study_name="killed", storage=storage)
+    assert [trial.state.name for trial in killed.trials] == ["COMPLETE"] * 3 + ["RUNNING"]
+
+    best = search(tmp_path / "out", storage)
+    assert f"3 of its {N_TRIALS} trials have ended; trial 3 is done again." in caplog.text
+    trials = optuna.load_study(study_name="killed", storage=storage).trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 3 + ["FAIL"] + ["COMPLETE"] * 2
+
+    undisturbed_storage = optuna.storages.InMemoryStorage()
+    undisturbed_best = search(tmp_path / "undisturbed", undisturbed_storage)
+    undisturbed = optuna.load_study(study_name="killed", storage=undisturbed_storage).trials
+    completed = [trial for trial in trials if trial.state.name == "COMPLETE"]
+    assert [trial.params for trial in completed] == [trial.params for trial in undisturbed]
+    assert [trial.value for trial in completed] == [trial.value for trial in undisturbed]
+    assert best[1:] == undisturbed_best[1:]
+    record = read_record(tmp_path / "out").trials
+    assert [(trial.state, trial.error) for trial in record[3:5]] == [
+        ("failed", "it was interrupted"),
+        ("complete", None),
+    ]
+    assert not list((tmp_path / "out").glob(f"{CLAIM_FOLDER_PREFIX}*"))
+
+
+def test_a_search_that_was_interrupted_goes_on_with_the_next_call(tmp_path: Path, study: Any) -> None:
+    first = interrupted_search(study, tmp_path)
+    with carried_on(study, for_trainer(tmp_path), 5, is_stored=True) as again:
+        assert (again.id, again.ended, again.n_left) == (first, 2, 3)
+        done_again = study.ask()
+        assert done_again.user_attrs == {AGAIN: 2}
+        rate = done_again.suggest_float("rate", 0.0, 1.0)
+    assert rate == study.trials[2].params["rate"]
+    assert study.trials[2].state.name == "FAIL"
+
+
+def test_an_interrupted_search_draws_what_it_would_have_drawn(tmp_path: Path, study: Any) -> None:
+    undisturbed = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    undisturbed.optimize(lambda trial: trial.suggest_float("rate", 0.0, 1.0), n_trials=5)
+    interrupted_search(study, tmp_path)
+    study.sampler = optuna.samplers.RandomSampler(seed=1)
+    with carried_on(study, for_trainer(tmp_path), 5, is_stored=True) as again:
+        for _ in range(3):
+            draw_and_end(study, again.id)
+    rates = [trial.params["rate"] for trial in study.trials if trial.state.name == "COMPLETE"]
+    assert rates == [trial.params["rate"] for trial in undisturbed.trials]
+
+
+def test_after_a_trial_that_ended_its_search_others_are_drawn(tmp_path: Path, study: Any) -> None:
+    with pytest.raises(ValueError, match="wrong"), carried_on(study, for_trainer(tmp_path), 4, is_stored=True) as begun:
+        draw_and_end(study, begun.id, "FAIL")
+        raise ValueError("wrong")
+    study.sampler = optuna.samplers.RandomSampler(seed=1)
+    with carried_on(study, for_trainer(tmp_path), 4, is_stored=True) as again:
+        draw_and_end(study, again.id)
+    assert study.trials[0].params != study.trials[1].params
+
+
+def test_a_trial_that_failed_by_itself_counts_and_is_not_done_again(tmp_path: Path, study: Any) -> None:
+    with pytest.raises(ValueError, match="wrong"), carried_on(study, for_trainer(tmp_path), 4, is_stored=True) as begun:
+        draw_and_end(study, begun.id, "FAIL")
+        raise ValueError("wrong")
+    with carried_on(study, for_trainer(tmp_path), 4, is_stored=True) as again:
+        assert (again.ended, again.n_left) == (1, 3)
+    assert len(study.trials) == 1
+
+
+def test_a_search_that_is_interrupted_twice_does_each_trial_again_once(tmp_path: Path, study: Any) -> None:
+    first = interrupted_search(study, tmp_path)
+    with pytest.raises(KeyboardInterrupt), carried_on(study, for_trainer(tmp_path), 5, is_stored=True) as again:
+        draw_and_end(study, again.id)
+        draw_and_end(study, again.id, "RUNNING")
+        raise KeyboardInterrupt
+    with carried_on(study, for_trainer(tmp_path), 5, is_stored=True) as once_more:
+        assert (once_more.id, once_more.ended, once_more.n_left) == (first, 3, 2)
+    waiting = [trial for trial in study.trials if trial.state.name == "WAITING"]
+    assert [trial.user_attrs for trial in waiting] == [{AGAIN: 4}]
+
+
+def test_a_finished_search_is_forgotten_and_the_next_call_runs_as_many_trials_more(tmp_path: Path, study: Any) -> None:
+    with carried_on(study, for_trainer(tmp_path), 2, is_stored=True) as first:
+        draw_and_end(study, first.id)
+        assert notes(study)[0]["n_trials"] == 2
+        assert (tmp_path / f"{CLAIM_FOLDER_PREFIX}{first.id}" / CLAIM_NAME).exists()
+    assert notes(study) == [None]
+    assert not list(tmp_path.iterdir())
+    with carried_on(study, for_trainer(tmp_path), 2, is_stored=True) as second:
+        assert second.id != first.id
+        assert (second.ended, second.n_left) == (0, 2)
+
+
+def test_a_search_for_another_number_of_trials_is_not_gone_on_with(tmp_path: Path, study: Any) -> None:
+    first = interrupted_search(study, tmp_path, n_trials=5)
+    with carried_on(study, for_trainer(tmp_path), 7, is_stored=True) as other:
+        assert other.id != first
+        assert other.n_left == 7
+
+
+def test_a_search_that_still_runs_is_left_alone(tmp_path: Path, study: Any) -> None:
+    with carried_on(study, for_trainer(tmp_path), 3, is_stored=True) as running:
+        trial = draw_and_end(study, running.id, "RUNNING")
+        with carried_on(study, for_trainer(tmp_path), 3, is_stored=True) as other:
+            assert other.id != running.id
+            assert other.n_left == 3
+        assert study.trials[trial.number].state.name == "RUNNING"
+
+
+def test_of_two_calls_one_goes_on_with_an_interrupted_search(tmp_path: Path, study: Any) -> None:
+    first = interrupted_search(study, tmp_path)
+    with (
+        carried_on(study, for_trainer(tmp_path), 5, is_stored=True) as one,
+        carried_on(study, for_trainer(tmp_path), 5, is_stored=True) as two,
+    ):
+        assert one.id == first
+        assert two.id != first
+        assert two.n_left == 5
+
+
+def killed_search(study: Any, folder: Path, **changes: Any) -> str:
+    """A search whose process was killed, so that its note says nothing of an end, and whose claim lies nowhere."""
+    search_id = interrupted_search(study, folder)
+    name = f"{NOTE_PREFIX}{search_id}"
+    study.set_user_attr(name, {**study.user_attrs[name], "was_stopped": False, **changes})
+    return search_id
+
+
+def test_a_search_whose_output_folder_was_deleted_is_gone_on_with_where_its_process_has_ended(
+    tmp_path: Path, study: Any
+) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(LONGEST_RUN_SECONDS)
+    first = killed_search(study, tmp_path, pid=ended.pid)
+    with carried_on(study, for_trainer(tmp_path), 5, is_stored=True) as again:
+        assert again.id == first
+
+
+def test_a_search_of_another_host_that_cannot_be_seen_is_left_alone_and_told_of(
+    tmp_path: Path, study: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = killed_search(study, tmp_path, host=f"not-{socket.gethostname()}")
+    with carried_on(study, for_trainer(tmp_path), 5, is_stored=True) as other:
+        assert other.id != first
+    assert f"on not-{socket.gethostname()} began a search in this study and has not finished it" in caplog.text
+    assert study.trials[2].state.name == "RUNNING"
+
+
+def test_a_search_of_another_host_whose_claim_is_free_is_gone_on_with(tmp_path: Path, study: Any) -> None:
+    first = killed_search(study, tmp_path, host=f"not-{socket.gethostname()}")
+    Path(study.user_attrs[f"{NOTE_PREFIX}{first}"]["claim"]).mkdir()
+    with carried_on(study, for_trainer(tmp_path), 5, is_stored=True) as again:
+        assert again.id == first
+
+
+def test_a_search_of_another_host_whose_claim_is_held_is_left_alone(tmp_path: Path, study: Any) -> None:
+    first = killed_search(study, tmp_path, host=f"not-{socket.gethostname()}")
+    key = take_claim(Path(study.user_attrs[f"{NOTE_PREFIX}{first}"]["claim"]))
+    try:
+        with carried_on(study, for_trainer(tmp_path), 5, is_stored=True) as other:
+            assert other.id != first
+    finally:
+        give_back_claim(key)
+
+
+def test_where_nothing_can_be_written_a_search_runs_unnoted_and_says_so(
+    tmp_path: Path, study: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with carried_on(study, for_trainer(tmp_path / "file"), 5, is_stored=True) as unnoted:
+        assert unnoted.n_left == 5
+    assert notes(study) == []
+    assert "If this search is killed, it has to be begun anew" in caplog.text
+
+
+def test_a_study_that_ends_with_the_process_is_not_noted(tmp_path: Path, study: Any) -> None:
+    with carried_on(study, for_trainer(tmp_path), 5, is_stored=False) as search:
+        search.note_progress()
+        assert search.n_left == 5
+    assert study.user_attrs == {} and not list(tmp_path.iterdir())
+
+
+def test_a_search_that_stopped_elsewhere_is_gone_on_with(tmp_path: Path, study: Any) -> None:
+    first = interrupted_search(study, tmp_path / "there")
+    with carried_on(study, for_trainer(tmp_path / "here"), 5, is_stored=True) as again:
+        assert again.id == first
+        assert again.claim is not None and again.claim.parent == tmp_path / "here"
+
+
+def test_a_search_by_time_alone_goes_on_by_time(tmp_path: Path, study: Any) -> None:
+    first = interrupted_search(study, tmp_path, n_trials=None)
+    with carried_on(study, for_trainer(tmp_path), None, is_stored=True) as again:
+        assert (again.id, again.ended, again.n_left) == (first, 2, None)
+
+
+def test_trials_side_by_side_leave_no_draws_to_repeat(tmp_path: Path, study: Any) -> None:
+    with carried_on(study, for_trainer(tmp_path), 5, is_stored=True, jobs=2):
+        assert notes(study)[0]["generators"] is None
