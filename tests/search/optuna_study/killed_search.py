@@ -1,5 +1,5 @@
 """A search over a study in a file, in a process that ends itself in the middle of a trial:
-`python -m tests.search.optuna_study.killed_search FOLDER TRIAL` ends in trial number TRIAL, after its first evaluation."""
+`python -m tests.search.optuna_study.killed_search FOLDER TRIAL` ends in trial TRIAL, after its first evaluation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Searches on Ray Tune by an unchanged script: `littrainer run tests/search/ray_tune/ray_searches.py FOLDER TEMPORARY` carries
-them out in FOLDER, where it leaves `outcomes.json`; Ray keeps its own files in TEMPORARY."""
+"""Searches on Ray Tune by an unchanged script: `littrainer run ray_searches.py FOLDER TEMPORARY` carries them out in
+FOLDER, where it leaves `outcomes.json`; Ray keeps its own files in TEMPORARY."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from filelock import FileLock
 
 from littrainer.search.failures import SearchMistake
 from littrainer.search.record import COMPLETE, FAILED, read_record
+from littrainer.search.side_by_side import pool
 from littrainer.search.side_by_side.conversation import Setting
 from littrainer.search.side_by_side.pool import SideBySide
 from littrainer.search.side_by_side.trial_process import TrialProcess, TrialProcessDied
@@ -192,7 +193,7 @@ class StandIn:
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
     made: list[StandIn] = []
     monkeypatch.setattr(StandIn, "made", made, raising=False)
-    monkeypatch.setattr(side_by_side, "TrialProcess", StandIn)
+    monkeypatch.setattr(pool, "TrialProcess", StandIn)
     return made
 
 
@@ -291,7 +292,7 @@ def test_where_no_process_can_be_started_the_search_ends(tmp_path: Path, monkeyp
     def fail(*arguments: Any) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(side_by_side, "TrialProcess", fail)
+    monkeypatch.setattr(pool, "TrialProcess", fail)
     with pytest.raises(BlockingIOError), SideBySide(searched_trainer(tmp_path), 1, survives=(ValueError,)) as trials:
         for number in range(2):
             with pytest.raises(BlockingIOError):
@@ -346,6 +347,6 @@ def test_what_cannot_travel_is_told_before_any_trial(tmp_path: Path) -> None:
 
 def test_where_processes_cannot_be_started_so_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = searched_trainer(tmp_path)
-    monkeypatch.setattr(side_by_side, "os", SimpleNamespace(name="nt"))
+    monkeypatch.setattr(pool, "os", SimpleNamespace(name="nt"))
     with pytest.raises(SearchMistake, match=r"n_jobs=2 runs trials side by side, which needs Linux or macOS"):
         SideBySide(trainer, 2)
