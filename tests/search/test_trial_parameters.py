@@ -125,6 +125,22 @@ def test_what_is_no_argument_cannot_be_set(trainer: Any, name: str) -> None:
         set_parameters(trainer, {name: 3})
 
 
+def test_a_name_for_the_model_that_is_all_but_an_argument_is_refused(tmp_path: Path) -> None:
+    trainer = searched_trainer(tmp_path, model_init=lambda trial: VectorClassifier())
+    with pytest.raises(SearchMistake, match=r"'learnin_rate' is no argument .*did you mean 'learning_rate'\?"):
+        set_parameters(trainer, {"learnin_rate": 0.1})
+
+
+def test_a_name_for_the_model_that_is_like_an_argument_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = searched_trainer(tmp_path, model_init=lambda trial: VectorClassifier())
+    for rate in (0.1, 0.2):
+        set_parameters(trainer, {"learning_tempo": rate, "hidden_width": 3})
+    told = [record.getMessage() for record in caplog.records if "model_init alone gets it" in record.getMessage()]
+    assert len(told) == 1 and "did you mean 'learning_rate'?" in told[0]
+
+
 def test_names_for_a_model_init_that_takes_the_trial_are_let_through(tmp_path: Path) -> None:
     trainer = searched_trainer(tmp_path, model_init=lambda trial: VectorClassifier())
     assert set_parameters(trainer, {"hidden": 16, "seed": 3}) == {"seed"}

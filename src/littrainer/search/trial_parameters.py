@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import difflib
 import inspect
+import logging
 import types
 import typing
 from collections.abc import Mapping
@@ -14,7 +16,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Union
 
 from littrainer.arguments.earlier_spelling import earlier_names_of
-from littrainer.arguments.nearest import suggestion
+from littrainer.arguments.nearest import nearest_name, suggestion
 from littrainer.arguments.normalization import ALIASES, CHOICE_FIELDS
 from littrainer.arguments.parser_values import truth
 from littrainer.arguments.training_arguments import TrainingArguments
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = ["hp_params", "parameters_of", "set_parameters"]
 
+logger = logging.getLogger(__name__)
+
+# So similar to the name of an argument (1: equal) no parameter of a model is meant to be.
+MISSPELLED = 0.9
 # Arguments that a Trainer reads only when it is made.
 READ_AT_CONSTRUCTION = ("report_to", "disable_tqdm")
 # What Ray's configuration may hold for its own logger.
@@ -116,6 +122,8 @@ def names_for_model(trainer: Trainer, parameters: Mapping[str, Any]) -> list[str
     unknown = [name for name in parameters if name not in known and name not in earlier and not _is_own(args, name)]
     if unknown and not gives_trial_to_model(trainer):
         raise SearchMistake(_told_of_unknown(type(args).__name__, unknown, known))
+    for name in unknown:
+        _check_is_not_misspelled(name, type(args).__name__, frozenset(known))
     fixed = [name for name in parameters if name in READ_AT_CONSTRUCTION]
     if fixed:
         raise SearchMistake(
@@ -170,6 +178,25 @@ def _told_of_unknown(owner: str, unknown: list[str], known: set[str]) -> str:
     return (
         f"The parameters of a trial are arguments, and {owner} does not have these: {'; '.join(found)}. Parameters of "
         "the model need a model_init that takes the trial."
+    )
+
+
+@cache
+def _check_is_not_misspelled(name: str, owner: str, known: frozenset[str]) -> None:
+    """Refuse a parameter for the model that is all but the name of an argument, and tell once of one that is similar."""
+    meant = nearest_name(name, sorted(known))
+    if meant is None:
+        return
+    if difflib.SequenceMatcher(None, name, meant).ratio() >= MISSPELLED:
+        raise SearchMistake(
+            f"{name!r} is no argument of {owner}: did you mean {meant!r}? If it is for the model, give it a name that is "
+            "less like that."
+        )
+    logger.warning(
+        "%r is no argument of %s, so model_init alone gets it. If it was to be one, did you mean %r?",
+        name,
+        owner,
+        meant,
     )
 
 
