@@ -138,7 +138,7 @@ def test_a_name_for_the_model_that_is_like_an_argument_is_told_of_once(
     for rate in (0.1, 0.2):
         set_parameters(trainer, {"learning_tempo": rate, "hidden_width": 3})
     told = [record.getMessage() for record in caplog.records if "model_init alone gets it" in record.getMessage()]
-    assert len(told) == 1 and "did you mean 'learning_rate'?" in told[0]
+    assert len(told) == 1 and "Or is it 'learning_rate'?" in told[0]
 
 
 def test_names_for_a_model_init_that_takes_the_trial_are_let_through(tmp_path: Path) -> None:

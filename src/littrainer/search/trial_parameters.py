@@ -183,21 +183,15 @@ def _told_of_unknown(owner: str, unknown: list[str], known: set[str]) -> str:
 
 @cache
 def _check_is_not_misspelled(name: str, owner: str, known: frozenset[str]) -> None:
-    """Refuse a parameter for the model that is all but the name of an argument, and tell once of one that is similar."""
+    """Refuse a parameter for the model that is all but named as an argument, and tell once of one that is similar."""
     meant = nearest_name(name, sorted(known))
     if meant is None:
         return
     if difflib.SequenceMatcher(None, name, meant).ratio() >= MISSPELLED:
         raise SearchMistake(
-            f"{name!r} is no argument of {owner}: did you mean {meant!r}? If it is for the model, give it a name that is "
-            "less like that."
+            f"{name!r} is no argument of {owner}: did you mean {meant!r}? If it is for the model, name it otherwise."
         )
-    logger.warning(
-        "%r is no argument of %s, so model_init alone gets it. If it was to be one, did you mean %r?",
-        name,
-        owner,
-        meant,
-    )
+    logger.warning("%r is no argument of %s, so model_init alone gets it. Or is it %r?", name, owner, meant)
 
 
 def _resolve_pairs(candidate: Any, given: Mapping[str, Any]) -> None:
