@@ -45,8 +45,8 @@ REPLACED: dict[str, dict[str, str]] = {
         "get_reporting_integration_callbacks": "littrainer.tracking.selection:tracker_classes",
         "hp_params": "littrainer.callbacks.state:hp_params",
         "rewrite_logs": "littrainer.tracking.metric_names:with_tracked_names",
-        "run_hp_search_optuna": f"{SEARCH}.optuna_study:run_hp_search_optuna",
-        "run_hp_search_ray": f"{SEARCH}.ray_tune:run_hp_search_ray",
+        "run_hp_search_optuna": f"{SEARCH}.optuna_study.study:run_hp_search_optuna",
+        "run_hp_search_ray": f"{SEARCH}.ray_tune.running:run_hp_search_ray",
         "run_hp_search_wandb": f"{SEARCH}.wandb_sweep:run_hp_search_wandb",
     },
     "transformers.trainer": {
