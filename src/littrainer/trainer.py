@@ -691,7 +691,8 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
                 micro-batch size.
             compute_objective: takes an evaluation's metrics, returns the number to go by, or a list of them; by
                 default the loss, or the sum of all metrics where there are any.
-            n_trials: trainings to carry out; None with a `timeout` alone.
+            n_trials: trainings to carry out; None, with Optuna, for as many as `timeout` allows, and without one
+                until the study is stopped.
             direction: `minimize` or `maximize`; a list for several objectives.
             backend: `optuna`, `ray` or `wandb`; by default the first that is installed.
             hp_name: takes the trial, returns its name, which is that of its folder too; by default `run-<id>`.

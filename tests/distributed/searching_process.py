@@ -180,9 +180,12 @@ def a_wrong_space(folder: Path) -> Any:
     def of_each(trial: Any) -> dict[str, Any]:
         return {"weight_decay": trial.suggest_float(f"decay_{RANK}", 0.0, 1.0)}
 
+    def that_asks_nobody(trial: Any) -> dict[str, Any]:
+        return {**rate(trial), "num_train_epochs": RANK + 1}
+
     trainer = trainer_for(folder / "wrong")
     sampler = optuna.samplers.RandomSampler(seed=0)
-    return [searched(trainer, space, sampler=sampler)["error"] for space in (misspelled, of_each)]
+    return [searched(trainer, space, sampler=sampler)["error"] for space in (misspelled, of_each, that_asks_nobody)]
 
 
 def side_by_side(folder: Path) -> Any:

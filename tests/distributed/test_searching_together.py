@@ -91,6 +91,8 @@ def test_a_space_that_is_wrong_ends_the_search_in_both(found: Found) -> None:
     assert "'learning_rate'?" in first[0] and first[0] == second[0]
     assert first[1] == second[1]
     assert "asks for the hyperparameter 'decay_1' in process 1, and in process 0 it does not" in first[1]
+    assert first[2] == second[2]
+    assert "returned 1 for 'num_train_epochs' in process 0, and 2 in process 1" in first[2]
 
 
 def test_trials_side_by_side_are_refused(found: Found) -> None:

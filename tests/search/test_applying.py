@@ -41,6 +41,35 @@ def test_training_afterwards_repeats_the_best_trial_exactly(tmp_path: Path) -> N
     assert trainer.state.is_hyper_param_search is False
 
 
+@pytest.mark.filterwarnings("ignore:warmup_ratio:FutureWarning")
+def test_an_earlier_name_that_a_script_sets_by_hand_counts_as_in_the_trial(tmp_path: Path) -> None:
+    def space(trial: Any) -> dict[str, Any]:
+        return {name: trial.suggest_float(name, 0.4, 0.5) for name in ("warmup_ratio", "learning_rate")}
+
+    trainer = searched_trainer(tmp_path, max_steps=6)
+    best = quiet_search(trainer, space, n_trials=1)
+    for name, value in best.hyperparameters.items():
+        setattr(trainer.args, name, value)
+    trainer.args.gradient_checkpointing_kwargs = {"use_reentrant": False}
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] == best.objective
+    assert trainer.args.warmup_steps == best.hyperparameters["warmup_ratio"]
+    assert trainer.args.activation_checkpointing_kwargs == {"use_reentrant": False}
+    trainer.args.warmup_steps = 3
+    trainer.train()
+    assert trainer.args.warmup_steps == 3
+
+
+@pytest.mark.filterwarnings("ignore:warmup_ratio:FutureWarning")
+def test_what_a_script_sets_after_the_best_trial_was_applied_decides_over_it(tmp_path: Path) -> None:
+    trainer = searched_trainer(tmp_path)
+    best = quiet_search(trainer, lambda trial: {"warmup_ratio": trial.suggest_float("warmup_ratio", 0.4, 0.5)})
+    trainer.apply_best(best)
+    trainer.args.warmup_steps = 1
+    trainer.train()
+    assert trainer.args.warmup_steps == 1
+
+
 def test_another_trainer_is_told_the_space(tmp_path: Path) -> None:
     def space(trial: Any) -> dict[str, Any]:
         return {"learning_rate": 10 ** trial.suggest_float("exponent", -4, -1)}

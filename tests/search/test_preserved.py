@@ -99,6 +99,37 @@ def test_so_does_one_that_ends_with_an_error(tmp_path: Path) -> None:
     assert_same(facts_about(trainer), before)
 
 
+def test_callbacks_that_a_trial_adds_or_removes_are_as_before_in_the_next_one(tmp_path: Path) -> None:
+    seen: list[list[str]] = []
+
+    class Adds(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seen.append([type(each).__name__ for each in [*handler.callbacks, *trainer.lightning_callbacks]])
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            handler.callbacks.append(TrainerCallback())
+            handler.pop_callback(Once)
+            trainer.lightning_callbacks.append(Callback())
+
+    class Once(TrainerCallback):
+        """Goes away after the first training."""
+
+    class OfBackend(TrainerCallback):
+        """Added when the search has begun."""
+
+    trainer = searched_trainer(tmp_path, given={"callbacks": [Adds(), Once()]})
+    trainer.compute_objective = lambda metrics: metrics["eval_loss"]
+    handler = trainer.callback_handler
+    before = list(handler.callbacks)
+    with searching(trainer, "some backend", "minimize"):
+        trainer.add_callback(OfBackend())
+        for seed in (3, 4):
+            run_trial(trainer, {"seed": seed})
+    assert seen[0] == seen[1]
+    assert {"Once", "OfBackend"} <= set(seen[1])
+    assert (handler.callbacks, trainer.lightning_callbacks) == (before, [])
+
+
 def test_dicts_and_lists_in_the_arguments_that_a_trial_changes_have_their_entries_again(tmp_path: Path) -> None:
     trainer = searched_trainer(tmp_path, lr_scheduler_kwargs={"num_cycles": 1}, lr_scheduler_type="cosine")
     given = trainer.args.lr_scheduler_kwargs

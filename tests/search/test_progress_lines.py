@@ -62,7 +62,7 @@ def test_a_log_level_above_warnings_tells_nothing(
     assert capsys.readouterr().err == ""
 
 
-def test_optunas_lines_about_trials_are_kept_back_and_its_warnings_are_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_optunas_lines_about_trials_are_kept_back_but_of_a_failure_that_ends_the_search() -> None:
     optuna = pytest.importorskip("optuna")
 
     def objective(trial: object) -> float:
@@ -70,6 +70,8 @@ def test_optunas_lines_about_trials_are_kept_back_and_its_warnings_are_not(capsy
             raise optuna.TrialPruned
         if getattr(trial, "number", 0) == 2:
             raise ValueError("too large")
+        if getattr(trial, "number", 0) == 3:
+            raise KeyError("no such column")
         return 1.0
 
     records: list[logging.LogRecord] = []
@@ -81,14 +83,17 @@ def test_optunas_lines_about_trials_are_kept_back_and_its_warnings_are_not(capsy
     logger.setLevel(logging.INFO)
     try:
         study = optuna.create_study()
-        with optunas_lines_kept_back():
-            study.optimize(objective, n_trials=3, catch=ValueError)
+        with optunas_lines_kept_back((ValueError,)):
+            with pytest.raises(KeyError):
+                study.optimize(objective, n_trials=4, catch=ValueError)
+            logging.getLogger("optuna.study.study").warning("The storage is slow.")
         kept = [record.getMessage() for record in records]
         study.optimize(objective, n_trials=1)
         after = [record.getMessage() for record in records[len(kept) :]]
     finally:
         logger.removeHandler(listener)
         logger.setLevel(before)
-    assert any("too large" in message for message in kept)
-    assert not any("pruned" in message or "finished" in message for message in kept)
+    told_of_trials = [message for message in kept if message.startswith("Trial ")]
+    assert len(told_of_trials) == 1 and "no such column" in told_of_trials[0]
+    assert "The storage is slow." in kept
     assert any("finished" in message for message in after)

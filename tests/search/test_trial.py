@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
+import threading
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,6 +129,27 @@ class Embedded(VectorClassifier):
         return super().logits(self.embed(x).flatten(1))
 
 
+def test_trials_whose_learning_rate_has_no_effect_are_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class OwnOptimizer(torch.optim.SGD):
+        """Known by its name alone."""
+
+    class MakesItself(Trainer):
+        def create_optimizer(self, model: Any = None) -> Any:
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.args.learning_rate)
+            return self.optimizer
+
+    given = {"optimizer_cls_and_kwargs": (OwnOptimizer, {"lr": 0.1})}
+    for kind in (MakesItself, Trainer):
+        trainer = searched_trainer(tmp_path, kind=kind, given=given)
+        assert "without effect" not in caplog.text
+        with in_search(trainer):
+            for number in range(2):
+                run_trial(trainer, fixed(number=number))
+    assert caplog.text.count("Trials set learning_rate without effect") == 1
+
+
 def test_noise_in_embeddings_is_that_of_the_trial(tmp_path: Path) -> None:
     def space(trial: Any) -> dict[str, Any]:
         return {"neftune_noise_alpha": trial.suggest_float("alpha", 1, 9)}
@@ -164,6 +187,38 @@ def test_checkpoints_of_a_trial_lie_in_a_folder_of_its_own(tmp_path: Path) -> No
         assert trainer.state.trial_name == "rate 0.01"
     assert sorted(os.listdir(tmp_path)) == ["rate 0.01", "run-7"]
     assert sorted(os.listdir(tmp_path / "run-7")) == ["checkpoint-1", "checkpoint-2"]
+
+
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_a_name_that_is_another_each_time_is_asked_for_once_in_each_trial(tmp_path: Path, is_dict: bool) -> None:
+    trainer = searched_trainer(tmp_path, save_strategy="steps", save_steps=1)
+    names = (f"name {number}" for number in range(9))
+    given: list[Any] = []
+    trainer.hp_name = lambda trial: given.append(dict(getattr(trial, "params", trial))) or next(names)
+    trainer.compute_objective = default_compute_objective
+    trainer.hp_space = rate_space
+    with searching(trainer, "some backend" if is_dict else HPSearchBackend.OPTUNA, "minimize"):
+        for number in range(2):
+            trial: Any = {"learning_rate": 0.01} if is_dict else fixed(number=number)
+            # As a sweep does, or a callback between two trials.
+            folders = {trainer._get_output_dir(trial)} if is_dict else set()
+            run_trial(trainer, trial)
+            folders.add(trainer._get_output_dir(trial))
+            assert folders == {str(tmp_path / f"name {number}")}
+            assert trainer.state.trial_name == f"name {number}"
+    assert sorted(os.listdir(tmp_path)) == ["name 0", "name 1"]
+    # The space was asked before.
+    assert given == [{"learning_rate": 0.01}] * 2
+
+
+def test_what_a_trial_was_called_does_not_travel_to_another_process(tmp_path: Path) -> None:
+    trainer = searched_trainer(tmp_path)
+    trainer.hp_name = lambda trial: "one"
+    with in_search(trainer) as search:
+        # A study's trial holds what cannot be pickled, the lock of its storage for one.
+        search.name_of(unpicklable := SimpleNamespace(number=0, lock=threading.Lock()), trainer.hp_name)
+        assert unpicklable not in (search.__getstate__().values())
+        pickle.dumps(search)
 
 
 def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:

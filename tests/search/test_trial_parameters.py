@@ -112,6 +112,11 @@ def test_a_value_of_another_type_names_the_argument_and_its_type(
         set_parameters(trainer, {name: value})
 
 
+def test_a_value_that_only_the_constructor_refuses_is_told_of_as_a_trials(trainer: Any) -> None:
+    with pytest.raises(SearchMistake, match=r"A trial sets .*learning_rate=\[0\.1\] is a list"):
+        set_parameters(trainer, {"learning_rate": [0.1]})
+
+
 def test_an_unknown_name_suggests_the_nearest_one_and_changes_nothing(trainer: Any) -> None:
     before = dict(vars(trainer.args))
     with pytest.raises(SearchMistake, match=r"'learning_rat' is unknown, did you mean 'learning_rate'\?"):

@@ -63,8 +63,8 @@ def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
     """
     _normalize_paths(args)
     _parse_json_text(args, dict_fields)
-    _join_aliases(args)
-    _apply_warmup_ratio(args)
+    join_aliases(args)
+    apply_warmup_ratio(args)
     _convert_choices(args)
     _normalize_debug(args)
     _normalize_report_to(args)
@@ -103,7 +103,8 @@ def _parse_json_text(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
             setattr(args, name, plain_values(parse_json_object(value, name)))
 
 
-def _join_aliases(args: ArgumentFields) -> None:
+def join_aliases(args: ArgumentFields) -> None:
+    """Give both names of one thing the same value, that of the one known today where it has one."""
     for alias, name in ALIASES.items():
         if getattr(args, name) is None:
             setattr(args, name, getattr(args, alias))
@@ -112,7 +113,8 @@ def _join_aliases(args: ArgumentFields) -> None:
         args.activation_checkpointing = args.gradient_checkpointing = False
 
 
-def _apply_warmup_ratio(args: ArgumentFields) -> None:
+def apply_warmup_ratio(args: ArgumentFields) -> None:
+    """Turn `warmup_ratio`, where it is given, into `warmup_steps`."""
     ratio, steps = args.warmup_ratio, args.warmup_steps
     if ratio is None:
         return

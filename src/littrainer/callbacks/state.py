@@ -187,7 +187,8 @@ class TrainerState:
     def init_training_references(self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any) -> None:
         """Note how long this training will be, which trial of a search it is, and which process this is."""
         if trainer.hp_name is not None and trainer._trial is not None:
-            self.trial_name = trainer.hp_name(trainer._trial)
+            search, hp_name = trainer._search, trainer.hp_name
+            self.trial_name = hp_name(trainer._trial) if search is None else search.name_of(trainer._trial, hp_name)
         self.trial_params = None if trial is None else hp_params(trial)
         self.max_steps = max_steps
         self.num_train_epochs = num_train_epochs

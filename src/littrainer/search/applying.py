@@ -31,6 +31,9 @@ def apply_best(trainer: Trainer, best: BestRun, hp_space: Callable[[Any], dict[s
         trial = _fixed_trial(best)
         parameters = checked_space(asked(space, trial))
     follow_arguments(trainer, set_parameters(trainer, parameters))
+    if trainer._arguments_after_search is not None:
+        # What the script sets from here on decides over these.
+        trainer._arguments_after_search = dict(vars(trainer.args))
     trainer._best_trial = trial
 
 

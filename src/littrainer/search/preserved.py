@@ -69,6 +69,7 @@ class Found:
         self._offered = {name: getattr(handler, name) for name in OF_THE_HANDLER}
         self._callbacks = list(handler.callbacks)
         self._lightning_callbacks = list(trainer.lightning_callbacks)
+        self._callbacks_of_trials: tuple[list[Any], list[Any]] | None = None
         self._states = [(each, copy.deepcopy(each.state())) for each in self._callbacks if is_exportable(each)]
         self._lightning_states = [(each, _state_of(each)) for each in self._lightning_callbacks]
         self.model = trainer.model
@@ -80,10 +81,14 @@ class Found:
             self.model.to("cpu")
 
     def begin_trial(self, trainer: Trainer) -> None:
-        """Let a trial find the Trainer as the search did: arguments, what follows from them, callbacks' states."""
+        """Let a trial find the Trainer as the search did: arguments, what follows from them, callbacks and their states."""
         self._put_back_arguments(trainer)
         vars(trainer).update(self._attributes)
         trainer.state = copy.deepcopy(self._state)
+        if self._callbacks_of_trials is None:
+            # With those that the backend has added for the search.
+            self._callbacks_of_trials = list(trainer.callback_handler.callbacks), list(trainer.lightning_callbacks)
+        _put_back_callbacks(trainer, *self._callbacks_of_trials)
         self._put_back_states(trainer)
         trainer._eval_dataloaders = {}
 
@@ -94,12 +99,10 @@ class Found:
         trainer._arguments_after_search = dict(vars(trainer.args))
         vars(trainer).update(self._attributes)
         _update_fields(trainer.state, self._state)
-        handler = trainer.callback_handler
-        handler.callbacks[:] = self._callbacks
-        trainer.lightning_callbacks[:] = self._lightning_callbacks
+        _put_back_callbacks(trainer, self._callbacks, self._lightning_callbacks)
         self._put_back_states(trainer)
         for name, value in self._offered.items():
-            setattr(handler, name, value)
+            setattr(trainer.callback_handler, name, value)
         if self.device is not None and self.device.type != "cpu":
             self.model.to(self.device)
 
@@ -138,6 +141,11 @@ def left_as_found(trainer: Trainer) -> Iterator[Found]:
         yield found
     finally:
         found.put_back(trainer)
+
+
+def _put_back_callbacks(trainer: Trainer, callbacks: list[Any], lightning_callbacks: list[Any]) -> None:
+    trainer.callback_handler.callbacks[:] = callbacks
+    trainer.lightning_callbacks[:] = lightning_callbacks
 
 
 def _content(value: Any) -> Any:

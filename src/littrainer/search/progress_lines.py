@@ -14,6 +14,8 @@ from littrainer.search.record import FAILED, PRUNED, TrialRecord
 # Loggers of Optuna that tell of each trial, and how those lines begin.
 OPTUNAS_LOGGERS = ("optuna.study.study", "optuna.study._optimize", "optuna.study._tell")
 OPTUNAS_BEGINNING = "Trial "
+# Of a failure it writes a line with the error, and one that says no more.
+OPTUNAS_SECOND_LINE = "failed with value"
 LONGEST_VALUE = 60
 
 
@@ -83,14 +85,28 @@ def _duration(seconds: float) -> str:
 
 
 class _KeptBack(logging.Filter):
+    def __init__(self, caught: tuple[type[Exception], ...]):
+        super().__init__()
+        self._caught = caught
+
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno != logging.INFO or not record.getMessage().startswith(OPTUNAS_BEGINNING)
+        message = record.getMessage()
+        if not message.startswith(OPTUNAS_BEGINNING):
+            return True
+        if record.levelno == logging.INFO or OPTUNAS_SECOND_LINE in message:
+            return False
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, self._caught)
 
 
 @contextlib.contextmanager
-def optunas_lines_kept_back() -> Iterator[None]:
-    """While this is open Optuna writes none of its own lines about single trials; its warnings are told."""
-    kept_back = _KeptBack()
+def optunas_lines_kept_back(caught: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """While this is open Optuna writes none of its own lines about single trials; its other warnings are told.
+
+    Parameters:
+        caught: errors of trials that do not end the search; Optuna's warning of any other one is told.
+    """
+    kept_back = _KeptBack(caught)
     loggers = [logging.getLogger(name) for name in OPTUNAS_LOGGERS]
     for each in loggers:
         each.addFilter(kept_back)

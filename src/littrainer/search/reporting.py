@@ -112,7 +112,8 @@ def output_dir_of(trainer: Trainer, trial: Any) -> str:
     if backend is None or trial is None:
         return trainer.args.output_dir
     if trainer.hp_name is not None:
-        name = name_by(trainer.hp_name, trial)
+        search = trainer._search
+        name = name_by(trainer.hp_name, trial) if search is None else search.name_of(trial, trainer.hp_name)
     else:
         run_id = RUN_IDS[backend](trial) if backend in RUN_IDS else getattr(trial, "number", "")
         name = f"run-{run_id}"

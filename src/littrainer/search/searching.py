@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HPSearchBackend
@@ -14,6 +14,7 @@ from littrainer.error_notes import kind_of
 from littrainer.search.backends import chosen_backend
 from littrainer.search.objective import default_compute_objective
 from littrainer.search.preserved import Found, left_as_found
+from littrainer.search.reporting import name_by
 from littrainer.search.results import BestRun
 
 if TYPE_CHECKING:
@@ -40,16 +41,32 @@ class Search:
         self.found = found
         self.checkpoints_there: list[str] | None = None
         self._has_told_of_same_model = False
+        # A trial, and what `hp_name` calls it.
+        self._named: tuple[Any, str] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # In the process of a trial the Trainer is as it was found.
-        return {**vars(self), "found": None}
+        return {**vars(self), "found": None, "_named": None}
 
-    def begin_trial(self, trainer: Trainer) -> None:
+    def begin_trial(self, trainer: Trainer, trial: Any) -> None:
         """Let a trial find the Trainer as the search did."""
         self.checkpoints_there = None
+        # All parameters of a dict are known beforehand; any other name may have been asked for too early.
+        if self._named is not None and not (isinstance(trial, Mapping) and trial is self._named[0]):
+            self._named = None
         if self.found is not None:
             self.found.begin_trial(trainer)
+
+    def name_of(self, trial: Any, hp_name: Callable[[Any], str]) -> str:
+        """What the script's `hp_name` calls a trial; asked once for each, since the answer may be another each time.
+
+        Raises:
+            SearchMistake: it returns something else than a text.
+        """
+        named = self._named
+        if named is None or not _are_the_same(named[0], trial):
+            named = self._named = trial, name_by(hp_name, trial)
+        return named[1]
 
     def tell_of_same_model(self, trainer: Trainer) -> None:
         """Warn, once, of a model_init that makes no new model, so that a trial goes on with the weights of another."""
@@ -60,6 +77,12 @@ class Search:
                 "model_init returned a model that it had returned before, so each trial goes on with the weights of "
                 "the one before it. Make the model inside model_init."
             )
+
+
+def _are_the_same(trial: Any, other: Any) -> bool:
+    # One of several processes has the study's trial under a class of its own.
+    number = getattr(trial, "number", None)
+    return trial is other or (number is not None and number == getattr(other, "number", None))
 
 
 def hyperparameter_search(

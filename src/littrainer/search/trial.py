@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from littrainer.search.failures import TRIAL_FAILURES, ObjectiveIsNan, SearchMis
 from littrainer.search.memory import release_frames, release_memory
 from littrainer.search.objective import refuse_nan
 from littrainer.search.reporting import objective_in
-from littrainer.search.trial_parameters import differs, parameters_of, set_parameters
+from littrainer.search.trial_parameters import differs, parameters_of, set_parameters, settle_pairs
 from littrainer.training.checks import check_arguments
 from littrainer.training.label_smoothing import smoother_for
 from littrainer.training.memory_report import MemoryReport
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["TRIAL_FAILURES", "ObjectiveIsNan", "SearchMistake", "run_trial", "set_up_trial"]
 
 logger = logging.getLogger(__name__)
+
+# Arguments by which the optimizer is made, unless the Trainer was given its class and keywords.
+OF_THE_NAMED_OPTIMIZER = ("learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "optim", "optim_args")
+MAKES_THE_OPTIMIZER = ("create_optimizer", "create_optimizer_and_scheduler")
 
 
 def run_trial(
@@ -87,12 +92,13 @@ def set_up_trial(trainer: Trainer, trial: Any) -> None:
     if trainer.hp_search_backend is None or trial is None:
         return
     if trainer._search is not None:
-        trainer._search.begin_trial(trainer)
+        trainer._search.begin_trial(trainer, trial)
     parameters = parameters_of(trainer, trial)
     if hasattr(trial, "space_is_asked"):
         # One of several processes.
-        trial.space_is_asked()
+        trial.space_is_asked(parameters)
     changed = set_parameters(trainer, parameters)
+    _tell_of_given_optimizer(trainer, parameters)
     logger.info("Trial with %s.", ", ".join(f"{name}={value!r}" for name, value in parameters.items()))
     follow_arguments(trainer, changed)
     if trainer._search is not None:
@@ -133,8 +139,28 @@ def _follow_changes_since_search(trainer: Trainer) -> None:
         return
     changed = {name for name, value in vars(trainer.args).items() if differs(value, left.get(name))}
     if changed:
+        settle_pairs(trainer.args, changed)
         trainer._arguments_after_search = dict(vars(trainer.args))
         follow_arguments(trainer, changed)
+
+
+def _tell_of_given_optimizer(trainer: Trainer, parameters: Mapping[str, Any]) -> None:
+    if trainer.optimizer_cls_and_kwargs is None or trainer._own_methods(*MAKES_THE_OPTIMIZER):
+        return
+    idle = [name for name in OF_THE_NAMED_OPTIMIZER if name in parameters]
+    if idle:
+        kind, keywords = trainer.optimizer_cls_and_kwargs
+        _tell_of_idle(", ".join(idle), f"{getattr(kind, '__name__', kind)} with {keywords}")
+
+
+@cache
+def _tell_of_idle(names: str, optimizer: str) -> None:
+    logger.warning(
+        "Trials set %s without effect: optimizer_cls_and_kwargs makes the optimizer (%s). Choose it by optim and "
+        "optim_args instead, or override create_optimizer.",
+        names,
+        optimizer,
+    )
 
 
 def _checkpoints_in(folder: str) -> list[str]:

@@ -10,14 +10,14 @@ import inspect
 import logging
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Union
 
 from littrainer.arguments.earlier_spelling import earlier_names_of
 from littrainer.arguments.nearest import nearest_name, suggestion
-from littrainer.arguments.normalization import ALIASES, CHOICE_FIELDS
+from littrainer.arguments.normalization import ALIASES, CHOICE_FIELDS, apply_warmup_ratio, join_aliases
 from littrainer.arguments.parser_values import truth
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.callbacks.state import hp_params
@@ -29,7 +29,7 @@ from littrainer.search.failures import SearchMistake
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
-__all__ = ["hp_params", "parameters_of", "set_parameters"]
+__all__ = ["hp_params", "parameters_of", "set_parameters", "settle_pairs"]
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +158,10 @@ def set_parameters(trainer: Trainer, parameters: Mapping[str, Any]) -> set[str]:
     _resolve_pairs(candidate, parameters)
     if isinstance(args, TrainingArguments):
         # The package's own part of the constructor; a subclass's has been carried out, and once is what it expects.
-        TrainingArguments.__post_init__(candidate)
+        try:
+            TrainingArguments.__post_init__(candidate)
+        except TypeError as error:
+            raise SearchMistake(f"A trial sets an argument to a value of another type: {error}") from error
         candidate._asked_for_bars = args._asked_for_bars
     changed = {name for name in known if differs(getattr(candidate, name, None), getattr(args, name, None))}
     vars(args).update(vars(candidate))
@@ -194,11 +197,29 @@ def _check_is_not_misspelled(name: str, owner: str, known: frozenset[str]) -> No
     logger.warning("%r is no argument of %s, so model_init alone gets it. Or is it %r?", name, owner, meant)
 
 
-def _resolve_pairs(candidate: Any, given: Mapping[str, Any]) -> None:
-    """Let what a trial gives decide over the other name of the same thing, which the arguments were made with."""
+def settle_pairs(args: Any, given: Container[str]) -> None:
+    """Let arguments that a script has set after they were made decide over other names of the same things.
+
+    Parameters:
+        given: names of the arguments that it has set.
+    """
+    if not isinstance(args, TrainingArguments):
+        return
+    _follow_aliases(args, given)
+    join_aliases(args)
+    if "warmup_ratio" in given:
+        apply_warmup_ratio(args)
+
+
+def _follow_aliases(args: Any, given: Container[str]) -> None:
     for alias, name in ALIASES.items():
         if alias in given and name not in given:
-            setattr(candidate, name, getattr(candidate, alias))
+            setattr(args, name, getattr(args, alias))
+
+
+def _resolve_pairs(candidate: Any, given: Container[str]) -> None:
+    """Let what a trial gives decide over the other name of the same thing, which the arguments were made with."""
+    _follow_aliases(candidate, given)
     if "warmup_ratio" not in given:
         # It has been turned into warmup_steps when the arguments were made.
         candidate.warmup_ratio = None

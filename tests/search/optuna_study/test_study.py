@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 import torch
@@ -14,7 +16,8 @@ import torch
 from littrainer import BestRun, Trainer, TrainerCallback
 from littrainer.search.failures import TRIAL_FAILURES, ObjectiveIsNan, SearchMistake
 from littrainer.search.optuna_study.study import caught_errors, keywords_told_apart, record_of
-from littrainer.search.record import read_record
+from littrainer.search.optuna_study.unfinished import UnfinishedSearch
+from littrainer.search.record import SearchRecord, read_record
 from tests.search.trainers import rate_space, searched_trainer
 
 pytestmark = pytest.mark.usefixtures("quick_collections")
@@ -181,6 +184,39 @@ def test_a_search_that_is_interrupted_goes_on_with_the_next_call(tmp_path: Path)
     assert [trial.parameters["learning_rate"] for trial in completed] == [0.01, 0.02, 0.03]
 
 
+class Killed(BaseException):
+    """Ends a search as a signal does."""
+
+
+def test_a_search_killed_just_after_a_trial_was_completed_does_not_repeat_its_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = optuna.storages.InMemoryStorage()
+    trainer = searched_trainer(tmp_path)
+
+    def search() -> None:
+        sampler = optuna.samplers.RandomSampler(seed=3)
+        kept = {"storage": storage, "study_name": "s", "load_if_exists": True}
+        trainer.hyperparameter_search(
+            lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-3, 1e-1)},
+            **{"n_trials": 3, "sampler": sampler, **kept},
+        )
+
+    def killed(self: SearchRecord, trials: Any) -> None:
+        # A process that was killed writes no note of its end.
+        patched.setattr(UnfinishedSearch, "note", lambda *_, **__: None)
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SearchRecord, "update", killed)
+        with pytest.raises(Killed):
+            search()
+    search()
+    drawn = [trial.params["learning_rate"] for trial in optuna.load_study(study_name="s", storage=storage).trials]
+    in_turn = np.random.RandomState(3).uniform(1e-3, 1e-1, size=3)
+    assert drawn == pytest.approx(in_turn.tolist())
+
+
 def test_a_study_made_for_another_direction_is_refused(tmp_path: Path) -> None:
     storage = optuna.storages.InMemoryStorage()
     optuna.create_study(study_name="rates", storage=storage, direction="maximize")
@@ -191,6 +227,19 @@ def test_a_study_made_for_another_direction_is_refused(tmp_path: Path) -> None:
 def test_a_storage_without_a_name_for_the_study_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     searched(searched_trainer(tmp_path), 0.01, storage=f"sqlite:///{tmp_path}/studies.db")
     assert "Pass study_name and load_if_exists=True" in caplog.text
+
+
+@pytest.mark.parametrize("keywords", [{"timeout": 1e-9}, {"callbacks": [lambda study, trial: study.stop()]}, {}])
+def test_a_search_that_nothing_ends_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, keywords: dict[str, Any]
+) -> None:
+    def space(trial: Any) -> dict[str, Any]:
+        trial.study.stop()
+        return {"learning_rate": trial.suggest_float("learning_rate", 1e-3, 1e-1)}
+
+    with contextlib.suppress(RuntimeError):
+        searched_trainer(tmp_path).hyperparameter_search(space, n_trials=None, **keywords)
+    assert ("n_trials=None without timeout" in caplog.text) == (not keywords)
 
 
 # ---- Failures --------------------------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,11 +41,13 @@ def notes(study: Any) -> list[Any]:
     return [note for name, note in study.user_attrs.items() if name.startswith(NOTE_PREFIX)]
 
 
-def draw_and_end(study: Any, search_id: str, how: str = "COMPLETE") -> Any:
-    """Run a trial of a search that draws one number; `how` is its state, RUNNING for one that never ends."""
+def draw_and_end(study: Any, search_id: str, how: str = "COMPLETE", search: Any = None) -> Any:
+    """Run a trial that draws one number, of a search that may note it; `how` is its state, RUNNING if it never ends."""
     trial = study.ask()
     trial.set_user_attr(SEARCH, search_id)
     trial.suggest_float("rate", 0.0, 1.0)
+    if search is not None:
+        search.note_draws(trial.number)
     if how == "COMPLETE":
         study.tell(trial, 1.0)
     elif how == "FAIL":
@@ -56,8 +60,7 @@ def interrupted_search(study: Any, folder: Path, n_trials: int = 5, ended: int =
     """A search of which some trials have ended and one was interrupted; returns its id."""
     with pytest.raises(KeyboardInterrupt), carried_on(study, for_trainer(folder), n_trials, is_stored=True) as begun:
         for _ in range(ended):
-            draw_and_end(study, begun.id)
-            begun.note_progress()
+            draw_and_end(study, begun.id, search=begun)
         draw_and_end(study, begun.id, "RUNNING")
         raise KeyboardInterrupt
     return begun.id
@@ -124,9 +127,94 @@ def test_an_interrupted_search_draws_what_it_would_have_drawn(tmp_path: Path, st
     assert rates == [trial.params["rate"] for trial in undisturbed.trials]
 
 
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "random": lambda: optuna.samplers.RandomSampler(seed=3),
+    "tpe": lambda: optuna.samplers.TPESampler(seed=3, n_startup_trials=2),
+    "joint tpe": lambda: optuna.samplers.TPESampler(seed=3, n_startup_trials=2, multivariate=True),
+    "nsga": lambda: optuna.samplers.NSGAIISampler(seed=3, population_size=3),
+    "points": lambda: optuna.samplers.QMCSampler(seed=3),
+    "brute": lambda: optuna.samplers.BruteForceSampler(seed=3),
+}
+
+
+class Killed(BaseException):
+    """Ends a search as a signal does: Optuna does not see it."""
+
+
+def squares(trial: Any) -> float:
+    rate, decay = trial.suggest_float("rate", 0.0, 1.0, step=0.01), trial.suggest_float("decay", 0.0, 1.0, step=0.01)
+    return float((rate - 0.3) ** 2 + decay**2)
+
+
+def search_killed_in(killed_in: tuple[int, ...], sampler: Callable[[], Any], folder: Path, n_trials: int) -> list[Any]:
+    """Parameters of the completed trials of a search that is killed in some of its trials and gone on with."""
+    study = optuna.create_study()
+
+    def objective(trial: Any) -> float:
+        trial.set_user_attr(SEARCH, search.id)
+        value = squares(trial)
+        if trial.number in killed_in:
+            raise Killed
+        search.note_draws(trial.number)
+        return value
+
+    for _ in (*killed_in, None):
+        study.sampler = sampler()
+        with contextlib.suppress(Killed), carried_on(study, for_trainer(folder), n_trials, is_stored=True) as search:
+            study.optimize(objective, n_trials=search.n_left)
+    return [trial.params for trial in study.trials if trial.state.name == "COMPLETE"]
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_killed_search_draws_on_with_every_sampler(tmp_path: Path, name: str) -> None:
+    undisturbed = search_killed_in((), SAMPLERS[name], tmp_path, 7)
+    assert len(undisturbed) == 7
+    assert search_killed_in((2, 5), SAMPLERS[name], tmp_path, 7) == undisturbed
+
+
+@pytest.mark.parametrize("killed_in", [(2,), (0, 3)])
+def test_a_killed_search_over_a_grid_does_each_point_once(tmp_path: Path, killed_in: tuple[int, ...]) -> None:
+    grid = {"rate": [0.1, 0.2], "decay": [0.3, 0.4]}
+    found = search_killed_in(killed_in, lambda: optuna.samplers.GridSampler(grid, seed=1), tmp_path, 4)
+    points = [{"rate": rate, "decay": decay} for rate in grid["rate"] for decay in grid["decay"]]
+    assert sorted(found, key=str) == sorted(points, key=str)
+
+
+def test_what_was_given_for_a_trial_is_done_again_where_it_was_not_asked_for_yet(tmp_path: Path, study: Any) -> None:
+    study.enqueue_trial({"rate": 0.25})
+    with pytest.raises(Killed), carried_on(study, for_trainer(tmp_path), 1, is_stored=True) as begun:
+        study.ask().set_user_attr(SEARCH, begun.id)
+        raise Killed
+    with carried_on(study, for_trainer(tmp_path), 1, is_stored=True) as again:
+        assert draw_and_end(study, again.id).suggest_float("rate", 0.0, 1.0) == 0.25
+
+
+def test_a_search_killed_while_it_is_taken_over_draws_once_for_an_interrupted_trial(
+    tmp_path: Path, study: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1))
+    undisturbed.optimize(lambda trial: trial.suggest_float("rate", 0.0, 1.0), n_trials=5)
+    interrupted_search(study, tmp_path)
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(study, "add_trial", killed)
+        with pytest.raises(Killed), carried_on(study, for_trainer(tmp_path), 5, is_stored=True):
+            pass
+    study.sampler = optuna.samplers.RandomSampler(seed=1)
+    with carried_on(study, for_trainer(tmp_path), 5, is_stored=True) as again:
+        for _ in range(3):
+            draw_and_end(study, again.id)
+    rates = [trial.params["rate"] for trial in study.trials if trial.state.name == "COMPLETE"]
+    assert rates == [trial.params["rate"] for trial in undisturbed.trials]
+
+
 def test_after_a_trial_that_ended_its_search_others_are_drawn(tmp_path: Path, study: Any) -> None:
     with pytest.raises(ValueError, match="wrong"), carried_on(study, for_trainer(tmp_path), 4, is_stored=True) as begun:
-        draw_and_end(study, begun.id, "FAIL")
+        draw_and_end(study, begun.id, "FAIL", begun)
         raise ValueError("wrong")
     study.sampler = optuna.samplers.RandomSampler(seed=1)
     with carried_on(study, for_trainer(tmp_path), 4, is_stored=True) as again:
@@ -251,7 +339,7 @@ def test_where_nothing_can_be_written_a_search_runs_unnoted_and_says_so(
 
 def test_a_study_that_ends_with_the_process_is_not_noted(tmp_path: Path, study: Any) -> None:
     with carried_on(study, for_trainer(tmp_path), 5, is_stored=False) as search:
-        search.note_progress()
+        search.note_draws(0)
         assert search.n_left == 5
     assert study.user_attrs == {} and not list(tmp_path.iterdir())
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.scenarios.models import VectorClassifier
 
 BETTER_RATE, WORSE_RATE, FAILING_RATE, NEW_RATE, NEW_DECAY = 1e-4, 0.05, 0.02, 0.03, 0.1
 MEGABYTE = 2**20
+TRIES_TO_START_RAY = 3
 
 
 class NotesRates(TrainerCallback):
@@ -43,6 +45,13 @@ class Misspells(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if args.learning_rate == FAILING_RATE:
             control.no_such_switch.flip()
+
+
+class Interrupts(tune.Callback):
+    """Sends the process that searches what Ctrl-C sends, at the first report."""
+
+    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
 
 
 def note(args: Any, state: Any, event: str, **values: Any) -> None:
@@ -151,20 +160,55 @@ def ended_by_a_mistake() -> dict[str, Any]:
     return {}
 
 
-SEARCHES = (stopped_and_failing, population, ended_by_a_mistake)
+def interrupted() -> dict[str, Any]:
+    """Ctrl-C comes while the first of two trials is at the first of its steps."""
+    trainer = trainer_for("interrupted", max_steps=50, eval_strategy="steps", eval_steps=1)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        best = trainer.hyperparameter_search(
+            hp_space=lambda trial: {"learning_rate": tune.grid_search([BETTER_RATE, WORSE_RATE])},
+            backend="ray",
+            n_trials=1,
+            max_concurrent_trials=1,
+            callbacks=[Interrupts()],
+            storage_path=os.path.abspath("interrupted_ray"),
+        )
+    except KeyboardInterrupt:
+        return {"handler_kept": signal.getsignal(signal.SIGINT) is handler, "backend_after": trainer.hp_search_backend}
+    return {"failed": f"the search returned {best[:3]}"}
+
+
+SEARCHES = (stopped_and_failing, population, ended_by_a_mistake, interrupted)
+
+
+def start_ray(temporary: str) -> None:
+    """Start Ray; on a busy machine its processes may not be there in the time that it gives them, so more than once."""
+    for tries_left in reversed(range(TRIES_TO_START_RAY)):
+        try:
+            ray.init(
+                num_cpus=2,
+                include_dashboard=False,
+                object_store_memory=80 * MEGABYTE,
+                _temp_dir=temporary,
+                logging_level=logging.ERROR,
+            )
+            return
+        except Exception:
+            ray.shutdown()
+            if not tries_left:
+                raise
 
 
 def main(folder: str, temporary: str) -> None:
     """Carry out all searches; each leaves what it found, or its error."""
     os.chdir(folder)
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=80 * MEGABYTE,
-        _temp_dir=temporary,
-        logging_level=logging.ERROR,
-    )
     outcomes: dict[str, Any] = {}
+    try:
+        start_ray(temporary)
+    except Exception as error:
+        not_started = {"failed": f"Ray does not start: {type(error).__name__}: {error}"}
+        Path("outcomes.json").write_text(json.dumps({search.__name__: not_started for search in SEARCHES}))
+        return
     for search in SEARCHES:
         try:
             outcomes[search.__name__] = search()

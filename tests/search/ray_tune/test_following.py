@@ -12,9 +12,10 @@ from tests.search.trainers import searched_trainer
 pytest.importorskip("ray")
 
 from ray import cloudpickle
-from ray.exceptions import RayTaskError
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
 from littrainer.search.ray_tune.following import Following
+from littrainer.search.ray_tune.trial import EndedByScript
 
 
 def a_trial(name: str = "a_0", status: str = "RUNNING", **changes: Any) -> Any:
@@ -29,6 +30,7 @@ def a_trial(name: str = "a_0", status: str = "RUNNING", **changes: Any) -> Any:
         "is_saving": False,
         "experiment_dir_name": "experiment",
         "pickled_error_file": None,
+        "error_file": None,
     }
     trial = SimpleNamespace(**{**given, **changes})
     trial.is_finished = lambda: trial.status in ("TERMINATED", "ERROR")
@@ -91,8 +93,52 @@ def test_checkpoints_that_lay_in_the_folder_before_are_left_alone(tmp_path: Path
     (tmp_path / "run-a_0" / "checkpoint-3").mkdir(parents=True)
     reported(following, trial, 0.5, step=4, done=True)
     following.on_trial_complete(1, [trial], trial)
-    following.close()
+    following.close(a_trial("a_1"))
     assert (tmp_path / "run-a_0" / "checkpoint-3").is_dir()
+
+
+def two_stopped(following: Following, folder: Path) -> list[Any]:
+    """Two trials that are stopped after each has saved a checkpoint; the second is the better one."""
+    trials = [a_trial(name) for name in ("a_0", "a_1")]
+    for trial, objective in zip(trials, (0.5, 0.1), strict=True):
+        reported(following, trial, objective, step=4, done=True)
+        (folder / f"run-{trial.trial_id}" / "checkpoint-4").mkdir(parents=True)
+        following.on_trial_complete(1, [trial], trial)
+    return trials
+
+
+def test_the_best_trial_is_complete_and_keeps_its_checkpoints_also_where_it_was_stopped(tmp_path: Path) -> None:
+    following = a_following(tmp_path)
+    _, best = two_stopped(following, tmp_path)
+    following.close(best)
+    assert [(trial.id, trial.state) for trial in read_record(tmp_path).trials] == [("a_0", PRUNED), ("a_1", COMPLETE)]
+    assert not (tmp_path / "run-a_0").exists()
+    assert (tmp_path / "run-a_1" / "checkpoint-4").is_dir()
+
+
+def test_checkpoints_in_a_folder_that_the_best_trial_shares_are_left_alone(tmp_path: Path) -> None:
+    following = a_following(tmp_path)
+    following._trainer.hp_name = lambda trial: "run-a_0"
+    _, best = two_stopped(following, tmp_path)
+    following.close(best)
+    assert (tmp_path / "run-a_0" / "checkpoint-4").is_dir()
+
+
+def test_a_stopped_trial_may_be_the_best_so_far(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two_stopped(a_following(tmp_path), tmp_path)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "pruned at step 4" in line]
+    assert len(lines) == 2 and all("the best so far" in line for line in lines)
+
+
+def test_trials_that_run_when_the_search_is_interrupted_are_recorded_so(tmp_path: Path) -> None:
+    following, ended, running = a_following(tmp_path), a_trial("a"), a_trial("b")
+    for trial in (ended, running):
+        following.on_trial_start(1, [trial], trial)
+        reported(following, trial, 0.5, step=4)
+    following.on_trial_complete(1, [ended], ended)
+    following.leave_unfinished("it was interrupted")
+    found = [(trial.state, trial.error) for trial in read_record(tmp_path).trials]
+    assert found == [(COMPLETE, None), (FAILED, "it was interrupted")]
 
 
 def failed_with(folder: Path, error: Exception) -> Any:
@@ -115,6 +161,45 @@ def test_a_mistake_of_the_script_ends_the_search_with_the_error_itself(tmp_path:
     with pytest.raises(NameError):
         following.on_trial_error(1, [trial], trial)
     assert isinstance(following.mistake, NameError)
+
+
+@pytest.mark.parametrize("raised", [SystemExit("bye"), SystemExit(3), SystemExit(), KeyboardInterrupt()], ids=repr)
+def test_a_trial_in_which_the_script_ends_itself_ends_the_search_as_it_would_without_processes(
+    tmp_path: Path, raised: BaseException
+) -> None:
+    error = EndedByScript(type(raised).__name__, getattr(raised, "code", None))
+    following, trial = a_following(tmp_path), failed_with(tmp_path, error)
+    with pytest.raises(EndedByScript):
+        following.on_trial_error(1, [trial], trial)
+    assert type(following.mistake) is type(raised)
+    assert getattr(following.mistake, "code", None) == getattr(raised, "code", None)
+    assert str(following.trials["a_0"].error).startswith(type(raised).__name__)
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ActorDiedError(), "died without an error"),
+        (RayActorError(error_msg="died.\n\tclass_name: X\nThe node is running low on memory."), "memory ran out"),
+    ],
+    ids=["died", "out of memory"],
+)
+def test_a_process_that_died_is_told_in_a_sentence_with_what_helps(tmp_path: Path, error: Exception, told: str) -> None:
+    file = tmp_path / "error.pkl"
+    file.write_bytes(cloudpickle.dumps(error))
+    following, trial = a_following(tmp_path), a_trial(status="ERROR", pickled_error_file=str(file))
+    following.on_trial_error(1, [trial], trial)
+    found = str(following.trials["a_0"].error)
+    assert told in found and "max_concurrent_trials" in found and "class_name" not in found
+    with pytest.raises(RuntimeError, match=told):
+        following.refuse_without_result([trial])
+
+
+def test_memory_that_ran_out_is_told_where_ray_has_kept_the_text_alone(tmp_path: Path) -> None:
+    (tmp_path / "error.txt").write_text("Task was killed due to the node running low on memory.")
+    following, trial = a_following(tmp_path), a_trial(status="ERROR", error_file=str(tmp_path / "error.txt"))
+    following.on_trial_error(1, [trial], trial)
+    assert "memory ran out" in str(following.trials["a_0"].error)
 
 
 def test_a_process_that_died_is_a_failure(tmp_path: Path) -> None:
@@ -145,8 +230,18 @@ def test_failed_trials_and_those_without_a_finite_objective_are_not_compared(tmp
 
 def test_trials_that_have_neither_ended_nor_failed_tell_of_ctrl_c(tmp_path: Path) -> None:
     following = a_following(tmp_path)
-    assert following.is_interrupted([a_trial("a", "TERMINATED"), a_trial("b", "PENDING")])
-    assert not following.is_interrupted([a_trial("a", "TERMINATED"), a_trial("b", "ERROR")])
+    assert following.has_unfinished([a_trial("a", "TERMINATED"), a_trial("b", "PENDING")])
+    assert not following.has_unfinished([a_trial("a", "TERMINATED"), a_trial("b", "ERROR")])
+
+
+def test_trials_that_ray_stops_all_at_once_are_pruned_and_one_that_never_began_is_none(tmp_path: Path) -> None:
+    following, running, waiting = a_following(tmp_path), a_trial("a"), a_trial("b")
+    following.on_trial_start(1, [running], running)
+    reported(following, running, 0.5, step=4)
+    # As when time_budget_s is over: Ray tells no callback.
+    running.status = waiting.status = "TERMINATED"
+    following.take_in([running, waiting])
+    assert [(trial.id, trial.state) for trial in read_record(tmp_path).trials] == [("a", PRUNED)]
 
 
 def test_trials_that_ended_unseen_are_taken_in_when_the_search_is_over(tmp_path: Path) -> None:

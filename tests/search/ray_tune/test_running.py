@@ -190,6 +190,14 @@ def test_an_error_that_no_hyperparameters_bring_about_ends_the_search(searched: 
     assert [trial.state for trial in record(searched, "mistaken").trials] == [COMPLETE, FAILED]
 
 
+def test_ctrl_c_ends_the_search_and_is_told_to_the_script(searched: Path) -> None:
+    assert outcome(searched, "interrupted") == {"handler_kept": True, "backend_after": None}
+    # The second one never began.
+    (trial,) = record(searched, "interrupted").trials
+    assert trial.state == FAILED and trial.error == "it was interrupted"
+    assert [step for step, _ in trial.intermediate] == [1]
+
+
 # ---- Which trial is the best -----------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import pickle
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -274,3 +275,38 @@ def test_a_folder_that_is_never_let_go_of_is_an_error(tmp_path: Path, monkeypatc
     monkeypatch.setattr(ray_trial, "SECONDS_UNTIL_A_FOLDER_IS_FREE", -1)
     with another_holder(tmp_path), pytest.raises(RuntimeError, match="Another run"):
         ray_trial._free_folder(trainer, CONFIG).__enter__()
+
+
+def train_with(raising: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Ray calls, with this in the place of the training."""
+    monkeypatch.setattr(ray_trial, "_train_trial", lambda config, packed_trainer, setting: raising())
+    setting = ray_trial.TrialSetting({}, "minimize", is_redirected=False, checkpoints_each_report=False)
+    ray_trial.train_trial(CONFIG, b"", setting)
+
+
+@pytest.mark.parametrize("raised", [SystemExit("bye"), SystemExit(0), KeyboardInterrupt()], ids=repr)
+def test_a_script_that_ends_itself_in_a_trial_is_not_taken_for_ray_ending_the_trial(
+    raised: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end() -> None:
+        raise raised
+
+    with pytest.raises(ray_trial.EndedByScript) as found:
+        train_with(end, monkeypatch)
+    assert repr(pickle.loads(pickle.dumps(found.value)).as_raised()) == repr(raised)
+
+
+def test_where_ray_ends_a_trial_its_own_exit_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.train._internal import session
+
+    # As it ends the thread that waits in a report.
+    ends = session._TrainSession._report_training_result
+    waiting: Any = SimpleNamespace(
+        result_queue=SimpleNamespace(put=lambda *given, **named: None),
+        continue_lock=threading.Semaphore(1),
+        stop_event=threading.Event(),
+    )
+    waiting.stop_event.set()
+    result: Any = SimpleNamespace(checkpoint=None)
+    with pytest.raises(SystemExit):
+        train_with(lambda: ends(waiting, result), monkeypatch)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -18,12 +19,15 @@ import optuna
 import pytest
 from filelock import FileLock
 
+from littrainer import Trainer
 from littrainer.search.failures import SearchMistake
 from littrainer.search.record import COMPLETE, FAILED, read_record
-from littrainer.search.side_by_side import pool
+from littrainer.search.side_by_side import pool, trial_process
 from littrainer.search.side_by_side.conversation import Setting
 from littrainer.search.side_by_side.pool import SideBySide
 from littrainer.search.side_by_side.trial_process import TrialProcess, TrialProcessDied
+from littrainer.search.side_by_side.worker import _content_of
+from littrainer.search.travelling.packing import unpacked
 from tests.compat.processes import environment
 from tests.fidelity.conftest import folder_shared_by_workers
 from tests.processes.test_parent_watch import is_running
@@ -129,10 +133,13 @@ def test_what_a_trial_prints_has_its_number_and_no_bars(searched: Any) -> None:
     assert not [line for line in searched.err.splitlines() if line.startswith("[trial") and "it/s" in line]
 
 
-def test_a_process_that_cannot_begin_says_why(tmp_path: Path) -> None:
-    process = TrialProcess(Setting({"path": sys.path, "folder": "/there/is/none"}, "", 1), dict(os.environ))
-    with pytest.raises(TrialProcessDied, match=r"of trial 7 ended with status 1\. Its last words:\n[^$]*KeyError"):
-        process.carry_out(SimpleNamespace(number=7))
+def test_a_process_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial_process, "SECONDS_TO_END", SECONDS)
+    with tempfile.TemporaryFile() as empty:
+        setting = Setting({"path": sys.path, "folder": "/there/is/none"}, empty.fileno(), 1)
+        process = TrialProcess(setting, dict(os.environ))
+        with pytest.raises(TrialProcessDied, match=r"of trial 7 ended with status 1\. Its last words:\n[^$]*KeyError"):
+            process.carry_out(SimpleNamespace(number=7))
 
 
 def test_a_trials_process_ends_with_the_one_that_searches(tmp_path: Path) -> None:
@@ -329,11 +336,67 @@ def test_a_second_ctrl_c_waits_for_no_trial(processes: list[StandIn], tmp_path: 
         thread.join(SECONDS)
 
 
-def test_ctrl_c_between_trials_is_as_ever(processes: list[StandIn], tmp_path: Path) -> None:
-    with SideBySide(searched_trainer(tmp_path), 1) as trials:
+def test_ctrl_c_between_trials_is_as_ever_and_none_begins_after_it(processes: list[StandIn], tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), SideBySide(searched_trainer(tmp_path), 1) as trials:
         trials.run(trial(0))
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            trials.run(trial(1))
+    assert [process.calls for process in processes] == [["trial 0", "closed", "ended"]]
+
+
+def test_ctrl_c_while_a_process_starts_ends_its_trial_too(
+    processes: list[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*arguments: Any) -> StandIn:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return StandIn(*arguments)
+
+    monkeypatch.setattr(pool, "TrialProcess", start)
+    with pytest.raises(KeyboardInterrupt), SideBySide(searched_trainer(tmp_path), 1) as trials:
+        for number in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                trials.run(trial(number, until_told))
+    assert [process.calls for process in processes] == [["interrupted", "trial 0", "ended"]]
+
+
+def test_a_second_ctrl_c_may_come_while_the_first_one_is_seen_to(
+    processes: list[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[BaseException] = []
+
+    def interrupt(process: StandIn) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        process.calls.append("interrupted")
+        process.told.set()
+
+    monkeypatch.setattr(StandIn, "interrupt", interrupt)
+    with pytest.raises(KeyboardInterrupt), SideBySide(searched_trainer(tmp_path), 1) as trials:
+        thread = started(trials, trial(0, until_told), raised)
+        signal.raise_signal(signal.SIGINT)
+        thread.join(SECONDS)
+    assert [type(error) for error in raised] == [KeyboardInterrupt]
+    assert processes[0].calls == ["trial 0", "killed", "interrupted", "ended"]
+
+
+def test_the_packed_trainer_lies_in_a_file_without_a_name_that_processes_read_each_for_itself(
+    processes: list[StandIn], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    with SideBySide(searched_trainer(tmp_path), 1) as trials:
+        assert trials._setting is not None
+        copies = [os.dup(trials._setting.trainer_file) for _ in range(2)]
+        assert list((tmp_path / "temporary").iterdir()) == []
+    first, second = (_content_of(copy) for copy in copies)
+    assert first == second
+    assert type(unpacked(first)) is Trainer
+    for copy in copies:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(copy)
 
 
 def test_what_cannot_travel_is_told_before_any_trial(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from littrainer.search.failures import SearchMistake
+from littrainer.search.together import led_trials
 from littrainer.search.together.led_trials import FollowingTrial, LeadingTrial
 
 Pair = tuple[LeadingTrial, FollowingTrial]
@@ -75,15 +76,45 @@ def test_what_is_known_may_be_asked_for_again_in_one_process_alone() -> None:
 def test_a_space_that_asks_for_something_else_in_another_process_is_named() -> None:
     leading, following = pair_of()
     ask(leading, "rate")
-    leading.space_is_asked()
+    leading.space_is_asked({})
     with pytest.raises(SearchMistake, match="asks for the hyperparameter 'layers' in process 1, and in process 0"):
         ask(following, "layers")
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ({"epochs": 2, "layers": [4, 4]}, "returned 1 for 'epochs' in process 0, and 2 in process 1"),
+        ({"epochs": 1, "layers": [4, 6]}, r"returned \[4, 4\] for 'layers' in process 0, and \[4, 6\] in process 1"),
+        ({"epochs": 1}, r"returned \[4, 4\] for 'layers' in process 0, and no value in process 1"),
+        ({"epochs": 1, "layers": [4, 4], "seed": 3}, "returned no value for 'seed' in process 0, and 3 in process 1"),
+    ],
+)
+def test_a_space_that_returns_something_else_in_another_process_is_named(
+    monkeypatch: pytest.MonkeyPatch, returned: dict[str, Any], told: str
+) -> None:
+    spaces = []
+    monkeypatch.setattr(led_trials, "from_each", lambda space: spaces.append(space) or spaces)
+    leading, following = pair_of()
+    leading.space_is_asked({"epochs": 1, "layers": [4, 4]})
+    with pytest.raises(SearchMistake, match=told):
+        following.space_is_asked(returned)
+
+
+def test_values_that_are_the_same_in_all_processes_may_be_objects_or_not_a_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spaces = []
+    monkeypatch.setattr(led_trials, "from_each", lambda space: spaces.append(space) or spaces)
+    for trial in pair_of():
+        trial.space_is_asked({"threshold": float("nan"), "config": object(), "kinds": [object()]})
+    assert len(spaces) == 2
 
 
 def test_what_the_model_asks_for_later_is_waited_for() -> None:
     leading, following = pair_of()
     for trial in (leading, following):
-        trial.space_is_asked()
+        trial.space_is_asked({})
     drawn = ask(leading, "kind")
     assert ask(following, "kind") == drawn
 

@@ -57,7 +57,7 @@ def run_hp_search_optuna(
     """Search with Optuna, as `Trainer.hyperparameter_search` describes it.
 
     Parameters:
-        n_trials: how many trials, None for as many as `timeout` allows.
+        n_trials: how many trials, None for as many as `timeout` allows; without that, until the study is stopped.
         direction: `minimize` or `maximize`, or a list of them.
         kwargs: keywords of `optuna.create_study` and `optuna.Study.optimize`.
 
@@ -80,6 +80,8 @@ def run_hp_search_optuna(
 
     def search(run: Callable[[Any], Any]) -> BestRun | list[BestRun]:
         _warn_of_idle_pruner(trainer, for_study.get("pruner"), directions)
+        if n_trials is None:
+            _warn_of_no_end(for_study.get("sampler"), for_optimize)
         if is_stored and for_study.get("study_name") is None:
             logger.warning(
                 "storage without study_name: the study gets a name of its own, so nothing can go on with this search "
@@ -91,7 +93,7 @@ def run_hp_search_optuna(
             unfinished = stack.enter_context(carried_on(study, trainer, n_trials, is_stored=is_stored, jobs=jobs))
             if jobs != 1:
                 run = stack.enter_context(SideBySide(trainer, jobs, survives=catch)).run
-            stack.enter_context(progress_lines.optunas_lines_kept_back())
+            stack.enter_context(progress_lines.optunas_lines_kept_back(catch))
             trials = _Trials(trainer, study, directions, run, catch, unfinished)
             trials.carry_out(jobs, for_optimize)
         return best_runs(study)
@@ -158,6 +160,17 @@ def _warn_of_idle_pruner(trainer: Trainer, pruner: Any, directions: list[str]) -
     else:
         return
     logger.warning(f"pruner={type(pruner).__name__} will prune no trial: {reason}.")
+
+
+def _warn_of_no_end(sampler: Any, for_optimize: dict[str, Any]) -> None:
+    import optuna
+
+    ends_itself = isinstance(sampler, optuna.samplers.GridSampler | optuna.samplers.BruteForceSampler)
+    if not ends_itself and for_optimize.get("timeout") is None and not for_optimize.get("callbacks"):
+        logger.warning(
+            "n_trials=None without timeout: trials are run until something calls Study.stop() or the search is "
+            "interrupted. Pass n_trials, or timeout in seconds."
+        )
 
 
 def _check_directions(study: Any, directions: list[str]) -> None:
@@ -241,6 +254,7 @@ class _Trials:
                 folder = self.trainer._get_output_dir(trial)
                 if os.path.isdir(folder):
                     trial.set_user_attr(FOLDER, folder)
+            self.unfinished.note_draws(trial.number)
 
     def tell(self, study: Any, trial: Any) -> None:
         """Record and tell how a trial has ended; called by Optuna after each that did not end the search."""
@@ -248,7 +262,6 @@ class _Trials:
             self.ended += 1
             records = self.records()
             self.record.update(records)
-            self.unfinished.note_progress()
             best = best_of(records, self.directions)
             progress_lines.told(record_of(trial), (self.ended, self.unfinished.n_trials), best)
 

@@ -33,6 +33,10 @@ SEARCH, ERROR, AGAIN = "littrainer:search", "littrainer:error", "littrainer:agai
 
 CLAIM_FOLDER_PREFIX = ".littrainer_search-"
 
+DRAWS_ARE_REPEATABLE = frozenset(("RandomSampler", "TPESampler", "GPSampler", "NSGAIISampler", "BruteForceSampler"))
+"""Optuna's samplers that, asked again for a trial, bring their generators where they were brought by it, and change
+nothing else. QMCSampler, for one, counts its points in the study."""
+
 
 @dataclass
 class UnfinishedSearch:
@@ -46,6 +50,7 @@ class UnfinishedSearch:
         n_left: how many are to be run, None where time decides.
         claim: the folder whose claim says that it goes on; None where nothing is noted.
         keeps_draws: whether the note says where the sampler's generators stand.
+        drawn_through: number of the last trial whose draws lie behind the generators in the note.
     """
 
     study: Any
@@ -55,19 +60,30 @@ class UnfinishedSearch:
     n_left: int | None = None
     claim: Path | None = None
     keeps_draws: bool = False
+    drawn_through: int = -1
     _generators: list[Any] | None = None
 
-    def note_progress(self, was_stopped: bool = False) -> None:
-        """Write the note anew, after a trial has ended.
+    def note_draws(self, trial_number: int) -> None:
+        """Write where the sampler's generators stand into the note.
+
+        Done before a trial ends in the storage, so that a search killed just after that does not repeat its draws.
+
+        Parameters:
+            trial_number: the trial that was drawn for last.
+        """
+        if self.keeps_draws:
+            self.drawn_through = trial_number
+            self._generators = generator_states(self.study.sampler)
+        self.note()
+
+    def note(self, was_stopped: bool = False) -> None:
+        """Write the note anew.
 
         Parameters:
             was_stopped: the search ends here, before its time.
         """
         if self.claim is None:
             return
-        # What was drawn for an interrupted trial is drawn when it is done again.
-        if self.keeps_draws and not (was_stopped and _interrupted(self.study, self.id)):
-            self._generators = generator_states(self.study.sampler)
         note = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -75,6 +91,7 @@ class UnfinishedSearch:
             "n_trials": self.n_trials,
             "was_stopped": was_stopped,
             "generators": self._generators,
+            "drawn_through": self.drawn_through,
         }
         self.study.set_user_attr(f"{NOTE_PREFIX}{self.id}", note)
 
@@ -101,14 +118,13 @@ def carried_on(
         yield UnfinishedSearch(study, n_trials, n_left=n_trials)
         return
     folder = Path(trainer.args.output_dir).absolute()
-    search, key = _taken_over(study, folder, n_trials) or _begun(study, folder, n_trials)
-    search.keeps_draws = jobs == 1
+    keeps_draws = jobs == 1
+    search, key = _taken_over(study, folder, n_trials, keeps_draws) or _begun(study, folder, n_trials, keeps_draws)
     try:
-        search.note_progress()
         yield search
         search.remove_note()
     except BaseException:
-        search.note_progress(was_stopped=True)
+        search.note(was_stopped=True)
         raise
     finally:
         if key is not None:
@@ -117,7 +133,9 @@ def carried_on(
                 key.rmdir()
 
 
-def _begun(study: Any, folder: Path, n_trials: int | None) -> tuple[UnfinishedSearch, Path | None]:
+def _begun(
+    study: Any, folder: Path, n_trials: int | None, keeps_draws: bool
+) -> tuple[UnfinishedSearch, Path | None]:
     search = UnfinishedSearch(study, n_trials, n_left=n_trials)
     claim = folder / f"{CLAIM_FOLDER_PREFIX}{search.id}"
     try:
@@ -125,11 +143,14 @@ def _begun(study: Any, folder: Path, n_trials: int | None) -> tuple[UnfinishedSe
     except OSError as error:
         logger.warning(f"If this search is killed, it has to be begun anew, since {claim} cannot be made ({error}).")
         return search, None
-    search.claim = claim
+    search.claim, search.keeps_draws = claim, keeps_draws
+    search.note_draws(-1)
     return search, key
 
 
-def _taken_over(study: Any, folder: Path, n_trials: int | None) -> tuple[UnfinishedSearch, Path | None] | None:
+def _taken_over(
+    study: Any, folder: Path, n_trials: int | None, keeps_draws: bool
+) -> tuple[UnfinishedSearch, Path | None] | None:
     """The first search of the study whose process has ended; this process then has its claim."""
     for name, note in study.user_attrs.items():
         if not name.startswith(NOTE_PREFIX) or not isinstance(note, dict) or note.get("n_trials") != n_trials:
@@ -148,8 +169,12 @@ def _taken_over(study: Any, folder: Path, n_trials: int | None) -> tuple[Unfinis
         if study.user_attrs.get(name) != note:
             give_back_claim(key)
             continue
-        search = UnfinishedSearch(study, n_trials, id=search_id, claim=claim)
-        _go_on(search, note)
+        search = UnfinishedSearch(study, n_trials, id=search_id, claim=claim, keeps_draws=keeps_draws)
+        try:
+            _go_on(search, note)
+        except BaseException:
+            give_back_claim(key)
+            raise
         return search, key
     return None
 
@@ -178,12 +203,14 @@ def _go_on(search: UnfinishedSearch, note: dict[str, Any]) -> None:
     interrupted = _interrupted(study, search.id)
     search.ended = sum(trial.state.is_finished() and not _is_interrupted(trial) for trial in own)
     search.n_left = None if search.n_trials is None else max(0, search.n_trials - search.ended)
-    draws_on = bool(note["generators"]) and set_generator_states(study.sampler, note["generators"])
+    if note["generators"] and set_generator_states(study.sampler, note["generators"]):
+        for trial in interrupted:
+            if trial.number > note.get("drawn_through", -1):
+                _draw_as_for(study, trial)
+    # Noted first: should this process be killed while it sees to the trials, they are not drawn for twice.
+    search.note_draws(max((trial.number for trial in own), default=-1))
     for trial in interrupted:
-        if draws_on:
-            _draw_as_for(study, trial)
-        if trial.params:
-            study.enqueue_trial(trial.params, user_attrs={AGAIN: trial.number})
+        _do_again(study, trial)
     for trial in own:
         if trial.state.name == "RUNNING":
             study.tell(trial.number, state=type(trial.state).FAIL)
@@ -212,9 +239,27 @@ def _is_interrupted(trial: Any) -> bool:
     return trial.state.name == "RUNNING" or (trial.state.name == "FAIL" and ERROR not in trial.user_attrs)
 
 
+def _do_again(study: Any, trial: Any) -> None:
+    """Put a trial into the queue of its study, with the parameters that it had, or was to have."""
+    from optuna.trial import TrialState, create_trial
+
+    # A grid's sampler has noted in the trial which point it is.
+    if trial.params or trial.system_attrs:
+        fixed = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+        study.add_trial(
+            create_trial(
+                state=TrialState.WAITING,
+                system_attrs={**trial.system_attrs, "fixed_params": fixed},
+                user_attrs={AGAIN: trial.number},
+            )
+        )
+
+
 def _draw_as_for(study: Any, trial: Any) -> None:
     """Draw what was drawn for a trial that is done again, whose draws are fixed, so that the next trials draw on."""
     sampler = study.sampler
+    if type(sampler).__name__ not in DRAWS_ARE_REPEATABLE:
+        return
     given = trial.system_attrs.get("fixed_params", {})
     drawn = {
         name: distribution

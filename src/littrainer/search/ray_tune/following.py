@@ -6,18 +6,19 @@ import contextlib
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray import cloudpickle
-from ray.exceptions import RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from ray.tune import Callback
 
 from littrainer.checkpoint.layout import delete_checkpoint, sort_checkpoints
 from littrainer.search import distributions
 from littrainer.search.failures import TRIAL_FAILURES
 from littrainer.search.progress_lines import told
-from littrainer.search.ray_tune.trial import LAST_STEP, OBJECTIVE, STEP
+from littrainer.search.ray_tune.trial import LAST_STEP, OBJECTIVE, STEP, EndedByScript
 from littrainer.search.record import (
     COMPLETE,
     FAILED,
@@ -36,7 +37,20 @@ if TYPE_CHECKING:
 SECONDS = "time_total_s"
 # Ray's states of a trial.
 TERMINATED, PAUSED, ERROR = "TERMINATED", "PAUSED", "ERROR"
+# Why a trial has failed.
 NO_ERROR_IS_LEFT = "its process failed, and left no error that can be read"
+OUT_OF_MEMORY = (
+    "its process was ended by Ray, as the machine's memory ran out: give each trial more, with "
+    "resources_per_trial={'memory': <bytes>, ...}, or let fewer run at once (max_concurrent_trials)"
+)
+DIED = (
+    "its process died without an error, most often as memory ran out (let fewer trials run at once, with "
+    "max_concurrent_trials) or as native code crashed; Ray's logs of its worker may say more"
+)
+INTERRUPTED = "it was interrupted"
+SEARCH_HAS_ENDED = "the search was ended while it ran"
+# What Ray's texts have where memory was the reason, and only there.
+LOW_ON_MEMORY = "running low on memory"
 
 
 class Following(Callback):
@@ -105,21 +119,23 @@ class Following(Callback):
         Raises:
             BaseException: the error, where it is none that hyperparameters bring about.
         """
-        error = self._note_error(trial, _error_in(trial.pickled_error_file))
-        if isinstance(error, RayTaskError) and not isinstance(_cause(error), TRIAL_FAILURES):
-            self.mistake = error.as_instanceof_cause()
-            raise self.mistake
-
-    def close(self) -> None:
-        """The processes of all trials have ended: delete the checkpoints of trials that were stopped."""
-        for trial in self.trials.values():
-            if trial.state == PRUNED and trial.id in self._has_new_folder:
-                _remove_checkpoints(Path(str(trial.folder)))
+        error = self._note_error(trial, _error_of(trial))
+        cause = _cause(error)
+        if isinstance(error, RayTaskError) and not isinstance(cause, TRIAL_FAILURES):
+            self.mistake = cause.as_raised() if isinstance(cause, EndedByScript) else error.as_instanceof_cause()
+            # Ray ends the other trials only where what is raised here is an Exception.
+            raise cause if isinstance(cause, EndedByScript) else self.mistake
 
     def take_in(self, trials: Sequence[Any]) -> None:
-        """Take in what ended unseen: trials on a cluster, and those of a search that is resumed."""
-        for trial in [trial for trial in trials if trial.trial_id not in self.trials]:
-            self._of(trial).objective = (trial.last_result or {}).get(OBJECTIVE)
+        """Take in what ended unseen: trials on a cluster, those of a search that is resumed, and those that Ray stopped
+        all at once. One that never began is none."""
+        for trial in trials:
+            kept, result = self.trials.get(trial.trial_id), trial.last_result or {}
+            if kept is not None and kept.state != RUNNING:
+                continue
+            if kept is None and trial.status == TERMINATED and OBJECTIVE not in result:
+                continue
+            self._of(trial).objective = result.get(OBJECTIVE)
             if trial.status == TERMINATED:
                 self._end(trial, COMPLETE if self._is_at_end(trial) or self._is_at_limit(trial) else PRUNED)
             elif trial.status == ERROR:
@@ -127,9 +143,27 @@ class Following(Callback):
 
     # ---- After the search -------------------------------------------------------------------------------------------
 
-    def is_interrupted(self, trials: Sequence[Any]) -> bool:
+    def has_unfinished(self, trials: Sequence[Any]) -> bool:
         """Whether trials are left that have neither ended nor failed."""
         return any(not trial.is_finished() for trial in trials)
+
+    def leave_unfinished(self, why: str) -> None:
+        """The search has been ended: note why the trials that ran then have no end. All checkpoints stay."""
+        running = [trial for trial in self.trials.values() if trial.state == RUNNING]
+        for trial in running:
+            trial.state, trial.error = FAILED, why
+        if running and self._record is not None:
+            self._record.update(list(self.trials.values()))
+
+    def close(self, best: Any) -> None:
+        """The search has come to its end: its best trial counts as complete, also where it was stopped, and checkpoints
+        of the other trials that were stopped are deleted."""
+        self._of(best).state = COMPLETE
+        self._write(best)
+        others_folders = {trial.folder for trial in self.trials.values() if trial.state != PRUNED}
+        for trial in self.trials.values():
+            if trial.state == PRUNED and trial.id in self._has_new_folder and trial.folder not in others_folders:
+                _remove_checkpoints(Path(str(trial.folder)))
 
     def completed(self, trials: Sequence[Any]) -> list[Any]:
         """Trials that have not failed and have an objective that can be compared."""
@@ -150,7 +184,7 @@ class Following(Callback):
         if self.completed(trials):
             return
         first = next(iter(self._errors.values()), None)
-        why = f"; the first failed with {error_in_a_line(_cause(first))}" if first is not None else ""
+        why = f"; the first failed with {_in_a_line(first)}" if first is not None else ""
         raise RuntimeError(f"None of the {len(trials)} trials ended with an objective{why}.") from first
 
     # ---- Each trial --------------------------------------------------------------------------------------------------
@@ -189,7 +223,9 @@ class Following(Callback):
         kept.seconds = (trial.last_result or {}).get(SECONDS)
         self._write(trial)
         ended = [one for one in self.trials.values() if one.state != RUNNING]
-        told(kept, (len(ended), self._planned), next(iter(best_of(ended, self._directions)), None))
+        # A trial that was stopped may have the best objective all the same.
+        compared = [replace(one, state=COMPLETE) if one.state == PRUNED else one for one in ended]
+        told(kept, (len(ended), self._planned), next(iter(best_of(compared, self._directions)), None))
 
     def _write(self, trial: Any) -> None:
         if self._record is None:
@@ -209,16 +245,30 @@ class Following(Callback):
     def _note_error(self, trial: Any, error: Any) -> BaseException:
         found = error if isinstance(error, BaseException) else RuntimeError(NO_ERROR_IS_LEFT)
         self._errors[trial.trial_id] = found
-        self._of(trial).error = error_in_a_line(_cause(found))
+        self._of(trial).error = _in_a_line(found)
         self._end(trial, FAILED)
         return found
 
 
-def _error_in(path: str | None) -> Any:
-    # The copy beside Ray's logs; the one in the storage is brought there later.
+def _error_of(trial: Any) -> Any:
+    # The copies beside Ray's logs; those in the storage are brought there later.
     with contextlib.suppress(Exception):
-        return cloudpickle.loads(Path(str(path)).read_bytes())
+        return cloudpickle.loads(Path(str(trial.pickled_error_file)).read_bytes())
+    with contextlib.suppress(OSError):
+        # Of this one Ray keeps the text alone.
+        if LOW_ON_MEMORY in Path(str(trial.error_file)).read_text(encoding="utf-8", errors="replace"):
+            return OutOfMemoryError(OUT_OF_MEMORY)
     return None
+
+
+def _in_a_line(error: BaseException) -> str:
+    """An error as the record and progress lines have it; of a process that died one sentence, where Ray has many."""
+    if isinstance(error, OutOfMemoryError) or (isinstance(error, RayActorError) and LOW_ON_MEMORY in str(error)):
+        return OUT_OF_MEMORY
+    if isinstance(error, RayActorError) and not error.actor_init_failed:
+        return DIED
+    cause = _cause(error)
+    return error_in_a_line(cause.as_raised() if isinstance(cause, EndedByScript) else cause)
 
 
 def _remove_checkpoints(folder: Path) -> None:

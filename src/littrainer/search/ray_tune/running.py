@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import signal
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +49,7 @@ def run_hp_search_ray(trainer: Trainer, n_trials: int, direction: str | list[str
         RuntimeError: the scheduler needs evaluations while training and there are none; no trial was completed; or
             several processes search together.
         KeyboardInterrupt: Ctrl-C ended the search; Ray says how to resume it.
+        SystemExit, KeyboardInterrupt: the script raised it in a trial.
         SearchMistake, or what is no failure of hyperparameters: a trial shows that the script is wrong.
     """
     scope = _checked_scope()
@@ -70,31 +69,34 @@ def run_hp_search_ray(trainer: Trainer, n_trials: int, direction: str | list[str
     import ray.tune
     import ray.util.client
 
-    from littrainer.search.ray_tune.following import Following
+    from littrainer.search.ray_tune.following import INTERRUPTED, SEARCH_HAS_ENDED, Following
+    from littrainer.search.ray_tune.interruption import Interruption
 
     planned = None if n_trials < 0 else n_trials * _grid_size(space)
     following = Following(trainer, space, str(direction), planned, time_limits(scheduler))
+    interruption = Interruption()
     setting = TrialSetting(surroundings(), str(direction), redirect.is_installed(), pauses_trials(scheduler))
     trainable = ray.tune.with_parameters(train_trial, packed_trainer=packed(trainer), setting=setting)
     trainable.__name__ = NAME
     trainable.__mixins__ = (WaitsForTraining,)
     # Else Ray carries the search out on the cluster, where callbacks of this process hear nothing.
     if not ray.util.client.ray.is_connected():
-        keywords["callbacks"] = [*(keywords.get("callbacks") or []), following]
+        keywords["callbacks"] = [*(keywords.get("callbacks") or []), following, interruption]
     try:
-        with _output_that_reports(), _handlers_left_alone():
+        with _output_that_reports(), interruption.awaited():
             analysis = ray.tune.run(trainable, config=space, num_samples=n_trials, **keywords)
-    except ray.tune.TuneError:
+    except BaseException as error:
+        following.leave_unfinished(INTERRUPTED if isinstance(error, KeyboardInterrupt) else SEARCH_HAS_ENDED)
         if following.mistake is not None:
             raise following.mistake from None
         raise
-    finally:
-        following.close()
-    following.take_in(analysis.trials)
-    if following.is_interrupted(analysis.trials):
+    if interruption.has_come or following.has_unfinished(analysis.trials):
+        following.leave_unfinished(INTERRUPTED)
         raise KeyboardInterrupt
+    following.take_in(analysis.trials)
     following.refuse_without_result(analysis.trials)
     best = best_trial(following.completed(analysis.trials), mode, scope)
+    following.close(best)
     return BestRun(best.trial_id, best.last_result[OBJECTIVE], best.config, analysis)
 
 
@@ -143,18 +145,3 @@ def _output_that_reports() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(NEW_OUTPUT, None)
-
-
-@contextlib.contextmanager
-def _handlers_left_alone() -> Iterator[None]:
-    """Give back the signals that `ray.tune.run` takes and keeps."""
-    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGUSR1") if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():
-        numbers = []
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if handler is not None:
-                signal.signal(number, handler)

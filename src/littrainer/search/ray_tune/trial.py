@@ -11,9 +11,9 @@ import functools
 import logging
 import os
 import sys
-import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 from littrainer.checkpoint.reader import read_state
 from littrainer.compat import redirect
 from littrainer.optim.changed_hyperparameters import are_others
+from littrainer.search.ray_tune.handed_over import delete_abandoned, folder_to_hand_over
 from littrainer.search.searching import searching
 from littrainer.search.travelling.packing import unpacked
 from littrainer.search.travelling.surroundings import set_number_formats
@@ -65,6 +66,24 @@ class TrialSetting:
     checkpoints_each_report: bool
 
 
+class EndedByScript(Exception):
+    """The script itself has raised SystemExit or KeyboardInterrupt in a trial, which Ray would take for its own.
+
+    Parameters:
+        kind: the name of what was raised.
+        code: of a SystemExit.
+    """
+
+    def __init__(self, kind: str, code: int | str | None = None) -> None:
+        super().__init__(kind, code)
+        self.kind = kind
+        self.code = code
+
+    def as_raised(self) -> BaseException:
+        """What ends the script where its search has no processes."""
+        return SystemExit(self.code) if self.kind == SystemExit.__name__ else KeyboardInterrupt()
+
+
 class WaitsForTraining:
     """Mixed into Ray's trainable: its process ends when the training in it has, so that runs of trackers are closed."""
 
@@ -95,13 +114,34 @@ def train_trial(config: dict[str, Any], packed_trainer: bytes, setting: TrialSet
     Parameters:
         config: the hyperparameters that Ray has drawn.
         packed_trainer: the Trainer as `travelling.packed` has it.
+
+    Raises:
+        EndedByScript: the script has ended the trial as one ends a script.
     """
+    try:
+        _train_trial(config, packed_trainer, setting)
+    except (SystemExit, KeyboardInterrupt) as error:
+        if _is_of_ray(error):
+            raise
+        code = getattr(error, "code", None)
+        kept = code if code is None or isinstance(code, int) else str(code)
+        raise EndedByScript(type(error).__name__, kept) from error
+
+
+def _is_of_ray(error: BaseException) -> bool:
+    """Whether an error was raised in Ray's code, as where it ends or pauses a trial."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__")).split(".")[0] == "ray"
+
+
+def _train_trial(config: dict[str, Any], packed_trainer: bytes, setting: TrialSetting) -> None:
     import ray.tune
 
     logging.getLogger(TELLS_OF_CHECKPOINTS).setLevel(logging.WARNING)
     os.environ.setdefault(THREAD_TIMEOUT, str(SECONDS_FOR_AN_ENDED_TRAINING))
     _running.thread, _running.checkpoints_each_report = threading.current_thread(), setting.checkpoints_each_report
     _enter(setting)
+    delete_abandoned()
     checkpoint = ray.tune.get_checkpoint()
     if checkpoint is not None and _has_ended(checkpoint, config):
         return
@@ -151,7 +191,7 @@ def report_to_ray(trainer: Trainer, metrics: dict[str, Any]) -> None:
 def _hand_over(trainer: Trainer, result: dict[str, Any]) -> None:
     import ray.tune
 
-    with tempfile.TemporaryDirectory(prefix="littrainer-") as folder:
+    with folder_to_hand_over() as folder:
         checkpoint = None
         if _is_checkpoint_due(trainer):
             trainer._tune_save_checkpoint(checkpoint_dir=folder)

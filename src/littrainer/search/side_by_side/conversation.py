@@ -18,12 +18,13 @@ class Setting:
 
     Parameters:
         surroundings: of the process that searches (surroundings.py), plain values only.
-        trainer_file: where the packed Trainer lies.
+        trainer_file: descriptor of the file with the packed Trainer, which has no name. Each process has a descriptor of its
+            own, and all of them one position in the file.
         threads: CPU threads that the process may use.
     """
 
     surroundings: dict[str, Any]
-    trainer_file: str
+    trainer_file: int
     threads: int
 
 

@@ -7,9 +7,8 @@ import signal
 import tempfile
 import threading
 from contextlib import AbstractContextManager
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from littrainer.search.failures import SearchMistake
 from littrainer.search.side_by_side.conversation import Setting
@@ -55,9 +54,10 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         self._jobs = jobs
         self._survives = survives
         self._packed = packed(trainer)
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._trainer_file: IO[bytes] | None = None
         self._setting: Setting | None = None
-        self._lock = threading.Lock()
+        # Taken in a signal handler too, which may break in where its thread holds it.
+        self._lock = threading.RLock()
         self._free_jobs = list(range(jobs))
         # Job -> process, since a job has a GPU of its own.
         self._idle: dict[int, TrialProcess] = {}
@@ -67,11 +67,12 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         self._handler: Any = None
 
     def __enter__(self) -> SideBySide:
-        self._folder = tempfile.TemporaryDirectory(prefix="littrainer-search-")
-        file = Path(self._folder.name, "trainer.pkl")
-        file.write_bytes(self._packed)
+        # Without a name, so that nothing is left of it however the search ends.
+        self._trainer_file = tempfile.TemporaryFile(prefix="littrainer-search-")
+        self._trainer_file.write(self._packed)
+        self._trainer_file.flush()
         self._packed = b""
-        self._setting = Setting(surroundings(), str(file), threads_of_each(self._jobs))
+        self._setting = Setting(surroundings(), self._trainer_file.fileno(), threads_of_each(self._jobs))
         handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
         if callable(handler):
             self._handler = handler
@@ -89,8 +90,8 @@ class SideBySide(AbstractContextManager["SideBySide"]):
             process.close()
         for process in left:
             process.end()
-        if self._folder is not None:
-            self._folder.cleanup()
+        if self._trainer_file is not None:
+            self._trainer_file.close()
         if error is None:
             # Optuna asks the last trials that it starts for no error.
             self._raise_if_ended()
@@ -175,8 +176,10 @@ class SideBySide(AbstractContextManager["SideBySide"]):
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
         """Ctrl-C: the first one lets the trials that run end, in some seconds; the search ends with them."""
         busy = list(self._busy.values())
-        if busy and self._ended_by is None:
-            self._end_all(KeyboardInterrupt())
+        is_first = self._ended_by is None
+        # Also where no trial runs: the next one may be about to.
+        self._end_all(KeyboardInterrupt())
+        if busy and is_first:
             return
         for process in busy:
             process.kill()

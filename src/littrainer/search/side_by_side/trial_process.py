@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -27,12 +28,14 @@ from littrainer.search.side_by_side.conversation import (
     answer_with,
     value_of,
 )
+from littrainer.search.side_by_side.printed_lines import PrintedLines
 
 SECONDS_BETWEEN_LOOKS = 0.5
 # How long a process may take to close the runs of trackers, and end.
 SECONDS_TO_END = 10.0
 # Lines of stderr that tell why a process has ended.
 LAST_LINES = 20
+PIECE_BYTES = 65536
 WAYS_TO_END: dict[int, str] = {
     signal.SIGKILL: " The system kills a process when memory runs out: let fewer trials run side by side (n_jobs), or "
     "smaller ones.",
@@ -72,7 +75,7 @@ class TrialProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**variables, "PYTHONPATH": _with_package(variables.get("PYTHONPATH", ""))},
-            pass_fds=(descriptor,),
+            pass_fds=(descriptor, setting.trainer_file),
             # Ctrl-C reaches the search alone, which decides what becomes of its trials.
             start_new_session=True,
         )
@@ -161,20 +164,25 @@ class TrialProcess:
         self, stream: IO[bytes] | None, target: Callable[[], TextIO], kept: deque[str] | None = None
     ) -> threading.Thread:
         """Write what the process prints, each line with its trial."""
-        assert stream is not None
-        lines = stream
+        assert isinstance(stream, io.BufferedReader)
+        pieces = stream
 
-        def write() -> None:
-            with lines:
-                for raw in lines:
-                    text = raw.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
-                    if kept is not None:
-                        kept.append(text)
-                    prefix = "" if self._trial is None else f"[trial {self._trial}] "
-                    with contextlib.suppress(ValueError, OSError):
-                        tqdm.write(f"{prefix}{text}", file=target())
+        def write(texts: list[str]) -> None:
+            for text in texts:
+                if kept is not None:
+                    kept.append(text)
+                prefix = "" if self._trial is None else f"[trial {self._trial}] "
+                with contextlib.suppress(ValueError, OSError):
+                    tqdm.write(f"{prefix}{text}", file=target())
 
-        thread = threading.Thread(target=write, name="littrainer-search-output", daemon=True)
+        def write_all() -> None:
+            lines = PrintedLines()
+            with pieces:
+                while piece := pieces.read1(PIECE_BYTES):
+                    write(lines.add(piece))
+            write(lines.rest())
+
+        thread = threading.Thread(target=write_all, name="littrainer-search-output", daemon=True)
         thread.start()
         return thread
 

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.search.side_by_side.conversation import (
@@ -58,20 +57,37 @@ def _carry_out_all(channel: Channel) -> None:
     if setting is None:
         return
     enter(setting.surroundings, setting.threads)
-    packed = Path(setting.trainer_file).read_bytes()
+    packed = _content_of(setting.trainer_file)
     while (task := _received(channel)) is not None:
         try:
             answer = Answer(_carried_out(channel, setting, packed, task))
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
             answer = answer_with(error)
         sys.stdout.flush()
         sys.stderr.flush()
         with contextlib.suppress(*CLOSED):
             channel.send(answer)
+        if isinstance(answer.error, KeyboardInterrupt):
+            # The search is over, also where it was the script that raised this.
+            raise answer.error
         del answer
         gc.collect()
+
+
+def _content_of(descriptor: int) -> bytes:
+    """What is in a file of which other processes read too; the descriptor is closed."""
+    try:
+        size = os.fstat(descriptor).st_size
+        content = bytearray()
+        while len(content) < size:
+            # One read gives 2 GiB at most.
+            piece = os.pread(descriptor, size - len(content), len(content))
+            if not piece:
+                raise EOFError(f"The packed Trainer has {len(content)} bytes of {size}.")
+            content += piece
+        return bytes(content)
+    finally:
+        os.close(descriptor)
 
 
 def _received(channel: Channel) -> Any:

@@ -6,12 +6,15 @@ The script's functions ask in all processes, each at its own time; the first one
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch.distributed as dist
 from optuna.trial import FixedTrial, Trial
 
+from littrainer.processes.agreement import from_each
 from littrainer.processes.posts import Posts
 from littrainer.search.failures import SearchMistake
 
@@ -94,9 +97,14 @@ class LeadingTrial(Trial):
         name = pruning_at(self._last_reported)
         return self._told[name] if name in self._told else self._tell(name, super().should_prune())
 
-    def space_is_asked(self) -> None:
-        """The space has been asked for all that it gives."""
+    def space_is_asked(self, space: Mapping[str, Any]) -> None:
+        """The space has returned this in this process.
+
+        Raises:
+            SearchMistake: it has returned something else in another one.
+        """
         self._tell(SPACE_IS_ASKED, True)
+        check_is_the_same(from_each(_comparable(space)))
 
     def _tell(self, name: str, value: Value) -> Value:
         if name not in self._told:
@@ -147,9 +155,14 @@ class FollowingTrial(FixedTrial):
             self._prunes[name] = self._posts.fetch(name, "whether to prune")
         return self._prunes[name]
 
-    def space_is_asked(self) -> None:
-        """The space has been asked for all that it gives."""
+    def space_is_asked(self, space: Mapping[str, Any]) -> None:
+        """The space has returned this in this process.
+
+        Raises:
+            SearchMistake: it has returned something else in another one.
+        """
         self._is_in_space = False
+        check_is_the_same(from_each(_comparable(space)))
 
     def _receive(self, name: str) -> None:
         if name in self._received:
@@ -162,6 +175,43 @@ class FollowingTrial(FixedTrial):
                 f"hp_space asks for the hyperparameter {name!r} in process {dist.get_rank()}, and in process 0 it does "
                 "not: what it asks for must not depend on the rank."
             ) from None
+
+
+def check_is_the_same(spaces: Sequence[Mapping[str, str]]) -> None:
+    """Refuse a space that depends on the rank.
+
+    Parameters:
+        spaces: what it has returned, by rank, with the values as text.
+
+    Raises:
+        SearchMistake: two ranks have other names or values.
+    """
+    first = spaces[0]
+    for rank, space in enumerate(spaces):
+        for name in sorted({*first, *space}):
+            here, there = (one.get(name, "no value") for one in (first, space))
+            if here != there:
+                raise SearchMistake(
+                    f"hp_space returned {here} for {name!r} in process 0, and {there} in process {rank}: what it "
+                    "returns must not depend on the rank. Ask the trial for values that are drawn (trial.suggest_...)."
+                )
+
+
+def _comparable(space: Mapping[str, Any]) -> dict[str, str]:
+    return {name: repr(value) if _is_plain(value) else _kind_of(value) for name, value in space.items()}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether equal values have one text, also in different processes."""
+    if isinstance(value, Mapping):
+        return all(_is_plain(part) for pair in value.items() for part in pair)
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str, Enum, np.generic))
+
+
+def _kind_of(value: Any) -> str:
+    return f"a {type(value).__qualname__}"
 
 
 def pruning_at(step: int | None) -> str:
