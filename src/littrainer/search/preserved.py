@@ -81,7 +81,7 @@ class Found:
             self.model.to("cpu")
 
     def begin_trial(self, trainer: Trainer) -> None:
-        """Let a trial find the Trainer as the search did: arguments, what follows from them, callbacks and their states."""
+        """Let a trial find what the search found: arguments and what follows from them, callbacks and their states."""
         self._put_back_arguments(trainer)
         vars(trainer).update(self._attributes)
         trainer.state = copy.deepcopy(self._state)

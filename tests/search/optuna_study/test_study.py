@@ -419,10 +419,13 @@ def test_each_trial_has_one_line_and_optunas_own_lines_are_kept_back(
 
 def test_other_logs_of_optuna_are_told_again_after_a_search(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     searched(searched_trainer(tmp_path), 0.01)
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.INFO)
     optuna.logging.enable_propagation()
     try:
         with caplog.at_level(logging.INFO):
             optuna.create_study().optimize(lambda trial: 1.0, n_trials=1)
     finally:
         optuna.logging.disable_propagation()
+        optuna.logging.set_verbosity(verbosity)
     assert "Trial 0 finished" in caplog.text

@@ -264,18 +264,20 @@ def test_after_what_may_leave_something_behind_another_one_takes_its_place(
     assert [process.calls for process in processes] == [["trial 0", "ended"], ["trial 1", "closed", "ended"]]
 
 
-def test_an_error_that_ends_the_search_ends_the_other_trials_with_it(processes: list[StandIn], tmp_path: Path) -> None:
+@pytest.mark.parametrize("mistake", [SearchMistake("no such argument"), KeyboardInterrupt(), SystemExit(3)])
+def test_an_error_that_ends_the_search_ends_the_other_trials_with_it(
+    processes: list[StandIn], tmp_path: Path, mistake: BaseException
+) -> None:
     raised: list[BaseException] = []
-    mistake = SearchMistake("no such argument")
     with (
-        pytest.raises(SearchMistake),
+        pytest.raises(type(mistake)),
         SideBySide(searched_trainer(tmp_path), 2, survives=(ValueError,)) as trials,
     ):
         other = started(trials, trial(0, until_told), raised)
-        with pytest.raises(SearchMistake):
+        with pytest.raises(type(mistake)):
             trials.run(trial(1, failing_with(mistake)))
         other.join(SECONDS)
-        with pytest.raises(SearchMistake):
+        with pytest.raises(type(mistake)):
             trials.run(trial(2))
     # Which of them the study meets first makes no difference.
     assert raised == [mistake]

@@ -81,6 +81,18 @@ def test_a_space_that_asks_for_something_else_in_another_process_is_named() -> N
         ask(following, "layers")
 
 
+def told_by_rank(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the processes have told each other so far."""
+    told: list[Any] = []
+
+    def from_each(value: Any) -> list[Any]:
+        told.append(value)
+        return told
+
+    monkeypatch.setattr(led_trials, "from_each", from_each)
+    return told
+
+
 @pytest.mark.parametrize(
     ("returned", "told"),
     [
@@ -93,8 +105,7 @@ def test_a_space_that_asks_for_something_else_in_another_process_is_named() -> N
 def test_a_space_that_returns_something_else_in_another_process_is_named(
     monkeypatch: pytest.MonkeyPatch, returned: dict[str, Any], told: str
 ) -> None:
-    spaces = []
-    monkeypatch.setattr(led_trials, "from_each", lambda space: spaces.append(space) or spaces)
+    told_by_rank(monkeypatch)
     leading, following = pair_of()
     leading.space_is_asked({"epochs": 1, "layers": [4, 4]})
     with pytest.raises(SearchMistake, match=told):
@@ -104,8 +115,7 @@ def test_a_space_that_returns_something_else_in_another_process_is_named(
 def test_values_that_are_the_same_in_all_processes_may_be_objects_or_not_a_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    spaces = []
-    monkeypatch.setattr(led_trials, "from_each", lambda space: spaces.append(space) or spaces)
+    spaces = told_by_rank(monkeypatch)
     for trial in pair_of():
         trial.space_is_asked({"threshold": float("nan"), "config": object(), "kinds": [object()]})
     assert len(spaces) == 2

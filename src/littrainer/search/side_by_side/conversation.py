@@ -18,8 +18,8 @@ class Setting:
 
     Parameters:
         surroundings: of the process that searches (surroundings.py), plain values only.
-        trainer_file: descriptor of the file with the packed Trainer, which has no name. Each process has a descriptor of its
-            own, and all of them one position in the file.
+        trainer_file: descriptor of the file with the packed Trainer, which has no name. Each process inherits a
+            descriptor of its own, and all of these share one position in the file.
         threads: CPU threads that the process may use.
     """
 
