@@ -56,7 +56,7 @@ def draw_and_end(study: Any, search_id: str, how: str = "COMPLETE", search: Any 
     return trial
 
 
-def interrupted_search(study: Any, folder: Path, n_trials: int = 5, ended: int = 2) -> str:
+def interrupted_search(study: Any, folder: Path, n_trials: int | None = 5, ended: int = 2) -> str:
     """A search of which some trials have ended and one was interrupted; returns its id."""
     with pytest.raises(KeyboardInterrupt), carried_on(study, for_trainer(folder), n_trials, is_stored=True) as begun:
         for _ in range(ended):
@@ -151,17 +151,17 @@ def search_killed_in(killed_in: tuple[int, ...], sampler: Callable[[], Any], fol
     study = optuna.create_study()
 
     def objective(trial: Any) -> float:
-        trial.set_user_attr(SEARCH, search.id)
+        trial.set_user_attr(SEARCH, begun.id)
         value = squares(trial)
         if trial.number in killed_in:
             raise Killed
-        search.note_draws(trial.number)
+        begun.note_draws(trial.number)
         return value
 
     for _ in (*killed_in, None):
         study.sampler = sampler()
-        with contextlib.suppress(Killed), carried_on(study, for_trainer(folder), n_trials, is_stored=True) as search:
-            study.optimize(objective, n_trials=search.n_left)
+        with contextlib.suppress(Killed), carried_on(study, for_trainer(folder), n_trials, is_stored=True) as begun:
+            study.optimize(objective, n_trials=begun.n_left)
     return [trial.params for trial in study.trials if trial.state.name == "COMPLETE"]
 
 

@@ -296,6 +296,27 @@ def test_a_script_that_ends_itself_in_a_trial_is_not_taken_for_ray_ending_the_tr
     assert repr(pickle.loads(pickle.dumps(found.value)).as_raised()) == repr(raised)
 
 
+def test_a_keyboard_interrupt_of_the_script_is_known_in_the_thread_that_ray_trains_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupts(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            raise KeyboardInterrupt
+
+    found: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            train_with(trainer_of_trial(tmp_path, given={"callbacks": [Interrupts()]}).train, monkeypatch)
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join(120)
+    assert [repr(error) for error in found] == [repr(ray_trial.EndedByScript("KeyboardInterrupt"))]
+
+
 def test_where_ray_ends_a_trial_its_own_exit_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.train._internal import session
 

@@ -133,9 +133,7 @@ def carried_on(
                 key.rmdir()
 
 
-def _begun(
-    study: Any, folder: Path, n_trials: int | None, keeps_draws: bool
-) -> tuple[UnfinishedSearch, Path | None]:
+def _begun(study: Any, folder: Path, n_trials: int | None, keeps_draws: bool) -> tuple[UnfinishedSearch, Path | None]:
     search = UnfinishedSearch(study, n_trials, n_left=n_trials)
     claim = folder / f"{CLAIM_FOLDER_PREFIX}{search.id}"
     try:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -121,17 +122,23 @@ def train_trial(config: dict[str, Any], packed_trainer: bytes, setting: TrialSet
     try:
         _train_trial(config, packed_trainer, setting)
     except (SystemExit, KeyboardInterrupt) as error:
-        if _is_of_ray(error):
+        # So it ends or pauses a trial.
+        if _raised_in(error) == "ray":
             raise
         code = getattr(error, "code", None)
         kept = code if code is None or isinstance(code, int) else str(code)
         raise EndedByScript(type(error).__name__, kept) from error
+    except ValueError as error:
+        # At a KeyboardInterrupt Lightning sets a signal's handler, which fails in Ray's thread.
+        if _raised_in(error) == signal.__name__ and isinstance(error.__context__, KeyboardInterrupt):
+            raise EndedByScript(KeyboardInterrupt.__name__) from error.__context__
+        raise
 
 
-def _is_of_ray(error: BaseException) -> bool:
-    """Whether an error was raised in Ray's code, as where it ends or pauses a trial."""
+def _raised_in(error: BaseException) -> str:
+    """The package whose code raised an error."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return str(frames[-1].f_globals.get("__name__")).split(".")[0] == "ray"
+    return str(frames[-1].f_globals.get("__name__")).split(".")[0]
 
 
 def _train_trial(config: dict[str, Any], packed_trainer: bytes, setting: TrialSetting) -> None:
