@@ -10,6 +10,8 @@ import pytest
 
 from tests.compat.processes import run_python
 
+pytestmark = pytest.mark.long
+
 SCRIPT = """
 import json
 import sys

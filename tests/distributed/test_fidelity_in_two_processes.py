@@ -26,6 +26,8 @@ from tests.fidelity.registry import aspects_of
 from tests.fidelity.scenarios import SCENARIOS
 from tests.fidelity.side import MODES, ORACLE
 
+pytestmark = pytest.mark.long
+
 PROCESSES = 2
 LONGEST_RUN_SECONDS = 900
 

@@ -16,6 +16,8 @@ from tests.distributed.sharded_process import CHECKS, STEPS, adapter, curve, lla
 from tests.distributed.together import run_together
 from tests.fidelity.conftest import folder_shared_by_workers
 
+pytestmark = pytest.mark.long
+
 TOLERANCE = 1e-6
 LIKE_DDP = [name for name, (_, reference) in CHECKS.items() if reference is not None]
 

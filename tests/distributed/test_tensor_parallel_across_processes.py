@@ -23,6 +23,8 @@ from tests.distributed.tensor_parallel_process import (
 from tests.distributed.together import run_together
 from tests.fidelity.conftest import folder_shared_by_workers
 
+pytestmark = pytest.mark.long
+
 TOLERANCE = 1e-6
 TRAININGS = [name for name in CHECKS if name not in ("by plan", "loaded split", "streamed", "another model")]
 
