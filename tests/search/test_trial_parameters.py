@@ -13,10 +13,11 @@ import torch
 
 from littrainer import TrainingArguments
 from littrainer.arguments.choices import OptimizerNames, SchedulerType
+from littrainer.callbacks.state import hp_params
 from littrainer.search.failures import SearchMistake
 from littrainer.search.searching import searching
 from littrainer.search.trial import set_up_trial
-from littrainer.search.trial_parameters import converted, hp_params, set_parameters
+from littrainer.search.trial_parameters import converted, set_parameters
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments
 from tests.search.trainers import searched_trainer

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from littrainer.checkpoint.layout import sort_checkpoints
 from littrainer.checkpoint.places import leads
 from littrainer.checkpoint.staging import set_aside_and_delete
 from littrainer.ecosystem import is_a
-from littrainer.search.failures import TRIAL_FAILURES, ObjectiveIsNan, SearchMistake
+from littrainer.search.failures import TRIAL_FAILURES
 from littrainer.search.memory import release_frames, release_memory
 from littrainer.search.objective import refuse_nan
 from littrainer.search.reporting import objective_in
@@ -24,8 +25,6 @@ from littrainer.training.memory_report import MemoryReport
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
-
-__all__ = ["TRIAL_FAILURES", "ObjectiveIsNan", "SearchMistake", "run_trial", "set_up_trial"]
 
 logger = logging.getLogger(__name__)
 
@@ -175,14 +174,21 @@ def remove_checkpoints(trainer: Trainer, trial: Any) -> None:
     folder = trainer._get_output_dir(trial=trial)
     if not leads(trainer, folder):
         return
+    delete_checkpoints(folder, there)
+
+
+def delete_checkpoints(folder: str, but: Collection[str] = ()) -> None:
+    """Delete the checkpoints in the folder of a pruned trial, and the folder if nothing else is in it.
+
+    Parameters:
+        but: paths of those that are kept.
+    """
     for checkpoint in _checkpoints_in(folder):
-        if checkpoint not in there:
+        if checkpoint not in but:
             try:
                 set_aside_and_delete(Path(checkpoint))
             except OSError as error:
                 logger.warning("%s of a pruned trial could not be deleted (%s): delete it by hand.", checkpoint, error)
-    try:
+    # It may never have been made, or hold something else.
+    with contextlib.suppress(OSError):
         Path(folder).rmdir()
-    except OSError:
-        # Something else lies there, or no checkpoint was ever written.
-        return

@@ -29,8 +29,6 @@ from littrainer.search.failures import SearchMistake
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
-__all__ = ["hp_params", "parameters_of", "set_parameters", "settle_pairs"]
-
 logger = logging.getLogger(__name__)
 
 # So similar to the name of an argument (1: equal) no parameter of a model is meant to be.

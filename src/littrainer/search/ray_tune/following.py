@@ -14,7 +14,6 @@ from ray import cloudpickle
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from ray.tune import Callback
 
-from littrainer.checkpoint.layout import delete_checkpoint, sort_checkpoints
 from littrainer.search import distributions
 from littrainer.search.failures import TRIAL_FAILURES
 from littrainer.search.progress_lines import told
@@ -30,6 +29,7 @@ from littrainer.search.record import (
     error_in_a_line,
 )
 from littrainer.search.reporting import name_by
+from littrainer.search.trial import delete_checkpoints
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -163,7 +163,7 @@ class Following(Callback):
         others_folders = {trial.folder for trial in self.trials.values() if trial.state != PRUNED}
         for trial in self.trials.values():
             if trial.state == PRUNED and trial.id in self._has_new_folder and trial.folder not in others_folders:
-                _remove_checkpoints(Path(str(trial.folder)))
+                delete_checkpoints(str(trial.folder))
 
     def completed(self, trials: Sequence[Any]) -> list[Any]:
         """Trials that have not failed and have an objective that can be compared."""
@@ -269,17 +269,6 @@ def _in_a_line(error: BaseException) -> str:
         return DIED
     cause = _cause(error)
     return error_in_a_line(cause.as_raised() if isinstance(cause, EndedByScript) else cause)
-
-
-def _remove_checkpoints(folder: Path) -> None:
-    """Delete the checkpoints in a trial's folder, and the folder if nothing else is in it."""
-    if not folder.is_dir():
-        # The trial ran on another machine, or wrote none.
-        return
-    for checkpoint in sort_checkpoints(str(folder)):
-        delete_checkpoint(checkpoint)
-    with contextlib.suppress(OSError):
-        folder.rmdir()
 
 
 def _cause(error: BaseException) -> BaseException:
