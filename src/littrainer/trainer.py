@@ -633,7 +633,7 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
 
     def push_to_hub(
         self,
-        commit_message: str | None = "End of training",
+        commit_message: str | None = pushing.END_OF_TRAINING,
         blocking: bool = True,
         token: str | None = None,
         revision: str | None = None,

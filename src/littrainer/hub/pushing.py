@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Commit message of a push by hand that names none.
+END_OF_TRAINING = "End of training"
 # The strategies that push checkpoints as well as the model.
 WITH_CHECKPOINTS = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
 
