@@ -1,8 +1,7 @@
-"""Every argument that is not refused counts: for each there is something to see that differs between two values.
+"""Every argument counts: for each there is something to see that differs between two values.
 
 `EFFECTS` holds, for each argument, two values and what to look at. What cannot be seen in a short run on a CPU is in
-`SEEN_ELSEWHERE`, with the test that fails when the argument is ignored; what only matters together with an argument
-that is refused so far is in `ONLY_WITH`.
+`SEEN_ELSEWHERE`, with the test that fails when the argument is ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from littrainer import TrainingArguments
-from littrainer.arguments.support import NOT_YET_SUPPORTED
 from tests.scenarios.observations import (
     best,
     cache_in_config,
@@ -57,7 +55,6 @@ from tests.scenarios.observations import (
     weights,
     writing_threads,
 )
-from tests.scenarios.trainers import quiet_trainer
 
 ROOT = Path(__file__).parent
 
@@ -233,13 +230,15 @@ SEEN_ELSEWHERE: dict[str, tuple[str, str]] = {
     "trackio_space_id": TRACKIO,
     "trackio_bucket_id": TRACKIO,
     "trackio_static_space_id": TRACKIO,
-}
-
-# Argument -> the wish, refused so far, without which it has no meaning.
-PUSHING: dict[str, Any] = {"push_to_hub": True}
-ONLY_WITH: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(
-        ("hub_token", "hub_private_repo", "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision"), PUSHING
+    "push_to_hub": ("hub/test_repository.py", "test_without_push_to_hub_nothing_is_asked_of_any_hub"),
+    "hub_model_id": ("hub/test_repository.py", "test_hub_model_id_names_the_repository_with_or_without_its_owner"),
+    "hub_private_repo": ("hub/test_repository.py", "test_privacy_is_asked_for_only_where_it_is_set"),
+    "hub_revision": ("hub/test_repository.py", "test_pushes_go_to_the_branch_of_hub_revision_which_is_made"),
+    "hub_token": ("hub/test_repository.py", "test_the_token_that_is_logged_in_is_taken_where_none_is_given"),
+    "hub_strategy": ("hub/test_pushing.py", "test_the_end_strategy_pushes_nothing_before_the_script_saves_the_model"),
+    "hub_always_push": (
+        "hub/test_pushing.py",
+        "test_training_does_not_wait_for_a_push_and_skips_saves_while_one_is_on_its_way",
     ),
 }
 
@@ -274,15 +273,8 @@ def test_the_test_that_sees_an_argument_is_there_and_names_it(name: str) -> None
     assert f"def {function}(" in text and name in text
 
 
-@pytest.mark.parametrize("name", ONLY_WITH)
-def test_an_argument_without_meaning_of_its_own_belongs_to_a_wish_that_is_refused(tmp_path: Path, name: str) -> None:
-    wish = ONLY_WITH[name]
-    with pytest.raises(NotImplementedError, match=next(iter(wish))):
-        quiet_trainer(tmp_path, **wish)
-
-
-def test_each_argument_is_refused_or_has_its_effect_in_one_of_the_tables() -> None:
-    tables = [set(EFFECTS), set(SEEN_ELSEWHERE), set(ONLY_WITH), set(NOT_YET_SUPPORTED)]
+def test_each_argument_has_its_effect_in_one_of_the_tables() -> None:
+    tables = [set(EFFECTS), set(SEEN_ELSEWHERE)]
     fields = {field.name for field in dataclasses.fields(TrainingArguments)}
     assert set().union(*tables) == fields
     assert sum(map(len, tables)) == len(fields)

@@ -32,6 +32,7 @@ from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.ecosystem import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
+from littrainer.hub import pushing
 from littrainer.model_facts import base_model, catch_all_name
 from littrainer.model_wrapping import is_own_wrapping, wrapped_model
 from littrainer.optim.gradient_norms import clip_by_norm, lie_on_several_meshes
@@ -212,8 +213,11 @@ class OverridePoints:
     def _finalize_training(self: Any, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
         return self.training_run.finish(num_train_samples, start_time)
 
+    def _push_from_checkpoint(self: Any, checkpoint_folder: str) -> None:
+        pushing.push_save(self, checkpoint_folder)
+
     def _finish_current_push(self: Any) -> None:
-        """Wait for an upload of the model that a subclass has begun; nothing here uploads in the background."""
+        pushing.finish_pushes(self)
 
     def _wrap_model(self: Any, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         if self.is_deepspeed_enabled and not training:
@@ -356,6 +360,8 @@ class OverridePoints:
             self.store_flos()
         run_dir = self._get_output_dir(trial=trial)
         written = writer.write_checkpoint(self, run_dir)
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(written)
         if leads(self, run_dir):
             limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
             rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=written, in_background=True)

@@ -33,12 +33,7 @@ from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 from littrainer.checkpoint.shards import free_gathered
 from littrainer.checkpoint.storage import storage_of
 from littrainer.compat.earlier_signatures import accept_earlier_signatures
-from littrainer.compat.members import (
-    NotYetMembers,
-    missing_member_message,
-    refuse_ignored_overrides,
-    warn_of_earlier_overrides,
-)
+from littrainer.compat.members import missing_member_message, refuse_ignored_overrides, warn_of_earlier_overrides
 from littrainer.compat.own_methods import of_the_package
 from littrainer.compat.trainer_attributes import TrainerAttributes
 from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
@@ -55,6 +50,9 @@ from littrainer.evaluation.results import (
     speed_metrics,
 )
 from littrainer.evaluation.side_effects import continue_random_draws, left_as_found
+from littrainer.hub import pushing, repository
+from littrainer.hub.card.subject import Given, Texts
+from littrainer.hub.card.writing import write_card
 from littrainer.interruptions import UpdateGuard
 from littrainer.model_facts import facts_about, parameters_without_embeddings
 from littrainer.optim.decay import decayed_parameter_names, parameter_groups
@@ -84,7 +82,7 @@ DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
 @of_the_package
-class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMembers):
+class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
@@ -175,6 +173,11 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         if not brings_a_bar(self.lightning_callbacks, args):
             self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
         engine.adopt_loggers(self)
+        # The repository that the model is pushed to.
+        self.hub_model_id: str | None = None
+        if args.push_to_hub:
+            with failing_together("creating the repository on the Hub"):
+                self.init_hf_repo()
         with failing_together(f"creating output_dir={args.output_dir}"):
             if args.should_save:
                 os.makedirs(args.output_dir, exist_ok=True)
@@ -239,8 +242,6 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
         # The arguments as a search left them: a training after it goes by what the script changes in them.
         self._arguments_after_search: dict[str, Any] | None = None
         self._best_trial: Any = None
-        # The repository that the model is uploaded to.
-        self.hub_model_id: str | None = None
         self.current_flos: float = 0
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.model_preparation_time: float | None = None
@@ -599,17 +600,95 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers, NotYetMe
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save model, configuration, processing class and arguments so that `from_pretrained` loads them.
 
+        With `push_to_hub` the model is pushed too.
+
         Parameters:
             output_dir: the folder; by default `args.output_dir`.
         """
         storage = storage_of(self)
         write = storage.save_model_of_checkpoint if _internal_call else storage.save_model
         write(self, self.args.output_dir if output_dir is None else output_dir)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def save_state(self) -> None:
         """Write the trainer's state to trainer_state.json in `output_dir`."""
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
+
+    # ---- The Hub ----------------------------------------------------------------------------------------------------
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Create the repository that the model is pushed to, unless there is one; the first process does it.
+
+        Parameters:
+            token: access token with the right to write; by default `hub_token`, or the one that is logged in.
+            private: whether a repository that is created is private; by default `hub_private_repo`.
+
+        Raises:
+            huggingface_hub.errors.HfHubHTTPError: the Hub refuses it; a note says what to do.
+        """
+        if self.is_world_process_zero():
+            repository.make_repository(self, token, private)
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = pushing.END_OF_TRAINING,
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Save the model to `output_dir`, write its card, and push what lies there to the Hub, but for checkpoints.
+
+        Parameters:
+            commit_message: of the commit.
+            blocking: return when it has been pushed; else it is pushed in the background.
+            token: access token with the right to write; by default `hub_token`, or the one that is logged in.
+            revision: branch to push to, made where there is none; by default `hub_revision`, or the main one.
+            private: whether a repository that is created is private; by default `hub_private_repo`.
+            kwargs: what `create_model_card` takes.
+
+        Returns:
+            the commit, as the Hub's client describes it; where `blocking` is False a Future of it. None in all
+            processes but the first.
+
+        Raises:
+            huggingface_hub.errors.HfHubHTTPError: the Hub refuses it; a note says what to do.
+        """
+        return pushing.push_model(self, commit_message, blocking, token, revision, private, **kwargs)
+
+    def create_model_card(
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: Texts = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: Texts = None,
+        dataset_tags: Texts = None,
+        dataset: Texts = None,
+        dataset_args: Texts = None,
+    ) -> None:
+        """Write README.md, a draft of a model card, into `output_dir`; one that somebody has edited is kept.
+
+        Parameters:
+            language: ISO code of the data's language.
+            license: by default that of the model which was fine-tuned, where the Hub can be asked.
+            tags: further tags.
+            model_name: title of the card; by default the name of the output folder.
+            finetuned_from: the model that was fine-tuned; by default what the model's configuration says.
+            tasks: the Hub's name of what the model does; by default found by the model's class.
+            dataset_tags: names of the datasets on the Hub; by default what a dataset says of itself.
+            dataset: names of the datasets for readers.
+            dataset_args: the configuration of each dataset.
+
+        Raises:
+            ValueError: the Hub would refuse the metadata.
+        """
+        given = Given(language, license, tags, model_name, finetuned_from, tasks, dataset_tags, dataset, dataset_args)
+        write_card(self, given)
 
     # ---- Logging ----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ import dataclasses
 from littrainer import Seq2SeqTrainingArguments
 from littrainer.arguments.destinations import DESTINATIONS, derived_keywords
 from littrainer.arguments.documentation import arguments_page
-from littrainer.arguments.support import NOT_YET_SUPPORTED
 from littrainer.engine import DERIVED_KEYWORDS
 
 
@@ -20,8 +19,7 @@ def test_the_engine_takes_its_derived_keywords_from_the_table_of_destinations() 
     assert DERIVED_KEYWORDS.keys() == derived_keywords().keys() >= {"accelerator", "accumulate_grad_batches"}
 
 
-def test_the_page_of_arguments_tells_each_destination_but_those_of_refused_arguments() -> None:
+def test_the_page_of_arguments_tells_each_destination() -> None:
     rows = {line.split("`")[1]: line for line in arguments_page().splitlines() if line.startswith("| `")}
     for name, (place, sentence, _) in DESTINATIONS.items():
-        told = "refused" if name in NOT_YET_SUPPORTED else f"{place.value}: {sentence}"
-        assert rows[name].endswith(f"| {told} |".replace("||", "|"))
+        assert rows[name].endswith(f"| {place.value}: {sentence} |".replace("||", "|"))

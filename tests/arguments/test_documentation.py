@@ -21,9 +21,9 @@ def test_the_page_has_one_row_for_each_argument_in_their_order() -> None:
     assert rows == [field.name for field in dataclasses.fields(Seq2SeqTrainingArguments)]
 
 
-def test_the_page_tells_refused_arguments_from_honoured_ones() -> None:
+def test_the_page_tells_values_that_are_refused_from_honoured_arguments() -> None:
     page = arguments_page()
-    assert "| `push_to_hub` | `False` | not yet (the Hub) |" in page
+    assert "| honoured for `underflow_overflow` |" in page
     assert "| `seed` | `42` | honoured |" in page
 
 

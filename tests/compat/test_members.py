@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from littrainer import Trainer
-from littrainer.compat.members import CALLED_IN_TRANSFORMERS_4, NEVER_CALLED, NOT_YET
+from littrainer.compat.members import CALLED_IN_TRANSFORMERS_4, NEVER_CALLED
 from tests.scenarios.trainers import quiet_trainer
 
 
@@ -61,11 +61,3 @@ def test_an_override_that_only_transformers_4_calls_is_a_warning(
 def test_a_trainer_without_such_methods_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     quiet_trainer(tmp_path, kind=type("Plain", (Trainer,), {"compute_loss": Trainer.compute_loss}))
     assert caplog.text == ""
-
-
-@pytest.mark.parametrize("name", sorted(NOT_YET))
-def test_what_cannot_be_done_yet_is_found_and_says_so_when_it_is_called(tmp_path: Path, name: str) -> None:
-    trainer = quiet_trainer(tmp_path)
-    assert hasattr(trainer, name)
-    with pytest.raises(NotImplementedError, match=f"has no {name} yet"):
-        getattr(trainer, name)()

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from littrainer import Trainer
-from littrainer.arguments.support import NOT_YET_SUPPORTED
 from littrainer.compat.members import NEVER_CALLED
 from tests.scenarios.overrides import OTHER_CALLS, OVERRIDE_POINTS
 from tests.scenarios.releases import ABSENT, earlier_release
@@ -42,15 +41,10 @@ def test_each_method_that_the_trainer_of_5_3_calls_is_in_a_table() -> None:
 
 
 def test_each_that_is_called_is_there_and_none_is_in_two_tables() -> None:
-    in_upload = {name for name, when in OTHER_CALLS.items() if "push_to_hub" in when}
-    assert [name for name in {*OVERRIDE_POINTS, *OTHER_CALLS} - in_upload if not hasattr(Trainer, name)] == []
+    assert [name for name in {*OVERRIDE_POINTS, *OTHER_CALLS} if not hasattr(Trainer, name)] == []
     assert len({*OVERRIDE_POINTS, *OTHER_CALLS, *NEVER_CALLED}) == sum(
         map(len, (OVERRIDE_POINTS, OTHER_CALLS, NEVER_CALLED))
     )
-
-
-def test_what_transformers_calls_to_upload_a_model_goes_with_an_argument_that_is_refused() -> None:
-    assert "push_to_hub" in NOT_YET_SUPPORTED
 
 
 def test_an_own_create_optimizer_and_scheduler_takes_the_place_of_both(tmp_path: Path) -> None:

@@ -90,10 +90,10 @@ OTHER_CALLS: dict[str, str] = {
     "_has_mixed_mesh_grads": "asked in several processes, at each clipping (tests/optim/test_gradient_norms.py)",
     "_mixed_mesh_grad_norm": "where that says yes (tests/optim/test_gradient_norms.py)",
     "_tune_save_checkpoint": "with Ray Tune, whose trials save for each other (tests/search/ray_tune/test_running.py)",
-    "init_hf_repo": "with push_to_hub, which is refused",
-    "create_model_card": "with push_to_hub, which is refused",
-    "push_to_hub": "with push_to_hub, which is refused",
-    "_push_from_checkpoint": "with push_to_hub, which is refused",
+    "init_hf_repo": "with push_to_hub (tests/hub/test_overrides.py)",
+    "create_model_card": "with push_to_hub (tests/hub/test_overrides.py)",
+    "push_to_hub": "with push_to_hub (tests/hub/test_overrides.py)",
+    "_push_from_checkpoint": "with push_to_hub (tests/hub/test_overrides.py)",
 }
 """Further ones, which are not called as often as by transformers, or only with an argument of their own."""
 

@@ -148,10 +148,12 @@ def test_local_results_are_published_with_a_push(tmp_path: Path) -> None:
     callback._trackio = hub = FakeHub(None)
     trainer = quiet_trainer(tmp_path, given={"callbacks": [callback]}, max_steps=1)
     trainer.train()
+    assert callback.card_badge() is None
     trainer.callback_handler.on_push_begin(trainer.args, trainer.state, trainer.control)
     name, asked = hub.calls[-1]
     assert (name, asked["project"], asked["sdk"]) == ("sync", "p", "static")
     assert trainer.model.model_tags[-1].endswith("me/synced")
+    assert "(https://huggingface.co/spaces/me/synced)" in str(callback.card_badge())
 
 
 @pytest.mark.parametrize(

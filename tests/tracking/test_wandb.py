@@ -1,6 +1,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,6 +122,21 @@ def test_the_environment_names_the_project_and_uploads_models(tmp_path: Path, mo
         {"epoch_0.67", "checkpoint_global_step_2"},
         {"final_model"},
     ]
+
+
+def test_a_badge_links_to_an_online_run_whose_models_stand_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = SimpleNamespace(url="https://wandb.ai/me/mine/runs/1")
+    assert _badge(monkeypatch, "false", run) is None
+    assert _badge(monkeypatch, "end", None) is None
+    assert _badge(monkeypatch, "end", SimpleNamespace(url=None)) is None
+    assert str(_badge(monkeypatch, "end", run)).endswith("(https://wandb.ai/me/mine/runs/1)")
+
+
+def _badge(monkeypatch: pytest.MonkeyPatch, log_model: str, run: object) -> str | None:
+    monkeypatch.setenv("WANDB_LOG_MODEL", log_model)
+    callback = WandbCallback()
+    callback._wandb = SimpleNamespace(run=run)
+    return callback.card_badge()
 
 
 def test_an_unknown_wish_for_models_is_told_and_uploads_none(

@@ -9,10 +9,7 @@ from littrainer.arguments.destinations import DESTINATIONS
 from littrainer.arguments.earlier_names import EARLIER_NAMES, EarlierName
 from littrainer.arguments.fields import topics_of
 from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
-from littrainer.arguments.support import (
-    HONOURED_VALUES,
-    NOT_YET_SUPPORTED,
-)
+from littrainer.arguments.support import HONOURED_VALUES
 
 INTRODUCTION = """\
 # Arguments
@@ -22,10 +19,8 @@ transformers; `warmup_ratio` and `logging_dir` come from earlier 5.x releases, a
 littrainer's own.
 `Seq2SeqTrainingArguments` has those of the last table besides.
 
-An argument is honoured or refused, never ignored: one marked "not yet" raises `NotImplementedError` when it is set away
-from its default, and so does a value that is not listed where the table lists values. Unknown names raise `TypeError`
-with the nearest known name. What belongs to a feature that is refused so far may be set, and is marked as without
-effect.
+An argument is honoured, never ignored; a value that is not listed where the table lists values raises
+`NotImplementedError`. Unknown names raise `TypeError` with the nearest known name.
 
 Written by `python -m littrainer.arguments.documentation`; edit the help beside the field, or
 `arguments/destinations.py`, instead of this page. `littrainer explain` tells the same about the arguments of a run.
@@ -53,12 +48,6 @@ The Trainer takes `tokenizer=` for `processing_class=` and `train(model_path=...
 `compute_loss` or `training_step` without `num_items_in_batch` is called without it, and its loss counts as the mean of
 the micro-batch.
 """
-
-
-# Beginnings of names -> what the arguments belong to and what is refused so far, so that nothing reads them yet.
-NO_EFFECT_WITHOUT: dict[str, str] = {
-    "hub_": "`push_to_hub` is taken",
-}
 
 
 def arguments_page() -> str:
@@ -109,20 +98,13 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _destination(name: str) -> str:
-    if name in NOT_YET_SUPPORTED:
-        return "refused"
     place, sentence, _ = DESTINATIONS[name]
     return f"{place.value}: {sentence}"
 
 
 def _status(name: str) -> str:
-    if name in NOT_YET_SUPPORTED:
-        return f"not yet ({NOT_YET_SUPPORTED[name]})"
     if name in HONOURED_VALUES:
         return "honoured for " + ", ".join(f"`{value}`" for value in HONOURED_VALUES[name])
-    for prefix, needed in NO_EFFECT_WITHOUT.items():
-        if name.startswith(prefix):
-            return f"accepted; without effect before {needed}"
     return "honoured"
 
 

@@ -1,7 +1,4 @@
-"""Which arguments are not carried out yet, and the refusal of them.
-
-The tables are data: an argument becomes honoured when its row goes.
-"""
+"""Which values of arguments, and which wishes of the environment, are not carried out, and the refusal of them."""
 
 from __future__ import annotations
 
@@ -12,11 +9,6 @@ from typing import Any
 from littrainer.arguments.fields import ArgumentFields
 from littrainer.processes.accelerate_launch import refused_variables
 
-# Field -> topic it belongs to. Refused when set away from its default.
-NOT_YET_SUPPORTED: dict[str, str] = {
-    "push_to_hub": "the Hub",
-}
-
 # Field -> its values that are carried out; every other value is refused.
 HONOURED_VALUES: dict[str, tuple[str, ...]] = {
     "debug": ("underflow_overflow",),
@@ -26,8 +18,6 @@ HONOURED_VALUES: dict[str, tuple[str, ...]] = {
 HONOURED_ENVIRONMENT: dict[str, tuple[str, ...]] = {
     "ACCELERATE_MIXED_PRECISION": ("", "no", "bf16", "fp16"),
 }
-
-_EMPTY: tuple[Any, ...] = (None, False, "", [], {})
 
 
 def refuse_unsupported(args: Any) -> None:
@@ -53,20 +43,9 @@ def _refused_fields(args: Any) -> list[str]:
     refused = []
     for field in dataclasses.fields(ArgumentFields):
         value = getattr(args, field.name)
-        if field.name in NOT_YET_SUPPORTED and not _asks_for_nothing(field.name, value, field.default):
-            refused.append(f"{field.name}={_shown(value)} (leave it at {_shown(field.default)})")
-        elif field.name in HONOURED_VALUES and not _is_honoured_value(field.name, value):
+        if field.name in HONOURED_VALUES and not _is_honoured_value(field.name, value):
             refused.append(f"{field.name}={_shown(value)} (choose from {', '.join(HONOURED_VALUES[field.name])})")
     return refused
-
-
-def _asks_for_nothing(name: str, value: Any, default: Any) -> bool:
-    if value == default:
-        return True
-    if default:
-        return False
-    # Other libraries' arrays do not compare to one truth value.
-    return isinstance(value, bool | int | str | list | dict | None) and value in _EMPTY
 
 
 def _is_honoured_value(name: str, value: Any) -> bool:

@@ -205,6 +205,8 @@ class BackgroundSaves:
             trainer.control = trainer.callback_handler.on_save(trainer.args, save.state, control)
         trainer.control.should_save = trainer.control.should_save or asked_meanwhile
         note_changes_of_callbacks(trainer)
+        if trainer.args.push_to_hub:
+            trainer._push_from_checkpoint(str(save.final))
 
     def close(self) -> None:
         """Training is over, by an error if a checkpoint is still on its way: wait for it, and log its own error."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from littrainer.compat.trainer_attributes import REFUSED
 
@@ -12,12 +12,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Public members -> what to do instead.
-NOT_YET: dict[str, str] = {
-    "push_to_hub": "save with save_model() and upload the folder with huggingface_hub.upload_folder()",
-    "init_hf_repo": "create the repository with huggingface_hub.create_repo()",
-    "create_model_card": "write the card with huggingface_hub.ModelCard",
-}
 # Methods that transformers calls and that nothing here calls: an override would be ignored, so it is refused.
 NEVER_CALLED: dict[str, str] = {
     "_run_epoch": "Lightning runs the epochs: override training_step, get_batch_samples or _inner_training_loop, or "
@@ -54,28 +48,6 @@ def missing_member_message(name: str) -> str:
     if name in REFUSED:
         return f"littrainer's Trainer does not have {name}: {REFUSED[name]}."
     return f"'Trainer' object has no attribute {name!r}"
-
-
-class NotYetMembers:
-    """Methods that are there to be found and overridden, and that cannot be called yet."""
-
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: models are not uploaded."""
-        raise _not_yet("push_to_hub")
-
-    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Refused: no repository is made."""
-        raise _not_yet("init_hf_repo")
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Refused: no card is written."""
-        raise _not_yet("create_model_card")
-
-
-def _not_yet(name: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"littrainer's Trainer has no {name} yet; {NOT_YET[name]}, or run the script with plain `python`."
-    )
 
 
 def refuse_ignored_overrides(trainer: Trainer) -> None:

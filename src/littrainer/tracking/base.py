@@ -190,6 +190,10 @@ class TrackerCallback(TrainerCallback):
         if self.has_failed:
             self.has_failed = self._initialized = False
 
+    def card_badge(self) -> str | None:
+        """What leads readers of the model card to the run, in Markdown; None where nothing is to be shown."""
+        return None
+
     def lightning_loggers(self) -> list[Any]:
         """Loggers for a `lightning.Trainer`, by which Lightning's callbacks write to the same run."""
         return []

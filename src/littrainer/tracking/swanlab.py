@@ -11,6 +11,8 @@ from littrainer.tracking.metric_names import SUMMARY_VALUES, only_numbers, with_
 
 logger = logging.getLogger(__name__)
 
+BADGE_PICTURE = "https://raw.githubusercontent.com/SwanHubX/assets/main/badge1.svg"
+
 
 class SwanLabCallback(TrackerCallback):
     """Reports to SwanLab; see `setup` for what the environment decides.
@@ -82,6 +84,12 @@ class SwanLabCallback(TrackerCallback):
         if resume is not None:
             settings["resume"] = resume
         return settings
+
+    def card_badge(self) -> str | None:
+        """A link to the run in the cloud, where SWANLAB_LOG_MODEL is set."""
+        run = self._active_run() if self._log_model is not None else None
+        url = getattr(getattr(getattr(run, "public", None), "cloud", None), "experiment_url", None)
+        return f"[![SwanLab]({BADGE_PICTURE})]({url})" if url else None
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
         """Write numbers as curves, and the results of the whole training as single values."""

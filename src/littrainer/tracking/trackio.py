@@ -12,7 +12,9 @@ from littrainer.tracking.metric_names import SUMMARY_VALUES, with_tracked_names
 
 logger = logging.getLogger(__name__)
 
-SPACE_TAG = "trackio:https://huggingface.co/spaces/"
+SPACE_ADDRESS = "https://huggingface.co/spaces/"
+SPACE_TAG = f"trackio:{SPACE_ADDRESS}"
+BADGE_PICTURE = "https://raw.githubusercontent.com/gradio-app/trackio/refs/heads/main/trackio/assets/badge.png"
 # The Hub takes 96 characters in a repository's name.
 LONGEST_PROJECT_PART = 81
 
@@ -131,6 +133,11 @@ class TrackioCallback(TrackerCallback):
             force=True,
         )
         self._tag_model(model)
+
+    def card_badge(self) -> str | None:
+        """A link to the Space that shows the run; None where it is kept on this machine."""
+        space = self._static_space_id or self._space_id
+        return f"[![Trackio]({BADGE_PICTURE})]({SPACE_ADDRESS}{space})" if space else None
 
     def _name_of_static_space(self, args: Any) -> str:
         return self._static_space_id or args.trackio_static_space_id or static_space_name(args.project)

@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_PROJECT = "huggingface"
 STEP_METRIC = "train/global_step"
+BADGE_PICTURE = "https://raw.githubusercontent.com/wandb/assets/main/wandb-github-badge-28.svg"
 PARAMETER_COUNT = "model/num_parameters"
 WATCHED = ("all", "parameters", "gradients")
 # wandb.watch draws histograms; more of them than this makes a step slow.
@@ -127,6 +128,11 @@ class WandbCallback(TrackerCallback):
         if name is None:
             return {}
         return {"name": name, "group": args.output_dir} if state.is_hyper_param_search else {"name": name}
+
+    def card_badge(self) -> str | None:
+        """A link to the run, where WANDB_LOG_MODEL lets models stand there too and the run is online."""
+        url = getattr(self._wandb.run, "url", None)
+        return f"[![Weights & Biases]({BADGE_PICTURE})]({url})" if self._log_model.is_enabled and url else None
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
         """Write values as a row of the history, and the results of the whole training into the summary."""

@@ -1,0 +1,1 @@
+"""The model card: README.md beside a saved model, written from what the Trainer knows."""

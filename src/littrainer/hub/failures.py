@@ -1,0 +1,71 @@
+"""What an error of the Hub means to who trains, and no token in any text of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from littrainer.arguments.secrets import masked, without_secrets
+
+# Status of an answer -> what to do about it.
+ADVICE: dict[int, str] = {
+    401: "The token is missing, wrong or expired: log in with `hf auth login`, or set hub_token to one that may write.",
+    402: "The account's plan does not cover this: free storage, or push to another namespace with hub_model_id.",
+    403: "This token may not write there, or the storage of the namespace is full: use a token with write access, "
+    "free storage, or set hub_model_id to another repository.",
+    404: "There is no such repository or revision for this token: look at hub_model_id and hub_revision.",
+    409: "Something else was written there at the same time: push again.",
+    413: "What is pushed is larger than the Hub takes: free storage, or push less often (hub_strategy, save_steps).",
+    429: "Too many requests were sent: push less often (save_steps).",
+}
+SERVER_FAILS = "The Hub has a problem of its own; push again later."
+NO_ANSWER = "The Hub was not reached, or the connection was cut; look at the network, and at HF_ENDPOINT."
+# Where a class has one of these in its name, there was no answer.
+OF_CONNECTIONS = ("Connect", "Timeout", "Network", "Protocol", "ReadError", "WriteError", "Offline")
+
+
+class PushError(RuntimeError):
+    """What was to be pushed to the Hub is not there."""
+
+
+def advice_for(error: BaseException) -> str:
+    """What to do about an error of a push; empty where its text has to do."""
+    for link in causes(error):
+        status = getattr(getattr(link, "response", None), "status_code", None)
+        if isinstance(status, int):
+            return SERVER_FAILS if status >= 500 else ADVICE.get(status, "")
+        if isinstance(link, ConnectionError) or any(part in type(link).__name__ for part in OF_CONNECTIONS):
+            return NO_ANSWER
+    return ""
+
+
+def text_of(error: BaseException, *tokens: Any) -> str:
+    """Kind and words of an error in one line, without any of the tokens."""
+    words = " ".join(part for part in str(error).split() if part)
+    return without_tokens(f"{type(error).__name__}: {words}" if words else type(error).__name__, *tokens)
+
+
+def without_tokens(text: str, *tokens: Any) -> str:
+    """A text without any of the tokens, as they are or stripped of white space."""
+    for token in tokens:
+        if isinstance(token, str) and token.strip():
+            text = text.replace(token, masked("hub_token")).replace(token.strip(), masked("hub_token"))
+    plain: str = without_secrets(text)
+    return plain
+
+
+def tells(error: BaseException, *tokens: Any) -> bool:
+    """Whether a traceback of the error would show one of the tokens."""
+    shown = [f"{link!s}{link!r}{getattr(link, '__notes__', '')}" for link in causes(error)]
+    found = [token.strip() for token in tokens if isinstance(token, str) and token.strip()]
+    return any(token in text for token in found for text in shown)
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, and what it came from."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__

@@ -1,0 +1,165 @@
+"""What a push sends, as it is at that step: training goes on to delete checkpoints and to write into output_dir.
+
+Large files of a checkpoint are linked, which takes no time and no room; it is never written into after it is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+from littrainer.checkpoint.manifest import MANIFEST_NAME
+from littrainer.checkpoint.names import (
+    LIGHTNING_STATE_NAME,
+    OPTIMIZER_NAME,
+    OPTIMIZER_PARTS,
+    PREFIX_CHECKPOINT_DIR,
+    SCALER_NAME,
+    SCHEDULER_NAME,
+    TRAINER_STATE_NAME,
+    WEIGHT_PARTS,
+)
+
+logger = logging.getLogger(__name__)
+
+# Beside the checkpoints, on the same file system.
+SNAPSHOT_DIR = ".littrainer_push"
+LAST_CHECKPOINT = "last-checkpoint"
+# Of output_dir: what is not the model, belongs to another push, or is being written. The first two are transformers'.
+NEVER_PUSHED = (
+    "_*",
+    f"{PREFIX_CHECKPOINT_DIR}-*",
+    f"*/{PREFIX_CHECKPOINT_DIR}-*/*",
+    f"{LAST_CHECKPOINT}/*",
+    ".littrainer_*",
+    "*/.littrainer_*",
+    ".unfinished/*",
+    "*/.unfinished/*",
+    "*.unfinished",
+    "*.unfinished-*",
+    "*.incomplete",
+    "*.lock",
+    "*.tmp",
+    "*~",
+    "*.swp",
+    "*__pycache__/*",
+    ".git/*",
+    "*/.git/*",
+    ".cache/*",
+    "*/.cache/*",
+)
+# Of a checkpoint: what only resuming needs, and no one who loads the model.
+ONLY_TO_RESUME = (
+    OPTIMIZER_NAME,
+    *OPTIMIZER_PARTS,
+    *WEIGHT_PARTS,
+    SCHEDULER_NAME,
+    SCALER_NAME,
+    "rng_state*.pth",
+    TRAINER_STATE_NAME,
+    "littrainer_resume*.pt",
+    LIGHTNING_STATE_NAME,
+    MANIFEST_NAME,
+    "latest",
+    "zero_to_fp32.py",
+)
+# Bytes up to which a file is copied, for it may be written into in place; beyond it a link has to do.
+COPIED_BYTES = 16 << 20
+
+
+def is_never_pushed(name: str) -> bool:
+    """Whether a file of output_dir, by its path there, stays out of every push."""
+    return any(fnmatch(name, pattern) for pattern in NEVER_PUSHED)
+
+
+def is_only_to_resume(name: str) -> bool:
+    """Whether a file of a checkpoint, by its path there, is no part of the model."""
+    return any(fnmatch(name, pattern) for pattern in ONLY_TO_RESUME)
+
+
+def take_checkpoint(checkpoint: Path, folder: Path) -> None:
+    """Take a whole checkpoint into a folder.
+
+    Raises:
+        OSError: a file could not be linked or copied.
+    """
+    for name in _files_in(checkpoint):
+        _take(checkpoint / name, folder / name)
+
+
+def take_model(checkpoint: Path, folder: Path) -> None:
+    """Take of a checkpoint what loads the model into a folder."""
+    for name in _files_in(checkpoint):
+        if not is_only_to_resume(name):
+            _take(checkpoint / name, folder / name)
+
+
+def take_beside_model(output_dir: Path, folder: Path, secrets: tuple[bytes, ...] = ()) -> None:
+    """Add to a folder with a model what else of output_dir is pushed: its card, logs, results.
+
+    Files that are there already stay, since the model in output_dir is an earlier one.
+
+    Parameters:
+        secrets: a file with one of these in it is left out, with a warning.
+    """
+    for name in _files_in(output_dir):
+        # A callback may delete one meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            if is_never_pushed(name) or (folder / name).exists():
+                continue
+            if holds_secret(output_dir / name, secrets):
+                logger.warning("%s is not pushed to the Hub: an access token is in it.", output_dir / name)
+                continue
+            _take(output_dir / name, folder / name)
+
+
+def files_with_secrets(output_dir: Path, secrets: tuple[bytes, ...]) -> list[str]:
+    """Paths of the files of output_dir that would be pushed and have one of the secrets in them."""
+    return [
+        name for name in _files_in(output_dir) if not is_never_pushed(name) and holds_secret(output_dir / name, secrets)
+    ]
+
+
+def holds_secret(path: Path, secrets: tuple[bytes, ...]) -> bool:
+    """Whether one of the secrets is in a file that is no larger than what is copied."""
+    if not secrets or path.stat().st_size > COPIED_BYTES:
+        return False
+    content = path.read_bytes()
+    return any(secret in content for secret in secrets)
+
+
+def remove_snapshots(output_dir: Path) -> None:
+    """Remove what a run that was killed left of its pushes."""
+    shutil.rmtree(output_dir / SNAPSHOT_DIR, ignore_errors=True)
+
+
+def remove_snapshot(folder: Path) -> None:
+    """Remove one snapshot, and the folder of all with the last one."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()
+
+
+def _files_in(folder: Path) -> Iterator[str]:
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        # Neither is it walked through nor does a snapshot hold another one.
+        folders[:] = [name for name in folders if name != SNAPSHOT_DIR]
+        for name in sorted(names):
+            if Path(parent, name).is_file():
+                yield Path(parent, name).relative_to(folder).as_posix()
+
+
+def _take(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.stat().st_size > COPIED_BYTES:
+        with contextlib.suppress(OSError):
+            # A link to a link would end where that is deleted.
+            os.link(source.resolve(), target)
+            return
+    shutil.copyfile(source, target)

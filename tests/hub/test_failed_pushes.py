@@ -1,0 +1,160 @@
+"""A Hub that fails, refuses, is slow or cuts connections, through the real client: training goes on."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from littrainer.hub.failures import PushError
+from littrainer.hub.snapshot import SNAPSHOT_DIR
+from tests.hub.runs import AtStep, files_below, pushing_trainer
+from tests.hub.server import MAIN, Fault, Hub
+from tests.hub.test_pushing import SAVES, WITH_CHECKPOINTS, below
+
+COMMIT, PREUPLOAD, LARGE_FILE, BATCH = "POST .*/commit/", "POST .*/preupload/", "PUT /lfs/", "POST .*/objects/batch"
+
+# Name -> what goes wrong with every request of one kind, and what the error says to do.
+LASTING: dict[str, tuple[Fault, str]] = {
+    "500 at the commit": (Fault(COMMIT, 500), "push again later"),
+    "503 before the upload": (Fault(PREUPLOAD, 503), "push again later"),
+    "401 at the commit": (Fault(COMMIT, 401, headers={"X-Error-Message": "Invalid credentials"}), "hf auth login"),
+    "403 for a full storage": (Fault(BATCH, 403, body={"error": "Private storage limit reached"}), "free storage"),
+    "413 for a large commit": (Fault(COMMIT, 413), "larger than the Hub takes"),
+    "429 for too many commits": (Fault(COMMIT, 429), "push less often"),
+    "cut while a large file is sent": (Fault(LARGE_FILE, cuts=True), "connection was cut"),
+    "cut at the commit": (Fault(COMMIT, cuts=True), "connection was cut"),
+}
+
+
+@pytest.mark.parametrize("name", LASTING)
+def test_a_push_that_always_fails_is_a_warning_at_each_save_and_an_error_when_all_steps_are_done(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    fault, advice = LASTING[name]
+    hub.faults.append(fault)
+    trainer = pushing_trainer(tmp_path, hub_strategy="checkpoint", hub_always_push=True)
+    with pytest.raises(PushError, match=advice) as caught:
+        trainer.train()
+    assert "someone/run failed" in str(caught.value)
+    assert trainer.state.global_step == 6
+    assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == [f"checkpoint-{step}" for step in (2, 4, 6)]
+    warned = [record for record in caplog.records if "Training goes on" in record.getMessage()]
+    assert len(warned) == 3 and all(record.levelno == logging.WARNING for record in warned)
+    assert hub.repository().messages() == []
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault(COMMIT, 500, times=1), Fault(LARGE_FILE, cuts=True, times=6)], ids=["500", "cut"]
+)
+def test_what_a_failed_push_lacked_comes_with_the_next_save(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: Fault
+) -> None:
+    hub.faults.append(fault)
+    pushing_trainer(tmp_path).train()
+    assert "Training goes on; the next save is pushed again" in caplog.text or fault.cuts
+    assert hub.repository().messages()[-1] == SAVES[-1]
+    pushed = hub.repository().files()["model.safetensors"]
+    assert pushed == (tmp_path / "run" / "checkpoint-6" / "model.safetensors").read_bytes()
+
+
+def test_the_last_push_is_tried_once_more_before_it_is_an_error(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.faults.append(Fault(COMMIT, 500, after=2, times=1))
+    pushing_trainer(tmp_path).train()
+    assert "tried once more" in caplog.text
+    assert hub.repository().messages() == SAVES
+
+
+def test_a_checkpoint_that_was_not_pushed_comes_later_where_all_of_them_are_wanted(hub: Hub, tmp_path: Path) -> None:
+    # The model of step 2 arrives, its checkpoint does not.
+    hub.faults.append(Fault(COMMIT, 500, after=1, times=1))
+    pushing_trainer(tmp_path, hub_strategy="all_checkpoints", save_total_limit=1).train()
+    assert sorted(hub.repository().messages()) == sorted(WITH_CHECKPOINTS)
+    files = hub.repository().files()
+    assert below("checkpoint-2/", files).keys() == below("checkpoint-6/", files).keys()
+    assert below("checkpoint-6/", files) == files_below(tmp_path / "run" / "checkpoint-6")
+    assert not (tmp_path / "run" / SNAPSHOT_DIR).exists()
+
+
+def test_a_connection_that_is_cut_once_in_the_middle_of_a_file_loses_nothing(hub: Hub, tmp_path: Path) -> None:
+    hub.faults.append(Fault(LARGE_FILE, cuts=True, times=2))
+    pushing_trainer(tmp_path, hub_strategy="checkpoint").train()
+    assert hub.repository().messages() == WITH_CHECKPOINTS
+    assert below("last-checkpoint/", hub.repository().files()) == files_below(tmp_path / "run" / "checkpoint-6")
+
+
+def test_a_slow_hub_gets_everything_before_train_returns(hub: Hub, tmp_path: Path) -> None:
+    hub.faults.append(Fault(COMMIT, wait=0.3))
+    pushing_trainer(tmp_path).train()
+    assert hub.repository().messages() == SAVES
+
+
+def test_a_token_that_is_revoked_while_training_goes_on_is_told_of_and_is_the_error_at_the_end(
+    hub: Hub, tmp_path: Path
+) -> None:
+    trainer = pushing_trainer(tmp_path, given={"callbacks": [AtStep(3, hub.tokens.clear)]}, hub_always_push=False)
+    with pytest.raises(PushError, match="hf auth login"):
+        trainer.train()
+    assert trainer.state.global_step == 6
+
+
+def test_a_training_after_a_failed_one_is_not_blamed_for_it(hub: Hub, tmp_path: Path) -> None:
+    hub.faults.append(Fault(COMMIT, 500))
+    trainer = pushing_trainer(tmp_path)
+    with pytest.raises(PushError):
+        trainer.train()
+    hub.faults.clear()
+    trainer.train()
+    assert hub.repository().messages() == SAVES
+
+
+def test_a_push_by_hand_after_a_failed_one_takes_its_place(hub: Hub, tmp_path: Path) -> None:
+    hub.faults.append(Fault(COMMIT, 500))
+    trainer = pushing_trainer(tmp_path)
+    with pytest.raises(PushError):
+        trainer.train()
+    hub.faults.clear()
+    trainer.push_to_hub()
+    assert hub.repository().messages() == ["End of training"]
+
+
+def test_a_push_by_hand_that_is_refused_raises_what_the_client_raises_with_what_to_do(hub: Hub, tmp_path: Path) -> None:
+    from huggingface_hub.errors import HfHubHTTPError
+
+    trainer = pushing_trainer(tmp_path, save_strategy="no")
+    hub.faults.append(Fault(COMMIT, 403))
+    with pytest.raises(HfHubHTTPError) as caught:
+        trainer.push_to_hub()
+    assert any("use a token with write access" in note for note in getattr(caught.value, "__notes__", []))
+
+
+def test_a_push_by_hand_that_fails_in_the_background_is_a_warning_and_the_error_of_its_future(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = pushing_trainer(tmp_path, save_strategy="no")
+    hub.faults.append(Fault(COMMIT, 500))
+    future: Any = trainer.push_to_hub(blocking=False)
+    assert future.exception(timeout=60) is not None
+    trainer.push_in_progress.wait_until_done()
+    assert "Pushing to someone/run failed" in caplog.text
+
+
+def test_a_disk_without_room_for_a_push_does_not_end_training(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from littrainer.hub import pushing
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pushing, "take_model", full)
+    trainer = pushing_trainer(tmp_path)
+    with pytest.raises(PushError, match="No space left on device"):
+        trainer.train()
+    assert trainer.state.global_step == 6
+    assert hub.repository().branches[MAIN][1:] == []
+    assert not (tmp_path / "run" / SNAPSHOT_DIR).exists()

@@ -1,0 +1,92 @@
+"""The token that signs in is in the requests' headers, and nowhere else: no file, log line, card or commit has it."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from littrainer.hub.failures import PushError
+from tests.hub.runs import files_below, pushing_trainer
+from tests.hub.server import GOOD_TOKEN, Fault, Hub
+
+
+def has_token(content: bytes | str) -> bool:
+    return (GOOD_TOKEN if isinstance(content, str) else GOOD_TOKEN.encode()) in content
+
+
+def assert_token_is_nowhere(hub: Hub, folder: Path, logged: str) -> None:
+    assert not has_token(logged)
+    assert [name for name, content in files_below(folder).items() if has_token(content)] == []
+    for repository in hub.repositories.values():
+        for commits in repository.branches.values():
+            for commit in commits:
+                assert not has_token(commit.message)
+                assert [name for name, content in commit.files.items() if has_token(content)] == []
+    for request in hub.requests:
+        assert not has_token(request.path) and not has_token(request.body)
+        carriers = {name for name, value in request.headers.items() if has_token(value)}
+        assert carriers <= {"authorization", "Authorization"}
+
+
+@pytest.mark.parametrize("strategy", ["end", "every_save", "checkpoint", "all_checkpoints"])
+def test_after_a_training_that_pushes(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: Any, strategy: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    trainer = pushing_trainer(tmp_path, hub_strategy=strategy, logging_strategy="steps", logging_steps=1)
+    trainer.train()
+    trainer.save_state()
+    trainer.save_model()
+    (tmp_path / "run" / "notes.txt").write_text("one more thing to push")
+    trainer.push_to_hub(token=GOOD_TOKEN)
+    assert hub.repository().messages()[-1] == "End of training"
+    out, err = capfd.readouterr()
+    assert_token_is_nowhere(hub, tmp_path, caplog.text + out + err)
+
+
+def test_where_pushes_fail(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    # A server that repeats what it was sent.
+    hub.faults.append(Fault("POST .*/commit/", 500, body={"error": f"Bearer {GOOD_TOKEN} is not welcome"}))
+    with pytest.raises(PushError) as caught:
+        pushing_trainer(tmp_path).train()
+    assert "is not welcome" in str(caught.value)
+    link: BaseException | None = caught.value
+    while link is not None:
+        assert not has_token(str(link))
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    assert_token_is_nowhere(hub, tmp_path, caplog.text)
+
+
+def test_white_space_around_a_token_is_no_part_of_it(hub: Hub, tmp_path: Path) -> None:
+    trainer = pushing_trainer(tmp_path, hub_token=f"{GOOD_TOKEN}\n", save_strategy="no")
+    trainer.push_to_hub()
+    assert hub.repository().messages() == ["End of training"]
+
+
+def test_a_file_with_the_token_in_it_is_not_pushed_which_is_told(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run" / "a[b]").mkdir(parents=True)
+    (tmp_path / "run" / ".env").write_text(f"HF_TOKEN={GOOD_TOKEN}\n")
+    (tmp_path / "run" / "a[b]" / "c*.txt").write_text(f"token: {GOOD_TOKEN}")
+    (tmp_path / "run" / "a[b]" / "cd.txt").write_text("no token")
+    trainer = pushing_trainer(tmp_path, max_steps=2)
+    trainer.train()
+    trainer.push_to_hub()
+    for files in (commit.files for commit in hub.repository().branches["main"][1:]):
+        assert ".env" not in files and "a[b]/c*.txt" not in files
+        assert files["a[b]/cd.txt"] == b"no token"
+    assert ".env is not pushed to the Hub: an access token is in it" in caplog.text
+    assert not has_token(caplog.text)
+
+
+def test_a_trainer_that_is_sent_to_another_process_takes_no_pushes_along(hub: Hub, tmp_path: Path) -> None:
+    trainer = pushing_trainer(tmp_path, max_steps=2)
+    trainer.train()
+    again = pickle.loads(pickle.dumps(trainer.push_in_progress))
+    assert again.is_done() and not has_token(pickle.dumps(trainer.push_in_progress))

@@ -1,0 +1,82 @@
+"""What subclasses override of pushing is called, with what transformers calls it with."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from littrainer import Trainer
+from tests.hub.runs import pushing_trainer
+from tests.hub.server import GOOD_TOKEN, Hub
+from tests.hub.test_pushing import SAVES
+
+
+def test_each_method_is_called_where_transformers_calls_it(hub: Hub, tmp_path: Path) -> None:
+    calls: list[Any] = []
+
+    class Watching(Trainer):
+        def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+            calls.append("init_hf_repo")
+            super().init_hf_repo(token, private)
+
+        def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+            calls.append(("create_model_card", args, kwargs))
+            super().create_model_card(*args, **kwargs)
+
+        def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+            calls.append(("push_to_hub", args, kwargs))
+            return super().push_to_hub(*args, **kwargs)
+
+        def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+            calls.append(("_push_from_checkpoint", Path(checkpoint_folder).name))
+            super()._push_from_checkpoint(checkpoint_folder)
+
+        def _finish_current_push(self) -> None:
+            calls.append("_finish_current_push")
+            super()._finish_current_push()
+
+    trainer: Any = pushing_trainer(tmp_path, kind=Watching, hub_revision="mine")
+    assert calls == ["init_hf_repo"]
+    trainer.train()
+    trainer.save_model()
+    assert calls[1:] == [
+        *(("_push_from_checkpoint", f"checkpoint-{step}") for step in (2, 4, 6)),
+        "_finish_current_push",
+        ("push_to_hub", (), {"commit_message": "Model save", "revision": "mine"}),
+        ("create_model_card", (), {"model_name": "run"}),
+        "_finish_current_push",
+    ]
+
+
+def test_an_own_push_may_keep_its_futures_in_an_object_like_that_of_transformers(hub: Hub, tmp_path: Path) -> None:
+    from transformers.utils import PushInProgress
+
+    with ThreadPoolExecutor(1) as pool:
+
+        class PushesItself(Trainer):
+            def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+                job: Future[int] = pool.submit(lambda: len(checkpoint_folder))
+                self.push_in_progress = PushInProgress([job])
+
+        trainer = pushing_trainer(tmp_path, kind=PushesItself)
+        trainer.train()
+        assert trainer.push_in_progress.is_done()
+    assert hub.repository().messages() == []
+
+
+def test_tags_of_the_model_are_on_its_card_beside_those_of_the_script(hub: Hub, tmp_path: Path) -> None:
+    trainer: Any = pushing_trainer(tmp_path, save_strategy="no")
+    trainer.model.model_tags = ["of-the-model"]
+    trainer.push_to_hub(tags="of-the-script")
+    card = hub.repository().files()["README.md"].decode()
+    assert "- of-the-model" in card and "- of-the-script" in card
+
+
+def test_an_argument_that_is_set_after_the_trainer_was_made_makes_the_repository_with_the_first_push(
+    hub: Hub, tmp_path: Path
+) -> None:
+    trainer = pushing_trainer(tmp_path, push_to_hub=False, hub_token=None)
+    trainer.args.push_to_hub, trainer.args.hub_token = True, GOOD_TOKEN
+    trainer.train()
+    assert hub.repository().messages() == SAVES

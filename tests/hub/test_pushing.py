@@ -1,0 +1,182 @@
+"""What each strategy uploads and when: compared byte for byte with what lies on the disk."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from littrainer import Trainer, TrainerCallback
+from littrainer.hub.snapshot import SNAPSHOT_DIR
+from tests.hub.runs import AtEnd, files_below, pushing_trainer
+from tests.hub.server import MAIN, Fault, Hub
+
+SAVES = [f"Training in progress, step {step}" for step in (2, 4, 6)]
+WITH_CHECKPOINTS = [message for save in SAVES for message in (save, f"{save}, checkpoint")]
+
+
+def below(prefix: str, files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name.removeprefix(prefix): content for name, content in files.items() if name.startswith(prefix)}
+
+
+def test_each_save_is_pushed_with_the_files_that_load_the_model_and_no_others(hub: Hub, tmp_path: Path) -> None:
+    pushing_trainer(tmp_path).train()
+    repository = hub.repository()
+    assert repository.messages() == SAVES
+    for commit, step in zip(repository.branches[MAIN][1:], (2, 4, 6), strict=True):
+        written = files_below(tmp_path / "run" / f"checkpoint-{step}")
+        pushed = {name: content for name, content in commit.files.items() if name != ".gitattributes"}
+        assert set(pushed) == {"model.safetensors", "training_args.bin"}
+        assert pushed == {name: written[name] for name in pushed}
+
+
+def test_the_end_strategy_pushes_nothing_before_the_script_saves_the_model(hub: Hub, tmp_path: Path) -> None:
+    trainer = pushing_trainer(tmp_path, hub_strategy="end")
+    trainer.train()
+    assert hub.repository().messages() == []
+    trainer.save_model()
+    assert hub.repository().messages() == ["Model save"]
+    files = hub.repository().files()
+    assert files["model.safetensors"] == (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert not [name for name in files if name.startswith("checkpoint-")]
+
+
+def test_the_checkpoint_strategy_keeps_one_whole_checkpoint_which_is_the_last_one(hub: Hub, tmp_path: Path) -> None:
+    pushing_trainer(tmp_path, hub_strategy="checkpoint", save_total_limit=1).train()
+    assert hub.repository().messages() == WITH_CHECKPOINTS
+    pushed = below("last-checkpoint/", hub.repository().files())
+    assert pushed == files_below(tmp_path / "run" / "checkpoint-6")
+
+
+def test_files_of_an_earlier_checkpoint_do_not_stay_in_the_last_one(hub: Hub, tmp_path: Path) -> None:
+    class WithExtraFile(Trainer):
+        def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+            super()._save(output_dir, state_dict)
+            if self.state.global_step == 2:
+                Path(str(output_dir), "only_at_step_2.txt").write_text("here")
+
+    pushing_trainer(tmp_path, hub_strategy="checkpoint", kind=WithExtraFile).train()
+    first, *_, last = (commit for commit in hub.repository().branches[MAIN] if commit.message.endswith("checkpoint"))
+    assert "last-checkpoint/only_at_step_2.txt" in first.files
+    assert "last-checkpoint/only_at_step_2.txt" not in last.files
+
+
+def test_all_checkpoints_are_there_in_the_end_each_as_it_was_written_though_older_ones_are_deleted(
+    hub: Hub, tmp_path: Path
+) -> None:
+    pushing_trainer(tmp_path, hub_strategy="all_checkpoints", save_total_limit=1).train()
+    assert hub.repository().messages() == WITH_CHECKPOINTS
+    files = hub.repository().files()
+    assert {name.partition("/")[0] for name in files if "/" in name} == {f"checkpoint-{step}" for step in (2, 4, 6)}
+    assert below("checkpoint-6/", files) == files_below(tmp_path / "run" / "checkpoint-6")
+    assert [entry.name for entry in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-6"]
+
+
+def test_training_does_not_wait_for_a_push_and_skips_saves_while_one_is_on_its_way(hub: Hub, tmp_path: Path) -> None:
+    answer = threading.Event()
+    hub.faults.append(Fault("POST .*/preupload/", until=answer))
+    seen: list[bool] = []
+    trainer = pushing_trainer(
+        tmp_path, hub_always_push=False, given={"callbacks": [AtEnd(lambda: (seen.append(True), answer.set()))]}
+    )
+    trainer.train()
+    assert seen == [True]
+    assert hub.repository().messages() == SAVES[:1]
+
+
+def test_with_always_push_each_save_follows_though_the_one_before_it_was_slow(hub: Hub, tmp_path: Path) -> None:
+    answer = threading.Event()
+    hub.faults.append(Fault("POST .*/preupload/", until=answer))
+    trainer = pushing_trainer(tmp_path, save_total_limit=1, given={"callbacks": [AtEnd(answer.set)]})
+    trainer.train()
+    assert hub.repository().messages() == SAVES
+    sizes = {len(commit.files["model.safetensors"]) for commit in hub.repository().branches[MAIN][1:]}
+    contents = {commit.files["model.safetensors"] for commit in hub.repository().branches[MAIN][1:]}
+    assert len(sizes) == 1 and len(contents) == 3
+
+
+def test_a_checkpoint_written_in_the_background_is_pushed_when_it_is_complete(hub: Hub, tmp_path: Path) -> None:
+    pushing_trainer(tmp_path, hub_strategy="checkpoint", async_save=True, save_total_limit=1).train()
+    assert hub.repository().messages() == WITH_CHECKPOINTS
+    assert below("last-checkpoint/", hub.repository().files()) == files_below(tmp_path / "run" / "checkpoint-6")
+
+
+def test_a_save_of_an_epoch_is_named_after_the_epoch(hub: Hub, tmp_path: Path) -> None:
+    pushing_trainer(tmp_path, save_strategy="epoch", max_steps=-1, num_train_epochs=2).train()
+    assert hub.repository().messages() == ["Training in progress, epoch 1", "Training in progress, epoch 2"]
+
+
+def test_callbacks_hear_of_each_push_before_it(hub: Hub, tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    class Listener(TrainerCallback):
+        def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            steps.append(state.global_step)
+
+    trainer = pushing_trainer(tmp_path, given={"callbacks": [Listener]})
+    trainer.train()
+    assert steps == [2, 4, 6]
+    trainer.push_to_hub()
+    assert steps == [2, 4, 6, 6]
+
+
+def test_what_else_lies_in_the_output_folder_goes_along_but_nothing_half_written_or_of_other_trainings(
+    hub: Hub, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    wanted = ["notes.md", "logs/events.out"]
+    left_out = [
+        *("_private.txt", "checkpoint-1/model.safetensors", "run-0/checkpoint-5/optimizer.pt", "a.tmp", "b.lock"),
+        *(".unfinished/checkpoint-9/optimizer.pt", ".results.json.unfinished-77", "last-checkpoint/optimizer.pt"),
+        *(".littrainer_running_elsewhere", "x/.littrainer_running", ".git/config"),
+    ]
+    for name in (*wanted, *left_out):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(name)
+    trainer = pushing_trainer(tmp_path, max_steps=2)
+    trainer.train()
+    trainer.push_to_hub()
+    for commit in hub.repository().branches[MAIN][1:]:
+        assert {name: commit.files[name] for name in wanted} == {name: name.encode() for name in wanted}
+        assert [name for name in left_out if name in commit.files] == []
+        assert not [name for name in commit.files if "littrainer" in name]
+
+
+def test_nothing_is_left_of_a_push_on_the_disk(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "run" / SNAPSHOT_DIR / "checkpoint-9").mkdir(parents=True)
+    pushing_trainer(tmp_path, hub_strategy="all_checkpoints").train()
+    assert not (tmp_path / "run" / SNAPSHOT_DIR).exists()
+
+
+def test_pushing_by_hand_gives_the_commit_or_a_future_of_it(hub: Hub, tmp_path: Path) -> None:
+    trainer = pushing_trainer(tmp_path, push_to_hub=False, save_strategy="no")
+    trainer.train()
+    assert hub.repositories == {}
+    commit = trainer.push_to_hub(commit_message="by hand")
+    repository = hub.repository()
+    assert (commit.oid, repository.messages()) == (repository.branches[MAIN][-1].oid, ["by hand"])
+    with torch.no_grad():
+        next(trainer.model.parameters()).add_(1)
+    future = trainer.push_to_hub(commit_message="later", blocking=False)
+    assert future.result(timeout=60).oid == repository.branches[MAIN][-1].oid
+    assert repository.messages() == ["by hand", "later"]
+    assert repository.files()["model.safetensors"] == (tmp_path / "run" / "model.safetensors").read_bytes()
+    assert repository.files()["README.md"] == (tmp_path / "run" / "README.md").read_bytes()
+
+
+def test_large_files_are_sent_by_lfs_where_the_hub_refuses_xet(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("hf_xet")
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    pushing_trainer(tmp_path, hub_strategy="checkpoint").train()
+    # It is tried once, and not for each further push.
+    assert len(hub.requested("/xet-write-token/")) == 1
+    assert hub.repository().messages() == WITH_CHECKPOINTS
+    assert below("last-checkpoint/", hub.repository().files()) == files_below(tmp_path / "run" / "checkpoint-6")
+    assert constants.HF_HUB_DISABLE_XET is False

@@ -1,0 +1,31 @@
+"""Of two processes that train together the first one pushes, and nothing is sent twice."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.together import run_together
+from tests.hub.runs import files_below
+from tests.hub.server import Hub
+from tests.hub.test_pushing import WITH_CHECKPOINTS, below
+
+
+def test_the_first_process_alone_pushes_what_both_have_written(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    run_together("tests.hub.pushing_process", tmp_path)
+    first, second = (pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(2))
+    assert first["step"] == second["step"] == 6
+    assert (first["id"], second["id"]) == ("someone/run", None)
+    # What `save_model` has pushed already is no commit of its own.
+    assert first["commits"] == ["Model save", "by hand"] and second["commits"] == [None, None]
+    assert hub.repository().messages()[: len(WITH_CHECKPOINTS)] == WITH_CHECKPOINTS
+    assert len(hub.requested("POST /api/repos/create")) == 1
+    pushed = below("last-checkpoint/", hub.repository().files())
+    assert pushed == files_below(tmp_path / "run" / "checkpoint-6")
+    assert {"rng_state_0.pth", "rng_state_1.pth"} <= pushed.keys()
