@@ -213,7 +213,7 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         self.label_names = facts.label_names if self.args.label_names is None else self.args.label_names
         self.can_return_loss = facts.can_return_loss
         self._loss_shifts_labels = facts.shifts_labels
-        self.label_smoother: Any = smoother_for(self)
+        self.label_smoother: Any = smoother_for(self.model, self.args.label_smoothing_factor)
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
 
     def _reset_bookkeeping(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -23,12 +23,14 @@ from littrainer.hub.snapshot import (
     NEVER_PUSHED,
     SNAPSHOT_DIR,
     files_with_secrets,
+    remove_snapshot,
     remove_snapshots,
     take_beside_model,
     take_checkpoint,
     take_model,
 )
 from littrainer.hub.transfer import upload_folder
+from littrainer.processes.agreement import agreed, are_several, longest_wait
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -40,6 +42,9 @@ logger = logging.getLogger(__name__)
 END_OF_TRAINING = "End of training"
 # The strategies that push checkpoints as well as the model.
 WITH_CHECKPOINTS = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
+
+# In which the first process, while it waits for the Hub, tells the others that it is there.
+LONGEST_SILENCE_SECONDS = 10.0
 
 
 def push_save(trainer: Trainer, checkpoint: str) -> None:
@@ -58,9 +63,7 @@ def push_save(trainer: Trainer, checkpoint: str) -> None:
         logger.info("%s is not pushed: the push before it is still on its way (hub_always_push).", checkpoint)
         return
     trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
-    if not isinstance(pushes, PushInProgress):
-        remove_snapshots(Path(args.output_dir))
-        pushes = trainer.push_in_progress = PushInProgress()
+    pushes = _pushes_of(trainer)
     message = _message_of_save(trainer, Path(checkpoint))
     try:
         if trainer.hub_model_id is None:
@@ -72,6 +75,14 @@ def push_save(trainer: Trainer, checkpoint: str) -> None:
         pushes.note_failure(f'Preparing the push "{message}"', error)
         return
     pushes.begin(push)
+
+
+def _pushes_of(trainer: Trainer) -> PushInProgress:
+    if not isinstance(trainer.push_in_progress, PushInProgress):
+        remove_snapshots(Path(trainer.args.output_dir))
+        trainer.push_in_progress = PushInProgress()
+    pushes: PushInProgress = trainer.push_in_progress
+    return pushes
 
 
 def _taken(trainer: Trainer, checkpoint: Path, message: str) -> Push:
@@ -101,7 +112,7 @@ def _taken(trainer: Trainer, checkpoint: Path, message: str) -> Push:
                 )
             )
     except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
+        remove_snapshot(place)
         raise
 
     def add_what_lies_beside() -> None:
@@ -159,26 +170,33 @@ def push_model(
     wait_or_warn(trainer)
     revision = args.hub_revision if revision is None else revision
     repository = trainer.hub_model_id
+    output_dir = Path(args.output_dir)
 
-    def send() -> Any:
+    def send(folder: Path, left_out: list[str]) -> Any:
         with explaining(f"pushing to {repository}", token):
             make_branch(str(repository), revision, token)
-            kept_there = cards_not_pushed(Path(args.output_dir), str(repository), revision, token)
+            kept_there = cards_not_pushed(folder, str(repository), revision, token)
             return upload_folder(
                 repo_id=repository,
-                folder_path=args.output_dir,
+                folder_path=folder,
                 commit_message=commit_message,
                 token=token,
                 revision=revision,
-                ignore_patterns=[*NEVER_PUSHED, *_told_of(args, token), *kept_there],
+                ignore_patterns=[*NEVER_PUSHED, *left_out, *kept_there],
             )
 
     if blocking:
-        return send()
-    if not isinstance(trainer.push_in_progress, PushInProgress):
-        trainer.push_in_progress = PushInProgress()
-    job: Future[Any] = trainer.push_in_progress.run(send)
-    job.add_done_callback(lambda done: _warn_of(done, str(repository), token))
+        return send(output_dir, _told_of(output_dir, secrets_of(token)))
+    pushes = _pushes_of(trainer)
+    # The script may save or train again before it is sent.
+    place = output_dir / SNAPSHOT_DIR / f"by-hand-{uuid.uuid4().hex[:8]}"
+    try:
+        take_beside_model(output_dir, place, secrets_of(token))
+    except BaseException:
+        remove_snapshot(place)
+        raise
+    job: Future[Any] = pushes.run(lambda: send(place, []))
+    job.add_done_callback(lambda done: _end_by_hand(done, place, str(repository), token))
     return job
 
 
@@ -190,11 +208,11 @@ def _with_tags_of_model(trainer: Trainer, given: Any) -> list[str] | None:
     return list(dict.fromkeys([*tags, *of_model]))
 
 
-def _told_of(args: TrainingArguments, token: str | None) -> list[str]:
-    """Files with the token in them, as patterns that match nothing else, told of in a warning."""
-    found = files_with_secrets(Path(args.output_dir), secrets_of(token))
+def _told_of(output_dir: Path, secrets: tuple[bytes, ...]) -> list[str]:
+    """Files with a secret in them, as patterns that match nothing else, told of in a warning."""
+    found = files_with_secrets(output_dir, secrets)
     for name in found:
-        logger.warning("%s is not pushed to the Hub: an access token is in it.", Path(args.output_dir) / name)
+        logger.warning("%s is not pushed to the Hub: an access token is in it.", output_dir / name)
     return ["".join(f"[{sign}]" if sign in "*?[" else sign for sign in name) for name in found]
 
 
@@ -231,18 +249,55 @@ def finish_pushes(trainer: Trainer) -> None:
         pushes.wait_until_done()
 
 
-def _warn_of(job: Future[Any], repository: str, token: str | None) -> None:
+def finish_together(trainer: Trainer) -> None:
+    """All steps are done: wait in all processes until the first one's pushes are over.
+
+    The processes tell each other again and again that they are there, since a push may take longer than they would wait
+    for each other at one place.
+
+    Raises:
+        PushError: what failed, failed again.
+    """
+    if trainer.args.push_to_hub and are_several():
+        seconds = min(LONGEST_SILENCE_SECONDS, longest_wait().total_seconds() / 4)
+        while agreed(not _are_over(trainer.push_in_progress, seconds)):
+            pass
+    trainer._finish_current_push()
+
+
+def _are_over(pushes: Any, seconds: float) -> bool:
+    if pushes is None or isinstance(pushes, PushInProgress):
+        return pushes is None or pushes.settle(seconds)
+    until = time.monotonic() + seconds
+    while not pushes.is_done() and time.monotonic() < until:
+        time.sleep(0.05)
+    return bool(pushes.is_done())
+
+
+def _end_by_hand(job: Future[Any], place: Path, repository: str, token: str | None) -> None:
+    remove_snapshot(place)
     error = None if job.cancelled() else job.exception()
     if error is not None:
         logger.warning("Pushing to %s failed (%s).", repository, text_of(error, token))
 
 
 @contextlib.contextmanager
-def without_upload_bars(args: TrainingArguments) -> Iterator[None]:
-    """A training: the Hub's client would draw the bars of its uploads into those of the steps."""
-    if not args.push_to_hub:
+def pushes_during_training(trainer: Trainer) -> Iterator[None]:
+    """A training, in whose steps the Hub's client draws no bars; where it ends by an error, pushes are told of."""
+    if not trainer.args.push_to_hub:
         yield
         return
+    try:
+        with _without_upload_bars():
+            yield
+    except BaseException:
+        if isinstance(trainer.push_in_progress, PushInProgress):
+            trainer.push_in_progress.go_on_without_training()
+        raise
+
+
+@contextlib.contextmanager
+def _without_upload_bars() -> Iterator[None]:
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if are_progress_bars_disabled():

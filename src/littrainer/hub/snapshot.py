@@ -1,6 +1,7 @@
 """What a push sends, as it is at that step: training goes on to delete checkpoints and to write into output_dir.
 
 Large files of a checkpoint are linked, which takes no time and no room; it is never written into after it is complete.
+What lies beside checkpoints is copied, mostly by the thread that sends.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def take_model(checkpoint: Path, folder: Path) -> None:
 
 
 def take_beside_model(output_dir: Path, folder: Path, secrets: tuple[bytes, ...] = ()) -> None:
-    """Add to a folder with a model what else of output_dir is pushed: its card, logs, results.
+    """Add to a folder, which may have the model of a checkpoint, what else of output_dir is pushed: card, logs, results.
 
     Files that are there already stay, since the model in output_dir is an earlier one.
 
@@ -115,7 +116,9 @@ def take_beside_model(output_dir: Path, folder: Path, secrets: tuple[bytes, ...]
             if holds_secret(output_dir / name, secrets):
                 logger.warning("%s is not pushed to the Hub: an access token is in it.", output_dir / name)
                 continue
-            _take(output_dir / name, folder / name)
+            # Whatever its size, for the script may go on to write into it.
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(output_dir / name, folder / name)
 
 
 def files_with_secrets(output_dir: Path, secrets: tuple[bytes, ...]) -> list[str]:

@@ -25,6 +25,7 @@ from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.optim.added_groups import leave_added_groups_alone
 from littrainer.optim.changed_hyperparameters import AskedFor, are_others
+from littrainer.hub.pushing import finish_together
 from littrainer.processes.agreement import failing_together
 from littrainer.processes.flags import FlagsRaisedTogether
 from littrainer.training import decisions
@@ -474,7 +475,7 @@ class TrainingRun:
                 trainer._load_best_model()
         self._delete_all_but_best()
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, state, trainer.control)
-        trainer._finish_current_push()
+        finish_together(trainer)
         # One that came after the last step stops nothing here, and the script may want to know of it.
         trainer.preemption.agree()
         return TrainOutput(state.global_step, train_loss, metrics)

@@ -17,7 +17,7 @@ from littrainer.compat.earlier_signatures import accept_earlier_signatures
 from littrainer.compat.members import refuse_ignored_overrides
 from littrainer.engine import fit
 from littrainer.evaluation.results import TrainOutput
-from littrainer.hub.pushing import without_upload_bars
+from littrainer.hub.pushing import pushes_during_training
 from littrainer.interruptions import UpdateGuard
 from littrainer.processes.agreement import failing_together
 from littrainer.seeds import enable_full_determinism, set_seed
@@ -58,7 +58,7 @@ def train(
     check_settled(args, trainer.is_deepspeed_enabled)
     check_datasets(trainer)
     tell_trackers_of_trial(trainer, trial)
-    with claimed_for_training(trainer, trial), callbacks_told_of_failure(trainer), without_upload_bars(args):
+    with claimed_for_training(trainer, trial), callbacks_told_of_failure(trainer), pushes_during_training(trainer):
         checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer))
         return _train_from(trainer, checkpoint, trial, ignore_keys_for_eval)
 

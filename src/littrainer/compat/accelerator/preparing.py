@@ -16,6 +16,7 @@ from littrainer.compilation import compile_keywords, is_compiled
 from littrainer.data.loaders import LookaheadLoader, lookahead_version
 from littrainer.data.skipping import skips_by_index, without_first_batches
 from littrainer.mixed_precision import forward_type, restore_forward, run_forward_in
+from littrainer.model_facts import WRAPPERS
 from littrainer.processes import collectives
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
     from littrainer.arguments.training_arguments import TrainingArguments
 
-# Libraries of the classes that hold a user's model as `module`.
-WRAPPERS = ("torch", "deepspeed")
 
 
 class Preparing:
