@@ -26,9 +26,9 @@ def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output_dir", default="runs/ema_and_profiler", help="where the model and the profile go")
     parser.add_argument("--labels", type=int, default=5, help="how many packages to tell apart, the largest first")
-    parser.add_argument("--texts", type=int, default=1500, help="docstrings to train on at most")
-    parser.add_argument("--epochs", type=float, default=4, help="passes over the training texts")
-    parser.add_argument("--decay", type=float, default=0.9, help="what of the average stays at each optimizer step")
+    parser.add_argument("--texts", type=int, default=1200, help="docstrings to train on at most")
+    parser.add_argument("--epochs", type=float, default=5, help="passes over the training texts")
+    parser.add_argument("--decay", type=float, default=0.95, help="what of the average stays at each optimizer step")
     parser.add_argument("--seed", type=int, default=0, help="for the split, the initial weights and the data order")
     return parser.parse_args()
 
@@ -61,7 +61,7 @@ def main():
                 num_train_epochs=options.epochs,
                 per_device_train_batch_size=32,
                 per_device_eval_batch_size=64,
-                learning_rate=1.5e-3,
+                learning_rate=3e-3,
                 lr_scheduler_type="constant_with_warmup",
                 warmup_steps=20,
                 dataloader_pin_memory=False,

@@ -57,6 +57,7 @@ _HOMES = {
         "get_scheduler",
         "get_wsd_schedule",
     ),
+    "littrainer.plain_lightning.data_module": ("TrainerDataModule",),
     "littrainer.search.results": ("BestRun",),
     "littrainer.seeds": ("set_seed",),
     "littrainer.seq2seq": ("Seq2SeqTrainer",),
@@ -99,6 +100,7 @@ __all__ = [
     "Trainer",
     "TrainerCallback",
     "TrainerControl",
+    "TrainerDataModule",
     "TrainerState",
     "TrainingArguments",
     "TransformersCheckpointIO",
@@ -167,6 +169,7 @@ if TYPE_CHECKING:
         get_scheduler,
         get_wsd_schedule,
     )
+    from littrainer.plain_lightning.data_module import TrainerDataModule
     from littrainer.search.results import BestRun
     from littrainer.seeds import set_seed
     from littrainer.seq2seq import Seq2SeqTrainer

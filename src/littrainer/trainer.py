@@ -54,11 +54,14 @@ from littrainer.hub import pushing, repository
 from littrainer.hub.card.subject import Given, Texts
 from littrainer.hub.card.writing import write_card
 from littrainer.interruptions import UpdateGuard
+from littrainer.lightning_features import batch_size_finder, learning_rate_finder
+from littrainer.lightning_features.learning_rate_finder import RangeTest
 from littrainer.model_facts import facts_about, parameters_without_embeddings
 from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.schedules import get_scheduler
 from littrainer.override_points import OverridePoints
+from littrainer.plain_lightning.resumed_training import checkpoint_of_trainer
 from littrainer.processes.agreement import failing_together
 from littrainer.processes.collectives import sum_over_processes
 from littrainer.processes.layout import follow_model, tensor_parallel_size
@@ -66,6 +69,7 @@ from littrainer.search import applying, searching
 from littrainer.search.results import BestRun
 from littrainer.tracking.selection import trackers_for
 from littrainer.training import checks, loss, reports, run, train_call
+from littrainer.training.development_run import trackers_reported_to
 from littrainer.training.label_smoothing import smoother_for
 from littrainer.training.memory_report import CONSTRUCTION, MemoryReport
 from littrainer.training.plan import plan_training
@@ -74,6 +78,10 @@ from littrainer.training.tokens import InputTokenCounter
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
+    from typing_extensions import Self
+
+    from littrainer.plain_lightning.data_module import TrainerDataModule
+    from littrainer.plain_lightning.module import TransformersModule
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +175,7 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         self.callback_handler = CallbackHandler(
             DEFAULT_CALLBACKS, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
-        for callback in [*trackers_for(args.report_to), *callbacks_in_list(callbacks)]:
+        for callback in [*trackers_for(trackers_reported_to(self)), *callbacks_in_list(callbacks)]:
             # An override of add_callback hears of the callback that shows progress, and of what is added later.
             Trainer.add_callback(self, callback)
         if not brings_a_bar(self.lightning_callbacks, args):
@@ -264,6 +272,8 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         self._sealed_checkpoint: Any = None
         # Of the checkpoint whose states are being written: told of each file that is complete.
         self._open_seal: Any = None
+        # Where the lightning.Trainer stands that `from_lightning` was given, until a training goes on from it.
+        self._lightning_checkpoint: dict[str, Any] | None = None
 
     # ---- Data -------------------------------------------------------------------------------------------------------
 
@@ -405,7 +415,8 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         """Train the model.
 
         Parameters:
-            resume_from_checkpoint: a checkpoint's folder, or True for the newest one in `output_dir`.
+            resume_from_checkpoint: a checkpoint's folder, or True for the newest one in `output_dir`; or a .ckpt that
+                a `lightning.Trainer` wrote of a `TransformersModule`.
             trial: the trial of a hyperparameter search.
             ignore_keys_for_eval: model outputs that evaluations during training leave out.
 
@@ -417,8 +428,8 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         """
         continue_random_draws()
         try:
-            with naming_dropped_columns(self):
-                return train_call.train(self, resume_from_checkpoint, trial, ignore_keys_for_eval)
+            with naming_dropped_columns(self), checkpoint_of_trainer(self, resume_from_checkpoint) as checkpoint:
+                return train_call.train(self, checkpoint, trial, ignore_keys_for_eval)
         finally:
             self._has_modes_of_training = True
 
@@ -497,6 +508,59 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
     def get_sp_size(self) -> int:
         """Processes that share a sequence by sequence parallelism: 1, each has whole sequences."""
         return 1
+
+    def lr_find(
+        self,
+        min_lr: float = 1e-8,
+        max_lr: float = 1,
+        num_training: int = 100,
+        mode: str = "exponential",
+        early_stop_threshold: float | None = 4.0,
+    ) -> RangeTest:
+        """Take optimizer steps with rising learning rates and watch the loss; the Trainer is left as it was.
+
+        Parameters:
+            min_lr, max_lr: the first and the last learning rate.
+            num_training: optimizer steps, each with a learning rate of its own.
+            mode: `exponential` or `linear`, how the rates rise.
+            early_stop_threshold: times the lowest loss so far at which the test ends; None for never.
+
+        Returns:
+            the rates and losses, with `suggestion()` and `plot()`.
+
+        Raises:
+            ValueError: a parameter is wrong, or there is no training data.
+            RuntimeError, NotImplementedError: the Trainer could not be left as it was.
+        """
+        return learning_rate_finder.lr_find(self, min_lr, max_lr, num_training, mode, early_stop_threshold)
+
+    def scale_batch_size(
+        self,
+        mode: str = "power",
+        steps_per_trial: int = 3,
+        init_val: int = 2,
+        max_trials: int = 25,
+        margin: float = 0.05,
+        max_val: int = 8192,
+    ) -> int:
+        """Find the largest micro-batch on a device that there is memory for; the Trainer is left as it was.
+
+        Parameters:
+            mode: `power` doubles until memory runs out, `binsearch` then looks in between.
+            steps_per_trial: optimizer steps with each size.
+            init_val: samples in the first micro-batches.
+            max_trials: sizes to try.
+            margin: share of what `binsearch` has found that is taken off again, for safety.
+            max_val: the largest size to try, where the data has as many samples.
+
+        Returns:
+            the size, for `per_device_train_batch_size`.
+
+        Raises:
+            ValueError: a parameter is wrong, or there is no training data.
+            RuntimeError, NotImplementedError: no size fits, or the Trainer could not be left as it was.
+        """
+        return batch_size_finder.scale_batch_size(self, mode, steps_per_trial, init_val, max_trials, margin, max_val)
 
     # ---- Evaluation and prediction ----------------------------------------------------------------------------------
 
@@ -615,6 +679,57 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         """Write the trainer's state to trainer_state.json in `output_dir`."""
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
+
+    # ---- Programs with a lightning.Trainer -------------------------------------------------------------------------
+
+    def to_lightning(self, **keywords: Any) -> tuple[TransformersModule, TrainerDataModule, pl.Trainer]:
+        """What a program on Lightning needs to go on from where this Trainer stands.
+
+        `lightning_trainer.fit(module, datamodule=datamodule)` takes the optimizer steps that are left, as `train()`
+        would: the model is shared, and optimizer, schedule, counts, place in the data and random numbers go over.
+
+        Parameters:
+            keywords: for `lightning.Trainer`, in the place of those that the arguments stand for.
+
+        Returns:
+            the module, the data module, and the `lightning.Trainer`.
+
+        Raises:
+            RuntimeError: training is going on.
+            NotImplementedError: the model is split between processes, or a method is overridden that nothing there
+                would call.
+        """
+        from littrainer.plain_lightning.crossing import to_lightning
+
+        return to_lightning(self, **keywords)
+
+    @classmethod
+    def from_lightning(
+        cls,
+        module: TransformersModule,
+        datamodule: TrainerDataModule | None = None,
+        lightning_trainer: pl.Trainer | None = None,
+        args: TrainingArguments | None = None,
+        **keywords: Any,
+    ) -> Self:
+        """A Trainer that goes on from where a program on Lightning stands; the model is shared.
+
+        Parameters:
+            module: what was trained there.
+            datamodule: where the datasets are taken from.
+            lightning_trainer: what it was trained with: the next `train()` takes the steps that are left, unless it is
+                told to resume from something else. None for a Trainer that has trained nothing yet.
+            args: by default those of the module, with length, accumulation, precision and clipping of the
+                `lightning.Trainer`.
+            keywords: for the Trainer, in the place of what module and data module give.
+
+        Raises:
+            TypeError: the module is no `TransformersModule`, or the data module no `TrainerDataModule`.
+            ValueError, RuntimeError, NotImplementedError: what it was trained with is nothing that a Trainer has.
+        """
+        from littrainer.plain_lightning.crossing import from_lightning
+
+        return from_lightning(cls, module, datamodule, lightning_trainer, args, **keywords)
 
     # ---- The Hub ----------------------------------------------------------------------------------------------------
 

@@ -172,6 +172,7 @@ def curve_of_lightning(job: Job, accumulation: int, data: Data, processes: int =
         accumulate_grad_batches=accumulation,
         gradient_clip_val=LARGEST_NORM,
         callbacks=[watches],
+        log_every_n_steps=1,
         devices=processes,
         strategy="ddp" if processes > 1 else "auto",
         **QUIET,

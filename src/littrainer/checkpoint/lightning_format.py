@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from lightning.pytorch import __version__ as lightning_version
 
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.layout import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
@@ -53,14 +51,15 @@ def states_in(folder: Path) -> TrainingStates | None:
     def read(name: str) -> Any:
         return load_tensors(folder / name) if (folder / name).is_file() else None
 
-    first, *others = find_random_states(folder) or [None]
+    random_states = find_random_states(folder)
     return TrainingStates(
         TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME)),
         **{name: read(file) for name, file in FILES_OF_STATES.items()},
-        random_states=first,
+        random_states=random_states.get(0),
         further_ranks={
             rank: {"random_states": states, "data": (read(resume_record_name(rank)) or {}).get("data")}
-            for rank, states in enumerate(others, 1)
+            for rank, states in random_states.items()
+            if rank
         },
     )
 
@@ -79,6 +78,8 @@ def lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: int = 
     Parameters:
         accumulate_grad_batches: micro-batches per optimizer step, where the training kept no record of it.
     """
+    from lightning.pytorch import __version__ as lightning_version
+
     place = _place(states, accumulate_grad_batches)
     checkpoint: dict[str, Any] = {
         "pytorch-lightning_version": lightning_version,
@@ -148,21 +149,20 @@ def _place(states: TrainingStates, accumulate_grad_batches: int) -> _Place:
 
 def _data_module_state(states: TrainingStates, place: _Place) -> dict[str, Any]:
     record = states.record or {}
+    ranks = {0: {"random_states": states.random_states, "data": record.get("data")}, **states.further_ranks}
     return {
         "version": DATA_VERSION,
-        "position": {"epoch": place.epoch, "micro_batches": place.micro_batches, "epoch_end_is_due": False},
-        "sizes": record.get("sizes"),
-        "data": record.get("data"),
-        "random_states": _portable(states.random_states),
-        "further_ranks": {
-            rank: {"data": one["data"], "random_states": _portable(one["random_states"])}
-            for rank, one in states.further_ranks.items()
-        },
+        "processes": [
+            {
+                "epoch": place.epoch,
+                "micro_batches": place.micro_batches,
+                "sizes": record.get("sizes"),
+                "data": one["data"],
+                "random": None if one["random_states"] is None else portable_states(one["random_states"]),
+            }
+            for _, one in sorted(ranks.items())
+        ],
     }
-
-
-def _portable(random_states: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if random_states is None else portable_states(random_states)
 
 
 def _fit_loop_state(steps: int, place: _Place) -> dict[str, Any]:

@@ -49,18 +49,16 @@ def read_random_states(path: Path) -> Any:
     return load_tensors(path, allowed)
 
 
-def find_random_states(folder: Path) -> list[dict[str, Any]]:
-    """The states that a checkpoint has of each process, by rank; none where it has no file of them.
+def find_random_states(folder: Path) -> dict[int, dict[str, Any]]:
+    """The states that a checkpoint has of each process, by rank.
 
     Raises:
         ValueError: a file is damaged, or holds something that could run code.
     """
     if (folder / RANDOM_STATE_NAME).is_file():
-        return [read_random_states(folder / RANDOM_STATE_NAME)]
-    number = len(list(folder.glob(rank_file("*"))))
-    return [
-        read_random_states(folder / rank_file(rank)) for rank in range(number) if (folder / rank_file(rank)).is_file()
-    ]
+        return {0: read_random_states(folder / RANDOM_STATE_NAME)}
+    ranks = [path.stem.rpartition("_")[2] for path in folder.glob(rank_file("*"))]
+    return {int(rank): read_random_states(folder / rank_file(rank)) for rank in sorted(ranks) if rank.isdecimal()}
 
 
 def rank_file(rank: int | str) -> str:
@@ -81,7 +79,9 @@ def portable_states(states: Mapping[str, Any]) -> dict[str, Any]:
 def states_of_portable(portable: Mapping[str, Any]) -> dict[str, Any]:
     """What `portable_states` was made of."""
     others = {name: value for name, value in portable.items() if name not in ("torch", "numpy")}
-    return {"cpu": portable["torch"], "numpy": numpy_state(portable["numpy"]), **others}
+    states = {"cpu": portable["torch"], "numpy": numpy_state(portable["numpy"]), **others}
+    # Who loads a checkpoint to a GPU has the tensors there, and generators take their states from the host.
+    return {name: state.cpu() if isinstance(state, torch.Tensor) else state for name, state in states.items()}
 
 
 def restore_random_states(path: Path) -> None:

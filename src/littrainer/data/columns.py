@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message
 from littrainer.error_notes import add_note
+from littrainer.model_facts import base_model
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -38,6 +40,17 @@ class DroppedColumns(NamedTuple):
     model_name: str
     accepted: Sequence[str]
     catch_all: str | None = None
+
+
+def accepted_columns(model: Any, label_names: Sequence[str]) -> list[str]:
+    """Names of columns that are kept: the arguments of the model's forward and those of labels.
+
+    Parameters:
+        model: one around which an adapter or a compiled module lies is looked through.
+        label_names: labels beside those that go by a usual name.
+    """
+    arguments = inspect.signature(base_model(model).forward).parameters
+    return list(dict.fromkeys([*arguments, *label_names, "label", "label_ids"]))
 
 
 def without_extra_columns(dataset: Any, accepted: list[str], model_name: str, description: str | None) -> Any:

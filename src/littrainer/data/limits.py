@@ -1,7 +1,7 @@
 """How many batches of its data a Trainer reads, where `lightning` asks for fewer than there are.
 
-The keywords are those of `lightning.Trainer`. It would count in what it is handed, which are the batches of a Trainer in
-other packages, so they are carried out here and no longer told to it.
+The keywords are those of `lightning.Trainer`. They are carried out here and not told to it: what it is handed is counted
+otherwise than the data's batches, and a Trainer has to know beforehand how many optimizer steps there are.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def development_batches(trainer: Trainer) -> int:
     value = further_keywords(trainer).get(DEVELOPMENT_RUN, False)
     if not isinstance(value, int) or value < 0:
         raise ValueError(
-            f"lightning={{{DEVELOPMENT_RUN!r}: {value!r}}} is no number of batches: give True for one, or a whole number."
+            f"lightning={{{DEVELOPMENT_RUN!r}: {value!r}}} is no number of batches: give True for one, or a number."
         )
     return int(value)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from littrainer.hub.failures import PushError, advice_for, tells, text_of
+from littrainer.hub.repository import silence_bounded
 from littrainer.hub.sending import WorkInOrder
 from littrainer.hub.snapshot import remove_snapshot
 from littrainer.hub.transfer import upload_folder
@@ -155,14 +156,15 @@ class PushInProgress(WorkInOrder):
         failure = None
         try:
             self._sent_at_the_moment = uploads[0]
-            push.prepare()
-            for upload in uploads:
-                self._sent_at_the_moment = upload
-                try:
-                    upload.send()
-                except Exception as error:
-                    failure = _failure_of(upload, error)
-                    unsent.append(upload)
+            with silence_bounded():
+                push.prepare()
+                for upload in uploads:
+                    self._sent_at_the_moment = upload
+                    try:
+                        upload.send()
+                    except Exception as error:
+                        failure = _failure_of(upload, error)
+                        unsent.append(upload)
         except Exception as error:
             # Of what needs no preparing, the next push brings what is wanted even then.
             failure = _failure_of(uploads[0], error)
@@ -185,7 +187,8 @@ def _places(*several: list[Upload]) -> set[Path]:
 
 
 def _failure_of(upload: Upload, error: Exception) -> PushError:
-    failure = PushError(f"Pushing {upload.described()} failed ({text_of(error, upload.token)}). {advice_for(error)}".rstrip())
+    words = f"Pushing {upload.described()} failed ({text_of(error, upload.token)}). {advice_for(error)}"
+    failure = PushError(words.rstrip())
     if not tells(error, upload.token):
         failure.__cause__ = error
     return failure

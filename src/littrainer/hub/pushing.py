@@ -33,7 +33,6 @@ from littrainer.hub.transfer import upload_folder
 from littrainer.processes.agreement import agreed, are_several, longest_wait
 
 if TYPE_CHECKING:
-    from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -195,8 +194,19 @@ def push_model(
     except BaseException:
         remove_snapshot(place)
         raise
-    job: Future[Any] = pushes.run(lambda: send(place, []))
-    job.add_done_callback(lambda done: _end_by_hand(done, place, str(repository), token))
+
+    def send_snapshot() -> Any:
+        try:
+            return send(place, [])
+        except Exception as error:
+            logger.warning("Pushing to %s failed (%s).", repository, text_of(error, token))
+            raise
+        finally:
+            remove_snapshot(place)
+
+    job: Future[Any] = pushes.run(send_snapshot)
+    # It may be cancelled before it begins.
+    job.add_done_callback(lambda _: remove_snapshot(place))
     return job
 
 
@@ -272,13 +282,6 @@ def _are_over(pushes: Any, seconds: float) -> bool:
     while not pushes.is_done() and time.monotonic() < until:
         time.sleep(0.05)
     return bool(pushes.is_done())
-
-
-def _end_by_hand(job: Future[Any], place: Path, repository: str, token: str | None) -> None:
-    remove_snapshot(place)
-    error = None if job.cancelled() else job.exception()
-    if error is not None:
-        logger.warning("Pushing to %s failed (%s).", repository, text_of(error, token))
 
 
 @contextlib.contextmanager

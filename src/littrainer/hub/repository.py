@@ -22,6 +22,8 @@ MAIN_BRANCH = "main"
 OWN_REFERENCES = "refs/"
 # Seconds before each further try to reach the Hub when a Trainer is made.
 WAITS = (1.0, 3.0)
+# After which a connection on which nothing comes or goes is given up; the Hub's client by itself waits for ever.
+LONGEST_SILENCE_SECONDS = 300.0
 
 
 def repository_name(args: TrainingArguments) -> str:
@@ -75,6 +77,24 @@ def client() -> Any:
 
 
 @contextlib.contextmanager
+def silence_bounded() -> Iterator[None]:
+    """A block in which a Hub that says nothing any more is an error of the client, and not a wait for ever."""
+    from huggingface_hub.utils import get_session
+
+    session: Any = get_session()
+    before = getattr(session, "timeout", None)
+    # Clients of releases before 1.0 have no such setting.
+    if before is None or getattr(before, "read", 0) is not None:
+        yield
+        return
+    session.timeout = LONGEST_SILENCE_SECONDS
+    try:
+        yield
+    finally:
+        session.timeout = before
+
+
+@contextlib.contextmanager
 def explaining(doing: str, token: str | None) -> Iterator[None]:
     """A block whose errors get a note that says what to do; one that shows the token is replaced.
 
@@ -82,7 +102,8 @@ def explaining(doing: str, token: str | None) -> Iterator[None]:
         PushError: in the place of an error with the token in it.
     """
     try:
-        yield
+        with silence_bounded():
+            yield
     except Exception as error:
         if tells(error, token):
             raise PushError(f"{doing} failed ({text_of(error, token)}). {advice_for(error)}".rstrip()) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import threading
 import weakref
@@ -68,12 +69,10 @@ class WorkInOrder:
     def finish_before_exit(self, seconds: float) -> None:
         """The program ends: wait for what is on its way, so many seconds at most; an interruption ends the wait."""
         doing = self.describe()
-        logger.warning("%s. The program ends when that is done; Ctrl-C ends it at once.", doing)
-        try:
-            is_done = self.wait_until_done(seconds)
-        except KeyboardInterrupt:
-            is_done = self.is_done()
-        if not is_done:
+        with contextlib.suppress(KeyboardInterrupt):
+            logger.warning("%s. The program ends when that is done; Ctrl-C ends it at once.", doing)
+            self.wait_until_done(seconds)
+        if not self.is_done():
             self.cancel()
             logger.error("%s, and the program ends without it.", doing)
 

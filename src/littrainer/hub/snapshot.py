@@ -25,6 +25,7 @@ from littrainer.checkpoint.names import (
     TRAINER_STATE_NAME,
     WEIGHT_PARTS,
 )
+from littrainer.hub.card.block import CARD_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +55,10 @@ NEVER_PUSHED = (
     ".cache/*",
     "*/.cache/*",
 )
-# Of a checkpoint: what only resuming needs, and no one who loads the model.
+# Of a checkpoint: what only resuming needs, and no one who loads the model; and the template of a card that PEFT writes
+# into each, where output_dir has the card.
 ONLY_TO_RESUME = (
+    CARD_NAME,
     OPTIMIZER_NAME,
     *OPTIMIZER_PARTS,
     *WEIGHT_PARTS,
@@ -101,7 +104,7 @@ def take_model(checkpoint: Path, folder: Path) -> None:
 
 
 def take_beside_model(output_dir: Path, folder: Path, secrets: tuple[bytes, ...] = ()) -> None:
-    """Add to a folder, which may have the model of a checkpoint, what else of output_dir is pushed: card, logs, results.
+    """Add to a folder, which may have the model of a checkpoint, what else of output_dir is pushed: card, logs.
 
     Files that are there already stay, since the model in output_dir is an earlier one.
 

@@ -97,7 +97,9 @@ def _described(value: Any) -> str:
     return f"{empty} {type(value).__name__}{shape}"
 
 
-def normalised(trainer: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
+def normalised(
+    trainer: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+) -> torch.Tensor:
     """The loss as it goes into the backward pass.
 
     One that was already divided by the label tokens of the window stays as it is; a mean over the micro-batch is

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 
-
 class Preparing:
     """What a subclass calls to have its own objects run as the Trainer's do."""
 

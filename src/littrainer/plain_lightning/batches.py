@@ -1,0 +1,283 @@
+"""What a lightning.Trainer iterates: the batches of a training, or of an evaluation.
+
+None of it is a torch DataLoader, so that Lightning neither makes it anew nor divides it between processes once more.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
+from littrainer.data.progress import DataProgress, ResumePoint
+from littrainer.data.windows import WindowLoader, draw
+from littrainer.plain_lightning.data_state import PlaceInData, random_states
+from littrainer.training.resuming import SIZES
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from littrainer.plain_lightning.arguments import ArgumentsUnderLightning
+
+logger = logging.getLogger(__name__)
+
+# Says how many items the loss of a window is divided by.
+CountItems = Callable[[list[Any]], Any]
+
+
+class TrainingBatches:
+    """The training's batches, epoch by epoch; Lightning iterates it once in each.
+
+    Parameters:
+        loader: the training DataLoader.
+        args: asked for the sizes of batches and processes.
+        lightning_trainer: says how many micro-batches an optimizer step has, and how many of an epoch are read.
+        count_items: counts a window's items when it has been drawn, and the batches are handed out as `MicroBatch`es;
+            None hands them out as they are.
+        take_place: called when reading begins; gives the place of a checkpoint once, and None else.
+    """
+
+    def __init__(
+        self,
+        loader: LookaheadLoader,
+        args: ArgumentsUnderLightning,
+        lightning_trainer: pl.Trainer,
+        *,
+        count_items: CountItems | None,
+        take_place: Callable[[], PlaceInData | None],
+    ):
+        self.loader: Any = loader
+        self.args = args
+        self.lightning_trainer = lightning_trainer
+        self.count_items = count_items
+        self.progress = DataProgress()
+        self.batch_sampler = _AnnouncedEpochs(self)
+        self._take_place = take_place
+        # Where a checkpoint lets reading begin, until it has begun, and what of it is still to be done before that.
+        self._place: PlaceInData | None = None
+        self._work_of_place: list[Callable[[], None]] = []
+        self._windows: WindowLoader | None = None
+        # The epoch that is read or was read last; None before the first.
+        self._epoch: int | None = None
+        # Each epoch is announced and begun to be read, in this order or the other.
+        self._epochs_announced = self._epochs_begun = 0
+        # The place at the beginning of the window that was drawn last.
+        self._window_start: PlaceInData | None = None
+
+    def __len__(self) -> int:
+        # What is read of an epoch may be less, as Lightning's limits say; it asks for the length to find that out.
+        return len(self.loader)
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset that is read, or this process's part of a stream."""
+        return self.loader.dataset
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """Sizes that have to be the same for a place in the data to mean the same."""
+        is_sized = has_length(self.loader)
+        return {
+            "micro_batch": self.args.train_batch_size,
+            "world_size": self.args.world_size,
+            "epoch_length": len(self.loader) if is_sized else None,
+            "num_examples": count_examples(self.loader, self.args.train_batch_size) if is_sized else None,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: Lightning asks for it to see that reading can be resumed; the data module keeps the place."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what `state_dict` has returned."""
+
+    # ---- Where reading stands ----------------------------------------------------------------------------------------
+
+    def place(self) -> PlaceInData:
+        """Where a training goes on that is resumed from a checkpoint of this moment.
+
+        Gradients are not kept, so within a window it is the window's beginning.
+        """
+        place, windows = self._place_to_resume(), self._windows
+        if place is not None:
+            return place
+        if windows is None or self._epoch is None:
+            return self._place_between_epochs(self._next_epoch)
+        done = windows.micro_batches_done = self._batches_done
+        if self._epochs_announced > self._epochs_begun or windows.epoch_is_complete:
+            return self._place_between_epochs(self._epoch + 1)
+        is_in_window = done % self.args.gradient_accumulation_steps > 0
+        return self._window_start if is_in_window and self._window_start is not None else self._place_in_epoch(done)
+
+    def _place_between_epochs(self, next_epoch: int) -> PlaceInData:
+        data = None if self._epoch is None else self.progress.state(0, epoch_is_over=True)
+        return PlaceInData(next_epoch, 0, self.sizes, data, random_states())
+
+    def _place_in_epoch(self, done: int) -> PlaceInData:
+        assert self._epoch is not None
+        data = self.progress.state(done, epoch_is_over=False)
+        return PlaceInData(self._epoch, done, self.sizes, data, random_states())
+
+    @property
+    def _batches_done(self) -> int:
+        return self.lightning_trainer.fit_loop.epoch_loop.batch_progress.current.processed
+
+    @property
+    def _next_epoch(self) -> int:
+        # Counted here, since Lightning may count the epoch that it resumes at its end once more.
+        if self._epoch is not None:
+            return self._epoch + 1
+        return self.lightning_trainer.fit_loop.epoch_progress.current.processed
+
+    # ---- Going on from a checkpoint ----------------------------------------------------------------------------------
+
+    def _place_to_resume(self) -> PlaceInData | None:
+        place = self._take_place()
+        if place is not None:
+            self._place = self._fitting(place)
+            self._work_of_place = [self._begin_epoch_as_then, self._let_lightning_count_from_place]
+        return self._place
+
+    def _fitting(self, place: PlaceInData) -> PlaceInData:
+        """A place, without what means nothing where the data or its batches have other sizes."""
+        now, then = self.sizes, {**dict.fromkeys(SIZES), **(place.sizes or {})}
+        changed = [name for name in now if None not in (now[name], then[name]) and now[name] != then[name]]
+        if not changed:
+            return place
+        same_processes = "world_size" not in changed
+        if place.micro_batches or not same_processes:
+            found = ", ".join(f"{now[name]} {SIZES[name]} ({then[name]})" for name in changed)
+            draws = "" if same_processes else " Random numbers go on from the seed."
+            logger.warning(
+                "The checkpoint was written with other data: there are now %s. Training goes on behind %d of these "
+                "micro-batches in epoch %d.%s",
+                found,
+                place.micro_batches,
+                place.epoch,
+                draws,
+            )
+        return replace(place, data=None, random=place.random if same_processes else None)
+
+    def announce_epoch(self) -> None:
+        """An epoch comes next, or a resumed one goes on; its hooks have not been called yet."""
+        self._epochs_announced += 1
+        self._place_to_resume()
+        work, self._work_of_place = self._work_of_place, []
+        for one in work:
+            one()
+
+    def _begin_epoch_as_then(self) -> None:
+        # Its order is drawn from where the checkpoint left the generators, and so is what callbacks draw before it.
+        if self._place is not None and not self._place.micro_batches:
+            self._place.restore_random_states()
+
+    def _let_lightning_count_from_place(self) -> None:
+        progress = self.lightning_trainer.fit_loop.epoch_loop.batch_progress
+        if self._place is not None and self._place.micro_batches:
+            progress.increment_by(self._place.micro_batches - progress.current.processed)
+
+    # ---- Reading -----------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        place, self._place = self._place_to_resume() or self._place_that_lightning_counts(), None
+        self._epoch = self._next_epoch if place is None else place.epoch
+        self._epochs_begun = max(self._epochs_announced, self._epochs_begun + 1)
+        windows = self._windows = WindowLoader(
+            self.loader,
+            accumulation=1 if self.count_items is None else self.args.gradient_accumulation_steps,
+            micro_batches_per_epoch=self._batches_to_read(),
+            draw_window=self._draw_window,
+            should_stop=lambda: False,
+        )
+        windows.progress = self.progress
+        windows.start_epoch(self._epoch)
+        self._window_start = place
+        if place is not None:
+            restore = place.restore_random_states if place.micro_batches else _nothing
+            windows.resume_at(ResumePoint(place.micro_batches, place.data, restore))
+        for micro_batch in windows:
+            yield micro_batch.inputs if self.count_items is None else micro_batch
+        self.loader = windows.loader
+
+    def _place_that_lightning_counts(self) -> PlaceInData | None:
+        """The place of a checkpoint that holds none, as where its data came from another loader."""
+        behind = self.lightning_trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        if self._epoch is not None or not behind:
+            return None
+        logger.warning(
+            "The checkpoint does not say where the random draws of its data stood. Training goes on behind %d "
+            "micro-batches of epoch %d.",
+            behind,
+            self._next_epoch,
+        )
+        return PlaceInData(self._next_epoch, behind, self.sizes)
+
+    def _batches_to_read(self) -> int:
+        limit = self.lightning_trainer.num_training_batches
+        known = len(self.loader) if has_length(self.loader) else sys.maxsize
+        return int(min(known, limit))
+
+    def _draw_window(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
+        windows = self._windows
+        assert windows is not None and self._epoch is not None
+        accumulation, behind = self.args.gradient_accumulation_steps, windows.micro_batches_seen
+        # In the first window of a resumed epoch it stays the place of the checkpoint.
+        if accumulation > 1 and behind % accumulation == 0 and self.progress.point is None:
+            self._window_start = self._place_in_epoch(behind) if behind else self._place_between_epochs(self._epoch)
+        window = draw(batches, number)
+        return window, None if self.count_items is None or not window else self.count_items(window)
+
+
+class _AnnouncedEpochs:
+    """What Lightning takes for the order of samples, and tells before each epoch that it begins.
+
+    Parameters:
+        batches: told about it.
+    """
+
+    def __init__(self, batches: TrainingBatches):
+        self._batches = batches
+
+    @property
+    def sampler(self) -> _AnnouncedEpochs:
+        """Where Lightning looks for `set_epoch`."""
+        return self
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in one batch of this process, which DeepSpeed asks for."""
+        return self._batches.args.train_batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """An epoch comes next. Which one the data is at is counted where it is read."""
+        self._batches.announce_epoch()
+
+
+def _nothing() -> None:
+    pass
+
+
+class EvaluationBatches:
+    """The batches of a validation, a test or a prediction; each iteration reads a new loader, as the Trainer's do.
+
+    Parameters:
+        make_loader: makes a loader; one whose workers live on is read again.
+    """
+
+    def __init__(self, make_loader: Callable[[], LookaheadLoader]):
+        self._make_loader = make_loader
+        self.loader = make_loader()
+        self._is_unread = True
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Lightning asks for an iterator more often than it reads one.
+        if not self._is_unread and not self.loader.persistent_workers:
+            self.loader = self._make_loader()
+        self._is_unread = False
+        yield from self.loader
