@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from tests.distributed.together import wait_for_all
-from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
+from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.fidelity.side import MODES
+from tests.scenarios.once_per_session import carried_out_once
 
 PROCESSES = 2
 LONGEST_RUN_SECONDS = 240
@@ -44,12 +44,7 @@ def run_together(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where two processes, started once for all tests, wrote what they found and printed."""
-    shared = folder_shared_by_workers(tmp_path_factory) / "training-together"
-    with FileLock(f"{shared}.lock"):
-        if not shared.exists():
-            shared.mkdir()
-            run_together(shared)
-    return shared
+    return carried_out_once(tmp_path_factory, "training-together", run_together)
 
 
 @pytest.fixture(scope="module")

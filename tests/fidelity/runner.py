@@ -9,7 +9,6 @@ new process group for each scenario, and each leaves its records in a folder of 
 
 from __future__ import annotations
 
-import gc
 import importlib
 import os
 import pickle
@@ -30,6 +29,7 @@ from tests.fidelity.record import Record
 from tests.fidelity.registry import Scenario
 from tests.fidelity.scenarios import SCENARIOS
 from tests.fidelity.side import ORACLE, Side
+from tests.scenarios.once_per_process import leave_out_of_collections, remember_entry_points
 
 START_SEED = 20
 # A process whose partner has failed gives up by then.
@@ -50,17 +50,6 @@ def forget_previous_run(name: str) -> None:
 
         AcceleratorState._reset_state(reset_partial_state=True)
         GradientState._reset_state()
-
-
-def leave_imports_out_of_collections(name: str) -> None:
-    """Import what a side's Trainer needs, and let collections of garbage pass it by.
-
-    transformers asks for several collections in each training. Most of what they go through are the modules of the
-    libraries, which are never garbage and take ten times as long as the training.
-    """
-    _ = importlib.import_module(name).Trainer
-    gc.collect()
-    gc.freeze()
 
 
 def run_scenario(scenario: Scenario, name: str, mode: str, folder: Path) -> Record:
@@ -99,7 +88,9 @@ def main(name: str, mode: str, folder: Path, wanted: list[str]) -> None:
     torch.set_num_threads(1)
     records = folder / f"rank{RANK}" if PROCESSES > 1 else folder
     records.mkdir(parents=True, exist_ok=True)
-    leave_imports_out_of_collections(name)
+    remember_entry_points()
+    _ = importlib.import_module(name).Trainer
+    leave_out_of_collections()
     # In reverse order a scenario that leans on an earlier one gives itself away.
     order = list(SCENARIOS) if "FIDELITY_REVERSED" not in os.environ else list(reversed(SCENARIOS))
     for scenario_name in order:

@@ -212,7 +212,9 @@ def test_a_push_by_hand_that_is_cancelled_leaves_nothing_on_the_disk(hub: Hub, t
 def test_of_an_adapter_each_save_has_the_adapter_alone(hub: Hub, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     rows = Rows(tag_rows(1) * 10)
-    pushing_trainer(tmp_path, model=tiny_lora_tagger(), given={"train_dataset": rows}, hub_strategy="checkpoint").train()
+    pushing_trainer(
+        tmp_path, model=tiny_lora_tagger(), given={"train_dataset": rows}, hub_strategy="checkpoint"
+    ).train()
     assert hub.repository().messages() == WITH_CHECKPOINTS
     written, files = files_below(tmp_path / "run" / "checkpoint-6"), hub.repository().files()
     loads = {"adapter_config.json", "adapter_model.safetensors", "training_args.bin"}

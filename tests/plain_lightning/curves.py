@@ -97,8 +97,8 @@ ARGUMENTS: dict[str, Any] = {
     "per_device_eval_batch_size": 3,
     "seed": SEED,
 }
-# Most gradients are clipped.
-LARGEST_NORM = 0.5
+# Some gradients are clipped, and some are not.
+LARGEST_NORM = 0.6
 
 
 def curve_of_our_trainer(folder: Path, job: Job, accumulation: int, **changes: Any) -> Curve:
@@ -127,7 +127,8 @@ def curve_of_our_trainer(folder: Path, job: Job, accumulation: int, **changes: A
         losses=[entry["loss"] for entry in entries if "loss" in entry],
         learning_rates=[entry["learning_rate"] for entry in entries if "learning_rate" in entry],
         eval_losses=[entry["eval_loss"] for entry in entries if "eval_loss" in entry],
-        accuracies=[entry["eval_accuracy"] for entry in entries if "eval_accuracy" in entry],
+        # Lightning keeps what is logged in single precision.
+        accuracies=[torch.tensor(entry["eval_accuracy"]).item() for entry in entries if "eval_accuracy" in entry],
         weights=weights_of(trainer.model),
     )
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
-from littrainer import TransformersModule, set_seed
+from littrainer import set_seed
 from tests.plain_lightning.curves import weights_of
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, token_rows

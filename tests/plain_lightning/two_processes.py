@@ -26,10 +26,11 @@ def main(folder: Path) -> None:
     # all, where their number divides evenly and dropout draws nothing for any of them.
     even = replace(job, rows=24, model=partial(tiny_gpt2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
     in_order = {"train_sampling_strategy": "sequential"}
+    # Ours first: when Lightning is done it deletes WORLD_SIZE from the environment.
     found = {
         "ours": curve_of_our_trainer(folder / "run", job, ACCUMULATION),
-        "lightning": curve_of_lightning(job, ACCUMULATION, data_module, processes),
         "ours, in order": curve_of_our_trainer(folder / "run", even, ACCUMULATION, **in_order),
+        "lightning": curve_of_lightning(job, ACCUMULATION, data_module, processes),
         "plain loaders": curve_of_lightning(even, ACCUMULATION, plain_loaders, processes),
     }
     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))

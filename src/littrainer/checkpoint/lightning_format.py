@@ -91,8 +91,8 @@ def lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: int = 
     record = states.record or {}
     if record.get("lightning_callbacks"):
         checkpoint["callbacks"] = dict(record["lightning_callbacks"])
-    if states.optimizer is not None:
-        checkpoint["optimizer_states"] = StatesOfOneOptimizer([states.optimizer])
+    kept = states.optimizer is not None
+    checkpoint["optimizer_states"] = StatesOfOneOptimizer([states.optimizer]) if kept else StatesLeftOut()
     if states.schedule is not None:
         checkpoint["lr_schedulers"] = [states.schedule]
     if states.scaling is not None:
@@ -109,6 +109,16 @@ class StatesOfOneOptimizer(list[Any]):
         raise ValueError(
             f"The checkpoint has the state of one optimizer ({OPTIMIZER_NAME}), and the LightningModule has several. "
             "Load its model with from_pretrained and start a new training."
+        )
+
+
+class StatesLeftOut(list[Any]):
+    """Stands for the optimizer's state in a checkpoint without one, which is refused where a training asks for it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ValueError(
+            f"The checkpoint has no {OPTIMIZER_NAME}, as where it was saved with save_only_model=True, and a training "
+            "cannot go on from it. Load its model with from_pretrained and start a new training."
         )
 
 
@@ -149,6 +159,7 @@ def _place(states: TrainingStates, accumulate_grad_batches: int) -> _Place:
 
 def _data_module_state(states: TrainingStates, place: _Place) -> dict[str, Any]:
     record = states.record or {}
+    seed = _seed_of_order(states)
     ranks = {0: {"random_states": states.random_states, "data": record.get("data")}, **states.further_ranks}
     return {
         "version": DATA_VERSION,
@@ -159,10 +170,17 @@ def _data_module_state(states: TrainingStates, place: _Place) -> dict[str, Any]:
                 "sizes": record.get("sizes"),
                 "data": one["data"],
                 "random": None if one["random_states"] is None else portable_states(one["random_states"]),
+                "order_seed": seed,
             }
             for _, one in sorted(ranks.items())
         ],
     }
+
+
+def _seed_of_order(states: TrainingStates) -> int | None:
+    """The seed from which, with the epoch, the random order of an epoch follows; None where nobody knows."""
+    seed = ((states.record or {}).get("data") or {}).get("order_seed")
+    return None if seed is None else int(seed)
 
 
 def _fit_loop_state(steps: int, place: _Place) -> dict[str, Any]:

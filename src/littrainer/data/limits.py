@@ -1,7 +1,7 @@
 """How many batches of its data a Trainer reads, where `lightning` asks for fewer than there are.
 
-The keywords are those of `lightning.Trainer`. They are carried out here and not told to it: what it is handed is counted
-otherwise than the data's batches, and a Trainer has to know beforehand how many optimizer steps there are.
+The keywords are those of `lightning.Trainer`. They are carried out here and not told to it: what it is handed counts
+otherwise than the data, and a Trainer has to know beforehand how many optimizer steps there are.
 """
 
 from __future__ import annotations

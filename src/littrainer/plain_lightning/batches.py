@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
 from littrainer.data.progress import DataProgress, ResumePoint
+from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.windows import WindowLoader, draw
 from littrainer.plain_lightning.data_state import PlaceInData, random_states
+from littrainer.processes.agreement import from_first
 from littrainer.training.resuming import SIZES
 
 if TYPE_CHECKING:
@@ -50,6 +52,10 @@ class TrainingBatches:
         take_place: Callable[[], PlaceInData | None],
     ):
         self.loader: Any = loader
+        sampler = _epoch_seeded_sampler(loader)
+        if sampler is not None:
+            # Where nobody has seeded them, the processes would have orders of their own, and some samples twice.
+            sampler.initial_seed = from_first(sampler.initial_seed)
         self.args = args
         self.lightning_trainer = lightning_trainer
         self.count_items = count_items
@@ -58,18 +64,28 @@ class TrainingBatches:
         self._take_place = take_place
         # Where a checkpoint lets reading begin, until it has begun, and what of it is still to be done before that.
         self._place: PlaceInData | None = None
+        self._place_of_epoch: PlaceInData | None = None
         self._work_of_place: list[Callable[[], None]] = []
         self._windows: WindowLoader | None = None
         # The epoch that is read or was read last; None before the first.
         self._epoch: int | None = None
         # Each epoch is announced and begun to be read, in this order or the other.
         self._epochs_announced = self._epochs_begun = 0
-        # The place at the beginning of the window that was drawn last.
-        self._window_start: PlaceInData | None = None
+        # What Lightning took for the length of an epoch until a stream ended earlier.
+        self._length_before_end: float | None = None
+        # The places at which the windows that were drawn last begin, by their micro-batches.
+        self._window_starts: dict[int, PlaceInData] = {}
 
     def __len__(self) -> int:
         # What is read of an epoch may be less, as Lightning's limits say; it asks for the length to find that out.
-        return len(self.loader)
+        if has_length(self.loader):
+            return len(self.loader)
+        # Without any length, Lightning would read a batch ahead before training begins, and later before each step. One
+        # that a stream cannot exceed does as well: where it ends earlier, Lightning is told.
+        steps = self.lightning_trainer.max_steps
+        if steps < 0:
+            raise TypeError("the length of the data is not known")
+        return steps * self.args.gradient_accumulation_steps
 
     @property
     def dataset(self) -> Any:
@@ -107,19 +123,35 @@ class TrainingBatches:
         if windows is None or self._epoch is None:
             return self._place_between_epochs(self._next_epoch)
         done = windows.micro_batches_done = self._batches_done
-        if self._epochs_announced > self._epochs_begun or windows.epoch_is_complete:
+        is_read = windows.epoch_is_complete and done == windows.micro_batches_seen
+        if self._epochs_announced > self._epochs_begun or is_read:
             return self._place_between_epochs(self._epoch + 1)
-        is_in_window = done % self.args.gradient_accumulation_steps > 0
-        return self._window_start if is_in_window and self._window_start is not None else self._place_in_epoch(done)
+        in_window = done % self.args.gradient_accumulation_steps
+        start = self._window_starts.get(done - in_window)
+        if in_window and start is not None:
+            return start
+        if self._is_read_ahead and start is not None:
+            return replace(start, random=random_states(), random_when_read_ahead=start.random)
+        return self._place_in_epoch(done)
+
+    @property
+    def _is_read_ahead(self) -> bool:
+        # Lightning does so to see where the data ends.
+        return not has_length(self)
 
     def _place_between_epochs(self, next_epoch: int) -> PlaceInData:
         data = None if self._epoch is None else self.progress.state(0, epoch_is_over=True)
-        return PlaceInData(next_epoch, 0, self.sizes, data, random_states())
+        return self._place_at(next_epoch, 0, data)
 
     def _place_in_epoch(self, done: int) -> PlaceInData:
         assert self._epoch is not None
         data = self.progress.state(done, epoch_is_over=False)
-        return PlaceInData(self._epoch, done, self.sizes, data, random_states())
+        return self._place_at(self._epoch, done, data)
+
+    def _place_at(self, epoch: int, micro_batches: int, data: dict[str, Any] | None) -> PlaceInData:
+        sampler = _epoch_seeded_sampler(self.loader)
+        seed = None if sampler is None else sampler.initial_seed
+        return PlaceInData(epoch, micro_batches, self.sizes, data, random_states(), seed)
 
     @property
     def _batches_done(self) -> int:
@@ -139,6 +171,10 @@ class TrainingBatches:
         if place is not None:
             self._place = self._fitting(place)
             self._work_of_place = [self._begin_epoch_as_then, self._let_lightning_count_from_place]
+            sampler = _epoch_seeded_sampler(self.loader)
+            if sampler is not None and place.order_seed is not None:
+                # A program that is started again need not have the same seed.
+                sampler.initial_seed = place.order_seed
         return self._place
 
     def _fitting(self, place: PlaceInData) -> PlaceInData:
@@ -175,32 +211,82 @@ class TrainingBatches:
             self._place.restore_random_states()
 
     def _let_lightning_count_from_place(self) -> None:
-        progress = self.lightning_trainer.fit_loop.epoch_loop.batch_progress
-        if self._place is not None and self._place.micro_batches:
-            progress.increment_by(self._place.micro_batches - progress.current.processed)
+        fit_loop, place = self.lightning_trainer.fit_loop, self._place
+        place = place or self._place_of_epoch
+        count = fit_loop.epoch_loop.batch_progress
+        if place is None:
+            return
+        # What Lightning has counted of an epoch that is over stays, since it ends that epoch by it.
+        is_in_first_window = 0 < count.current.processed < self.args.gradient_accumulation_steps
+        begins = (
+            is_in_first_window and not count.is_last_batch and place.epoch == fit_loop.epoch_progress.current.processed
+        )
+        if place.micro_batches or begins or fit_loop.restarted_on_epoch_start:
+            count.increment_by(place.micro_batches - count.current.processed)
 
     # ---- Reading -----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        place, self._place = self._place_to_resume() or self._place_that_lightning_counts(), None
-        self._epoch = self._next_epoch if place is None else place.epoch
-        self._epochs_begun = max(self._epochs_announced, self._epochs_begun + 1)
+        place = self._begin_to_read()
+        lightning_trainer, length = self.lightning_trainer, len(self) if has_length(self) else sys.maxsize
+        if self._length_before_end is not None:
+            self._let_lightning_end_epochs_after(self._length_before_end)
+            self._length_before_end = None
         windows = self._windows = WindowLoader(
             self.loader,
             accumulation=1 if self.count_items is None else self.args.gradient_accumulation_steps,
-            micro_batches_per_epoch=self._batches_to_read(),
+            micro_batches_per_epoch=int(min(length, lightning_trainer.num_training_batches)),
             draw_window=self._draw_window,
             should_stop=lambda: False,
         )
         windows.progress = self.progress
         windows.start_epoch(self._epoch)
-        self._window_start = place
+        self._window_starts = {} if place is None else {place.micro_batches: place}
         if place is not None:
-            restore = place.restore_random_states if place.micro_batches else _nothing
+            restore = place.restore_for_reading if place.micro_batches else _nothing
             windows.resume_at(ResumePoint(place.micro_batches, place.data, restore))
         for micro_batch in windows:
+            if micro_batch.is_last_drawn and self.progress.data_has_ended and windows.micro_batches_seen < length:
+                self._length_before_end = lightning_trainer.fit_loop.max_batches
+                self._let_lightning_end_epochs_after(windows.micro_batches_seen)
+            handed_out = windows.micro_batches_seen
             yield micro_batch.inputs if self.count_items is None else micro_batch
+            if self._is_read_ahead:
+                self._note_end_of_step_before(handed_out - 1, place)
         self.loader = windows.loader
+
+    def _note_end_of_step_before(self, micro_batches: int, resumed: PlaceInData | None) -> None:
+        """The micro-batch behind so many has been read ahead, and only now are those before it done."""
+        start = self._window_starts.get(micro_batches)
+        if start is not None and start is resumed:
+            start.restore_random_states()
+        elif start is not None:
+            now = random_states()
+            self._window_starts[micro_batches] = replace(start, random=now, random_when_read_ahead=start.random)
+
+    def _begin_to_read(self) -> PlaceInData | None:
+        """Note which epoch is read, and return the place where it goes on."""
+        if 0 < self._epochs_begun >= self._epochs_announced:
+            # Lightning has read ahead before it announced the epoch, and begins that anew.
+            self._place = self._place_of_epoch
+            self._work_of_place.append(self._begin_epoch_as_then)
+        else:
+            self._place = self._place_to_resume() or self._place_that_lightning_counts()
+            self._epoch = self._next_epoch if self._place is None else self._place.epoch
+            self._epochs_begun = max(self._epochs_announced, self._epochs_begun + 1)
+        if self._begin_epoch_as_then in self._work_of_place:
+            self._work_of_place.remove(self._begin_epoch_as_then)
+            self._begin_epoch_as_then()
+        place = self._place_of_epoch = self._place
+        self._place = None
+        return place
+
+    def _let_lightning_end_epochs_after(self, micro_batches: float) -> None:
+        """Let it step, validate and end the epoch at a batch."""
+        lightning_trainer = self.lightning_trainer
+        if lightning_trainer.val_check_batch == lightning_trainer.fit_loop.max_batches:
+            lightning_trainer.val_check_batch = micro_batches
+        lightning_trainer.fit_loop.max_batches = micro_batches
 
     def _place_that_lightning_counts(self) -> PlaceInData | None:
         """The place of a checkpoint that holds none, as where its data came from another loader."""
@@ -215,18 +301,15 @@ class TrainingBatches:
         )
         return PlaceInData(self._next_epoch, behind, self.sizes)
 
-    def _batches_to_read(self) -> int:
-        limit = self.lightning_trainer.num_training_batches
-        known = len(self.loader) if has_length(self.loader) else sys.maxsize
-        return int(min(known, limit))
-
     def _draw_window(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
         windows = self._windows
         assert windows is not None and self._epoch is not None
         accumulation, behind = self.args.gradient_accumulation_steps, windows.micro_batches_seen
-        # In the first window of a resumed epoch it stays the place of the checkpoint.
-        if accumulation > 1 and behind % accumulation == 0 and self.progress.point is None:
-            self._window_start = self._place_in_epoch(behind) if behind else self._place_between_epochs(self._epoch)
+        begins = behind % accumulation == 0 and self.progress.point is None
+        # In the first window of a resumed epoch it is the place of the checkpoint.
+        if begins and (accumulation > 1 or self._is_read_ahead):
+            start = self._place_in_epoch(behind) if behind else self._place_between_epochs(self._epoch)
+            self._window_starts = {**dict(list(self._window_starts.items())[-1:]), behind: start}
         window = draw(batches, number)
         return window, None if self.count_items is None or not window else self.count_items(window)
 
@@ -254,6 +337,11 @@ class _AnnouncedEpochs:
     def set_epoch(self, epoch: int) -> None:
         """An epoch comes next. Which one the data is at is counted where it is read."""
         self._batches.announce_epoch()
+
+
+def _epoch_seeded_sampler(loader: Any) -> EpochSeededSampler | None:
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    return sampler if isinstance(sampler, EpochSeededSampler) else None
 
 
 def _nothing() -> None:

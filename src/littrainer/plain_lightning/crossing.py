@@ -6,6 +6,7 @@ over as a checkpoint in memory, from which the first training on the other side 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -238,10 +239,15 @@ def from_lightning(
             keywords[name] = keywords[name] or getattr(datamodule, name)
     trainer = kind(**{**keywords, **given})
     if checkpoint is not None:
-        stands = states_of(checkpoint, arguments, TAKEN_OVER).state if lightning_trainer.is_global_zero else None
-        trainer.state = from_first(stands)
+        is_first = trainer.is_world_process_zero()
+        state = from_first(states_of(checkpoint, arguments, TAKEN_OVER).state if is_first else trainer.state)
+        trainer.state = dataclasses.replace(state, **_own_places(trainer))
         trainer._lightning_checkpoint = checkpoint
     return trainer
+
+
+def _own_places(trainer: Trainer) -> dict[str, bool]:
+    return {name: getattr(trainer.state, name) for name in ("is_world_process_zero", "is_local_process_zero")}
 
 
 def _check_what_is_given(kind: type[Any], module: Any, datamodule: Any) -> None:

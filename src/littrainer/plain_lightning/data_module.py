@@ -11,7 +11,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import nn
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.arguments.training_arguments import TrainingArguments
@@ -73,10 +72,10 @@ class TrainerDataModule(pl.LightningDataModule):
         train_dataset: Any = None,
         eval_dataset: Any = None,
         test_dataset: Any = None,
-        args: TrainingArguments | dict[str, Any] | None = None,
+        args: dict[str, Any] | TrainingArguments | None = None,
         data_collator: Callable[[list[Any]], Any] | None = None,
         processing_class: Any = None,
-        model: nn.Module | None = None,
+        model: Any = None,
         *,
         predict_dataset: Any = None,
         windows: bool | None = None,

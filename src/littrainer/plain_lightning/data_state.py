@@ -25,6 +25,8 @@ class PlaceInData:
             where they are not known.
         data: what `DataProgress.state()` returned; None where only the number of micro-batches is known.
         random: the states of all random generators, as `portable_states` has them; None leaves them alone.
+        order_seed: with the epoch it makes the random order of an epoch; None where that is drawn in another way.
+        random_when_read_ahead: where they stood before Lightning read the next window ahead; None where it has not.
     """
 
     epoch: int
@@ -32,11 +34,16 @@ class PlaceInData:
     sizes: dict[str, int | None] | None
     data: dict[str, Any] | None = None
     random: dict[str, Any] | None = None
+    order_seed: int | None = None
+    random_when_read_ahead: dict[str, Any] | None = None
 
     def restore_random_states(self) -> None:
         """Put the generators back where they stood."""
-        if self.random is not None:
-            set_random_states(states_of_portable(self.random))
+        _restore(self.random)
+
+    def restore_for_reading(self) -> None:
+        """Put the generators back where they stood when the next window was read."""
+        _restore(self.random if self.random_when_read_ahead is None else self.random_when_read_ahead)
 
 
 def state_of_places(places: list[PlaceInData]) -> dict[str, Any]:
@@ -65,3 +72,8 @@ def places_in(state: dict[str, Any]) -> list[PlaceInData]:
 def random_states() -> dict[str, Any]:
     """Where all random generators of this process stand, the current GPU's too."""
     return portable_states(capture_random_states())
+
+
+def _restore(states: dict[str, Any] | None) -> None:
+    if states is not None:
+        set_random_states(states_of_portable(states))

@@ -40,4 +40,5 @@ def mark_of(trainer: pl.Trainer) -> dict[str, Any]:
         "batches_per_epoch": batches if math.isfinite(batches) else None,
         "max_steps": int(steps) if math.isfinite(steps) else None,
         "max_epochs": trainer.max_epochs,
+        "accumulate_grad_batches": trainer.accumulate_grad_batches,
     }

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import nn
+from typing_extensions import Self
 
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.data.windows import MicroBatch
@@ -21,7 +24,8 @@ from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.plain_lightning import optimization
 from littrainer.plain_lightning.clipping import clip_gradients
 from littrainer.plain_lightning.evaluation_round import EvaluationRound
-from littrainer.plain_lightning.hyper_parameters import hyper_parameters_of
+from littrainer.plain_lightning.folders import export_model, module_from_folder
+from littrainer.plain_lightning.hyper_parameters import MARK, hyper_parameters_of, mark_of
 from littrainer.plain_lightning.loss_settings import ModuleLossSettings, loss_settings_of
 from littrainer.plain_lightning.model_source import made_at_once, made_by
 from littrainer.plain_lightning.module_arguments import arguments_from
@@ -29,7 +33,7 @@ from littrainer.plain_lightning.names import TEST, VALIDATION, loader_at, number
 from littrainer.plain_lightning.parallel_model import split_model
 from littrainer.plain_lightning.preparation import prepared_for_training
 from littrainer.plain_lightning.unheeded import tell_unheeded
-from littrainer.plain_lightning.window_normalisation import WindowNormalisation
+from littrainer.plain_lightning.window_normalisation import WindowNormalisation, divides_by
 from littrainer.training import loss as losses
 
 
@@ -124,10 +128,10 @@ class TransformersModule(pl.LightningModule):
         return self.model(*args, **kwargs)
 
     def configure_model(self) -> None:
-        """Make the model, where a function does, and let a ModelParallelStrategy split it; once, however often called."""
+        """Make the model, where a function does, and let a ModelParallelStrategy split it; each once."""
         if self.model is None:
             self._adopt(made_by(self._model_init))
-        strategy = getattr(self._attached_trainer(), "strategy", None)
+        strategy = getattr(self.attached_trainer(), "strategy", None)
         self._tensor_parallel_size = split_model(self.model, strategy, self.args)
         self._loss_settings = None
 
@@ -137,7 +141,7 @@ class TransformersModule(pl.LightningModule):
         if self._loss_settings is None:
             self._loss_settings = loss_settings_of(self.model, self.args, self.compute_loss_func)
         settings = self._loss_settings
-        settings.args.world_size = getattr(self._attached_trainer(), "world_size", 1)
+        settings.args.world_size = getattr(self.attached_trainer(), "world_size", 1)
         settings.tensor_parallel_size = self._tensor_parallel_size
         return settings
 
@@ -149,7 +153,7 @@ class TransformersModule(pl.LightningModule):
     @property
     def rank(self) -> int:
         """Rank of this process among all processes."""
-        return getattr(self._attached_trainer(), "global_rank", 0)
+        return getattr(self.attached_trainer(), "global_rank", 0)
 
     @property
     def generates(self) -> bool:
@@ -161,7 +165,7 @@ class TransformersModule(pl.LightningModule):
         """Whether a subclass has a `prediction_outputs` of its own."""
         return type(self).prediction_outputs is not TransformersModule.prediction_outputs
 
-    def _attached_trainer(self) -> pl.Trainer | None:
+    def attached_trainer(self) -> pl.Trainer | None:
         """The lightning.Trainer at work; None in a loop of one's own, or Fabric's."""
         try:
             trainer = self.trainer
@@ -199,7 +203,7 @@ class TransformersModule(pl.LightningModule):
             wants_loss: false where nothing but predictions is asked for, in `predict`.
 
         Returns:
-            what there is of the three; predictions are logits, or generated tokens where `predict_with_generate` is set.
+            what there is of the three; predictions are logits, or generated tokens with `predict_with_generate`.
         """
         settings = self.loss_settings
         gives_loss = wants_loss and is_loss_to_be_had(inputs, settings.label_names, settings.can_return_loss)
@@ -216,6 +220,16 @@ class TransformersModule(pl.LightningModule):
         has_loss = gives_loss or (isinstance(outputs, dict) and "loss" in outputs)
         return value, logits_in(outputs, outputs_to_ignore(self.model), labels, has_loss, compared), labels
 
+    def _generated_outputs(self, inputs: dict[str, Any], gives_loss: bool) -> tuple[Any, Any, Any]:
+        keywords = generation.keywords_of_a_call(self.args, self.generation_kwargs)
+        tokens = generation.generated_tokens(self.model, inputs, keywords, self.loss_settings.args.world_size)
+        tokens, labels = generation.padded_alike(self.model, tokens, inputs.get("labels"), self._pad_tokens)
+        value = self._loss_of(inputs, None)[0] if gives_loss else None
+        return value, tokens, labels
+
+    def _pad_tokens(self, tokens: torch.Tensor, length: int) -> torch.Tensor:
+        return generation.padded(tokens, length, generation.padding_token(self))
+
     def optimizer_groups(self) -> list[dict[str, Any]]:
         """The optimizer's parameter groups: all parameters of the module, norms and biases without weight decay."""
         return parameter_groups(self, decayed_parameter_names(self), self.args.weight_decay)
@@ -229,7 +243,7 @@ class TransformersModule(pl.LightningModule):
             tell_unheeded(self.args, self.trainer)
 
     def on_fit_start(self) -> None:
-        """Prepare the model for training, and put it into training mode, in which `from_pretrained` does not leave it."""
+        """Prepare the model, and put it into training mode, in which `from_pretrained` does not leave it."""
         self._preparations.close()
         self._preparations.enter_context(prepared_for_training(self))
         self._window = WindowNormalisation()
@@ -254,7 +268,7 @@ class TransformersModule(pl.LightningModule):
                 getattr(optimizer, mode)()
 
     def items_in_window(self, window: list[Any]) -> torch.Tensor | int | None:
-        """Label tokens of the micro-batches of an optimizer step, where the loss is divided by them; all processes ask."""
+        """Label tokens of an optimizer step's micro-batches, where the loss is divided by them; all processes ask."""
         return losses.items_in_window(self.loss_settings, window, self.device)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
@@ -268,7 +282,13 @@ class TransformersModule(pl.LightningModule):
         accumulation, steps = self._place_in_window(batch_idx)
         settings, window = self.loss_settings, self._window
         inputs, number = window.enter(
-            settings, batch, accumulation=accumulation, steps=steps, device=self.device, place=batch_idx
+            settings,
+            batch,
+            accumulation=accumulation,
+            steps=steps,
+            device=self.device,
+            place=batch_idx,
+            divides=self._divides,
         )
         value, _ = self._loss_of(inputs, number)
         value = losses.normalised(settings, value, number)
@@ -279,18 +299,21 @@ class TransformersModule(pl.LightningModule):
 
     def _place_in_window(self, batch_idx: int) -> tuple[int, bool]:
         """Micro-batches in a full window, and whether the optimizer steps after this one."""
-        trainer = self._attached_trainer()
+        trainer = self.attached_trainer()
         if trainer is None:
             return 1, True
         size = trainer.accumulate_grad_batches
         return size, (batch_idx + 1) % size == 0 or trainer.is_last_batch
+
+    def _divides(self, inputs: dict[str, Any], number: Any) -> bool:
+        return divides_by(lambda items: self.compute_loss(dict(inputs), items)[0], self.model, number)
 
     def _loss_of(self, inputs: dict[str, Any], number: torch.Tensor | int | None) -> tuple[torch.Tensor, Any]:
         value, outputs = self.compute_loss(dict(inputs), number)
         return losses.scaled_for_mean_gradient(self.loss_settings, value, number), outputs
 
     def _log_train_loss(self, value: torch.Tensor) -> None:
-        trainer = self._attached_trainer()
+        trainer: Any = self.attached_trainer()
         if trainer is None or not trainer.training:
             return
         # Processes wait for each other where loggers are told; in between, bars show the loss of the first one.
@@ -299,7 +322,7 @@ class TransformersModule(pl.LightningModule):
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward pass of the loss before Lightning has divided it by `accumulate_grad_batches`."""
-        trainer = self._attached_trainer()
+        trainer = self.attached_trainer()
         division = 1 if trainer is None or not self.automatic_optimization else trainer.accumulate_grad_batches
         if division > 1:
             # The division's own backward pass divides this number again, by itself: exactly 1 is left.
@@ -351,6 +374,56 @@ class TransformersModule(pl.LightningModule):
     def _loss_scale(self) -> Any:
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         return None if scaler is None else scaler.get_scale()
+
+    # ---- Checkpoints -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """A module with the weights and arguments of a checkpoint, of Lightning's own format or a folder.
+
+        Parameters:
+            checkpoint_path: a `.ckpt`; or a folder that `TransformersCheckpointIO`, a Trainer or `export_pretrained`
+                wrote.
+            map_location: where the weights go.
+            hparams_file, strict, weights_only: as in `LightningModule.load_from_checkpoint`.
+            kwargs: keywords of the module, which come before what the checkpoint says. `model=` has to be among them
+                where the model is none of transformers' classes.
+
+        Raises:
+            ValueError: the folder is damaged, or the checkpoint does not say how its model is made.
+        """
+        if isinstance(checkpoint_path, (str, os.PathLike)) and Path(checkpoint_path).is_dir():
+            module = module_from_folder(cls, Path(checkpoint_path), strict, kwargs)
+            return module if map_location is None else module.to(map_location)
+        return super().load_from_checkpoint(checkpoint_path, map_location, hparams_file, strict, weights_only, **kwargs)
+
+    def export_pretrained(self, directory: str | os.PathLike[str], max_shard_size: int | str | None = None) -> None:
+        """Write the model, and the processing class, to a folder that `from_pretrained` loads; all processes call this.
+
+        Parameters:
+            directory: the folder; it appears when it is complete.
+            max_shard_size: bytes, or text such as "5GB", beyond which weights are spread over several files.
+
+        Raises:
+            ValueError: there is no model yet, or its weights cannot be gathered.
+            OSError: the folder cannot be written.
+        """
+        export_model(self, Path(directory), max_shard_size)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Say in a checkpoint what wrote it, and how the model is made anew."""
+        checkpoint[MARK] = mark_of(self.trainer)
+        if "hyper_parameters" in checkpoint:
+            # A subclass may have kept its own, the model's weights among them.
+            checkpoint["hyper_parameters"].update(hyper_parameters_of(self.model, self.args, self._source_name))
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
 

@@ -52,7 +52,8 @@ def changed_arguments(args: TrainingArguments) -> dict[str, Any]:
     default = _defaults()
     changed: dict[str, Any] = {}
     for name, value in args.to_dict().items():
-        if name not in default or holds_a_secret(name):
+        is_object = isinstance(value, dict) and name == "generation_config"
+        if name not in default or holds_a_secret(name) or is_object:
             continue
         if value != default[name] and _is_plain(value):
             changed[name] = value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from littrainer.arguments.choices import SchedulerType
 from littrainer.optim.closures import updates_during_backward
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.schedules import get_scheduler, steps_with_metric
@@ -77,9 +78,8 @@ def make_schedule(module: TransformersModule, optimizer: Any, num_training_steps
         )
     except ValueError as error:
         if steps is None and "num_training_steps" in str(error):
-            raise ValueError(
-                f"lr_scheduler_type={str(args.lr_scheduler_type)!r} ends with the training. {UNKNOWN_LENGTH}"
-            ) from error
+            name = SchedulerType(args.lr_scheduler_type).value
+            raise ValueError(f"lr_scheduler_type={name!r} ends with the training. {UNKNOWN_LENGTH}") from error
         raise
 
 

@@ -154,10 +154,10 @@ def states_of(checkpoint: Mapping[str, Any], args: TrainingArguments, source: st
         record = {
             "version": RECORD_VERSION,
             "position": vars(Position(first["epoch"], first["micro_batches"])),
-            "sizes": dict(first["sizes"]),
+            "sizes": _sizes(first["sizes"], facts),
             "arguments": compared_arguments(args),
             "rank": 0,
-            "data": first["data"],
+            "data": _data(first),
             "lightning_callbacks": dict(checkpoint.get("callbacks") or {}),
             "schedule_is_replaced": False,
             "lightning_additions": {},
@@ -170,10 +170,21 @@ def states_of(checkpoint: Mapping[str, Any], args: TrainingArguments, source: st
         record=record,
         random_states=_random_states(first),
         further_ranks={
-            rank: {"data": one["data"], "random_states": _random_states(one)}
+            rank: {"data": _data(one), "random_states": _random_states(one)}
             for rank, one in enumerate(processes[1:], 1)
         },
     )
+
+
+def _data(place: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How far the data was read, with the order that it had there, whatever the seed is here."""
+    data, seed = place["data"], place.get("order_seed")
+    return data if data is None or seed is None else {**data, "order_seed": seed, "order_is_kept": True}
+
+
+def _sizes(kept: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes of a place in the data as a Trainer compares them."""
+    return {"accumulation": facts.get("accumulate_grad_batches"), **kept, "is_endless": kept["epoch_length"] is None}
 
 
 def _places_in_data(checkpoint: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -191,7 +202,8 @@ def _random_states(place: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 def _epochs(checkpoint: Mapping[str, Any], place: Mapping[str, Any] | None, facts: Mapping[str, Any]) -> float:
     if place is not None and place["sizes"] is not None:
-        return place["epoch"] + place["micro_batches"] / place["sizes"]["epoch_length"]
+        length = place["sizes"]["epoch_length"] or facts.get("batches_per_epoch") or math.inf
+        return place["epoch"] + place["micro_batches"] / length
     loop = checkpoint["loops"]["fit_loop"]
     batches, length = loop["epoch_loop.batch_progress"], facts.get("batches_per_epoch") or math.inf
     epoch, done = loop["epoch_progress"]["current"]["processed"], batches["current"]["processed"]

@@ -7,7 +7,7 @@ the optimizer steps the gradients are multiplied by reference / tokens, which is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import nn
 from littrainer.data.windows import MicroBatch, count_label_tokens
 from littrainer.error_notes import kind_of
 from littrainer.plain_lightning.loss_settings import ModuleLossSettings
+from littrainer.processes.agreement import agreed
 from littrainer.processes.collectives import reduced
 from littrainer.training import loss
 
@@ -34,10 +35,7 @@ class WindowNormalisation:
         self._loss: torch.Tensor | None = None
         self._micro_batches = 0
         self._is_counted: bool | None = None
-
-    def begin_training(self) -> None:
-        """A training begins: forget an earlier one."""
-        self.__init__()  # type: ignore[misc]
+        self._divides: bool | None = None
 
     def enter(
         self,
@@ -48,6 +46,7 @@ class WindowNormalisation:
         steps: bool,
         device: torch.device,
         place: int = 0,
+        divides: Callable[[dict[str, Any], torch.Tensor], bool] = lambda inputs, number: True,
     ) -> tuple[dict[str, Any], Number]:
         """Take in a micro-batch, before its forward pass.
 
@@ -56,6 +55,7 @@ class WindowNormalisation:
             accumulation: micro-batches in a full window.
             steps: whether the optimizer steps after this one.
             place: number of the batch in its epoch, from 0.
+            divides: tells whether the loss of inputs is divided by a number; asked once in a training.
 
         Returns:
             the inputs, and what the sum of their losses is to be divided by; None where losses are means.
@@ -77,6 +77,8 @@ class WindowNormalisation:
         if accumulation == 1:
             return inputs, loss.items_in_window(settings, [inputs], device)
         number = self._count(settings, inputs, device, accumulation)
+        if isinstance(number, torch.Tensor) and self._divides is None:
+            self._divides = agreed(divides(inputs, number))
         if steps:
             self.gradient_factor = self._factor(settings, accumulation)
         return inputs, number
@@ -137,6 +139,9 @@ class WindowNormalisation:
         return self._reference
 
     def _factor(self, settings: ModuleLossSettings, accumulation: int) -> torch.Tensor | float | None:
+        if self._is_counted and not self._divides:
+            # What a Trainer makes of a loss that takes the number and leaves it aside: the sum over the window.
+            return None
         if not self._is_counted:
             # Losses that are means were divided by a full window.
             return None if self._micro_batches == accumulation else accumulation / self._micro_batches
@@ -145,6 +150,29 @@ class WindowNormalisation:
             tokens = reduced(tokens) / settings.get_tp_size()
         assert self._reference is not None
         return self._reference / tokens
+
+
+def divides_by(loss_for: Callable[[Any], torch.Tensor], model: nn.Module, number: torch.Tensor) -> bool:
+    """Whether a loss is divided by the number that it is given, and does not just take it.
+
+    Many models take any keyword and return the mean whatever it says. Two forward passes tell; they leave the model's
+    buffers and the random generators as they are.
+
+    Parameters:
+        loss_for: the loss for a number.
+        number: one to try.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    devices = sorted({parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda})
+    model.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            single, double = (loss_for(number * factor).detach().float().sum() for factor in (1, 2))
+    finally:
+        for module, was_training in modes:
+            module.training = was_training
+    # Divided it is half as large, unless a part of it is not divided; where it is 0 or no number, nothing tells.
+    return not bool(((single - double).abs() < 0.25 * single.abs()).item())
 
 
 def _inputs(batch: Any) -> dict[str, Any]:
@@ -163,7 +191,7 @@ def _check_place(batch: MicroBatch, steps: bool, place: int) -> None:
     if steps == batch.closes_window or (steps and batch.is_last_drawn):
         return
     raise ValueError(
-        f"Batch {place} of the epoch {'ends an optimizer step' if steps else 'ends none'} of lightning.Trainer, and its "
-        f"window of {batch.window_size} micro-batches goes {'on' if steps else 'no further'}. Leave "
+        f"Batch {place} of the epoch {'ends' if steps else 'does not end'} an optimizer step of lightning.Trainer, and "
+        f"its window of {batch.window_size} micro-batches goes {'on' if steps else 'no further'}. Leave "
         "accumulate_grad_batches as it is within an epoch, or use TrainerDataModule(windows=False)."
     )
