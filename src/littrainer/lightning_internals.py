@@ -192,3 +192,9 @@ def leave_signals_alone(lightning_trainer: pl.Trainer) -> None:
     # With several processes it would ask the first one at each micro-batch whether it got one, and wait for the answer.
     epoch_loop: Any = lightning_trainer.fit_loop.epoch_loop
     epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+
+def read_ahead_anew(lightning_trainer: pl.Trainer) -> None:
+    """Let fit throw away the batch that it has read ahead, and begin to iterate its loader once more."""
+    fetcher: Any = lightning_trainer.fit_loop._data_fetcher
+    iter(fetcher)

@@ -171,3 +171,12 @@ def test_only_the_first_process_prints_and_lightning_tells_nothing_of_its_start(
 def test_a_flag_that_one_process_raises_is_told_there(folder: Path) -> None:
     assert "control.should_training_stop was set in this process" in (folder / "log1").read_text()
     assert "WORLD_SIZE" not in os.environ
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_finders_and_limits_are_those_of_all_processes(found: Found, mode: str) -> None:
+    first, second = (one["trial_steps"][mode] for one in found)
+    assert first == second
+    assert len(first["curve"]["loss"]) == 6 and len(set(first["curve"]["loss"])) == 6
+    # Memory runs out with four samples, in the second process only.
+    assert (first["size"], first["steps"], first["samples"], first["is_unchanged"]) == (2, 3, 6, True)

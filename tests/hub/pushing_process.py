@@ -38,19 +38,19 @@ def wait_for_signs(folder: Path, rank: int) -> None:
     agreed, send = pushing.agreed, Upload.send
     heard: list[bool] = []
 
-    def hearing(goes_on: bool) -> bool:
-        heard.append(agreed(goes_on))
+    def hearing(flag: bool) -> bool:
+        heard.append(agreed(flag))
         if rank == 1 and heard.count(True) == SIGNS:
             told.touch()
         return heard[-1]
 
-    def slow_send(upload: Upload) -> Any:
+    def slow_send(self: Upload) -> Any:
         deadline = time.monotonic() + 60
-        while upload.message.endswith("step 6, checkpoint") and not told.exists():
+        while self.message.endswith("step 6, checkpoint") and not told.exists():
             if time.monotonic() > deadline:
                 raise TimeoutError("the second process has heard nothing")
             time.sleep(0.01)
-        return send(upload)
+        return send(self)
 
     pushing.LONGEST_SILENCE_SECONDS = 0.05
     pushing.agreed = hearing

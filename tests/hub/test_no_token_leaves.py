@@ -15,7 +15,7 @@ from tests.hub.server import GOOD_TOKEN, Fault, Hub
 
 
 def has_token(content: bytes | str) -> bool:
-    return (GOOD_TOKEN if isinstance(content, str) else GOOD_TOKEN.encode()) in content
+    return GOOD_TOKEN in content if isinstance(content, str) else GOOD_TOKEN.encode() in content
 
 
 def assert_token_is_nowhere(hub: Hub, folder: Path, logged: str) -> None:

@@ -59,7 +59,7 @@ def test_an_own_push_may_keep_its_futures_in_an_object_like_that_of_transformers
         class PushesItself(Trainer):
             def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
                 job: Future[int] = pool.submit(lambda: len(checkpoint_folder))
-                self.push_in_progress = PushInProgress([job])
+                self.push_in_progress = PushInProgress([job])  # type: ignore[arg-type]
 
         trainer = pushing_trainer(tmp_path, kind=PushesItself)
         trainer.train()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import functools
 import gc
 import logging
 import os
@@ -22,7 +23,12 @@ def test_pieces_of_work_are_done_one_after_the_other() -> None:
     work, done = WorkInOrder(), list[int]()
     may_begin = threading.Event()
     work.run(lambda: may_begin.wait(60))
-    jobs = [work.run(lambda number=number: done.append(number) or number) for number in range(5)]  # type: ignore[misc]
+
+    def note(number: int) -> int:
+        done.append(number)
+        return number
+
+    jobs = [work.run(functools.partial(note, number)) for number in range(5)]
     assert not work.is_done() and done == []
     may_begin.set()
     assert [job.result(60) for job in jobs] == done == [0, 1, 2, 3, 4]
@@ -38,7 +44,12 @@ def test_an_error_is_that_of_its_future_and_the_next_piece_is_done() -> None:
 
 def test_what_has_not_begun_can_be_cancelled() -> None:
     work, has_begun, may_end = WorkInOrder(), threading.Event(), threading.Event()
-    first = work.run(lambda: (has_begun.set(), may_end.wait(60)))
+
+    def wait() -> bool:
+        has_begun.set()
+        return may_end.wait(60)
+
+    first = work.run(wait)
     second = work.run(lambda: None)
     assert has_begun.wait(60)
     work.cancel()

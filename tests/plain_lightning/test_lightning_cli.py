@@ -53,13 +53,17 @@ def cli(folder: Path, *options: str, module: type[TransformersModule] = Transfor
         module,
         RowsFromItsOptions,
         trainer_defaults={**TRAINER, "default_root_dir": str(folder)},
+        save_config_kwargs={"overwrite": True},
         args=list(options),
     )
 
 
 def test_options_and_a_file_set_arguments_of_the_model_and_its_data(tmp_path: Path, model_folder: str) -> None:
     file = {
-        "model": {"model": model_folder, "args": {"learning_rate": 0.5, "optim": "sgd", "lr_scheduler_type": "constant"}},
+        "model": {
+            "model": model_folder,
+            "args": {"learning_rate": 0.5, "optim": "sgd", "lr_scheduler_type": "constant"},
+        },
         "data": {"args": {"per_device_train_batch_size": 4}, "rows": 12},
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(file))
@@ -90,6 +94,7 @@ class SmallBert(TransformersModule):
 
     def __init__(self, args: dict[str, Any] | None = None, hidden: int = 16):
         super().__init__(tiny_bert_classifier(hidden_size=hidden), args, compute_metrics=accuracy)
+        self.save_hyperparameters()
 
 
 def test_a_subclass_brings_options_of_its_own(tmp_path: Path) -> None:
@@ -99,6 +104,10 @@ def test_a_subclass_brings_options_of_its_own(tmp_path: Path) -> None:
     (checkpoint,) = (tmp_path / "checkpoints").glob("*.ckpt")
     loaded = SmallBert.load_from_checkpoint(checkpoint)
     assert loaded.model.config.hidden_size == 8 and loaded.args.weight_decay == 0.25
+    # Options of the command line come from the checkpoint too.
+    again = cli(tmp_path, "validate", "--ckpt_path", str(checkpoint), module=SmallBert)
+    assert again.model.model.config.hidden_size == 8
+    assert again.trainer.callback_metrics["val_loss"] == done.trainer.callback_metrics["val_loss"]
 
 
 def test_an_unknown_argument_ends_the_command_line_with_its_name(tmp_path: Path, model_folder: str) -> None:

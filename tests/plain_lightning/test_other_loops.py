@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.fabric import Fabric
 from torch.utils.data import DataLoader
 
-from littrainer import set_seed
+from littrainer import TransformersModule, set_seed
 from tests.plain_lightning.curves import weights_of
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, token_rows
-from tests.scenarios.models import tiny_bert_classifier
+from tests.scenarios.models import tiny_bert_classifier, tiny_gpt2
 
 ARGUMENTS: dict[str, Any] = {"learning_rate": 0.01, "weight_decay": 0.1, "warmup_steps": 1}
 BATCHES = 4
@@ -40,3 +41,61 @@ def by_hand() -> Any:
         schedule.step()
         optimizer.zero_grad()
     return weights_of(model)
+
+
+def made_module() -> TransformersModule:
+    set_seed(0)
+    module = TransformersModule(tiny_bert_classifier(), ARGUMENTS)
+    module.train()
+    return module
+
+
+def test_it_is_trained_in_a_loop_of_ones_own_like_the_model_in_it(by_hand: Any) -> None:
+    module = made_module()
+    optimizer, schedule = module.optimizer_and_schedule(BATCHES)
+    for batch in loader():
+        module(**batch)["loss"].backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    assert weights_of(module.model) == by_hand
+
+
+def test_fabric_trains_it_through_its_forward(by_hand: Any) -> None:
+    fabric = Fabric(accelerator="cpu", devices=1)
+    module = made_module()
+    optimizer, schedule = module.optimizer_and_schedule(BATCHES)
+    prepared, optimizer = fabric.setup(module, optimizer)
+    for batch in fabric.setup_dataloaders(loader()):
+        fabric.backward(prepared(**batch)["loss"])
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    assert weights_of(module.model) == by_hand
+
+
+def test_fabric_trains_it_through_its_training_step(by_hand: Any) -> None:
+    fabric = Fabric(accelerator="cpu", devices=1)
+    module = made_module()
+    optimizer, schedule = module.optimizer_and_schedule(BATCHES)
+    prepared, optimizer = fabric.setup(module, optimizer)
+    for index, batch in enumerate(fabric.setup_dataloaders(loader())):
+        fabric.backward(prepared.training_step(batch, index))
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    assert weights_of(module.model) == by_hand
+
+
+def test_a_loop_of_ones_own_divides_by_the_label_tokens_of_its_window() -> None:
+    batches = list(loader())[:2]
+    module = TransformersModule(tiny_gpt2(), ARGUMENTS).eval()
+    for batch in batches:
+        batch["labels"] = torch.where(batch["attention_mask"] == 1, batch["input_ids"], -100)
+    number = module.items_in_window(batches)
+    losses = [module.compute_loss(batch, number)[0] for batch in batches]
+    means = [module(**batch)["loss"] for batch in batches]
+    tokens = [int((batch["labels"][:, 1:] != -100).sum()) for batch in batches]
+    assert tokens[0] != tokens[1] and number == sum(tokens)
+    mean = sum(mean * count for mean, count in zip(means, tokens, strict=True)) / sum(tokens)
+    torch.testing.assert_close(sum(losses), mean)

@@ -1,4 +1,4 @@
-"""A plain `lightning.Trainer` with a TransformersModule trains as our Trainer does: same losses, metrics and weights."""
+"""A plain `lightning.Trainer` with a TransformersModule trains as our Trainer does: the same losses and weights."""
 
 from __future__ import annotations
 

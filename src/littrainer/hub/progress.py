@@ -88,14 +88,14 @@ class PushInProgress(WorkInOrder):
         # nothing is on its way.
         self._unsent: list[Upload] = []
         self._failure: PushError | None = None
-        self._is_tried_again = False
         # What becomes of a push that fails.
         self._outlook = GOES_ON
         self._sent_at_the_moment: Upload | None = None
 
     def begin(self, push: Push) -> None:
         """Send a push, and what failed before and is still wanted, in the background."""
-        self._outlook, self._is_tried_again = GOES_ON, False
+        self._outlook = GOES_ON
+        self._sent_at_the_moment = self._sent_at_the_moment or push.uploads[0]
         self.run(lambda: self._carry_out(push))
 
     def note_failure(self, doing: str, error: Exception) -> None:
@@ -109,28 +109,18 @@ class PushInProgress(WorkInOrder):
         for folder in _places(unsent):
             remove_snapshot(folder)
 
-    def settle(self, seconds: float | None = None) -> bool:
-        """Wait for the pushes, and send once more what failed last; whether all that is over.
-
-        Parameters:
-            seconds: that this may take; None is as long as the Hub does.
-        """
-        if not self.wait_until_done(seconds):
-            return False
-        if self._failure is None or not self._unsent or self._is_tried_again:
-            return True
-        logger.warning("The last push to the Hub had failed and is tried once more.")
-        unsent, self._unsent, self._is_tried_again = self._unsent, [], True
-        self.run(lambda: self._carry_out(Push(unsent), is_last_try=True))
-        return self.wait_until_done(seconds)
-
     def finish(self) -> None:
         """Wait for the pushes, and send once more what failed last.
 
         Raises:
             PushError: it failed again.
         """
-        self.settle()
+        self.wait_until_done()
+        if self._failure is not None and self._unsent:
+            logger.warning("The last push to the Hub had failed and is tried once more.")
+            unsent, self._unsent = self._unsent, []
+            self.run(lambda: self._carry_out(Push(unsent), is_last_try=True))
+            self.wait_until_done()
         failure = self._failure
         if failure is not None:
             self.forget_failure()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -18,6 +17,7 @@ from littrainer.hub.card.remote import cards_not_pushed
 from littrainer.hub.failures import PushError, text_of
 from littrainer.hub.progress import Push, PushInProgress, Upload
 from littrainer.hub.repository import explaining, make_branch, repository_name, token_for
+from littrainer.hub.sending import WorkInOrder
 from littrainer.hub.snapshot import (
     LAST_CHECKPOINT,
     NEVER_PUSHED,
@@ -268,20 +268,15 @@ def finish_together(trainer: Trainer) -> None:
     Raises:
         PushError: what failed, failed again.
     """
-    if trainer.args.push_to_hub and are_several():
-        seconds = min(LONGEST_SILENCE_SECONDS, longest_wait().total_seconds() / 4)
-        while agreed(not _are_over(trainer.push_in_progress, seconds)):
-            pass
-    trainer._finish_current_push()
-
-
-def _are_over(pushes: Any, seconds: float) -> bool:
-    if pushes is None or isinstance(pushes, PushInProgress):
-        return pushes is None or pushes.settle(seconds)
-    until = time.monotonic() + seconds
-    while not pushes.is_done() and time.monotonic() < until:
-        time.sleep(0.05)
-    return bool(pushes.is_done())
+    if not trainer.args.push_to_hub or not are_several():
+        trainer._finish_current_push()
+        return
+    waiting = WorkInOrder()
+    finished = waiting.run(trainer._finish_current_push)
+    seconds = min(LONGEST_SILENCE_SECONDS, longest_wait().total_seconds() / 4)
+    while agreed(not waiting.wait_until_done(seconds)):
+        pass
+    finished.result()
 
 
 @contextlib.contextmanager

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 OF_THE_TRAINING = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RUN)
 # What the arguments say for the length of the trial: nothing but steps happens, and a loss that is no number is seen.
 ARGUMENTS: dict[str, Any] = {"eval_on_start": False, "enable_jit_checkpoint": False, "logging_nan_inf_filter": False}
+# What a model that recomputes activations calls it, by the newer name and the older one.
+RECOMPUTING = ("activation_checkpointing", "gradient_checkpointing")
 # Optimizers whose steps are taken in the backward pass, each parameter's for itself, by hooks that stay with it.
 STEPPING_IN_BACKWARD = ("layerwise", "lomo")
 
@@ -185,7 +187,8 @@ def _model_kept(model: nn.Module) -> Iterator[None]:
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     modes = [(module, module.training) for module in model.modules()]
     settings = [getattr(model, name, None) for name in ("config", "generation_config")]
-    recomputes = getattr(model, "is_gradient_checkpointing", None)
+    name = next((one for one in RECOMPUTING if hasattr(model, f"{one}_disable")), None)
+    recomputes = name is None or getattr(model, f"is_{name}", True)
     device = model_device(model)
     for parameter, _ in gradients:
         parameter.grad = None
@@ -207,5 +210,5 @@ def _model_kept(model: nn.Module) -> Iterator[None]:
             parameter.grad = gradient
         for module, was_training in modes:
             module.training = was_training
-        if recomputes is False and model.is_gradient_checkpointing:
-            model.gradient_checkpointing_disable()  # type: ignore[operator]
+        if not recomputes and getattr(model, f"is_{name}"):
+            getattr(model, f"{name}_disable")()

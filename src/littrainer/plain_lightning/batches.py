@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
-from littrainer.data.progress import DataProgress, ResumePoint
-from littrainer.data.samplers import EpochSeededSampler
+from littrainer.data.progress import DataProgress, ResumePoint, epoch_seeded_sampler
 from littrainer.data.windows import WindowLoader, draw
+from littrainer.lightning_internals import read_ahead_anew
 from littrainer.plain_lightning.data_state import PlaceInData, random_states
 from littrainer.processes.agreement import from_first
 from littrainer.training.resuming import SIZES
@@ -52,7 +52,7 @@ class TrainingBatches:
         take_place: Callable[[], PlaceInData | None],
     ):
         self.loader: Any = loader
-        sampler = _epoch_seeded_sampler(loader)
+        sampler = epoch_seeded_sampler(loader)
         if sampler is not None:
             # Where nobody has seeded them, the processes would have orders of their own, and some samples twice.
             sampler.initial_seed = from_first(sampler.initial_seed)
@@ -122,7 +122,7 @@ class TrainingBatches:
             return place
         if windows is None or self._epoch is None:
             return self._place_between_epochs(self._next_epoch)
-        done = windows.micro_batches_done = self._batches_done
+        done = windows.micro_batches_done = self._count.current.processed
         is_read = windows.epoch_is_complete and done == windows.micro_batches_seen
         if self._epochs_announced > self._epochs_begun or is_read:
             return self._place_between_epochs(self._epoch + 1)
@@ -149,20 +149,26 @@ class TrainingBatches:
         return self._place_at(self._epoch, done, data)
 
     def _place_at(self, epoch: int, micro_batches: int, data: dict[str, Any] | None) -> PlaceInData:
-        sampler = _epoch_seeded_sampler(self.loader)
+        sampler = epoch_seeded_sampler(self.loader)
         seed = None if sampler is None else sampler.initial_seed
         return PlaceInData(epoch, micro_batches, self.sizes, data, random_states(), seed)
 
     @property
-    def _batches_done(self) -> int:
-        return self.lightning_trainer.fit_loop.epoch_loop.batch_progress.current.processed
+    def _count(self) -> Any:
+        """Micro-batches as Lightning counts them."""
+        return self.lightning_trainer.fit_loop.epoch_loop.batch_progress
 
     @property
     def _next_epoch(self) -> int:
         # Counted here, since Lightning may count the epoch that it resumes at its end once more.
         if self._epoch is not None:
             return self._epoch + 1
-        return self.lightning_trainer.fit_loop.epoch_progress.current.processed
+        return self._epoch_of_lightning
+
+    @property
+    def _epoch_of_lightning(self) -> int:
+        progress: Any = self.lightning_trainer.fit_loop.epoch_progress
+        return progress.current.processed
 
     # ---- Going on from a checkpoint ----------------------------------------------------------------------------------
 
@@ -171,7 +177,7 @@ class TrainingBatches:
         if place is not None:
             self._place = self._fitting(place)
             self._work_of_place = [self._begin_epoch_as_then, self._let_lightning_count_from_place]
-            sampler = _epoch_seeded_sampler(self.loader)
+            sampler = epoch_seeded_sampler(self.loader)
             if sampler is not None and place.order_seed is not None:
                 # A program that is started again need not have the same seed.
                 sampler.initial_seed = place.order_seed
@@ -199,8 +205,12 @@ class TrainingBatches:
 
     def announce_epoch(self) -> None:
         """An epoch comes next, or a resumed one goes on; its hooks have not been called yet."""
+        is_read_already = self._epochs_begun > self._epochs_announced
         self._epochs_announced += 1
-        self._place_to_resume()
+        place, loaded = self._place, self._place_to_resume()
+        if is_read_already and loaded is not place:
+            # Some strategies load a checkpoint later than Lightning reads ahead.
+            read_ahead_anew(self.lightning_trainer)
         work, self._work_of_place = self._work_of_place, []
         for one in work:
             one()
@@ -208,20 +218,16 @@ class TrainingBatches:
     def _begin_epoch_as_then(self) -> None:
         # Its order is drawn from where the checkpoint left the generators, and so is what callbacks draw before it.
         if self._place is not None and not self._place.micro_batches:
-            self._place.restore_random_states()
+            self._place.restore_for_reading()
 
     def _let_lightning_count_from_place(self) -> None:
-        fit_loop, place = self.lightning_trainer.fit_loop, self._place
-        place = place or self._place_of_epoch
-        count = fit_loop.epoch_loop.batch_progress
+        place, count = self._place or self._place_of_epoch, self._count
         if place is None:
             return
         # What Lightning has counted of an epoch that is over stays, since it ends that epoch by it.
         is_in_first_window = 0 < count.current.processed < self.args.gradient_accumulation_steps
-        begins = (
-            is_in_first_window and not count.is_last_batch and place.epoch == fit_loop.epoch_progress.current.processed
-        )
-        if place.micro_batches or begins or fit_loop.restarted_on_epoch_start:
+        is_at_its_beginning = is_in_first_window and not count.is_last_batch and place.epoch == self._epoch_of_lightning
+        if place.micro_batches or is_at_its_beginning or self.lightning_trainer.fit_loop.restarted_on_epoch_start:
             count.increment_by(place.micro_batches - count.current.processed)
 
     # ---- Reading -----------------------------------------------------------------------------------------------------
@@ -240,6 +246,7 @@ class TrainingBatches:
             should_stop=lambda: False,
         )
         windows.progress = self.progress
+        assert self._epoch is not None
         windows.start_epoch(self._epoch)
         self._window_starts = {} if place is None else {place.micro_batches: place}
         if place is not None:
@@ -258,9 +265,11 @@ class TrainingBatches:
     def _note_end_of_step_before(self, micro_batches: int, resumed: PlaceInData | None) -> None:
         """The micro-batch behind so many has been read ahead, and only now are those before it done."""
         start = self._window_starts.get(micro_batches)
-        if start is not None and start is resumed:
+        if start is None:
+            return
+        if start is resumed and start.random_when_read_ahead is not None:
             start.restore_random_states()
-        elif start is not None:
+        else:
             now = random_states()
             self._window_starts[micro_batches] = replace(start, random=now, random_when_read_ahead=start.random)
 
@@ -268,17 +277,18 @@ class TrainingBatches:
         """Note which epoch is read, and return the place where it goes on."""
         if 0 < self._epochs_begun >= self._epochs_announced:
             # Lightning has read ahead before it announced the epoch, and begins that anew.
-            self._place = self._place_of_epoch
+            self._place = self._place or self._place_of_epoch
             self._work_of_place.append(self._begin_epoch_as_then)
         else:
             self._place = self._place_to_resume() or self._place_that_lightning_counts()
-            self._epoch = self._next_epoch if self._place is None else self._place.epoch
+            self._epoch = self._next_epoch
             self._epochs_begun = max(self._epochs_announced, self._epochs_begun + 1)
         if self._begin_epoch_as_then in self._work_of_place:
             self._work_of_place.remove(self._begin_epoch_as_then)
             self._begin_epoch_as_then()
         place = self._place_of_epoch = self._place
-        self._place = None
+        if place is not None:
+            self._place, self._epoch = None, place.epoch
         return place
 
     def _let_lightning_end_epochs_after(self, micro_batches: float) -> None:
@@ -290,7 +300,7 @@ class TrainingBatches:
 
     def _place_that_lightning_counts(self) -> PlaceInData | None:
         """The place of a checkpoint that holds none, as where its data came from another loader."""
-        behind = self.lightning_trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        behind = self._count.current.ready
         if self._epoch is not None or not behind:
             return None
         logger.warning(
@@ -337,11 +347,6 @@ class _AnnouncedEpochs:
     def set_epoch(self, epoch: int) -> None:
         """An epoch comes next. Which one the data is at is counted where it is read."""
         self._batches.announce_epoch()
-
-
-def _epoch_seeded_sampler(loader: Any) -> EpochSeededSampler | None:
-    sampler = getattr(loader.batch_sampler, "sampler", None)
-    return sampler if isinstance(sampler, EpochSeededSampler) else None
 
 
 def _nothing() -> None:

@@ -117,6 +117,6 @@ def checkpoint_from_lightning(
             "model)."
         )
     module = TransformersModule(described["model"] if model is None else model, described.get("args"))
-    arguments = arguments_under(module.args, None) if args is None else args
+    arguments = arguments_under(module.args, None, None) if args is None else args
     write_trainer_folder(checkpoint, target, module.model, arguments, str(source))
     return target

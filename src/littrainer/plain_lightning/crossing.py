@@ -6,7 +6,6 @@ over as a checkpoint in memory, from which the first training on the other side 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +20,7 @@ from littrainer.checkpoint.lightning_format import TrainingStates, lightning_che
 from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
 from littrainer.checkpoint.random_state import capture_random_states
 from littrainer.checkpoint.shards import is_sharded
-from littrainer.compat.own_methods import own_methods
+from littrainer.compat.own_methods import overrides, own_methods
 from littrainer.data.generators import host_states, set_host_states
 from littrainer.error_notes import kind_of
 from littrainer.lightning_internals import hand_in_checkpoint
@@ -63,6 +62,23 @@ IN_THEIR_PLACE: dict[str, str] = {
     ),
     **dict.fromkeys(("_get_eval_sampler", "get_batch_samples"), "TrainerDataModule"),
 }
+# Methods of a TransformersModule that decide its numbers -> what of a Trainer to override in their place.
+IN_A_TRAINER: dict[str, str] = {
+    "compute_loss": "compute_loss",
+    "prediction_outputs": "prediction_step",
+    "items_in_window": "_get_num_items_in_batch",
+    "optimizer_groups": "create_optimizer",
+    "optimizer_and_schedule": "create_optimizer_and_scheduler",
+    "configure_optimizers": "create_optimizer_and_scheduler",
+    "training_step": "training_step",
+    "backward": "training_step",
+    "optimizer_step": "create_optimizer",
+    "lr_scheduler_step": "create_scheduler",
+    "configure_gradient_clipping": "_clip_grad_norm",
+    "validation_step": "prediction_step",
+}
+# Lightning's callbacks whose work is a Trainer's own.
+DONE_BY_TRAINER = (pl.callbacks.ModelCheckpoint, pl.callbacks.ProgressBar, pl.callbacks.ModelSummary)
 # Callbacks whose work is Lightning's own over there.
 DONE_BY_LIGHTNING = (DefaultFlowCallback, ProgressCallback, PrinterCallback, LightningLoggersCallback)
 
@@ -215,9 +231,11 @@ def from_lightning(
 ) -> AnyTrainer:
     """See `Trainer.from_lightning`."""
     _check_what_is_given(kind, module, datamodule)
+    _tell_what_stays_behind(kind, module, lightning_trainer)
     # First of all, since making a Trainer seeds the random generators.
     checkpoint = _checkpoint_of(module, lightning_trainer)
-    arguments = arguments_under(module.args, lightning_trainer) if args is None else args
+    data_arguments = None if datamodule is None else datamodule.args
+    arguments = arguments_under(module.args, data_arguments, lightning_trainer) if args is None else args
     if getattr(arguments, "predict_with_generate", False) and not hasattr(kind, "load_generation_config"):
         raise ValueError(
             "predict_with_generate is set, and a Trainer does not generate: call Seq2SeqTrainer.from_lightning(...)."
@@ -239,15 +257,13 @@ def from_lightning(
             keywords[name] = keywords[name] or getattr(datamodule, name)
     trainer = kind(**{**keywords, **given})
     if checkpoint is not None:
+        own = trainer.state
         is_first = trainer.is_world_process_zero()
-        state = from_first(states_of(checkpoint, arguments, TAKEN_OVER).state if is_first else trainer.state)
-        trainer.state = dataclasses.replace(state, **_own_places(trainer))
+        trainer.state = from_first(states_of(checkpoint, arguments, TAKEN_OVER).state if is_first else own)
+        trainer.state.is_world_process_zero = own.is_world_process_zero
+        trainer.state.is_local_process_zero = own.is_local_process_zero
         trainer._lightning_checkpoint = checkpoint
     return trainer
-
-
-def _own_places(trainer: Trainer) -> dict[str, bool]:
-    return {name: getattr(trainer.state, name) for name in ("is_world_process_zero", "is_local_process_zero")}
 
 
 def _check_what_is_given(kind: type[Any], module: Any, datamodule: Any) -> None:
@@ -270,6 +286,28 @@ def _check_what_is_given(kind: type[Any], module: Any, datamodule: Any) -> None:
         raise TypeError(
             f"from_lightning() takes a TrainerDataModule, and was given {kind_of(datamodule)}. Leave it out, and give "
             "train_dataset=... and eval_dataset=... ."
+        )
+
+
+def _tell_what_stays_behind(kind: type[Any], module: Any, lightning_trainer: pl.Trainer | None) -> None:
+    missing = {
+        hook: method
+        for hook, method in IN_A_TRAINER.items()
+        if getattr(type(module), hook) is not getattr(TransformersModule, hook) and not overrides(kind, method)
+    }
+    if missing:
+        pairs = ", ".join(f"{hook} (a Trainer's {method})" for hook, method in missing.items())
+        raise NotImplementedError(
+            f"{type(module).__name__} overrides {pairs}, which {kind.__name__} would not call. Override it in a subclass "
+            "of the Trainer, and call from_lightning() of that."
+        )
+    callbacks: list[Any] = [] if lightning_trainer is None else lightning_trainer.callbacks  # type: ignore[attr-defined]
+    others = [one for one in callbacks if not isinstance(one, (*DONE_BY_TRAINER, GoesOn))]
+    if others:
+        logger.warning(
+            "These callbacks of the lightning.Trainer stay behind: %s. Pass from_lightning(callbacks=[...]) those that "
+            "are to be called here too.",
+            ", ".join(type(one).__name__ for one in others),
         )
 
 

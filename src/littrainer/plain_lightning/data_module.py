@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -31,12 +31,12 @@ from littrainer.training.plan import why_empty
 
 logger = logging.getLogger(__name__)
 
-# Stage of Lightning -> the dataset without which it cannot be.
-READ_BY_STAGE = {
-    "fit": "train_dataset",
-    "validate": "eval_dataset",
-    "test": "test_dataset",
-    "predict": "predict_dataset",
+# Dataset -> the method into which a loader for it belongs.
+LOADERS = {
+    "train_dataset": "train_dataloader",
+    "eval_dataset": "val_dataloader",
+    "test_dataset": "test_dataloader",
+    "predict_dataset": "predict_dataloader",
 }
 
 
@@ -103,35 +103,41 @@ class TrainerDataModule(pl.LightningDataModule):
         self.args.per_device_train_batch_size = value
 
     def setup(self, stage: str) -> None:
-        """Check the datasets that a stage of Lightning reads.
+        """Check the datasets, before a model is put on its device.
 
         Parameters:
-            stage: `"fit"`, `"validate"`, `"test"` or `"predict"`.
+            stage: what Lightning is about to do; `"fit"` without an `eval_dataset` will not validate.
 
         Raises:
-            ValueError: there is none, or it is empty.
+            ValueError: one is empty.
             TypeError: a DataLoader stands where a dataset belongs.
         """
-        for name, dataset in self._datasets_of(stage).items():
-            method = f"{name.partition('_')[0].replace('eval', 'val')}_dataloader"
-            for one in dataset.values() if isinstance(dataset, dict) else [dataset]:
-                check_is_no_loader(one, name, method)
-                check_not_empty(one, name)
+        for name, method in LOADERS.items():
+            for description, dataset in _by_description(name, getattr(self, name)).items():
+                check_is_no_loader(dataset, description, method)
+                check_not_empty(dataset, description)
+        vars(self).pop("val_dataloader", None)
+        if stage == TrainerFn.FITTING and self.eval_dataset is None:
+            self._say_that_nothing_is_validated()
 
-    def _datasets_of(self, stage: str) -> dict[str, Any]:
-        """The datasets that a stage reads, by the names of their parameters."""
-        name = READ_BY_STAGE[stage]
-        if name == "predict_dataset" and self.predict_dataset is None:
-            name = "test_dataset"
-        if getattr(self, name) is None:
+    def _say_that_nothing_is_validated(self) -> None:
+        # Lightning goes by whether the method, or the one that it wraps, is its own one.
+        if type(self).val_dataloader is TrainerDataModule.val_dataloader:
+
+            @functools.wraps(super().val_dataloader)
+            def no_loaders() -> list[Any]:
+                return []
+
+            vars(self)["val_dataloader"] = no_loaders
+
+    def _dataset(self, name: str, what_for: str) -> Any:
+        dataset = getattr(self, name)
+        if dataset is None:
             raise ValueError(
-                f"{stage}() needs a {name}: pass one to {type(self).__name__}, or set it in setup() before "
+                f"There is no {name} for {what_for}: pass one to {type(self).__name__}, or set it in setup() before "
                 "super().setup(stage)."
             )
-        datasets = {name: getattr(self, name)}
-        if stage == "fit" and self.eval_dataset is not None:
-            datasets["eval_dataset"] = self.eval_dataset
-        return datasets
+        return dataset
 
     # ---- Loaders -----------------------------------------------------------------------------------------------------
 
@@ -139,10 +145,10 @@ class TrainerDataModule(pl.LightningDataModule):
         """The batches that `fit` trains on; without a `lightning.Trainer` a plain DataLoader.
 
         Raises:
-            ValueError: there is no batch, or the processes have differently many.
+            ValueError: there is no dataset or no batch, or the processes have differently many.
         """
-        args = self._arguments()
-        loader = self._loader(self.train_dataset, "Training", args.train_batch_size, self._train_sampler, True)
+        args, dataset = self._arguments(), self._dataset("train_dataset", "fit()")
+        loader = self._loader(dataset, "Training", args.train_batch_size, self._train_sampler, is_training=True)
         check_equal_lengths(loader, "training data")
         if has_length(loader) and len(loader) == 0:
             raise ValueError(why_empty(args, loader))
@@ -154,23 +160,25 @@ class TrainerDataModule(pl.LightningDataModule):
         return self._training_batches
 
     def val_dataloader(self) -> Any:
-        """The batches of `eval_dataset`, or of each of its datasets by name; none where there is none."""
-        return [] if self.eval_dataset is None else self._evaluation_batches(self.eval_dataset, "Evaluation")
+        """The batches of `eval_dataset`, or of each of its datasets by name."""
+        return self._evaluation_batches(self._dataset("eval_dataset", "validate()"), "Evaluation")
 
     def test_dataloader(self) -> Any:
         """The batches of `test_dataset`, or of each of its datasets by name."""
-        return self._evaluation_batches(self.test_dataset, "test")
+        return self._evaluation_batches(self._dataset("test_dataset", "test()"), "test")
 
     def predict_dataloader(self) -> Any:
         """The batches of `predict_dataset`, or else of `test_dataset`."""
-        own = self.predict_dataset
-        return self._evaluation_batches(self.test_dataset if own is None else own, "test")
+        name = "test_dataset" if self.predict_dataset is None else "predict_dataset"
+        return self._evaluation_batches(self._dataset(name, "predict()"), "test")
 
     def _evaluation_batches(self, dataset: Any, description: str) -> Any:
         if isinstance(dataset, dict):
             return {name: self._evaluation_batches(one, description) for name, one in dataset.items()}
         size = self._arguments().eval_batch_size
-        batches = EvaluationBatches(partial(self._loader, dataset, description, size, self._evaluation_sampler))
+        batches = EvaluationBatches(
+            functools.partial(self._loader, dataset, description, size, self._evaluation_sampler)
+        )
         check_equal_lengths(batches.loader, f"{description.lower()} data")
         return batches
 
@@ -194,7 +202,8 @@ class TrainerDataModule(pl.LightningDataModule):
         )
 
     def _train_sampler(self, dataset: Any) -> Any:
-        if self.trainer is not None and self.trainer.overfit_batches:
+        lightning_trainer: Any = self.trainer
+        if lightning_trainer is not None and lightning_trainer.overfit_batches:
             # The same few batches in each epoch.
             return SequentialSampler(dataset)
         return train_sampler(self._arguments(), dataset, self._own_or_of_module("processing_class"))
@@ -296,3 +305,10 @@ class TrainerDataModule(pl.LightningDataModule):
         places, rank = places_in(state), 0 if self.trainer is None else self.trainer.global_rank
         # One that was not there then reads where the first one did.
         return places[rank] if rank < len(places) else replace(places[0], data=None, random=None)
+
+
+def _by_description(name: str, dataset: Any) -> dict[str, Any]:
+    """A dataset, or the datasets of a dict, by how errors call it; nothing where there is none."""
+    if isinstance(dataset, dict):
+        return {f"{name} {key!r}": one for key, one in dataset.items()}
+    return {} if dataset is None else {name: dataset}

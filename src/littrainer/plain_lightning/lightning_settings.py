@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.arguments.destinations import lightning_precision
 from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
-from littrainer.plain_lightning.module_arguments import ModuleArguments
+from littrainer.plain_lightning.module_arguments import ModuleArguments, names_of_arguments
+from littrainer.plain_lightning.unheeded import ABOUT_DATA
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -98,11 +99,14 @@ def checkpoint_settings(args: TrainingArguments, total_steps: Callable[[], int])
     return settings
 
 
-def arguments_under(args: TrainingArguments, lightning_trainer: pl.Trainer | None) -> TrainingArguments:
+def arguments_under(
+    args: TrainingArguments, data_arguments: TrainingArguments | None, lightning_trainer: pl.Trainer | None
+) -> TrainingArguments:
     """Training arguments that train as a module did in its `lightning.Trainer`.
 
     Parameters:
         args: the module's.
+        data_arguments: those of the data module, where it has some.
         lightning_trainer: what decided the length of the training, its accumulation, precision and clipping.
 
     Raises:
@@ -111,7 +115,11 @@ def arguments_under(args: TrainingArguments, lightning_trainer: pl.Trainer | Non
     found = copy.copy(args)
     if isinstance(found, ModuleArguments):
         # The processes are those that there are; checkpoints name the class that other tools know.
-        found.__class__ = Seq2SeqTrainingArguments
+        found.__class__ = Seq2SeqTrainingArguments  # type: ignore[assignment]
+    if data_arguments is not None:
+        # Earlier names of some are among them.
+        for name in ABOUT_DATA.intersection(names_of_arguments()) & vars(data_arguments).keys():
+            setattr(found, name, getattr(data_arguments, name))
     if lightning_trainer is None:
         return found
     precision = lightning_trainer.precision

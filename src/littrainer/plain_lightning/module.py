@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import nn
 from typing_extensions import Self
 
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.data.windows import MicroBatch
 from littrainer.evaluation import generation
 from littrainer.evaluation.prediction import is_loss_to_be_had, labels_in, logits_in, outputs_to_ignore
 from littrainer.evaluation.streaming import streaming_metrics
@@ -146,6 +144,16 @@ class TransformersModule(pl.LightningModule):
         return settings
 
     @property
+    def learning_rate(self) -> float:
+        """The learning rate of the arguments, which Lightning's learning rate finder sets."""
+        return self.args.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.args.learning_rate = value
+        self._keep_hyper_parameters()
+
+    @property
     def label_names(self) -> list[str]:
         """The inputs that are labels."""
         return self.loss_settings.label_names
@@ -271,12 +279,6 @@ class TransformersModule(pl.LightningModule):
         """Label tokens of an optimizer step's micro-batches, where the loss is divided by them; all processes ask."""
         return losses.items_in_window(self.loss_settings, window, self.device)
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move a batch; of a window's micro-batch its inputs."""
-        if isinstance(batch, MicroBatch):
-            return replace(batch, inputs=super().transfer_batch_to_device(batch.inputs, device, dataloader_idx))
-        return super().transfer_batch_to_device(batch, device, dataloader_idx)
-
     def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
         """Forward pass of a micro-batch; logs `train_loss` of the window with which the optimizer steps."""
         accumulation, steps = self._place_in_window(batch_idx)
@@ -393,7 +395,8 @@ class TransformersModule(pl.LightningModule):
             checkpoint_path: a `.ckpt`; or a folder that `TransformersCheckpointIO`, a Trainer or `export_pretrained`
                 wrote.
             map_location: where the weights go.
-            hparams_file, strict, weights_only: as in `LightningModule.load_from_checkpoint`.
+            hparams_file, strict: as in `LightningModule.load_from_checkpoint`.
+            weights_only: false loads any Python object, and may run any code that the file brings along.
             kwargs: keywords of the module, which come before what the checkpoint says. `model=` has to be among them
                 where the model is none of transformers' classes.
 

@@ -5,24 +5,27 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
+from littrainer.arguments.earlier_names import EARLIER_NAMES
 from littrainer.arguments.secrets import holds_a_secret
 from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
 from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.arguments.unknown_names import unknown_names_message
 from littrainer.error_notes import kind_of
 
 
 @dataclass
 class ModuleArguments(Seq2SeqTrainingArguments):
-    """Training arguments that leave it to Lightning to start processes and to connect them.
+    """Training arguments that leave processes, devices, and when to evaluate and to save, to Lightning.
+
+    TrainingArguments start a process for each GPU, or meet those that a launcher has started.
 
     Raises:
         TypeError, ValueError, NotImplementedError: as TrainingArguments.
     """
 
-    def _join_other_processes(self) -> None:
-        """Do nothing: TrainingArguments start a process for each GPU, or meet those that a launcher has started."""
+    decides_the_run: ClassVar[bool] = False
 
 
 def arguments_from(given: TrainingArguments | Mapping[str, Any] | None) -> TrainingArguments:
@@ -40,6 +43,10 @@ def arguments_from(given: TrainingArguments | Mapping[str, Any] | None) -> Train
     if isinstance(given, TrainingArguments):
         return given
     if isinstance(given, Mapping):
+        known = names_of_arguments()
+        unknown = [name for name in given if name not in known and name not in EARLIER_NAMES]
+        if unknown:
+            raise TypeError(unknown_names_message("args", unknown, known))
         return ModuleArguments(**given)
     raise TypeError(
         f"args is {kind_of(given)}; give TrainingArguments, a dict with names and values of theirs such as "

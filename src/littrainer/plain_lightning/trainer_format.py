@@ -206,10 +206,9 @@ def _epochs(checkpoint: Mapping[str, Any], place: Mapping[str, Any] | None, fact
         return place["epoch"] + place["micro_batches"] / length
     loop = checkpoint["loops"]["fit_loop"]
     batches, length = loop["epoch_loop.batch_progress"], facts.get("batches_per_epoch") or math.inf
-    epoch, done = loop["epoch_progress"]["current"]["processed"], batches["current"]["processed"]
-    # Lightning leaves the count of the last batch standing until the next epoch begins.
-    is_over = batches["is_last_batch"] and loop["epoch_progress"]["current"]["started"] == epoch
-    return float(epoch) if is_over else epoch + min(done / length, 1.0)
+    # Lightning counts an epoch that was broken off as processed, so those count that have begun.
+    begun, done = loop["epoch_progress"]["current"]["started"], batches["current"]["processed"]
+    return float(begun) if batches["is_last_batch"] else begun - 1 + min(done / length, 1.0)
 
 
 def _length(facts: Mapping[str, Any], args: TrainingArguments) -> tuple[int, int]:

@@ -55,6 +55,10 @@ class Instead(NamedTuple):
     agrees: Callable[[Any, Any], bool] = lambda args, trainer: False
 
 
+def _saves(args: Any) -> bool:
+    return args.save_strategy != "no"
+
+
 def _sharded(args: Any, trainer: Any) -> bool:
     return type(trainer.strategy).__name__ in ("ModelParallelStrategy", "FSDPStrategy")
 
@@ -93,7 +97,9 @@ LEFT_TO_LIGHTNING: dict[str, Instead] = {
         "enable_progress_bar", lambda args, trainer: args.disable_tqdm is (trainer.progress_bar_callback is None)
     ),
     # Logs
-    "logging_strategy": Instead("log_every_n_steps"),
+    "logging_strategy": Instead(
+        "log_every_n_steps", lambda args, trainer: args.logging_strategy == "no" and not trainer.loggers
+    ),
     "logging_steps": Instead(
         "log_every_n_steps", lambda args, trainer: getattr(trainer, "log_every_n_steps", None) == args.logging_steps
     ),
@@ -130,7 +136,7 @@ LEFT_TO_LIGHTNING: dict[str, Instead] = {
             *("save_only_model", "save_strategy", "save_steps", "save_total_limit", "load_best_model_at_end"),
             *("greater_is_better", "restore_callback_states_from_checkpoint"),
         ),
-        Instead(CHECKPOINTS, lambda args, trainer: bool(trainer.checkpoint_callbacks)),
+        Instead(CHECKPOINTS, lambda args, trainer: _saves(args) is bool(trainer.checkpoint_callbacks)),
     ),
     "save_on_each_node": Instead(CHECKPOINTS),
     "async_save": Instead("plugins=[AsyncCheckpointIO(...)]"),
