@@ -95,6 +95,7 @@ def main():
     print(f"\n{'':18}accuracy  macro-F1")
     for name, row in rows.items():
         print(f"{name:18}{row['accuracy']:8.3f}{row['macro_f1']:10.3f}")
+    print(f"evaluation loss: {plain['eval_loss']:.3f} without the average, {averaged['eval_loss']:.3f} with it")
     print(f"\n{'seconds':>8}{'calls':>8}  action")
     for seconds, calls, action in slowest_actions(profiler, count=8):
         print(f"{seconds:8.2f}{calls:8}  {action}")

@@ -52,6 +52,8 @@ class DocstringClassifier(TransformersModule):
             num_labels=labels,
         )
         super().__init__(BertForSequenceClassification(config), args, compute_metrics=self.scores)
+        # For load_from_checkpoint, and for --ckpt_path on the command line.
+        self.save_hyperparameters()
 
     def scores(self, prediction):
         """Accuracy and macro-F1 of one evaluation."""
@@ -73,7 +75,7 @@ class Docstrings(TrainerDataModule):
         self,
         args: dict[str, Any] | None = None,
         labels: int = 5,
-        texts: int = 1500,
+        texts: int = 1200,
         vocabulary_size: int = 4000,
         seed: int = 0,
     ):

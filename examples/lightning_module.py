@@ -27,8 +27,8 @@ def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output_dir", default="runs/lightning_module", help="where the model and the log go")
     parser.add_argument("--labels", type=int, default=5, help="how many packages to tell apart, the largest first")
-    parser.add_argument("--texts", type=int, default=1500, help="docstrings to train on at most")
-    parser.add_argument("--epochs", type=int, default=6, help="passes over the training texts at most")
+    parser.add_argument("--texts", type=int, default=1200, help="docstrings to train on at most")
+    parser.add_argument("--epochs", type=int, default=5, help="passes over the training texts at most")
     parser.add_argument("--seed", type=int, default=0, help="for the split, the initial weights and the data order")
     return parser.parse_args()
 
@@ -88,11 +88,11 @@ def main():
         callbacks=[best, EarlyStopping("val_loss", patience=2), LearningRateMonitor()],
     )
     trainer.fit(module, data)
+    show_log(Path(logger.log_dir))
     (found,) = trainer.validate(module, data, ckpt_path="best", verbose=False)
     # The weights are the best checkpoint's: validate has loaded them.
     module.export_pretrained(options.output_dir)
 
-    show_log(Path(logger.log_dir))
     baseline = majority_scores(texts, len(packages))
     print(f"\n{'':18}accuracy  macro-F1")
     print(f"{'majority label':18}{baseline['accuracy']:8.3f}{baseline['macro_f1']:10.3f}")

@@ -670,7 +670,9 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
             output_dir: the folder; by default `args.output_dir`.
         """
         storage = storage_of(self)
-        write = storage.save_model_of_checkpoint if _internal_call else storage.save_model
+        # A push saves to output_dir by an internal call too, and wants the model whole.
+        is_of_checkpoint = _internal_call and output_dir is not None
+        write = storage.save_model_of_checkpoint if is_of_checkpoint else storage.save_model
         write(self, self.args.output_dir if output_dir is None else output_dir)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)

@@ -406,6 +406,7 @@ def trial_steps(folder: Path) -> Any:
             kind=kind,
             rows=40,
             per_device_train_batch_size=2,
+            per_device_eval_batch_size=2,
             lightning={"limit_train_batches": 3, "limit_val_batches": 1},
             num_train_epochs=1,
             ddp_timeout=60,

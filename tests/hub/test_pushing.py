@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback
+from littrainer.checkpoint.whole_storage import WholeStorage
 from littrainer.hub.progress import PushInProgress
 from littrainer.hub.snapshot import SNAPSHOT_DIR
 from tests.hub.runs import PUSHING, AtEnd, files_below, pushing_trainer
@@ -217,6 +218,21 @@ def test_of_an_adapter_each_save_has_the_adapter_alone(hub: Hub, tmp_path: Path)
     assert {name for name in files if "/" not in name} == loads | {".gitattributes"}
     assert {name: files[name] for name in loads} == {name: written[name] for name in loads}
     assert below("last-checkpoint/", files) == written
+
+
+def test_a_push_by_hand_writes_the_model_whole_also_where_checkpoints_have_it_in_parts(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_nothing(self: Any, trainer: Any, output_dir: str) -> None:
+        """As for the checkpoints of FSDP in parts, whose weights follow with the optimizer's state."""
+        Path(output_dir).mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(WholeStorage, "save_model_of_checkpoint", write_nothing)
+    trainer = pushing_trainer(tmp_path, max_steps=2)
+    trainer.train()
+    assert "model.safetensors" not in hub.repository().files()
+    trainer.push_to_hub()
+    assert hub.repository().files()["model.safetensors"] == (tmp_path / "run" / "model.safetensors").read_bytes()
 
 
 def test_trials_of_a_search_push_as_trainings_do(hub: Hub, tmp_path: Path) -> None:

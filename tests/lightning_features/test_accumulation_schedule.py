@@ -139,7 +139,7 @@ def test_a_class_of_ones_own_may_choose_the_number_itself(tmp_path: Path) -> Non
 
 
 def test_the_argument_beside_it_and_a_second_schedule_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="asks for another number. .* leave that argument at 1"):
+    with pytest.raises(ValueError, match=r"asks for another number. .* leave that argument at 1"):
         scheduled(tmp_path, gradient_accumulation_steps=2, max_steps=1).train()
     trainer = scheduled(tmp_path, max_steps=1)
     trainer.add_callback(GradientAccumulationScheduler({0: 1}))

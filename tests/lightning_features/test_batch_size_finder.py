@@ -34,11 +34,9 @@ class Bounded(VectorClassifier):
         return list(dict.fromkeys(self.sizes))
 
 
-@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
 @pytest.mark.parametrize(
     ("keywords", "size", "tried"),
     [
-        ({}, 8, [2, 4, 8, 16]),
         ({"mode": "binsearch", "margin": 0.0}, 11, [2, 4, 8, 16, 12, 10, 11]),
         ({"mode": "binsearch", "margin": 0.2}, 8, [2, 4, 8, 16, 12, 10, 11]),
         ({"init_val": 40}, 10, [40, 20, 10]),
@@ -48,14 +46,21 @@ class Bounded(VectorClassifier):
     ],
 )
 def test_it_finds_the_largest_size_that_fits(
-    tmp_path: Path, kind: type[Trainer], keywords: dict[str, Any], size: int, tried: list[int]
+    tmp_path: Path, keywords: dict[str, Any], size: int, tried: list[int]
 ) -> None:
     model = Bounded(11)
-    trainer = quiet_trainer(tmp_path, model, rows=480, kind=kind)
+    trainer = quiet_trainer(tmp_path, model, rows=480)
     assert trainer.scale_batch_size(**keywords) == size and model.tried == tried
-    # All but the last full size of an epoch, three steps each.
+    # Three optimizer steps with each.
     assert all(model.sizes.count(one) == 3 for one in tried if one <= 11)
     assert trainer._train_batch_size == 4 and not trainer.args.auto_find_batch_size
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+def test_by_default_it_doubles_until_memory_runs_out(tmp_path: Path, kind: type[Trainer]) -> None:
+    model = Bounded(11)
+    assert quiet_trainer(tmp_path, model, rows=480, kind=kind).scale_batch_size() == 8
+    assert model.tried == [2, 4, 8, 16]
 
 
 def test_it_stops_at_the_samples_that_there_are(tmp_path: Path) -> None:
@@ -75,7 +80,7 @@ def test_accumulated_gradients_take_their_memory(tmp_path: Path) -> None:
 
 def test_memory_for_nothing_is_an_error_with_what_to_do(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, Bounded(0))
-    with pytest.raises(RuntimeError, match="micro-batches of 1 samples too, .* Use a smaller model"):
+    with pytest.raises(RuntimeError, match=r"micro-batches of 1 samples too, .* Use a smaller model"):
         trainer.scale_batch_size(init_val=8)
 
 
@@ -96,7 +101,7 @@ def test_a_loader_of_ones_own_has_to_take_the_size(tmp_path: Path) -> None:
             rows = [{"x": row["x"], "labels": torch.tensor(row["labels"])} for row in vector_rows(12)]
             return DataLoader(Rows(rows), batch_size=3)
 
-    with pytest.raises(ValueError, match="asked for micro-batches of 2 samples, and .* made some of 3: let it read"):
+    with pytest.raises(ValueError, match=r"asked for micro-batches of 2 samples, and .* made some of 3: let it read"):
         quiet_trainer(tmp_path, kind=Own).scale_batch_size()
 
 

@@ -127,7 +127,9 @@ def test_monitors_tell_of_the_device_and_of_the_throughput(tmp_path: Path) -> No
     trainer.train()
     history = trainer.state.log_history
     assert [entry["train/samples"] for entry in history if "train/samples" in entry] == [4, 8, 12, 16]
-    assert all(entry["train/device/samples_per_sec"] > 0 for entry in history if "train/device/samples_per_sec" in entry)
+    assert all(
+        entry["train/device/samples_per_sec"] > 0 for entry in history if "train/device/samples_per_sec" in entry
+    )
     assert sum("train/device/samples_per_sec" in entry for entry in history) >= 2
     assert sum("DeviceStatsMonitor.on_train_batch_end/cpu_percent" in entry for entry in history) == 4
 

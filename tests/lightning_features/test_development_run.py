@@ -123,5 +123,5 @@ def test_without_evaluation_data_there_is_no_evaluation(tmp_path: Path) -> None:
 
 def test_it_begins_at_the_beginning(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, lightning={"fast_dev_run": True})
-    with pytest.raises(ValueError, match="tries a training out from its beginning, .* leave one of them out"):
+    with pytest.raises(ValueError, match=r"tries a training out from its beginning, .* leave one of them out"):
         trainer.train(resume_from_checkpoint=True)

@@ -159,7 +159,7 @@ def test_the_plot_draws_the_curve_and_marks_the_suggestion() -> None:
 
 def test_without_matplotlib_the_plot_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(ImportError, match="pip install matplotlib. The numbers are in `results`"):
+    with pytest.raises(ImportError, match=r"pip install matplotlib. The numbers are in `results`"):
         RangeTest("linear", [0.1], [1.0]).plot()
 
 
@@ -246,7 +246,9 @@ def test_a_training_after_it_has_the_numbers_that_it_would_have_had(tmp_path: Pa
             trainer.lr_find(num_training=7)
             trainer.scale_batch_size(steps_per_trial=1)
         trainer.train()
-        histories.append([(entry["loss"], entry["grad_norm"]) for entry in trainer.state.log_history if "loss" in entry])
+        histories.append(
+            [(entry["loss"], entry["grad_norm"]) for entry in trainer.state.log_history if "loss" in entry]
+        )
     assert histories[0] == histories[1] and len(histories[0]) == 4
 
 

@@ -35,7 +35,8 @@ def test_a_limited_epoch_is_one_over_less_data(tmp_path: Path, kind: type[Traine
     )
     outputs = [trainer.train() for trainer in (short, limited)]
     assert losses(limited) == losses(short) and [one.global_step for one in outputs] == [4, 4]
-    assert [run.training_run.plan for run in (limited, short)][0] == short.training_run.plan  # type: ignore[union-attr]
+    plan, expected = (one.training_run.plan for one in (limited, short))  # type: ignore[union-attr]
+    assert plan == expected
 
 
 def test_a_limit_may_come_with_the_trainer_and_draws_from_all_of_the_data(tmp_path: Path) -> None:

@@ -111,3 +111,17 @@ def check_same(model: Any, other: Any = None) -> None:
     expected = whole() if other is None else other
     assert model.losses == expected.losses
     assert weights_of(model) == weights_of(expected)
+
+
+def there_and_back(folder: Path) -> tuple[list[Any], list[Any]]:
+    """Losses and weights of a training, and of one that a lightning.Trainer takes over for two optimizer steps."""
+    settings = {"gradient_accumulation_steps": 2}
+    stayed = trainer_of(folder / "stayed", **settings)
+    stayed.train()
+    crossing = stopped(trainer_of(folder / "crossing", **settings), 1)
+    module, datamodule, lightning_trainer = crossing.to_lightning(callbacks=[StopsLightningAt(3)])
+    lightning_trainer.fit(module, datamodule=datamodule)
+    back = Trainer.from_lightning(module, datamodule, lightning_trainer)
+    back.train()
+    one, other = ([model.losses, weights_of(model)] for model in (stayed.model, back.model))
+    return one, other

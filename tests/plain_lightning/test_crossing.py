@@ -25,6 +25,7 @@ from tests.plain_lightning.crossed import (
     check_same,
     fresh_model,
     stopped,
+    there_and_back,
     trainer_of,
     weights_of,
 )
@@ -58,6 +59,11 @@ def test_a_trainer_goes_on_where_the_lightning_trainer_stands(tmp_path: Path, st
     assert trainer.train().global_step == STEPS
     check_same(trainer.model)
     assert not list(tmp_path.glob("from-lightning*"))
+
+
+def test_there_and_back_again_changes_nothing(tmp_path: Path) -> None:
+    stayed, crossed = there_and_back(tmp_path)
+    assert stayed == crossed
 
 
 def test_an_optimizer_and_a_schedule_of_ones_own_go_on_over_there(tmp_path: Path) -> None:

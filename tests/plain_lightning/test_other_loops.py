@@ -13,7 +13,7 @@ from littrainer import TransformersModule, set_seed
 from tests.plain_lightning.curves import weights_of
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, token_rows
-from tests.scenarios.models import tiny_bert_classifier, tiny_gpt2
+from tests.scenarios.models import tiny_bert_classifier, tiny_llama
 
 ARGUMENTS: dict[str, Any] = {"learning_rate": 0.01, "weight_decay": 0.1, "warmup_steps": 1}
 BATCHES = 4
@@ -89,7 +89,7 @@ def test_fabric_trains_it_through_its_training_step(by_hand: Any) -> None:
 
 def test_a_loop_of_ones_own_divides_by_the_label_tokens_of_its_window() -> None:
     batches = list(loader())[:2]
-    module = TransformersModule(tiny_gpt2(), ARGUMENTS).eval()
+    module = TransformersModule(tiny_llama(), ARGUMENTS).eval()
     for batch in batches:
         batch["labels"] = torch.where(batch["attention_mask"] == 1, batch["input_ids"], -100)
     number = module.items_in_window(batches)

@@ -60,9 +60,7 @@ def test_after_a_training_over_anybodys_loader_the_place_is_counted_in_optimizer
     module = TransformersModule(fresh_model(0.0), whole.args)
     loader = DataLoader(rows, batch_size=4, collate_fn=default_data_collator)  # type: ignore[arg-type]
     stop = StopsLightningAt(3)
-    lightning_trainer = pl.Trainer(
-        max_epochs=EPOCHS, accumulate_grad_batches=ACCUMULATION, callbacks=[stop], **QUIET
-    )
+    lightning_trainer = pl.Trainer(max_epochs=EPOCHS, accumulate_grad_batches=ACCUMULATION, callbacks=[stop], **QUIET)
     lightning_trainer.fit(module, loader)
     file = tmp_path / "saved.ckpt"
     lightning_trainer.save_checkpoint(file)

@@ -1,4 +1,4 @@
-"""What libraries do in every training and a test process needs only once; without it half of its time goes there."""
+"""What libraries do anew in each training, and a process of tests, which trains for a moment each time, needs once."""
 
 from __future__ import annotations
 

@@ -97,7 +97,8 @@ def take_checkpoint(checkpoint: Path, folder: Path) -> None:
 
 
 def take_model(checkpoint: Path, folder: Path) -> None:
-    """Take of a checkpoint what loads the model into a folder."""
+    """Take of a checkpoint what loads the model into a folder, which is made even where that is nothing."""
+    folder.mkdir(parents=True)
     for name in _files_in(checkpoint):
         if not is_only_to_resume(name):
             _take(checkpoint / name, folder / name)

@@ -7,9 +7,11 @@ over as a checkpoint in memory, from which the first training on the other side 
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.plugins.io import CheckpointIO
@@ -33,6 +35,7 @@ from littrainer.plain_lightning.lightning_settings import (
 )
 from littrainer.plain_lightning.module import TransformersModule
 from littrainer.plain_lightning.trainer_format import TAKEN_OVER, states_of
+from littrainer.processes import environment
 from littrainer.processes.agreement import from_each, from_first
 from littrainer.tracking.base import TrackerCallback
 from littrainer.tracking.lightning_loggers import LightningLoggersCallback
@@ -189,18 +192,16 @@ def _states_of(trainer: Trainer) -> TrainingStates | None:
     if run is None or not trainer.state.global_step:
         return None
     record = resume_record(run)
-    own = {"random_states": capture_random_states(), "data": record["data"]}
-    others = dict(enumerate(from_each(own)))
-    others.pop(trainer.args.process_index if trainer.args.world_size > 1 else 0)
+    first, *others = from_each({"random_states": capture_random_states(), "data": record["data"]})
     scaler = trainer.accelerator.scaler
     return TrainingStates(
         trainer.state,
         optimizer=trainer.optimizer.state_dict(),
         schedule=trainer.lr_scheduler.state_dict(),
         scaling=None if scaler is None else scaler.state_dict(),
-        record=record,
-        random_states=own["random_states"],
-        further_ranks=others,
+        record={**record, "data": first["data"]},
+        random_states=first["random_states"],
+        further_ranks=dict(enumerate(others, 1)),
     )
 
 
@@ -232,6 +233,7 @@ def from_lightning(
     """See `Trainer.from_lightning`."""
     _check_what_is_given(kind, module, datamodule)
     _tell_what_stays_behind(kind, module, lightning_trainer)
+    _keep_processes(lightning_trainer)
     # First of all, since making a Trainer seeds the random generators.
     checkpoint = _checkpoint_of(module, lightning_trainer)
     data_arguments = None if datamodule is None else datamodule.args
@@ -264,6 +266,21 @@ def from_lightning(
         trainer.state.is_local_process_zero = own.is_local_process_zero
         trainer._lightning_checkpoint = checkpoint
     return trainer
+
+
+def _keep_processes(lightning_trainer: pl.Trainer | None) -> None:
+    # When a run ends, Lightning takes from the environment what it has told the processes that it has started. They
+    # stay connected, and a Trainer reads there who they are.
+    if lightning_trainer is None or lightning_trainer.world_size == 1 or not torch.distributed.is_initialized():
+        return
+    facts = {
+        environment.RANK: lightning_trainer.global_rank,
+        environment.WORLD_SIZE: lightning_trainer.world_size,
+        environment.LOCAL_RANK: lightning_trainer.local_rank,
+        environment.LOCAL_WORLD_SIZE: lightning_trainer.num_devices,
+    }
+    for name, value in facts.items():
+        os.environ.setdefault(name, str(value))
 
 
 def _check_what_is_given(kind: type[Any], module: Any, datamodule: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +16,7 @@ from littrainer.checkpoint.shards import whole_state_dict
 from littrainer.checkpoint.staging import staged_folder
 from littrainer.checkpoint.weights import write_weights
 from littrainer.ecosystem import is_a
+from littrainer.plain_lightning.hyper_parameters import taken_by
 from littrainer.plain_lightning.model_source import made_at_once
 from littrainer.processes.agreement import failing_together
 
@@ -96,6 +96,4 @@ def _kept_keywords(module_class: type[Any], folder: Path) -> dict[str, Any]:
         return {}
     state = load_tensors(folder / LIGHTNING_STATE_NAME)
     kept = state.get(pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY) if isinstance(state, dict) else None
-    parameters = inspect.signature(module_class.__init__).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return {name: value for name, value in (kept or {}).items() if takes_any or name in parameters}
+    return taken_by(module_class, kept or {})

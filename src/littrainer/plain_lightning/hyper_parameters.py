@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -32,13 +34,25 @@ def hyper_parameters_of(model: nn.Module | None, args: TrainingArguments, name: 
     return {"model": description_of(model, name), "args": changed_arguments(args)}
 
 
-def mark_of(trainer: pl.Trainer) -> dict[str, Any]:
-    """What a checkpoint says about the training that wrote it, beside what Lightning says itself."""
+def taken_by(module_class: type, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Those keywords that the constructor of a class takes; a subclass may make model and arguments by itself."""
+    parameters = inspect.signature(module_class.__init__).parameters  # type: ignore[misc]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name: value for name, value in keywords.items() if takes_any or name in parameters}
+
+
+def mark_of(trainer: pl.Trainer, hyper_parameters: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says about the training that wrote it, beside what Lightning says itself.
+
+    Parameters:
+        hyper_parameters: as `hyper_parameters_of` has them.
+    """
     batches, steps = trainer.num_training_batches, trainer.estimated_stepping_batches
     return {
         "version": VERSION,
         "batches_per_epoch": batches if math.isfinite(batches) else None,
-        "max_steps": int(steps) if math.isfinite(steps) else None,
+        "max_steps": int(steps) if 0 <= steps < math.inf else None,
         "max_epochs": trainer.max_epochs,
         "accumulate_grad_batches": trainer.accumulate_grad_batches,
+        "hyper_parameters": hyper_parameters,
     }

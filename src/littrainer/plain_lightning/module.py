@@ -23,7 +23,7 @@ from littrainer.plain_lightning import optimization
 from littrainer.plain_lightning.clipping import clip_gradients
 from littrainer.plain_lightning.evaluation_round import EvaluationRound
 from littrainer.plain_lightning.folders import export_model, module_from_folder
-from littrainer.plain_lightning.hyper_parameters import MARK, hyper_parameters_of, mark_of
+from littrainer.plain_lightning.hyper_parameters import MARK, hyper_parameters_of, mark_of, taken_by
 from littrainer.plain_lightning.loss_settings import ModuleLossSettings, loss_settings_of
 from littrainer.plain_lightning.model_source import made_at_once, made_by
 from littrainer.plain_lightning.module_arguments import arguments_from
@@ -66,11 +66,11 @@ class TransformersModule(pl.LightningModule):
         args: dict[str, Any] | TrainingArguments | None = None,
         *,
         model_class: Any = None,
-        compute_metrics: Any = None,
+        compute_metrics: Callable[..., Any] | Mapping[str, Any] | None = None,
         processing_class: Any = None,
-        data_collator: Any = None,
-        compute_loss_func: Any = None,
-        preprocess_logits_for_metrics: Any = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        compute_loss_func: Callable[..., Any] | None = None,
+        preprocess_logits_for_metrics: Callable[..., Any] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         optimizer_cls_and_kwargs: Any = None,
         generation_kwargs: dict[str, Any] | None = None,
@@ -117,7 +117,10 @@ class TransformersModule(pl.LightningModule):
         self._keep_hyper_parameters()
 
     def _keep_hyper_parameters(self) -> None:
-        self.save_hyperparameters(hyper_parameters_of(self.model, self.args, self._source_name))
+        self.save_hyperparameters(taken_by(type(self), self._hyper_parameters()))
+
+    def _hyper_parameters(self) -> dict[str, Any]:
+        return hyper_parameters_of(self.model, self.args, self._source_name)
 
     # ---- The model ---------------------------------------------------------------------------------------------------
 
@@ -423,10 +426,11 @@ class TransformersModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say in a checkpoint what wrote it, and how the model is made anew."""
-        checkpoint[MARK] = mark_of(self.trainer)
+        own = self._hyper_parameters()
+        checkpoint[MARK] = mark_of(self.trainer, own)
         if "hyper_parameters" in checkpoint:
             # A subclass may have kept its own, the model's weights among them.
-            checkpoint["hyper_parameters"].update(hyper_parameters_of(self.model, self.args, self._source_name))
+            checkpoint["hyper_parameters"].update(taken_by(type(self), own))
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
 

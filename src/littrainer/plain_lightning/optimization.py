@@ -55,7 +55,7 @@ def make_schedule(module: TransformersModule, optimizer: Any, num_training_steps
     """The schedule that a module was given, or that its arguments name.
 
     Parameters:
-        num_training_steps: optimizer steps of the whole training; None or infinity where nobody knows.
+        num_training_steps: optimizer steps of the whole training; None, infinity or -1 where nobody knows.
 
     Raises:
         ValueError: the schedule needs to know the number of steps.
@@ -64,8 +64,9 @@ def make_schedule(module: TransformersModule, optimizer: Any, num_training_steps
     if given is not None:
         return given
     args, options = module.args, module.args.lr_scheduler_kwargs
-    is_known = num_training_steps is not None and math.isfinite(num_training_steps)
-    steps = int(num_training_steps) if is_known and num_training_steps is not None else None
+    steps = None
+    if num_training_steps is not None and 0 <= num_training_steps < math.inf:
+        steps = int(num_training_steps)
     if steps is None and 0 < args.warmup_steps < 1:
         raise ValueError(f"warmup_steps={args.warmup_steps} is a share of all optimizer steps. {UNKNOWN_LENGTH}")
     try:

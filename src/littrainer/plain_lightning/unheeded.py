@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from littrainer.arguments.destinations import lightning_precision
 from littrainer.plain_lightning.module_arguments import changed_arguments
 
 ACTED_ON = frozenset(
@@ -76,8 +75,8 @@ LEFT_TO_LIGHTNING: dict[str, Instead] = {
     "max_grad_norm": Instead(
         "gradient_clip_val", lambda args, trainer: trainer.gradient_clip_val in (None, args.max_grad_norm)
     ),
-    "bf16": Instead('precision="bf16-mixed"', lambda args, trainer: trainer.precision == lightning_precision(args)),
-    "fp16": Instead('precision="16-mixed"', lambda args, trainer: trainer.precision == lightning_precision(args)),
+    "bf16": Instead('precision="bf16-mixed"', lambda args, trainer: trainer.precision == "bf16-mixed"),
+    "fp16": Instead('precision="16-mixed"', lambda args, trainer: trainer.precision == "16-mixed"),
     "bf16_full_eval": Instead("module.bfloat16()"),
     "fp16_full_eval": Instead("module.half()"),
     "tf32": Instead("torch.set_float32_matmul_precision"),
@@ -134,10 +133,12 @@ LEFT_TO_LIGHTNING: dict[str, Instead] = {
     **dict.fromkeys(
         (
             *("save_only_model", "save_strategy", "save_steps", "save_total_limit", "load_best_model_at_end"),
-            *("greater_is_better", "restore_callback_states_from_checkpoint"),
+            "restore_callback_states_from_checkpoint",
         ),
         Instead(CHECKPOINTS, lambda args, trainer: _saves(args) is bool(trainer.checkpoint_callbacks)),
     ),
+    # It follows from others where nobody sets it.
+    "greater_is_better": Instead(CHECKPOINTS, lambda args, trainer: not args.load_best_model_at_end),
     "save_on_each_node": Instead(CHECKPOINTS),
     "async_save": Instead("plugins=[AsyncCheckpointIO(...)]"),
     "enable_jit_checkpoint": Instead("plugins=[SLURMEnvironment(auto_requeue=True)]"),
@@ -171,7 +172,9 @@ def tell_unheeded(args: Any, trainer: Any) -> None:
     """
     told: list[str] = []
     for name, value in changed_arguments(args).items():
-        if name in ABOUT_DATA and not hasattr(trainer.datamodule, "args"):
+        # Pinned memory follows from the device.
+        is_derived = name == "dataloader_pin_memory" and args.use_cpu
+        if name in ABOUT_DATA and not is_derived and not hasattr(trainer.datamodule, "args"):
             told.append(f"{name}={value!r} (the loader's; TrainerDataModule acts on it)")
         instead = LEFT_TO_LIGHTNING.get(name)
         if instead is not None and not instead.agrees(args, trainer):
