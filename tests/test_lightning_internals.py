@@ -385,6 +385,7 @@ def test_validations_are_announced_while_callbacks_are_set_up() -> None:
 
 TESTED_HERE = {
     "_EvaluationLoop",
+    "_data_fetcher",
     "_data_source",
     "_logger_connector",
     "_first_loop_iter",

@@ -100,16 +100,22 @@ def test_a_checkpoint_between_epochs_resumes_with_the_next_one(tmp_path: Path, h
     [
         {"train_sampling_strategy": "group_by_length"},
         {"accelerator_config": {"use_seedable_sampler": False}},
-        {"dataloader_num_workers": 1, "dataloader_persistent_workers": True},
     ],
 )
-def test_a_resumed_training_goes_on_however_the_data_is_ordered_and_read(tmp_path: Path, arguments: Any) -> None:
+def test_a_resumed_training_goes_on_in_an_order_that_follows_from_the_generators(
+    tmp_path: Path, arguments: Any
+) -> None:
     rows = [{"x": float(index), "input_ids": [0] * (index % 5 + 1)} for index in range(ROWS)]
-    # Its data stands in an epoch of which the generators tell, and not the seed.
     whole, rest = interrupted_and_resumed(
         tmp_path, "on_train_batch_end", EPOCH + 2, rows=rows, arguments={**arguments, "remove_unused_columns": False}
     )
     assert rest == whole[EPOCH + 2 :]
+
+
+def test_a_resumed_training_goes_on_with_the_draws_of_workers_that_live_on(tmp_path: Path) -> None:
+    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_end", 2, arguments=workers, max_epochs=2)
+    assert rest == whole[2:]
 
 
 @pytest.mark.parametrize("limit", [{}, {"max_epochs": -1, "max_steps": 8}])

@@ -238,6 +238,9 @@ class TrainingBatches:
         if self._length_before_end is not None:
             self._let_lightning_end_epochs_after(self._length_before_end)
             self._length_before_end = None
+        if self._windows is not None:
+            # Where an epoch was resumed, the one whose workers live on.
+            self.loader = self._windows.loader
         windows = self._windows = WindowLoader(
             self.loader,
             accumulation=1 if self.count_items is None else self.args.gradient_accumulation_steps,
@@ -260,7 +263,6 @@ class TrainingBatches:
             yield micro_batch.inputs if self.count_items is None else micro_batch
             if self._is_read_ahead:
                 self._note_end_of_step_before(handed_out - 1, place)
-        self.loader = windows.loader
 
     def _note_end_of_step_before(self, micro_batches: int, resumed: PlaceInData | None) -> None:
         """The micro-batch behind so many has been read ahead, and only now are those before it done."""

@@ -253,6 +253,8 @@ def from_lightning(
         "optimizer_cls_and_kwargs": module.optimizer_cls_and_kwargs,
         "optimizers": module.given_optimizers,
     }
+    if lightning_trainer is not None and lightning_trainer.limit_train_batches not in (None, 1.0):
+        keywords["lightning"] = {"limit_train_batches": lightning_trainer.limit_train_batches}
     if datamodule is not None:
         keywords.update(train_dataset=datamodule.train_dataset, eval_dataset=datamodule.eval_dataset)
         for name in ("processing_class", "data_collator"):
@@ -315,8 +317,8 @@ def _tell_what_stays_behind(kind: type[Any], module: Any, lightning_trainer: pl.
     if missing:
         pairs = ", ".join(f"{hook} (a Trainer's {method})" for hook, method in missing.items())
         raise NotImplementedError(
-            f"{type(module).__name__} overrides {pairs}, which {kind.__name__} would not call. Override it in a subclass "
-            "of the Trainer, and call from_lightning() of that."
+            f"{type(module).__name__} overrides {pairs}, which {kind.__name__} would not call. Override it in a "
+            "subclass of the Trainer, and call from_lightning() of that."
         )
     callbacks: list[Any] = [] if lightning_trainer is None else lightning_trainer.callbacks  # type: ignore[attr-defined]
     others = [one for one in callbacks if not isinstance(one, (*DONE_BY_TRAINER, GoesOn))]
