@@ -95,6 +95,12 @@ def test_fit_loop_epoch_loop_val_loop() -> None:
     needed(hasattr(epoch_loop, "val_loop"), "Trainer.fit_loop.epoch_loop.val_loop")
 
 
+def test_data_fetcher() -> None:
+    found: list[bool] = []
+    fit(lambda module: found.append(callable(getattr(module.trainer.fit_loop._data_fetcher, "__iter__", None))))
+    needed(found == [True] * 3, "Trainer.fit_loop._data_fetcher.__iter__()")
+
+
 def test_first_loop_iter() -> None:
     found: list[bool] = []
     fit(lambda module: found.append(hasattr(module.trainer._logger_connector, "_first_loop_iter")))

@@ -9,6 +9,8 @@ import pytest
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from tests.distributed.together import PROCESSES, found_in, run_together
+from tests.plain_lightning import reading_process
 from tests.plain_lightning.reading import (
     CountingModule,
     Numbers,
@@ -196,11 +198,12 @@ def test_windows_close_where_lightning_steps_also_where_accumulation_or_length_c
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_a_stream_that_ends_before_max_steps_is_validated_at_its_end_and_begun_again(accumulation: int) -> None:
     class Steps(pl.Callback):
-        seen: list[int] = []
+        def __init__(self) -> None:
+            self.seen: list[int] = []
 
         def on_validation_end(self, trainer: pl.Trainer, _: Any) -> None:
             if not trainer.sanity_checking:
-                self.seen = [*self.seen, trainer.global_step]
+                self.seen.append(trainer.global_step)
 
     steps = Steps()
     data = numbers_module(StreamOfNumbers(ROWS), collate, Numbers(2))
@@ -209,3 +212,17 @@ def test_a_stream_that_ends_before_max_steps_is_validated_at_its_end_and_begun_a
     in_epoch = -(-EPOCH // accumulation)
     assert steps.seen == list(range(in_epoch, keywords["max_steps"] + 1, in_epoch))
     assert heard[EPOCH] == heard[0]
+
+
+def test_two_processes_share_the_data_as_under_our_trainer_and_resume_it_together(tmp_path: Path) -> None:
+    run_together(reading_process.__name__, tmp_path)
+    found = found_in(tmp_path)
+    for one in found:
+        assert len(one["lightning"]) == 6
+        assert one["lightning"] == one["ours"]
+        assert len(one["stream"]) == 4
+        assert one["stream"] == one["our stream"]
+        assert one["resumed"] == one["lightning"][reading_process.SAVED_AFTER :]
+        assert one["places"] == PROCESSES
+    read = [int(value) for one in found for numbers, _ in one["unseeded"] for value in numbers]
+    assert set(read) == set(range(ROWS))

@@ -29,7 +29,7 @@ ROWS = 22
 
 
 def heard_under_our_trainer(folder: Path, rows: Any, **arguments: Any) -> list[Any]:
-    given = {"train_dataset": rows, "eval_dataset": Numbers(5), "data_collator": collate_with_noise}
+    given = {"train_dataset": rows, "eval_dataset": rows, "data_collator": collate_with_noise}
     changes = {"num_train_epochs": 3, "seed": 5, **ARGUMENTS, **arguments}
     trainer = quiet_trainer(folder, Listener(), given=given, **changes)
     trainer.train()
@@ -51,7 +51,7 @@ def test_a_module_is_handed_the_batches_of_our_trainer_between_the_same_random_d
 ) -> None:
     rows = [{"x": float(index), "input_ids": [0] * (index % 5 + 1)} for index in range(ROWS)]
     ours = heard_under_our_trainer(tmp_path, rows, gradient_accumulation_steps=2, eval_strategy="epoch", **arguments)
-    data = numbers_module(rows, collate_with_noise, Numbers(5), **arguments)
+    data = numbers_module(rows, collate_with_noise, rows, **arguments)
     assert fit(CountingModule(), data, accumulate_grad_batches=2).heard == ours
 
 
@@ -164,7 +164,7 @@ def test_overfit_batches_reads_the_same_few_batches_in_each_epoch() -> None:
 def test_lightnings_batch_size_finder_sets_the_batch_size() -> None:
     data = numbers_module(Numbers(ROWS))
     found = Tuner(lightning(max_epochs=1)).scale_batch_size(PlainModule(), datamodule=data, max_trials=2, init_val=2)
-    assert data.batch_size == data.args.per_device_train_batch_size == found == 8  # type: ignore[union-attr]
+    assert data.batch_size == data.args.per_device_train_batch_size == found == 4  # type: ignore[union-attr]
 
 
 def test_without_a_lightning_trainer_the_loaders_are_plain_data_loaders() -> None:

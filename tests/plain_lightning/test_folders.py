@@ -54,9 +54,18 @@ def test_a_checkpoint_is_plain_and_known_by_its_mark(tmp_path: Path) -> None:
     checkpoint = torch.load(tmp_path / "x.ckpt", weights_only=True)
     mark = checkpoint[MARK]
     assert mark["version"] == 1 and mark["batches_per_epoch"] == 2 and mark["max_steps"] == 1
-    assert mark["hyper_parameters"] == checkpoint["hyper_parameters"]
-    assert checkpoint["hyper_parameters"]["args"] == ARGS
-    json.dumps(checkpoint["hyper_parameters"])
+    assert mark["hyper_parameters"]["model"]["class"] == "GPT2LMHeadModel"
+    # What loggers show and LightningCLI reads.
+    assert checkpoint["hyper_parameters"] == {"args": ARGS}
+    json.dumps(mark)
+
+
+def test_a_checkpoint_is_written_without_a_training_too(tmp_path: Path) -> None:
+    module, trainer = module_of(tiny_gpt2()), trainer_for()
+    trainer.validate(module, loader(language_rows(4), 2, pad_tokens), verbose=False)
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    assert torch.load(tmp_path / "x.ckpt", weights_only=True)[MARK]["max_steps"] is None
+    assert same_weights(TransformersModule.load_from_checkpoint(tmp_path / "x.ckpt"), module)
 
 
 def test_a_checkpoint_of_a_scripts_own_model_needs_the_model(tmp_path: Path) -> None:
@@ -67,6 +76,29 @@ def test_a_checkpoint_of_a_scripts_own_model_needs_the_model(tmp_path: Path) -> 
     for model in (VectorClassifier(), VectorClassifier):
         loaded = TransformersModule.load_from_checkpoint(tmp_path / "x.ckpt", model=model)
         assert same_weights(loaded, module) and loaded.args.weight_decay == 0.5
+
+
+def test_a_model_that_was_loaded_by_name_is_made_without_that_name(tmp_path: Path) -> None:
+    tiny_gpt2().save_pretrained(tmp_path / "name")
+    module = module_of(str(tmp_path / "name"))
+    trainer = fitted(module, loader(language_rows(4), 2, pad_tokens))
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    assert module.hparams["model"] == str(tmp_path / "name")
+    (tmp_path / "name").rename(tmp_path / "elsewhere")
+    assert same_weights(TransformersModule.load_from_checkpoint(tmp_path / "x.ckpt"), module)
+
+
+def test_a_subclass_that_keeps_its_model_among_its_options_writes_no_object(tmp_path: Path) -> None:
+    class Keeps(TransformersModule):
+        def __init__(self, model: Any, width: int = 3) -> None:
+            super().__init__(model, ARGS)
+            self.save_hyperparameters()
+
+    set_seed(0)
+    module = Keeps(tiny_gpt2(), width=5)
+    fitted(module, loader(language_rows(4), 2, pad_tokens)).save_checkpoint(tmp_path / "x.ckpt")
+    loaded = Keeps.load_from_checkpoint(tmp_path / "x.ckpt")
+    assert same_weights(loaded, module) and loaded.hparams["width"] == 5
 
 
 def test_a_checkpoint_that_would_run_code_is_not_read(tmp_path: Path) -> None:

@@ -76,3 +76,13 @@ def test_another_bound_of_the_gradients_is_told() -> None:
 
 def test_arguments_about_data_are_the_data_modules_where_there_is_one() -> None:
     assert told({"per_device_train_batch_size": 2}, datamodule=SimpleNamespace(args=None)) == ""
+
+
+def test_an_engine_that_clips_by_itself_is_to_be_given_the_bound() -> None:
+    trainer = pl.Trainer(**QUIET)
+    read = {**_read(trainer, None), "strategy": SimpleNamespace(handles_gradient_accumulation=True)}
+    with pytest.warns(UserWarning, match=r"max_grad_norm=1\.0 \(instead: gradient_clip_val=1\.0\)"):
+        tell_unheeded(arguments_from(None), SimpleNamespace(**read))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tell_unheeded(arguments_from({"max_grad_norm": 0}), SimpleNamespace(**read))

@@ -88,11 +88,6 @@ class TrainingBatches:
         return steps * self.args.gradient_accumulation_steps
 
     @property
-    def dataset(self) -> Any:
-        """The dataset that is read, or this process's part of a stream."""
-        return self.loader.dataset
-
-    @property
     def sizes(self) -> dict[str, int | None]:
         """Sizes that have to be the same for a place in the data to mean the same."""
         is_sized = has_length(self.loader)

@@ -11,7 +11,13 @@ from torch import nn
 
 from littrainer.checkpoint.lightning_format import StatesLeftOut
 from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
-from littrainer.plain_lightning.hyper_parameters import MARK, VERSION
+from littrainer.plain_lightning.hyper_parameters import (
+    MARK,
+    VERSION,
+    hyper_parameters_of,
+    kept_in,
+    shown_hyper_parameters,
+)
 from littrainer.plain_lightning.lightning_settings import arguments_under
 from littrainer.plain_lightning.module import TransformersModule
 from littrainer.plain_lightning.trainer_format import read_checkpoint, write_trainer_folder
@@ -61,8 +67,9 @@ def checkpoint_to_lightning(
         elif isinstance(value, list):
             # As a plain list, which names no class of ours.
             checkpoint[name] = value[:]
-    checkpoint[module.CHECKPOINT_HYPER_PARAMS_KEY] = dict(module.hparams)
-    checkpoint.setdefault(MARK, {"version": VERSION})
+    own = hyper_parameters_of(module.model, module.args)
+    checkpoint[MARK] = {"version": VERSION, **checkpoint.get(MARK, {}), "hyper_parameters": own}
+    checkpoint[module.CHECKPOINT_HYPER_PARAMS_KEY] = shown_hyper_parameters(TransformersModule, module.args, None)
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(target.name + UNFINISHED)
     try:
@@ -110,7 +117,7 @@ def checkpoint_from_lightning(
     if target.exists():
         raise FileExistsError(f"There is a {target} already. Delete it, or name another folder.")
     checkpoint = read_checkpoint(source)
-    described: dict[str, Any] = checkpoint.get(TransformersModule.CHECKPOINT_HYPER_PARAMS_KEY, {})
+    described = kept_in(checkpoint, TransformersModule)
     if model is None and described.get("model") is None:
         raise ValueError(
             f"{source} does not say how its model is made: give the model, as checkpoint_from_lightning(file, folder, "

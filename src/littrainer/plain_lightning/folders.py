@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import lightning.pytorch as pl
+import torch
 from lightning.pytorch.strategies import FSDPStrategy
 
 from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
@@ -16,7 +19,7 @@ from littrainer.checkpoint.shards import whole_state_dict
 from littrainer.checkpoint.staging import staged_folder
 from littrainer.checkpoint.weights import write_weights
 from littrainer.ecosystem import is_a
-from littrainer.plain_lightning.hyper_parameters import taken_by
+from littrainer.plain_lightning.hyper_parameters import kept_in
 from littrainer.plain_lightning.model_source import made_at_once
 from littrainer.processes.agreement import failing_together
 
@@ -92,8 +95,21 @@ def module_from_folder(
 
 
 def _kept_keywords(module_class: type[Any], folder: Path) -> dict[str, Any]:
-    if not (folder / LIGHTNING_STATE_NAME).is_file():
+    file = folder / LIGHTNING_STATE_NAME
+    return kept_in(load_tensors(file), module_class) if file.is_file() else {}
+
+
+def model_kept_in(module_class: type[Any], file: Any) -> dict[str, Any]:
+    """The description of the model in a checkpoint of Lightning, as a keyword of the module; empty where there is none.
+
+    Parameters:
+        file: a path; of anything else, such as a URL, nothing is said.
+    """
+    if not isinstance(file, (str, os.PathLike)) or not Path(file).is_file():
         return {}
-    state = load_tensors(folder / LIGHTNING_STATE_NAME)
-    kept = state.get(pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY) if isinstance(state, dict) else None
-    return taken_by(module_class, kept or {})
+    # What cannot be read so Lightning will read, or refuse, next.
+    with contextlib.suppress(pickle.UnpicklingError, RuntimeError):
+        # Mapped, so that the weights are not read here.
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        return {name: value for name, value in kept_in(checkpoint, module_class).items() if name == "model"}
+    return {}

@@ -22,8 +22,8 @@ from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.plain_lightning import optimization
 from littrainer.plain_lightning.clipping import clip_gradients
 from littrainer.plain_lightning.evaluation_round import EvaluationRound
-from littrainer.plain_lightning.folders import export_model, module_from_folder
-from littrainer.plain_lightning.hyper_parameters import MARK, hyper_parameters_of, mark_of, taken_by
+from littrainer.plain_lightning.folders import export_model, model_kept_in, module_from_folder
+from littrainer.plain_lightning.hyper_parameters import MARK, hyper_parameters_of, mark_of, shown_hyper_parameters
 from littrainer.plain_lightning.loss_settings import ModuleLossSettings, loss_settings_of
 from littrainer.plain_lightning.model_source import made_at_once, made_by
 from littrainer.plain_lightning.module_arguments import arguments_from
@@ -117,10 +117,7 @@ class TransformersModule(pl.LightningModule):
         self._keep_hyper_parameters()
 
     def _keep_hyper_parameters(self) -> None:
-        self.save_hyperparameters(taken_by(type(self), self._hyper_parameters()))
-
-    def _hyper_parameters(self) -> dict[str, Any]:
-        return hyper_parameters_of(self.model, self.args, self._source_name)
+        self.save_hyperparameters(shown_hyper_parameters(type(self), self.args, self._source_name))
 
     # ---- The model ---------------------------------------------------------------------------------------------------
 
@@ -409,7 +406,10 @@ class TransformersModule(pl.LightningModule):
         if isinstance(checkpoint_path, (str, os.PathLike)) and Path(checkpoint_path).is_dir():
             module = module_from_folder(cls, Path(checkpoint_path), strict, kwargs)
             return module if map_location is None else module.to(map_location)
-        return super().load_from_checkpoint(checkpoint_path, map_location, hparams_file, strict, weights_only, **kwargs)
+        # What a checkpoint runs when it is read is nobody's wish.
+        only = True if weights_only is None else weights_only
+        kwargs = {**model_kept_in(cls, checkpoint_path), **kwargs}
+        return super().load_from_checkpoint(checkpoint_path, map_location, hparams_file, strict, only, **kwargs)
 
     def export_pretrained(self, directory: str | os.PathLike[str], max_shard_size: int | str | None = None) -> None:
         """Write the model, and the processing class, to a folder that `from_pretrained` loads; all processes call this.
@@ -426,11 +426,12 @@ class TransformersModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say in a checkpoint what wrote it, and how the model is made anew."""
-        own = self._hyper_parameters()
+        own = hyper_parameters_of(self.model, self.args, self._source_name)
         checkpoint[MARK] = mark_of(self.trainer, own)
-        if "hyper_parameters" in checkpoint:
-            # A subclass may have kept its own, the model's weights among them.
-            checkpoint["hyper_parameters"].update(taken_by(type(self), own))
+        shown = checkpoint.setdefault(self.CHECKPOINT_HYPER_PARAMS_KEY, {})
+        if isinstance(shown.get("model"), nn.Module):
+            # A subclass that keeps its options has kept the model too, which nobody could load safely.
+            del shown["model"]
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
 

@@ -179,6 +179,9 @@ def tell_unheeded(args: Any, trainer: Any) -> None:
         instead = LEFT_TO_LIGHTNING.get(name)
         if instead is not None and not instead.agrees(args, trainer):
             told.append(f"{name}={value!r} (instead: {instead.name})")
+    if trainer.strategy.handles_gradient_accumulation and trainer.gradient_clip_val is None and args.max_grad_norm > 0:
+        # Its engine clips by itself, and asks no module.
+        told.append(f"max_grad_norm={args.max_grad_norm!r} (instead: gradient_clip_val={args.max_grad_norm!r})")
     if told:
         rank_zero_warn(
             "TransformersModule does not act on these training arguments, about which lightning.Trainer decides: "

@@ -176,7 +176,7 @@ class TrainingRun:
         self._micro_batches_to_skip = micro_batches
         # The order of an epoch is drawn from where the checkpoint left the generators, and so is what callbacks draw.
         self._restores_before_epoch = kept is not None and not micro_batches
-        restore = _nothing_to_restore if self._restores_before_epoch else self._restore_random_states
+        restore = (lambda: None) if self._restores_before_epoch else self._restore_random_states
         self.windows.resume_at(ResumePoint(micro_batches, kept, restore))
 
     @property
@@ -498,7 +498,3 @@ class TrainingRun:
         for folder in sort_checkpoints(run_dir, best_model_checkpoint=best):
             if not Path(folder).samefile(best):
                 delete_checkpoint(folder)
-
-
-def _nothing_to_restore() -> None:
-    pass
