@@ -113,9 +113,9 @@ def check_same(model: Any, other: Any = None) -> None:
     assert weights_of(model) == weights_of(expected)
 
 
-def there_and_back(folder: Path) -> tuple[list[Any], list[Any]]:
+def there_and_back(folder: Path, **changes: Any) -> tuple[list[Any], list[Any]]:
     """Losses and weights of a training, and of one that a lightning.Trainer takes over for two optimizer steps."""
-    settings = {"gradient_accumulation_steps": 2}
+    settings: dict[str, Any] = {"gradient_accumulation_steps": 2, **changes}
     stayed = trainer_of(folder / "stayed", **settings)
     stayed.train()
     crossing = stopped(trainer_of(folder / "crossing", **settings), 1)

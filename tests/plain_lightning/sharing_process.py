@@ -26,16 +26,16 @@ from tests.scenarios.data import Rows, language_rows, token_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import CLASSES, tiny_bert_classifier, tiny_llama
 
-RANK, PROCESSES = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-TIMEOUT = {"process_group_backend": "gloo"}
+RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "2"))
+GLOO = {"process_group_backend": "gloo"}
 ROWS = 24
 STRATEGIES: dict[str, Any] = {
-    "ddp": lambda: DDPStrategy(**TIMEOUT),
+    "ddp": lambda: DDPStrategy(**GLOO),
     "fsdp2": lambda: ModelParallelStrategy(
-        data_parallel_size=2, tensor_parallel_size=1, save_distributed_checkpoint=False, **TIMEOUT
+        data_parallel_size=2, tensor_parallel_size=1, save_distributed_checkpoint=False, **GLOO
     ),
     "tensor parallel": lambda: ModelParallelStrategy(
-        data_parallel_size=1, tensor_parallel_size=2, save_distributed_checkpoint=False, **TIMEOUT
+        data_parallel_size=1, tensor_parallel_size=2, save_distributed_checkpoint=False, **GLOO
     ),
 }
 # An odd number, so that the last batch of one process is filled up.

@@ -186,6 +186,14 @@ def test_other_sizes_than_those_of_the_checkpoint_are_told(tmp_path: Path, caplo
     assert "behind 2 of these micro-batches in epoch 0" in caplog.text
 
 
+def test_a_training_on_a_part_of_each_epoch_is_resumed_exactly(tmp_path: Path) -> None:
+    whole, rest = interrupted_and_resumed(
+        tmp_path, "on_train_batch_end", 6, accumulate_grad_batches=2, limit_train_batches=5
+    )
+    assert len(whole) == 15
+    assert rest == whole[5:]
+
+
 def test_windows_close_where_lightning_steps_also_where_accumulation_or_length_change() -> None:
     schedule = pl.callbacks.GradientAccumulationScheduler({0: 2, 1: 3})
     module = CountingModule()

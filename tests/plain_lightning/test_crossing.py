@@ -30,7 +30,7 @@ from tests.plain_lightning.crossed import (
     weights_of,
 )
 from tests.scenarios.collators import pad_translations
-from tests.scenarios.data import Rows, translation_rows, vector_rows
+from tests.scenarios.data import Rows, Stream, translation_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bart
 from tests.scenarios.trainers import QUIET_RUN, quiet_trainer
 
@@ -61,8 +61,18 @@ def test_a_trainer_goes_on_where_the_lightning_trainer_stands(tmp_path: Path, st
     assert not list(tmp_path.glob("from-lightning*"))
 
 
-def test_there_and_back_again_changes_nothing(tmp_path: Path) -> None:
-    stayed, crossed = there_and_back(tmp_path)
+@pytest.mark.parametrize(
+    ("changes", "micro_batches"),
+    [
+        ({}, 18),
+        ({"given": {"lightning": {"limit_train_batches": 5}}}, 15),
+        ({"given": {"train_dataset": Stream(vector_rows(24))}, "max_steps": 7}, 14),
+    ],
+    ids=["a dataset", "a part of each epoch", "a stream"],
+)
+def test_there_and_back_again_changes_nothing(tmp_path: Path, changes: dict[str, Any], micro_batches: int) -> None:
+    stayed, crossed = there_and_back(tmp_path, **changes)
+    assert len(stayed[0]) == micro_batches
     assert stayed == crossed
 
 

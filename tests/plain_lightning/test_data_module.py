@@ -137,6 +137,16 @@ def test_columns_that_forward_does_not_take_go_unless_they_are_to_stay(caplog: p
     assert module.listener.numbers == [[1.0, 1.0]]
 
 
+def test_an_error_that_misses_a_column_that_was_left_out_says_so() -> None:
+    def read_unused(rows: list[Any]) -> dict[str, Any]:
+        return {"x": torch.tensor([float(len(row["unused"])) for row in rows])}
+
+    with pytest.raises(KeyError, match="unused") as caught:
+        fit(PlainModule(), numbers_module(Numbers(2), read_unused), max_epochs=1)
+    notes: Any = caught.value.__notes__  # type: ignore[attr-defined]
+    assert "remove_unused_columns has left 'unused' out of the training set: Listener.forward takes x" in notes[-1]
+
+
 def test_a_subclass_may_make_its_datasets_in_setup() -> None:
     class Own(TrainerDataModule):
         def setup(self, stage: str) -> None:

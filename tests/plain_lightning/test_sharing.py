@@ -10,7 +10,6 @@ import torch
 
 from littrainer import TransformersModule
 from tests.distributed.together import found_together
-from tests.fidelity.conftest import folder_shared_by_workers
 from tests.plain_lightning import sharing_process
 from tests.plain_lightning.sharing_process import EVALUATED_ROWS
 
@@ -19,14 +18,19 @@ SPLIT = {"fsdp2": {"DTensor"}, "tensor parallel": {"DTensor", "Parameter"}}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return folder_shared_by_workers(tmp_path_factory) / "module-in-two-processes"
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Found]:
+    """The folder in which two processes have run once for all tests, and what each of them found."""
+    return found_together(tmp_path_factory, "module-in-two-processes", sharing_process.__name__)
 
 
-@pytest.fixture(scope="module")
-def found(folder: Path) -> Found:
-    """What each of two processes finds; they are started once for all tests."""
-    return found_together(sharing_process.__name__, folder)
+@pytest.fixture
+def folder(run: tuple[Path, Found]) -> Path:
+    return run[0]
+
+
+@pytest.fixture
+def found(run: tuple[Path, Found]) -> Found:
+    return run[1]
 
 
 @pytest.mark.parametrize("strategy", SPLIT)

@@ -94,9 +94,15 @@ class TrainingBatches:
         return {
             "micro_batch": self.args.train_batch_size,
             "world_size": self.args.world_size,
-            "epoch_length": len(self.loader) if is_sized else None,
+            "epoch_length": self._batches_to_read if is_sized else None,
             "num_examples": count_examples(self.loader, self.args.train_batch_size) if is_sized else None,
         }
+
+    @property
+    def _batches_to_read(self) -> int:
+        """Those of an epoch, as far as Lightning's limits let it come; a number out of reach where nobody knows."""
+        known = len(self) if has_length(self) else sys.maxsize
+        return int(min(known, self.lightning_trainer.num_training_batches))
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: Lightning asks for it to see that reading can be resumed; the data module keeps the place."""
@@ -181,7 +187,9 @@ class TrainingBatches:
     def _fitting(self, place: PlaceInData) -> PlaceInData:
         """A place, without what means nothing where the data or its batches have other sizes."""
         now, then = self.sizes, {**dict.fromkeys(SIZES), **(place.sizes or {})}
-        changed = [name for name in now if None not in (now[name], then[name]) and now[name] != then[name]]
+        # As many batches of the same size are the same data, whatever the last one holds.
+        known = [name for name in now if name != "num_examples" and None not in (now[name], then[name])]
+        changed = [name for name in known if now[name] != then[name]]
         if not changed:
             return place
         same_processes = "world_size" not in changed
@@ -229,7 +237,7 @@ class TrainingBatches:
 
     def __iter__(self) -> Iterator[Any]:
         place = self._begin_to_read()
-        lightning_trainer, length = self.lightning_trainer, len(self) if has_length(self) else sys.maxsize
+        lightning_trainer = self.lightning_trainer
         if self._length_before_end is not None:
             self._let_lightning_end_epochs_after(self._length_before_end)
             self._length_before_end = None
@@ -239,7 +247,7 @@ class TrainingBatches:
         windows = self._windows = WindowLoader(
             self.loader,
             accumulation=1 if self.count_items is None else self.args.gradient_accumulation_steps,
-            micro_batches_per_epoch=int(min(length, lightning_trainer.num_training_batches)),
+            micro_batches_per_epoch=self._batches_to_read,
             draw_window=self._draw_window,
             should_stop=lambda: False,
         )
@@ -251,7 +259,8 @@ class TrainingBatches:
             restore = place.restore_for_reading if place.micro_batches else _nothing
             windows.resume_at(ResumePoint(place.micro_batches, place.data, restore))
         for micro_batch in windows:
-            if micro_batch.is_last_drawn and self.progress.data_has_ended and windows.micro_batches_seen < length:
+            is_last = micro_batch.is_last_drawn and self.progress.data_has_ended
+            if is_last and windows.micro_batches_seen < windows.micro_batches_per_epoch:
                 self._length_before_end = lightning_trainer.fit_loop.max_batches
                 self._let_lightning_end_epochs_after(windows.micro_batches_seen)
             handed_out = windows.micro_batches_seen

@@ -15,12 +15,17 @@ from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.data.collators import RemoveColumnsCollator, default_collator_for
-from littrainer.data.columns import accepted_columns, without_extra_columns
+from littrainer.data.columns import (
+    DroppedColumns,
+    accepted_columns,
+    explain_missing_columns,
+    without_extra_columns,
+)
 from littrainer.data.ends import check_equal_lengths
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.ecosystem import is_a
-from littrainer.model_facts import facts_about
+from littrainer.model_facts import catch_all_name, facts_about
 from littrainer.plain_lightning.arguments import ArgumentsUnderLightning
 from littrainer.plain_lightning.batches import CountItems, EvaluationBatches, TrainingBatches
 from littrainer.plain_lightning.data_state import PlaceInData, places_in, state_of_places
@@ -91,6 +96,9 @@ class TrainerDataModule(pl.LightningDataModule):
         # Of a checkpoint, until reading begins.
         self._loaded_state: dict[str, Any] | None = None
         self._says_that_columns_stay = True
+        # By what the data is for, the loaders that were made last and what their batches do without.
+        self._loaders: dict[str, LookaheadLoader] = {}
+        self._dropped_columns: dict[str, DroppedColumns] = {}
 
     @property
     def batch_size(self) -> int:
@@ -192,7 +200,7 @@ class TrainerDataModule(pl.LightningDataModule):
     ) -> LookaheadLoader:
         dataset, collate = self._without_unused_columns(dataset, description)
         has_order_of_its_own = isinstance(dataset, IterableDataset) or not has_length(dataset)
-        return build_loader(
+        loader = self._loaders[description] = build_loader(
             self._arguments(),
             dataset,
             collate=collate,
@@ -200,6 +208,7 @@ class TrainerDataModule(pl.LightningDataModule):
             sampler=None if has_order_of_its_own else sampler_of(dataset),
             is_training=is_training,
         )
+        return loader
 
     def _train_sampler(self, dataset: Any) -> Any:
         lightning_trainer: Any = self.trainer
@@ -225,8 +234,23 @@ class TrainerDataModule(pl.LightningDataModule):
         if is_a(dataset, "datasets.Dataset"):
             kept = without_extra_columns(dataset, accepted, model_name, description)
             warn_that_lengths_are_dropped(args, dataset, kept)
-            return kept, collate
-        return dataset, RemoveColumnsCollator(collate, accepted, logger, model_name, description)
+            names: Any = [name for name in dataset.column_names if name not in accepted]
+            dataset = kept
+        else:
+            collate = RemoveColumnsCollator(collate, accepted, logger, model_name, description)
+            names = collate.dropped
+        self._dropped_columns[description] = DroppedColumns(
+            names, description, model_name, accepted, catch_all_name(model)
+        )
+        return dataset, collate
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Something has failed; where it misses a column that was left out, the error is told so.
+
+        Parameters:
+            exception: keeps its type and its arguments.
+        """
+        explain_missing_columns(exception, self._dropped_columns.values(), self._loaders.values())
 
     def _say_that_columns_stay(self, args: TrainingArguments) -> None:
         if args.remove_unused_columns and self._says_that_columns_stay:

@@ -75,10 +75,12 @@ def description_of(model: nn.Module | None, name: str | None = None) -> dict[str
     if model is None or not is_a(model, "pretrained model") or is_a(model, "peft model"):
         return None
     known: Any = model
+    # FSDP2 gives a model a class of its own, made of its own mark and the model's.
+    model_class = type(model).__bases__[-1] if is_a(model, "resharding module") else type(model)
     # A class that transformers does not have is its script's.
-    if getattr(_transformers(), type(model).__name__, None) is not type(model):
+    if getattr(_transformers(), model_class.__name__, None) is not model_class:
         return None
-    return {CLASS: type(model).__name__, CONFIG: _plain(known.config.to_diff_dict()), **({NAME: name} if name else {})}
+    return {CLASS: model_class.__name__, CONFIG: _plain(known.config.to_diff_dict()), **({NAME: name} if name else {})}
 
 
 def _loaded(name: str, model_class: Any) -> nn.Module:
