@@ -62,7 +62,7 @@ def main():
         "learning_rate": 2e-3,
         "warmup_steps": 20,
         "weight_decay": 0.01,
-        "per_device_train_batch_size": 16,
+        "per_device_train_batch_size": 32,
         "per_device_eval_batch_size": 64,
         "dataloader_pin_memory": False,
         "seed": options.seed,
@@ -81,7 +81,6 @@ def main():
     trainer = lightning.Trainer(
         accelerator="cpu",
         max_epochs=options.epochs,
-        accumulate_grad_batches=2,
         gradient_clip_val=1.0,
         logger=logger,
         log_every_n_steps=10,

@@ -15,6 +15,7 @@ from torch import nn
 
 from littrainer import engine
 from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.beyond_transformers import BeyondTransformers
 from littrainer.callbacks.checks import callbacks_in_list
 from littrainer.callbacks.flow import DefaultFlowCallback
 from littrainer.callbacks.handler import CallbackHandler
@@ -54,8 +55,6 @@ from littrainer.hub import pushing, repository
 from littrainer.hub.card.subject import Given, Texts
 from littrainer.hub.card.writing import write_card
 from littrainer.interruptions import UpdateGuard
-from littrainer.lightning_features import batch_size_finder, learning_rate_finder
-from littrainer.lightning_features.learning_rate_finder import RangeTest
 from littrainer.model_facts import facts_about, parameters_without_embeddings
 from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
@@ -65,7 +64,7 @@ from littrainer.plain_lightning.resumed_training import checkpoint_of_trainer
 from littrainer.processes.agreement import failing_together
 from littrainer.processes.collectives import sum_over_processes
 from littrainer.processes.layout import follow_model, tensor_parallel_size
-from littrainer.search import applying, searching
+from littrainer.search import searching
 from littrainer.search.results import BestRun
 from littrainer.tracking.selection import trackers_for
 from littrainer.training import checks, loss, reports, run, train_call
@@ -78,10 +77,6 @@ from littrainer.training.tokens import InputTokenCounter
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
-    from typing_extensions import Self
-
-    from littrainer.plain_lightning.data_module import TrainerDataModule
-    from littrainer.plain_lightning.module import TransformersModule
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +85,7 @@ DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
 @of_the_package
-class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
+class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrainerMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
@@ -509,59 +504,6 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         """Processes that share a sequence by sequence parallelism: 1, each has whole sequences."""
         return 1
 
-    def lr_find(
-        self,
-        min_lr: float = 1e-8,
-        max_lr: float = 1,
-        num_training: int = 100,
-        mode: str = "exponential",
-        early_stop_threshold: float | None = 4.0,
-    ) -> RangeTest:
-        """Take optimizer steps with rising learning rates and watch the loss; the Trainer is left as it was.
-
-        Parameters:
-            min_lr, max_lr: the first and the last learning rate.
-            num_training: optimizer steps, each with a learning rate of its own.
-            mode: `exponential` or `linear`, how the rates rise.
-            early_stop_threshold: times the lowest loss so far at which the test ends; None for never.
-
-        Returns:
-            the rates and losses, with `suggestion()` and `plot()`.
-
-        Raises:
-            ValueError: a parameter is wrong, or there is no training data.
-            RuntimeError, NotImplementedError: the Trainer could not be left as it was.
-        """
-        return learning_rate_finder.lr_find(self, min_lr, max_lr, num_training, mode, early_stop_threshold)
-
-    def scale_batch_size(
-        self,
-        mode: str = "power",
-        steps_per_trial: int = 3,
-        init_val: int = 2,
-        max_trials: int = 25,
-        margin: float = 0.05,
-        max_val: int = 8192,
-    ) -> int:
-        """Find the largest micro-batch on a device that there is memory for; the Trainer is left as it was.
-
-        Parameters:
-            mode: `power` doubles until memory runs out, `binsearch` then looks in between.
-            steps_per_trial: optimizer steps with each size.
-            init_val: samples in the first micro-batches.
-            max_trials: sizes to try.
-            margin: share of what `binsearch` has found that is taken off again, for safety.
-            max_val: the largest size to try, where the data has as many samples.
-
-        Returns:
-            the size, for `per_device_train_batch_size`.
-
-        Raises:
-            ValueError: a parameter is wrong, or there is no training data.
-            RuntimeError, NotImplementedError: no size fits, or the Trainer could not be left as it was.
-        """
-        return batch_size_finder.scale_batch_size(self, mode, steps_per_trial, init_val, max_trials, margin, max_val)
-
     # ---- Evaluation and prediction ----------------------------------------------------------------------------------
 
     def evaluate(
@@ -681,57 +623,6 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         """Write the trainer's state to trainer_state.json in `output_dir`."""
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
-
-    # ---- Programs with a lightning.Trainer -------------------------------------------------------------------------
-
-    def to_lightning(self, **keywords: Any) -> tuple[TransformersModule, TrainerDataModule, pl.Trainer]:
-        """What a program on Lightning needs to go on from where this Trainer stands.
-
-        `lightning_trainer.fit(module, datamodule=datamodule)` takes the optimizer steps that are left, as `train()`
-        would: the model is shared, and optimizer, schedule, counts, place in the data and random numbers go over.
-
-        Parameters:
-            keywords: for `lightning.Trainer`, in the place of those that the arguments stand for.
-
-        Returns:
-            the module, the data module, and the `lightning.Trainer`.
-
-        Raises:
-            RuntimeError: training is going on.
-            NotImplementedError: the model is split between processes, or a method is overridden that nothing there
-                would call.
-        """
-        from littrainer.plain_lightning.crossing import to_lightning
-
-        return to_lightning(self, **keywords)
-
-    @classmethod
-    def from_lightning(
-        cls,
-        module: TransformersModule,
-        datamodule: TrainerDataModule | None = None,
-        lightning_trainer: pl.Trainer | None = None,
-        args: TrainingArguments | None = None,
-        **keywords: Any,
-    ) -> Self:
-        """A Trainer that goes on from where a program on Lightning stands; the model is shared.
-
-        Parameters:
-            module: what was trained there.
-            datamodule: where the datasets are taken from.
-            lightning_trainer: what it was trained with: the next `train()` takes the steps that are left, unless it is
-                told to resume from something else. None for a Trainer that has trained nothing yet.
-            args: by default those of the module, with length, accumulation, precision and clipping of the
-                `lightning.Trainer`.
-            keywords: for the Trainer, in the place of what module and data module give.
-
-        Raises:
-            TypeError: the module is no `TransformersModule`, or the data module no `TrainerDataModule`.
-            ValueError, RuntimeError, NotImplementedError: what it was trained with is nothing that a Trainer has.
-        """
-        from littrainer.plain_lightning.crossing import from_lightning
-
-        return from_lightning(cls, module, datamodule, lightning_trainer, args, **keywords)
 
     # ---- The Hub ----------------------------------------------------------------------------------------------------
 
@@ -905,18 +796,6 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
             self, hp_space, compute_objective, n_trials, direction, backend, hp_name, **kwargs
         )
         return found
-
-    def apply_best(self, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None = None) -> None:
-        """Set the arguments to those of a search's best trial, so that `train()` repeats it.
-
-        Parameters:
-            best: what `hyperparameter_search` returned, or one of several.
-            hp_space: the space that it was drawn from; by default that of the last search.
-
-        Raises:
-            ValueError, TypeError: these hyperparameters are no arguments of this Trainer.
-        """
-        applying.apply_best(self, best, hp_space)
 
     # ---- Callbacks --------------------------------------------------------------------------------------------------
 

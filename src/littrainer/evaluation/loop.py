@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
@@ -20,7 +19,7 @@ from littrainer.data.ends import check_equal_lengths
 from littrainer.data.limits import limited_number
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
 from littrainer.evaluation.gathering import BatchCollection
-from littrainer.evaluation.loss_mean import ExactLossMean
+from littrainer.evaluation.loss_mean import ExactLossMean, mean_over_samples
 from littrainer.evaluation.metric_inputs import task_facts
 from littrainer.evaluation.metrics import call_metric_function, checked_metrics, noting_where, warn_without_result
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
@@ -328,13 +327,7 @@ class EvaluationPass:
     def _mean_loss(self, losses: Any) -> float | None:
         if self.exact_loss is not None:
             return self.exact_loss.value()
-        if losses is None:
-            return None
-        per_sample = np.concatenate(losses) if isinstance(losses, list) else losses
-        finite = np.isfinite(per_sample)
-        if self.trainer.args.logging_nan_inf_filter and finite.any():
-            per_sample = per_sample[finite]
-        return per_sample.mean().item()
+        return mean_over_samples(losses, self.trainer.args.logging_nan_inf_filter)
 
     def _num_samples(self) -> int:
         dataset = whole_dataset(self.dataloader)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from littrainer.data.loaders import first_dimension
@@ -64,3 +65,19 @@ class ExactLossMean:
         if not bool(counted.any()):
             return math.nan
         return float((losses[counted] * weights[counted]).sum() / weights[counted].sum())
+
+
+def mean_over_samples(losses: Any, leaves_out_non_finite: bool) -> float | None:
+    """The mean of losses, one for each sample; None where there are none.
+
+    Parameters:
+        losses: an array, or a list of one for each batch.
+        leaves_out_non_finite: count finite ones alone, unless there is none.
+    """
+    if losses is None:
+        return None
+    per_sample = np.concatenate(losses) if isinstance(losses, list) else losses
+    finite = np.isfinite(per_sample)
+    if leaves_out_non_finite and finite.any():
+        per_sample = per_sample[finite]
+    return per_sample.mean().item()

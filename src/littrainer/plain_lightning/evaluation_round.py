@@ -8,12 +8,11 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
 from littrainer.evaluation.gathering import BatchCollection
-from littrainer.evaluation.loss_mean import ExactLossMean
+from littrainer.evaluation.loss_mean import ExactLossMean, mean_over_samples
 from littrainer.evaluation.metric_inputs import facts_of_task
 from littrainer.evaluation.metrics import call_metric_function, checked_metrics, noting_where
 from littrainer.evaluation.results import EvalPrediction
@@ -104,7 +103,10 @@ class EvaluationRound:
                 metrics = call_metric_function(place, self._for_metrics(predictions, labels, inputs, losses))
             metrics = checked_metrics(place, metrics)
         metrics = from_first(metrics)
-        mean = self.exact_loss.value() if self.exact_loss is not None else self._mean_loss(losses)
+        if self.exact_loss is not None:
+            mean = self.exact_loss.value()
+        else:
+            mean = mean_over_samples(losses, self.args.logging_nan_inf_filter)
         return metrics if mean is None else {**metrics, "loss": mean}
 
     def _keep(
@@ -169,15 +171,6 @@ class EvaluationRound:
             losses=losses if "loss" in wanted else None,
             inputs=inputs if "inputs" in wanted else None,
         )
-
-    def _mean_loss(self, losses: Any) -> float | None:
-        if losses is None:
-            return None
-        per_sample = np.concatenate(losses) if isinstance(losses, list) else losses
-        finite = np.isfinite(per_sample)
-        if self.args.logging_nan_inf_filter and finite.any():
-            per_sample = per_sample[finite]
-        return per_sample.mean().item()
 
     def _facts(self) -> Any:
         module = self.module

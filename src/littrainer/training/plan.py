@@ -101,7 +101,9 @@ def plan_training(trainer: Trainer, loader: Any) -> TrainingPlan:
         # A max_steps of 0 is a limit too: training stops after its first step.
         max_steps = math.ceil(args.num_train_epochs * steps_per_epoch) if args.max_steps < 0 else 0
         epochs = math.ceil(args.num_train_epochs)
-        num_train_samples = num_examples * args.num_train_epochs
+        # A subclass is asked once for an epoch and once for the training, as transformers does.
+        samples_per_epoch = trainer.num_examples(loader) if limit is None else num_examples
+        num_train_samples = samples_per_epoch * args.num_train_epochs
     return TrainingPlan(
         num_train_epochs=epochs,
         optimizer_steps_per_epoch=steps_per_epoch,
