@@ -8,7 +8,6 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
 from littrainer.evaluation.gathering import BatchCollection
