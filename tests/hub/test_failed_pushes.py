@@ -16,6 +16,8 @@ from tests.hub.server import MAIN, Fault, Hub
 from tests.hub.test_pushing import SAVES, WITH_CHECKPOINTS, below
 
 COMMIT, PREUPLOAD, LARGE_FILE, BATCH = "POST .*/commit/", "POST .*/preupload/", "PUT /lfs/", "POST .*/objects/batch"
+# The first one and five more, for the one large file that a save's model has.
+TRIES_OF_CLIENT = 6
 
 # Name -> what goes wrong with every request of one kind, and what the error says to do.
 LASTING: dict[str, tuple[Fault, str]] = {
@@ -48,14 +50,14 @@ def test_a_push_that_always_fails_is_a_warning_at_each_save_and_an_error_when_al
 
 
 @pytest.mark.parametrize(
-    "fault", [Fault(COMMIT, 500, times=1), Fault(LARGE_FILE, cuts=True, times=6)], ids=["500", "cut"]
+    "fault", [Fault(COMMIT, 500, times=1), Fault(LARGE_FILE, cuts=True, times=TRIES_OF_CLIENT)], ids=["500", "cut"]
 )
 def test_what_a_failed_push_lacked_comes_with_the_next_save(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: Fault
 ) -> None:
     hub.faults.append(fault)
     pushing_trainer(tmp_path).train()
-    assert "Training goes on; the next save is pushed again" in caplog.text or fault.cuts
+    assert "Training goes on; the next save is pushed again" in caplog.text
     assert hub.repository().messages()[-1] == SAVES[-1]
     pushed = hub.repository().files()["model.safetensors"]
     assert pushed == (tmp_path / "run" / "checkpoint-6" / "model.safetensors").read_bytes()
@@ -138,18 +140,12 @@ def test_a_slow_hub_gets_everything_before_train_returns(hub: Hub, tmp_path: Pat
 def test_a_hub_that_says_nothing_any_more_is_a_failed_push_and_not_a_training_without_an_end(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("littrainer.hub.repository.LONGEST_SILENCE_SECONDS", 0.2)
+    trainer = pushing_trainer(tmp_path, max_steps=2)
+    # Whatever a loaded machine takes to answer before, the push ends by this fault alone.
+    monkeypatch.setattr("littrainer.hub.silence.LONGEST_SILENCE_SECONDS", 0.2)
     hub.faults.append(Fault(COMMIT, until=threading.Event()))
     with pytest.raises(PushError, match="The Hub was not reached, or the connection was cut"):
-        pushing_trainer(tmp_path, max_steps=2).train()
-
-
-def test_the_hubs_client_is_as_patient_as_before_when_nothing_is_pushed(hub: Hub, tmp_path: Path) -> None:
-    from huggingface_hub.utils import get_session
-
-    before = get_session().timeout
-    pushing_trainer(tmp_path, max_steps=2).train()
-    assert get_session().timeout == before
+        trainer.train()
 
 
 def test_a_token_that_is_revoked_while_training_goes_on_is_told_of_and_is_the_error_at_the_end(

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from littrainer.hub.failures import PushError, advice_for, tells, text_of
-from littrainer.hub.repository import silence_bounded
 from littrainer.hub.sending import WorkInOrder
+from littrainer.hub.silence import silence_bounded
 from littrainer.hub.snapshot import remove_snapshot
+from littrainer.hub.tokens import remove_files_with_secrets
 from littrainer.hub.transfer import upload_folder
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,8 @@ class Upload:
         folder: whose files are sent.
         message: of the commit.
         token: to sign in with; in no text of this object.
+        secrets: a file with one of these in it is left out, with a warning.
+        origins: folders that the files were taken from, for that warning.
         revision: the branch; None is the main one.
         path_in_repo: folder there; None is the root.
         replaces_folder: delete what else lies in that folder, in the same commit.
@@ -40,6 +43,8 @@ class Upload:
     folder: Path
     message: str
     token: str | None = field(default=None, repr=False)
+    secrets: tuple[bytes, ...] = field(default=(), repr=False)
+    origins: tuple[Path, ...] = ()
     revision: str | None = None
     path_in_repo: str | None = None
     replaces_folder: bool = False
@@ -55,6 +60,7 @@ class Upload:
         Raises:
             huggingface_hub.errors.HfHubHTTPError: the Hub refuses it.
         """
+        remove_files_with_secrets(self.folder, self.secrets, self.origins)
         return upload_folder(
             repo_id=self.repository,
             folder_path=self.folder,
@@ -98,9 +104,9 @@ class PushInProgress(WorkInOrder):
         self._sent_at_the_moment = self._sent_at_the_moment or push.uploads[0]
         self.run(lambda: self._carry_out(push))
 
-    def note_failure(self, doing: str, error: Exception) -> None:
+    def note_failure(self, doing: str, error: Exception, token: str | None = None) -> None:
         """Note that a push could not even begin, after what is on its way."""
-        failure = PushError(f"{doing} failed ({text_of(error)}).")
+        failure = PushError(f"{doing} failed ({text_of(error, token)}).")
         self.run(lambda: self._fail(failure))
 
     def forget_failure(self) -> None:

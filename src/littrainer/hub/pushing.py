@@ -29,6 +29,7 @@ from littrainer.hub.snapshot import (
     take_checkpoint,
     take_model,
 )
+from littrainer.hub.tokens import remove_files_with_secrets, secrets_of, warn_of_secret
 from littrainer.hub.transfer import upload_folder
 from littrainer.processes.agreement import agreed, are_several, longest_wait
 
@@ -71,7 +72,7 @@ def push_save(trainer: Trainer, checkpoint: str) -> None:
         push = _taken(trainer, Path(checkpoint), message)
     except Exception as error:
         # A full disk must not end a training that can go on.
-        pushes.note_failure(f'Preparing the push "{message}"', error)
+        pushes.note_failure(f'Preparing the push "{message}"', error, token_for(args))
         return
     pushes.begin(push)
 
@@ -92,6 +93,8 @@ def _taken(trainer: Trainer, checkpoint: Path, message: str) -> Push:
     shared: dict[str, Any] = {
         "repository": trainer.hub_model_id,
         "token": token,
+        "secrets": secrets_of(token),
+        "origins": (checkpoint, output_dir),
         "revision": args.hub_revision,
     }
     uploads = [Upload(folder=place / "model", message=message, **shared)]
@@ -116,7 +119,7 @@ def _taken(trainer: Trainer, checkpoint: Path, message: str) -> Push:
 
     def add_what_lies_beside() -> None:
         folder = place / "model"
-        take_beside_model(output_dir, folder, secrets_of(token))
+        take_beside_model(output_dir, folder)
         for name in cards_not_pushed(folder, str(shared["repository"]), args.hub_revision, token):
             (folder / name).unlink()
 
@@ -170,6 +173,7 @@ def push_model(
     revision = args.hub_revision if revision is None else revision
     repository = trainer.hub_model_id
     output_dir = Path(args.output_dir)
+    secrets = secrets_of(token, args.hub_token)
 
     def send(folder: Path, left_out: list[str]) -> Any:
         with explaining(f"pushing to {repository}", token):
@@ -185,18 +189,19 @@ def push_model(
             )
 
     if blocking:
-        return send(output_dir, _told_of(output_dir, secrets_of(token)))
+        return send(output_dir, _told_of(output_dir, secrets))
     pushes = _pushes_of(trainer)
     # The script may save or train again before it is sent.
     place = output_dir / SNAPSHOT_DIR / f"by-hand-{uuid.uuid4().hex[:8]}"
     try:
-        take_beside_model(output_dir, place, secrets_of(token))
+        take_beside_model(output_dir, place)
     except BaseException:
         remove_snapshot(place)
         raise
 
     def send_snapshot() -> Any:
         try:
+            remove_files_with_secrets(place, secrets, (output_dir,))
             return send(place, [])
         except Exception as error:
             logger.warning("Pushing to %s failed (%s).", repository, text_of(error, token))
@@ -222,15 +227,8 @@ def _told_of(output_dir: Path, secrets: tuple[bytes, ...]) -> list[str]:
     """Files with a secret in them, as patterns that match nothing else, told of in a warning."""
     found = files_with_secrets(output_dir, secrets)
     for name in found:
-        logger.warning("%s is not pushed to the Hub: an access token is in it.", output_dir / name)
+        warn_of_secret(output_dir / name)
     return ["".join(f"[{sign}]" if sign in "*?[" else sign for sign in name) for name in found]
-
-
-def secrets_of(token: str | None) -> tuple[bytes, ...]:
-    """The token that is used, and the one that is logged in."""
-    from huggingface_hub import get_token
-
-    return tuple({text.encode() for text in (token, get_token()) if isinstance(text, str) and text})
 
 
 def wait_or_warn(trainer: Trainer) -> None:

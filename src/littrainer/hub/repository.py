@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from littrainer.error_notes import add_note
 from littrainer.hub.failures import PushError, advice_for, tells, text_of
+from littrainer.hub.silence import silence_bounded
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -22,8 +23,6 @@ MAIN_BRANCH = "main"
 OWN_REFERENCES = "refs/"
 # Seconds before each further try to reach the Hub when a Trainer is made.
 WAITS = (1.0, 3.0)
-# After which a connection on which nothing comes or goes is given up; the Hub's client by itself waits for ever.
-LONGEST_SILENCE_SECONDS = 300.0
 
 
 def repository_name(args: TrainingArguments) -> str:
@@ -74,24 +73,6 @@ def client() -> Any:
     from huggingface_hub import HfApi
 
     return HfApi()
-
-
-@contextlib.contextmanager
-def silence_bounded() -> Iterator[None]:
-    """A block in which a Hub that says nothing any more is an error of the client, and not a wait for ever."""
-    from huggingface_hub.utils import get_session
-
-    session: Any = get_session()
-    before = getattr(session, "timeout", None)
-    # Clients of releases before 1.0 have no such setting.
-    if before is None or getattr(before, "read", 0) is not None:
-        yield
-        return
-    session.timeout = LONGEST_SILENCE_SECONDS
-    try:
-        yield
-    finally:
-        session.timeout = before
 
 
 @contextlib.contextmanager

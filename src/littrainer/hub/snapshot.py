@@ -7,7 +7,6 @@ What lies beside checkpoints is copied, mostly by the thread that sends.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -26,8 +25,7 @@ from littrainer.checkpoint.names import (
     WEIGHT_PARTS,
 )
 from littrainer.hub.card.block import CARD_NAME
-
-logger = logging.getLogger(__name__)
+from littrainer.hub.tokens import holds_secret
 
 # Beside the checkpoints, on the same file system.
 SNAPSHOT_DIR = ".littrainer_push"
@@ -104,21 +102,15 @@ def take_model(checkpoint: Path, folder: Path) -> None:
             _take(checkpoint / name, folder / name)
 
 
-def take_beside_model(output_dir: Path, folder: Path, secrets: tuple[bytes, ...] = ()) -> None:
+def take_beside_model(output_dir: Path, folder: Path) -> None:
     """Add to a folder, which may have the model of a checkpoint, what else of output_dir is pushed: card, logs.
 
     Files that are there already stay, since the model in output_dir is an earlier one.
-
-    Parameters:
-        secrets: a file with one of these in it is left out, with a warning.
     """
     for name in _files_in(output_dir):
         # A callback may delete one meanwhile.
         with contextlib.suppress(FileNotFoundError):
             if is_never_pushed(name) or (folder / name).exists():
-                continue
-            if holds_secret(output_dir / name, secrets):
-                logger.warning("%s is not pushed to the Hub: an access token is in it.", output_dir / name)
                 continue
             # Whatever its size, for the script may go on to write into it.
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -130,14 +122,6 @@ def files_with_secrets(output_dir: Path, secrets: tuple[bytes, ...]) -> list[str
     return [
         name for name in _files_in(output_dir) if not is_never_pushed(name) and holds_secret(output_dir / name, secrets)
     ]
-
-
-def holds_secret(path: Path, secrets: tuple[bytes, ...]) -> bool:
-    """Whether one of the secrets is in a file that is no larger than what is copied."""
-    if not secrets or path.stat().st_size > COPIED_BYTES:
-        return False
-    content = path.read_bytes()
-    return any(secret in content for secret in secrets)
 
 
 def remove_snapshots(output_dir: Path) -> None:
