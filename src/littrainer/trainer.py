@@ -52,7 +52,7 @@ from littrainer.evaluation.results import (
 )
 from littrainer.evaluation.side_effects import continue_random_draws, left_as_found
 from littrainer.hub import pushing, repository
-from littrainer.hub.card.subject import Given, Texts
+from littrainer.hub.card.subject import Given, Texts, folder_of
 from littrainer.hub.card.writing import write_card
 from littrainer.interruptions import UpdateGuard
 from littrainer.model_facts import facts_about, parameters_without_embeddings
@@ -176,6 +176,8 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         if not brings_a_bar(self.lightning_callbacks, args):
             self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
         engine.adopt_loggers(self)
+        # The folder that the model came from, while a relative name still leads there.
+        self._model_folder = folder_of(self.model)
         # The repository that the model is pushed to.
         self.hub_model_id: str | None = None
         if args.push_to_hub:
@@ -663,6 +665,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
             processes but the first.
 
         Raises:
+            TypeError: `create_model_card` takes no such keyword.
             huggingface_hub.errors.HfHubHTTPError: the Hub refuses it; a note says what to do.
         """
         return pushing.push_model(self, commit_message, blocking, token, revision, private, **kwargs)

@@ -85,7 +85,7 @@ def test_a_push_that_fails_after_its_training_died_is_told_of_without_the_promis
         trainer.train()
     answer.set()
     trainer.push_in_progress.wait_until_done()
-    assert "All of it is in output_dir; push_to_hub() pushes the model." in caplog.text
+    assert "What was saved last is in output_dir; push_to_hub() pushes the model" in caplog.text
     assert "Training goes on" not in caplog.text
 
 

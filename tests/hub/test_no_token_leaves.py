@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from littrainer import Trainer
 from littrainer.hub.failures import PushError
 from tests.hub.runs import files_below, pushing_trainer
-from tests.hub.server import GOOD_TOKEN, Fault, Hub
+from tests.hub.server import GOOD_TOKEN, USER, Fault, Hub
 
 
 def has_token(content: bytes | str) -> bool:
@@ -68,13 +71,19 @@ def test_after_a_training_that_pushes(
     assert_token_is_nowhere(hub, tmp_path, caplog.text + out + err)
 
 
-def test_where_pushes_fail(hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("token", [GOOD_TOKEN, None], ids=["by hub_token", "logged in"])
+def test_where_pushes_fail(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, token: str | None
+) -> None:
+    if token is None:
+        monkeypatch.setenv("HF_TOKEN", GOOD_TOKEN)
     caplog.set_level(logging.DEBUG)
     # A server that repeats what it was sent.
     hub.faults.append(Fault("POST .*/commit/", 500, body={"error": f"Bearer {GOOD_TOKEN} is not welcome"}))
     with pytest.raises(PushError) as caught:
-        pushing_trainer(tmp_path).train()
+        pushing_trainer(tmp_path, hub_token=token, max_steps=2).train()
     assert "is not welcome" in str(caught.value)
+    assert not has_token("".join(traceback.format_exception(caught.value)))
     link: BaseException | None = caught.value
     while link is not None:
         assert not has_token(str(link))
@@ -103,6 +112,44 @@ def test_a_file_with_the_token_in_it_is_not_pushed_which_is_told(
         assert files["a[b]/cd.txt"] == b"no token"
     assert ".env is not pushed to the Hub: an access token is in it" in caplog.text
     assert not has_token(caplog.text)
+
+
+class WritesItsArguments(Trainer):
+    """Saves with each model what the script was given, as scripts do."""
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        path = Path(output_dir or str(self.args.output_dir)) / "given.json"
+        path.write_text(json.dumps({"hub_token": self.args.hub_token}))
+
+
+def test_a_file_of_a_checkpoint_with_the_token_in_it_is_not_pushed_which_is_told(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = pushing_trainer(tmp_path, hub_strategy="all_checkpoints", max_steps=2, kind=WritesItsArguments)
+    trainer.train()
+    files = hub.repository().files()
+    assert {"model.safetensors", "checkpoint-2/trainer_state.json"} <= files.keys()
+    assert [name for name, content in files.items() if has_token(content)] == []
+    assert (tmp_path / "run" / "checkpoint-2" / "given.json").exists()
+    assert f"{Path('checkpoint-2', 'given.json')} is not pushed to the Hub" in caplog.text
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_push_by_hand_with_another_token_leaves_out_the_one_of_the_arguments_too(
+    hub: Hub, tmp_path: Path, blocking: bool
+) -> None:
+    other = "hf_" + "other" * 6
+    hub.tokens[other] = USER
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".env").write_text(GOOD_TOKEN)
+    (tmp_path / "run" / "notes.txt").write_text(other)
+    trainer = pushing_trainer(tmp_path, save_strategy="no")
+    pushed: Any = trainer.push_to_hub(token=other, blocking=blocking)
+    if not blocking:
+        pushed.result(timeout=60)
+    files = hub.repository().files()
+    assert "model.safetensors" in files and not {".env", "notes.txt"} & files.keys()
 
 
 def test_a_trainer_that_is_sent_to_another_process_takes_no_pushes_along(hub: Hub, tmp_path: Path) -> None:

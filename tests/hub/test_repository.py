@@ -48,6 +48,20 @@ def test_pushes_go_to_the_branch_of_hub_revision_which_is_made(hub: Hub, tmp_pat
     assert hub.repository().messages("try/one") == [*SAVES, "End of training"]
 
 
+def test_a_branch_and_a_repository_that_are_named_after_the_trainer_was_made_are_made_with_the_next_push(
+    hub: Hub, tmp_path: Path
+) -> None:
+    trainer = pushing_trainer(tmp_path)
+    trainer.args.hub_revision = "dev"
+    trainer.train()
+    assert hub.repository().messages(MAIN) == []
+    assert hub.repository().messages("dev") == SAVES
+    trainer.args.hub_model_id, trainer.args.hub_revision = "other", None
+    trainer.push_to_hub()
+    assert trainer.hub_model_id == "someone/other"
+    assert hub.repository("other").messages() == ["End of training"]
+
+
 def test_a_push_by_hand_goes_to_a_branch_of_its_own_and_makes_it(hub: Hub, tmp_path: Path) -> None:
     trainer = pushing_trainer(tmp_path, save_strategy="no")
     trainer.push_to_hub(revision="release")

@@ -129,6 +129,10 @@ def take_claim(run_dir: Path) -> Path:
 
 def is_claimed(run_dir: Path) -> bool | None:
     """Whether some process holds the claim on a folder; None where that cannot be told, for want of locks or rights."""
+    with _held_lock:
+        # On a network's file system a second look at a lock of this process would end it.
+        if run_dir.resolve() in _held:
+            return True
     try:
         descriptor = os.open(run_dir / CLAIM_NAME, os.O_RDWR)
     except FileNotFoundError:
@@ -140,6 +144,11 @@ def is_claimed(run_dir: Path) -> bool | None:
         return None if is_locked is None else not is_locked
     finally:
         os.close(descriptor)
+
+
+def holder_of_claim(run_dir: Path) -> dict[str, str | int]:
+    """Process (`pid`) and host of who took the claim on a folder, or is said to; empty where that cannot be told."""
+    return _read(run_dir / CLAIM_NAME)
 
 
 def give_back_claim(key: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,25 +13,27 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.choices import HubStrategy, SaveStrategy
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
-from littrainer.hub.card.remote import cards_not_pushed
+from littrainer.hub.card.remote import settle_card
+from littrainer.hub.card.subject import Given
+from littrainer.hub.card.writing import refuse_unknown_keywords
 from littrainer.hub.failures import PushError, text_of
 from littrainer.hub.progress import Push, PushInProgress, Upload
-from littrainer.hub.repository import explaining, make_branch, repository_name, token_for
+from littrainer.hub.repository import explaining, is_repository_made, make_branch, repository_name, token_for
 from littrainer.hub.sending import WorkInOrder
 from littrainer.hub.snapshot import (
     LAST_CHECKPOINT,
     NEVER_PUSHED,
-    SNAPSHOT_DIR,
     files_with_secrets,
+    new_snapshot,
+    remove_abandoned_snapshots,
     remove_snapshot,
-    remove_snapshots,
     take_beside_model,
     take_checkpoint,
     take_model,
 )
 from littrainer.hub.tokens import remove_files_with_secrets, secrets_of, warn_of_secret
 from littrainer.hub.transfer import upload_folder
-from littrainer.processes.agreement import agreed, are_several, longest_wait
+from littrainer.processes.agreement import agreed, are_several, failing_together, longest_wait
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -50,7 +52,7 @@ LONGEST_SILENCE_SECONDS = 10.0
 def push_save(trainer: Trainer, checkpoint: str) -> None:
     """Begin to push a checkpoint that was just written, as `hub_strategy` asks for it.
 
-    Nothing is pushed while an earlier push is on its way, unless `hub_always_push` is set.
+    While an earlier push is on its way it is left out, unless `hub_always_push` is set; `push_left_out` makes up for it.
 
     Parameters:
         checkpoint: its folder.
@@ -59,27 +61,43 @@ def push_save(trainer: Trainer, checkpoint: str) -> None:
     if not trainer.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
         return
     pushes = trainer.push_in_progress
-    if pushes is not None and not pushes.is_done() and not args.hub_always_push:
-        logger.info("%s is not pushed: the push before it is still on its way (hub_always_push).", checkpoint)
-        return
-    trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
+    is_left_out = pushes is not None and not pushes.is_done() and not args.hub_always_push
+    if is_left_out:
+        logger.info("%s is left out: the push before it is still on its way (hub_always_push).", checkpoint)
+        if not isinstance(pushes, PushInProgress):
+            # A subclass has put one of transformers' there.
+            return
+    else:
+        trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
     pushes = _pushes_of(trainer)
     message = _message_of_save(trainer, Path(checkpoint))
     try:
-        if trainer.hub_model_id is None:
-            # The argument was set after the Trainer was made.
+        if not is_repository_made(trainer):
             trainer.init_hf_repo()
         push = _taken(trainer, Path(checkpoint), message)
     except Exception as error:
         # A full disk must not end a training that can go on.
         pushes.note_failure(f'Preparing the push "{message}"', error, token_for(args))
         return
-    pushes.begin(push)
+    if is_left_out:
+        pushes.leave_out(push)
+    else:
+        pushes.begin(push)
+
+
+def push_left_out(trainer: Trainer) -> None:
+    """Training ends: begin to push the newest save where it was left out."""
+    pushes = trainer.push_in_progress
+    push = pushes.taken_left_out() if isinstance(pushes, PushInProgress) else None
+    if push is not None:
+        logger.info("%s was left out while an earlier push was on its way, and follows.", push.uploads[0].described())
+        trainer.callback_handler.on_push_begin(trainer.args, trainer.state, trainer.control)
+        pushes.begin(push)
 
 
 def _pushes_of(trainer: Trainer) -> PushInProgress:
     if not isinstance(trainer.push_in_progress, PushInProgress):
-        remove_snapshots(Path(trainer.args.output_dir))
+        remove_abandoned_snapshots(Path(trainer.args.output_dir))
         trainer.push_in_progress = PushInProgress()
     pushes: PushInProgress = trainer.push_in_progress
     return pushes
@@ -89,13 +107,14 @@ def _taken(trainer: Trainer, checkpoint: Path, message: str) -> Push:
     args = trainer.args
     output_dir = Path(args.output_dir)
     token = token_for(args)
-    place = output_dir / SNAPSHOT_DIR / f"{checkpoint.name}-{uuid.uuid4().hex[:8]}"
+    place = new_snapshot(output_dir, checkpoint.name)
     shared: dict[str, Any] = {
         "repository": trainer.hub_model_id,
         "token": token,
         "secrets": secrets_of(token),
         "origins": (checkpoint, output_dir),
         "revision": args.hub_revision,
+        "checkpoint": checkpoint,
     }
     uploads = [Upload(folder=place / "model", message=message, **shared)]
     try:
@@ -119,8 +138,9 @@ def _taken(trainer: Trainer, checkpoint: Path, message: str) -> Push:
 
     def add_what_lies_beside() -> None:
         folder = place / "model"
+        make_branch(str(shared["repository"]), shared["revision"], token)
         take_beside_model(output_dir, folder)
-        for name in cards_not_pushed(folder, str(shared["repository"]), args.hub_revision, token):
+        for name in settle_card(folder, str(shared["repository"]), shared["revision"], token):
             (folder / name).unlink()
 
     return Push(uploads, add_what_lies_beside)
@@ -155,19 +175,25 @@ def push_model(
     Returns:
         what the Hub's client says of the commit, or a Future of it where `blocking` is False; None in the other
         processes.
+
+    Raises:
+        TypeError: `create_model_card` takes no such keyword.
     """
     args = trainer.args
-    trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
-    token = token_for(args, token)
-    if trainer.hub_model_id is None:
-        trainer.init_hf_repo(token=token, private=private)
-    trainer.save_model(_internal_call=True)
-    if not trainer.is_world_process_zero():
-        return None
     card.setdefault("model_name", repository_name(args).rpartition("/")[2])
     tags = _with_tags_of_model(trainer, card.get("tags"))
     if tags is not None:
         card["tags"] = tags
+    refuse_unknown_keywords(trainer.create_model_card, card)
+    # An override of create_model_card may take others too.
+    given = Given(**{field.name: card.get(field.name) for field in dataclasses.fields(Given)})
+    trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
+    token = token_for(args, token)
+    if not is_repository_made(trainer):
+        trainer.init_hf_repo(token=token, private=private)
+    trainer.save_model(_internal_call=True)
+    if not trainer.is_world_process_zero():
+        return None
     trainer.create_model_card(**card)
     wait_or_warn(trainer)
     revision = args.hub_revision if revision is None else revision
@@ -178,7 +204,7 @@ def push_model(
     def send(folder: Path, left_out: list[str]) -> Any:
         with explaining(f"pushing to {repository}", token):
             make_branch(str(repository), revision, token)
-            kept_there = cards_not_pushed(folder, str(repository), revision, token)
+            kept_there = settle_card(folder, str(repository), revision, token, given)
             return upload_folder(
                 repo_id=repository,
                 folder_path=folder,
@@ -189,20 +215,24 @@ def push_model(
             )
 
     if blocking:
-        return send(output_dir, _told_of(output_dir, secrets))
+        commit = send(output_dir, _told_of(output_dir, secrets))
+        if isinstance(trainer.push_in_progress, PushInProgress):
+            trainer.push_in_progress.send_wanted()
+            trainer.push_in_progress.wait_until_done()
+        return commit
     pushes = _pushes_of(trainer)
     # The script may save or train again before it is sent.
-    place = output_dir / SNAPSHOT_DIR / f"by-hand-{uuid.uuid4().hex[:8]}"
+    place = new_snapshot(output_dir, "by-hand")
     try:
-        take_beside_model(output_dir, place)
+        take_beside_model(output_dir, place / "model")
     except BaseException:
         remove_snapshot(place)
         raise
 
     def send_snapshot() -> Any:
         try:
-            remove_files_with_secrets(place, secrets, (output_dir,))
-            return send(place, [])
+            remove_files_with_secrets(place / "model", secrets, (output_dir,))
+            return send(place / "model", [])
         except Exception as error:
             logger.warning("Pushing to %s failed (%s).", repository, text_of(error, token))
             raise
@@ -212,6 +242,7 @@ def push_model(
     job: Future[Any] = pushes.run(send_snapshot)
     # It may be cancelled before it begins.
     job.add_done_callback(lambda _: remove_snapshot(place))
+    pushes.send_wanted()
     return job
 
 
@@ -237,6 +268,9 @@ def wait_or_warn(trainer: Trainer) -> None:
         trainer._finish_current_push()
     except PushError as error:
         logger.warning("%s What is pushed now takes its place.", error)
+    if isinstance(trainer.push_in_progress, PushInProgress):
+        # It would go over a newer model.
+        trainer.push_in_progress.drop_left_out()
 
 
 def finish_pushes(trainer: Trainer) -> None:
@@ -267,8 +301,11 @@ def finish_together(trainer: Trainer) -> None:
         PushError: what failed, failed again.
     """
     if not trainer.args.push_to_hub or not are_several():
+        push_left_out(trainer)
         trainer._finish_current_push()
         return
+    with failing_together("pushing the newest save"):
+        push_left_out(trainer)
     waiting = WorkInOrder()
     finished = waiting.run(trainer._finish_current_push)
     seconds = min(LONGEST_SILENCE_SECONDS, longest_wait().total_seconds() / 4)

@@ -57,8 +57,15 @@ def make_repository(trainer: Trainer, token: str | None = None, private: bool | 
     name = repository_name(args)
     with explaining(f"creating the repository {name}", token):
         created = _with_patience(lambda: client().create_repo(name, token=token, private=private, exist_ok=True))
-        trainer.hub_model_id = created.repo_id
+        trainer.hub_model_id, trainer._hub_model_id_asked_for = created.repo_id, (args.hub_model_id,)
         make_branch(created.repo_id, args.hub_revision, token)
+
+
+def is_repository_made(trainer: Trainer) -> bool:
+    """Whether there is the repository that the arguments name; a script may set them after it has made the Trainer."""
+    # An override of init_hf_repo, or the script, may have set hub_model_id by itself.
+    asked_for = trainer._hub_model_id_asked_for or (trainer.args.hub_model_id,)
+    return trainer.hub_model_id is not None and asked_for == (trainer.args.hub_model_id,)
 
 
 def make_branch(repository: str, revision: str | None, token: str | None) -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
+import uuid
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
+from littrainer.checkpoint.claims import give_back_claim, holder_of_claim, is_claimed, take_claim
 from littrainer.checkpoint.manifest import MANIFEST_NAME
 from littrainer.checkpoint.names import (
     LIGHTNING_STATE_NAME,
@@ -26,6 +29,7 @@ from littrainer.checkpoint.names import (
 )
 from littrainer.hub.card.block import CARD_NAME
 from littrainer.hub.tokens import holds_secret
+from littrainer.processes.agreement import is_running
 
 # Beside the checkpoints, on the same file system.
 SNAPSHOT_DIR = ".littrainer_push"
@@ -124,13 +128,37 @@ def files_with_secrets(output_dir: Path, secrets: tuple[bytes, ...]) -> list[str
     ]
 
 
-def remove_snapshots(output_dir: Path) -> None:
-    """Remove what a run that was killed left of its pushes."""
-    shutil.rmtree(output_dir / SNAPSHOT_DIR, ignore_errors=True)
+def new_snapshot(output_dir: Path, name: str) -> Path:
+    """Make the folder of one push, which other runs in output_dir leave alone as long as this process lives.
+
+    Parameters:
+        name: what its own name begins with.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    return take_claim(output_dir / SNAPSHOT_DIR / f"{name}-{uuid.uuid4().hex[:8]}")
+
+
+def remove_abandoned_snapshots(output_dir: Path) -> None:
+    """Remove what runs that were killed left of their pushes, and nothing of one that goes on."""
+    for folder in sorted((output_dir / SNAPSHOT_DIR).glob("*")):
+        if _is_abandoned(folder):
+            remove_snapshot(folder)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    is_held = is_claimed(folder)
+    if is_held is None:
+        # As on a file system without locks.
+        holder = holder_of_claim(folder)
+        return holder.get("host") == socket.gethostname() and not is_running(int(holder["pid"]))
+    return not is_held
 
 
 def remove_snapshot(folder: Path) -> None:
     """Remove one snapshot, and the folder of all with the last one."""
+    give_back_claim(folder)
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.parent.rmdir()

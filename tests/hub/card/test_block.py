@@ -7,12 +7,6 @@ import pytest
 from littrainer.hub.card.block import SEAL_PLACE, is_kept, read_card, written_card
 
 GENERATED = written_card({"license": "mit", "tags": ["a"]}, f"\n# Name\n\n{SEAL_PLACE}\n\nText\n")
-OF_TRANSFORMERS = (
-    "---\nlibrary_name: transformers\n---\n\n<!-- This model card has been generated automatically according to the "
-    "information the Trainer had access to. -->\n\n# name\n\n## One\n\nMore information needed\n\n## Two\n\n"
-    "More information needed\n\n## Three\n\nMore information needed\n"
-)
-TEMPLATE = "---\n{}\n---\n# Model Card for Model ID\n" + "- **By:** [More Information Needed]\n" * 20
 
 
 def test_metadata_and_text_are_read_as_they_were_written() -> None:
@@ -86,17 +80,28 @@ def test_an_empty_block_is_none_of_a_person() -> None:
     assert card.metadata == {} and card.entries_of_a_person() == {} and not card.has_text_of_a_person
 
 
-@pytest.mark.parametrize("content", ["# My model\n", "---\ntags: [\n---\n", "---\n- a\n---\n"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "# My model\n",
+        "---\ntags: [\n---\n",
+        "---\n- a\n---\n",
+        "---\nlicense: mit\non: yes\n---\n",
+        "---\ntags: 5\n---\n",
+        "---\ntags: [{a: b}]\n---\n",
+    ],
+)
 def test_a_card_of_another_hand_is_kept(content: str) -> None:
     assert is_kept(content)
 
 
-def test_a_card_of_transformers_is_a_persons_once_a_section_of_it_has_been_filled_in() -> None:
-    assert not is_kept(OF_TRANSFORMERS)
-    assert read_card(OF_TRANSFORMERS).entries_of_a_person() == {}
-    assert is_kept(OF_TRANSFORMERS.replace("## One\n\nMore information needed", "## One\n\nIt is small."))
+def test_a_block_is_a_persons_once_it_is_another_than_was_written() -> None:
+    assert not read_card(GENERATED).has_block_of_a_person
+    assert read_card(GENERATED.replace("mit", "gpl-3.0")).has_block_of_a_person
+    again = read_card(read_card(GENERATED).with_metadata({"license": "gpl-3.0", "tags": ["a"]}))
+    assert not again.has_block_of_a_person and not again.has_text_of_a_person
+    assert again.entries_of_a_person() == {"license": "gpl-3.0"}
 
 
-def test_the_empty_template_of_the_hub_is_nobodys() -> None:
-    assert not is_kept(TEMPLATE)
-    assert is_kept(TEMPLATE.replace("- **By:** [More Information Needed]\n" * 20, "It is mine.\n"))
+def test_an_entry_with_keys_of_several_kinds_has_a_digest() -> None:
+    assert set(read_card(GENERATED.replace("tags:", "widget: {1: a, b: c}\ntags:")).entries_of_a_person()) == {"widget"}

@@ -42,6 +42,19 @@ def test_a_folder_is_no_base_model_on_the_hub(tmp_path: Path) -> None:
     assert about(tmp_path, given={"finetuned_from": "org/base"}).base_model == "org/base"
 
 
+def test_a_relative_folder_is_none_either_when_the_program_has_moved_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models" / "bert").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    model = tiny_bert_classifier()
+    model.config._name_or_path = "models/bert"
+    trainer = quiet_trainer(tmp_path / "my-model", model)
+    monkeypatch.chdir(tmp_path / "models")
+    found = subject_of(trainer, Given())
+    assert found.base_model is None and found.started_from == "bert"
+
+
 def test_the_configuration_tells_what_was_fine_tuned(tmp_path: Path) -> None:
     model = tiny_bert_classifier()
     model.config._name_or_path = "org/base"

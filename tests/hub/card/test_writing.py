@@ -108,6 +108,19 @@ def test_a_block_that_the_hub_made_with_a_licence_alone_is_taken_over(tmp_path: 
     assert "license: mit" in content and "# my-model" in content
 
 
+@pytest.mark.parametrize("block", ["on: yes", "tags: 5", "eval_results: 5"])
+def test_a_card_whose_metadata_cannot_be_taken_over_is_kept_and_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, block: str
+) -> None:
+    path = tmp_path / "my-model" / CARD_NAME
+    path.parent.mkdir()
+    content = f"---\nlicense: mit\n{block}\n---\n"
+    path.write_text(content, encoding="utf-8")
+    with caplog.at_level(logging.WARNING, logger="littrainer"):
+        assert written(tmp_path) == content
+    assert "is kept as it is" in caplog.text
+
+
 def test_no_token_stands_in_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = "hf_" + "Zy9" * 10
     monkeypatch.setenv("HF_TOKEN", "a-token-of-another-form")
@@ -153,6 +166,19 @@ def test_an_adapters_card_has_what_peft_adds_and_what_the_trainer_knows(tmp_path
         assert metadata["library_name"] == "peft" and {"mine", "lora"} <= set(metadata["tags"])
         assert card.text.count("- PEFT ") == 1 and "### Training hyperparameters" in card.text
         assert not read_card(content).has_text_of_a_person
+
+
+def test_metadata_of_a_person_stay_in_an_adapters_card_however_often_it_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    trainer = quiet_trainer(tmp_path, tiny_lora_tagger())
+    trainer.create_model_card()
+    path = tmp_path / CARD_NAME
+    edited = path.read_text(encoding="utf-8").replace("---\n", "---\nlicense: gpl-3.0\n", 1)
+    path.write_text(edited.replace("tags:\n", "tags:\n- own\n"), encoding="utf-8")
+    for _ in range(3):
+        trainer.create_model_card()
+        metadata = read_card(path.read_text(encoding="utf-8")).metadata or {}
+        assert metadata["license"] == "gpl-3.0" and {"own", "lora"} <= set(metadata["tags"])
 
 
 def test_only_the_first_process_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,22 +8,18 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from littrainer.hub.card.elsewhere import FOUND_ANEW, GENERATED_BY_TRANSFORMERS, is_as_generated
+
 CARD_NAME = "README.md"
 # What the Hub takes for the block of metadata.
 BLOCK = re.compile(r"^\s*---(?:\r\n|\r|\n)(.*?)(?:\r\n|\r|\n)---[ \t]*(?:\r\n|\r|\n|$)", re.DOTALL)
 EMPTY_BLOCK = re.compile(r"^\s*---(?:\r\n|\r|\n)---[ \t]*(?:\r\n|\r|\n|$)")
 # Stands in the text, unseen by who reads the page: digests of the text and of each entry of the metadata, as they were
-# generated. It tells what somebody has changed since.
-SEAL = re.compile(r"<!-- littrainer card: text ([0-9a-f]{16})((?: [\w-]+=[0-9a-f]{8})*) -->")
+# generated, and of the whole block, as it was written. It tells what somebody has changed since.
+SEAL = re.compile(
+    r"<!-- littrainer card: text ([0-9a-f]{16})(?: block ([0-9a-f]{8}) entries)?((?: [\w-]+=[0-9a-f]{8})*) -->"
+)
 SEAL_PLACE = f"<!-- littrainer card: text {'0' * 16} -->"
-# transformers says so in the cards that it generates, and has this sentence in each section that is left to the user.
-GENERATED_BY_TRANSFORMERS = "has been generated automatically according to the information the Trainer had access to"
-LEFT_TO_THE_USER = "More information needed"
-SECTIONS_LEFT_TO_THE_USER = 3
-# The card that PEFT and huggingface_hub begin with.
-TEMPLATE_TITLE = "# Model Card for Model ID"
-LEFT_IN_THE_TEMPLATE = "[More Information Needed]"
-FEWEST_LEFT_IN_THE_TEMPLATE = 10
 
 
 @dataclass(frozen=True)
@@ -48,26 +44,37 @@ class Card:
         seal = SEAL.search(self.text)
         if seal is not None:
             return seal[1] != _digest_of_text(self.text)
-        if GENERATED_BY_TRANSFORMERS in self.text:
-            return self.text.count(LEFT_TO_THE_USER) < SECTIONS_LEFT_TO_THE_USER
-        is_template = TEMPLATE_TITLE in self.text
-        return not (is_template and self.text.count(LEFT_IN_THE_TEMPLATE) >= FEWEST_LEFT_IN_THE_TEMPLATE)
+        return not is_as_generated(self.text, self.metadata)
 
     def entries_of_a_person(self) -> dict[str, Any]:
         """The entries of the metadata that somebody has added or changed."""
+        entries = self.metadata or {}
         generated = self._sealed_entries()
-        if generated is None:
-            return {} if GENERATED_BY_TRANSFORMERS in self.text else dict(self.metadata or {})
-        entries = (self.metadata or {}).items()
-        return {name: entry for name, entry in entries if generated.get(name) != _digest_of_entry(entry)}
+        if generated is not None:
+            return {name: entry for name, entry in entries.items() if generated.get(name) != _digest_of_entry(entry)}
+        is_of_transformers = GENERATED_BY_TRANSFORMERS in self.text
+        return {name: entry for name, entry in entries.items() if not (is_of_transformers and name in FOUND_ANEW)}
 
     def entries_taken_out(self) -> set[str]:
         """Names of the generated entries that somebody has deleted."""
         return set(self._sealed_entries() or ()) - set(self.metadata or ())
 
+    @property
+    def has_block_of_a_person(self) -> bool:
+        """Whether somebody has changed the metadata since the card was written, or has written them."""
+        seal = SEAL.search(self.text)
+        return seal is None or seal[2] != _digest_of_entry(self.metadata)
+
+    def with_metadata(self, metadata: dict[str, Any]) -> str:
+        """The README.md of this text with other metadata; what a person has changed stays known."""
+        seal = SEAL.search(self.text)
+        if seal is None:
+            return _as_file(metadata, self.text)
+        return _as_file(metadata, SEAL.sub(_seal(seal[1], metadata, seal[3]), self.text))
+
     def _sealed_entries(self) -> dict[str, str] | None:
         seal = SEAL.search(self.text)
-        return None if seal is None else dict(entry.split("=") for entry in seal[2].split())
+        return None if seal is None else dict(entry.split("=") for entry in seal[3].split())
 
 
 def read_card(content: str) -> Card:
@@ -87,7 +94,7 @@ def read_card(content: str) -> Card:
         metadata = False
     if metadata is None:
         metadata = {}
-    return Card(metadata if isinstance(metadata, dict) else None, content[block.end() :])
+    return Card(metadata if _are_entries(metadata) else None, content[block.end() :])
 
 
 def written_card(metadata: dict[str, Any], text: str, generated: dict[str, Any] | None = None) -> str:
@@ -96,12 +103,27 @@ def written_card(metadata: dict[str, Any], text: str, generated: dict[str, Any] 
     Parameters:
         generated: the metadata as they were generated, where somebody's own are among those that are written.
     """
+    entries = (f" {name}={_digest_of_entry(entry)}" for name, entry in (generated or metadata).items())
+    return _as_file(metadata, SEAL.sub(_seal(_digest_of_text(text), metadata, "".join(entries)), text))
+
+
+def _as_file(metadata: dict[str, Any], text: str) -> str:
     import yaml
 
-    entries = (f" {name}={_digest_of_entry(entry)}" for name, entry in (generated or metadata).items())
-    seal = f"<!-- littrainer card: text {_digest_of_text(text)}{''.join(entries)} -->"
     block = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True) if metadata else ""
-    return f"---\n{block}---\n{SEAL.sub(seal, text)}"
+    return f"---\n{block}---\n{text}"
+
+
+def _seal(text: str, metadata: dict[str, Any], entries: str) -> str:
+    return f"<!-- littrainer card: text {text} block {_digest_of_entry(metadata)} entries{entries} -->"
+
+
+def _are_entries(metadata: Any) -> bool:
+    """Whether a block is of a kind that can be taken over: entries with names, and tags that are text."""
+    if not isinstance(metadata, dict) or not all(isinstance(name, str) for name in metadata):
+        return False
+    tags = metadata.get("tags") or []
+    return isinstance(tags, str) or (isinstance(tags, list) and all(isinstance(tag, str) for tag in tags))
 
 
 def is_kept(content: str) -> bool:
@@ -116,7 +138,12 @@ def _digest_of_text(text: str) -> str:
 
 
 def _digest_of_entry(entry: Any) -> str:
-    return _digest(json.dumps(entry, sort_keys=True, default=str))[:8]
+    try:
+        text = json.dumps(entry, sort_keys=True, default=str)
+    except (TypeError, ValueError):
+        # Below an entry YAML has keys of all kinds.
+        text = repr(entry)
+    return _digest(text)[:8]
 
 
 def _digest(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from littrainer.hub.card.block import Card
 from littrainer.hub.card.results import Results, metric_tags
 from littrainer.hub.card.subject import Given, Subject
 
@@ -29,6 +30,8 @@ TASK_NAMES: dict[str, str] = {
 }
 # What training decides anew, whatever a person has written there.
 RESULTS = ("metrics", "model-index")
+# What PEFT writes into the card of an adapter each time that it saves one.
+PEFT_ENTRIES = frozenset({"library_name", "base_model", "pipeline_tag"})
 # Keyword of a call -> the entry that it decides.
 ENTRY_OF_KEYWORD: dict[str, str] = {
     "language": "language",
@@ -77,6 +80,19 @@ def _results(subject: Subject, found: dict[str, tuple[str, float]]) -> list[dict
     ]
 
 
+def own_entries(card: Card, is_of_peft: bool) -> dict[str, Any]:
+    """Entries of a card that a person has written, and not PEFT.
+
+    Parameters:
+        is_of_peft: the model is an adapter.
+    """
+    return {
+        name: entry
+        for name, entry in card.entries_of_a_person().items()
+        if name not in RESULTS and not (is_of_peft and name in PEFT_ENTRIES)
+    }
+
+
 def joined(
     new: dict[str, Any], of_a_person: dict[str, Any], given: Given, taken_out: Iterable[str] = ()
 ) -> dict[str, Any]:
@@ -96,3 +112,20 @@ def joined(
         own = [tags] if isinstance(tags, str) else tags
         entries["tags"] = list(dict.fromkeys([*new.get("tags", []), *map(str, own)]))
     return entries
+
+
+def check_metadata(metadata: dict[str, Any]) -> None:
+    """Let huggingface_hub read the metadata, where it is installed.
+
+    Raises:
+        ValueError: it finds that they are no metadata of a model.
+    """
+    try:
+        from huggingface_hub import ModelCardData
+    except ImportError:
+        return
+    try:
+        ModelCardData(**metadata)
+    except Exception as error:
+        # It checks little beforehand, and fails in many ways.
+        raise ValueError(f"the Hub would refuse the metadata of the model card: {error}") from error

@@ -114,7 +114,9 @@ class Subject:
 def subject_of(trainer: Trainer, given: Given) -> Subject:
     """Put together what a script says and what can be seen of its model and data."""
     base = given.finetuned_from or _name_in_config(trainer.model)
-    is_local = base is not None and (os.path.isdir(base) or REPOSITORY.fullmatch(base) is None)
+    is_local = base is not None and (
+        base == trainer._model_folder or os.path.isdir(base) or REPOSITORY.fullmatch(base) is None
+    )
     started_from = Path(base.replace("\\", "/")).name if base is not None and is_local else base
     repository = None if is_local else base
     name = given.model_name or Path(trainer.args.output_dir).absolute().name or started_from or "model"
@@ -129,6 +131,15 @@ def subject_of(trainer: Trainer, given: Given) -> Subject:
         license=given.license or (license_of(repository) if repository else None),
         tags=tags_of(trainer.model, given.tags),
     )
+
+
+def folder_of(model: Any) -> str | None:
+    """The folder that a model was loaded from, as its configuration names it; None where that is no folder here.
+
+    A relative name says so only as long as the program works in the same folder.
+    """
+    name = _name_in_config(model)
+    return name if name is not None and os.path.isdir(name) else None
 
 
 def as_tuple(value: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -156,7 +167,8 @@ def license_of(repository: str) -> str | None:
 
 def _name_in_config(model: Any) -> str | None:
     config = getattr(base_model(model), "config", None)
-    return getattr(config, "_name_or_path", None) or None
+    name = getattr(config, "_name_or_path", None)
+    return name if isinstance(name, str) and name else None
 
 
 def _library_of(model: Any) -> str | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from littrainer.hub.card.block import LEFT_TO_THE_USER, SEAL_PLACE
+from littrainer.hub.card.block import SEAL_PLACE
+from littrainer.hub.card.elsewhere import LEFT_TO_THE_USER
 from littrainer.hub.card.results import Results, label, rounded
 from littrainer.hub.card.subject import Subject
 

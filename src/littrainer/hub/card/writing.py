@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from littrainer.arguments.nearest import suggestion
 from littrainer.arguments.secrets import holds_a_secret, masked, without_secrets
 from littrainer.ecosystem import is_a
 from littrainer.hub.card.block import CARD_NAME, Card, read_card, written_card
 from littrainer.hub.card.environment import framework_versions, strategy_of
 from littrainer.hub.card.hyperparameters import hyperparameters
-from littrainer.hub.card.metadata import joined, metadata_of
+from littrainer.hub.card.metadata import check_metadata, joined, metadata_of, own_entries
 from littrainer.hub.card.results import results_of
 from littrainer.hub.card.subject import Given, subject_of
 from littrainer.hub.card.text import card_text
@@ -26,21 +29,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SHORTEST_SECRET = 6
-# What PEFT writes into the card of an adapter each time that it saves one.
-PEFT_ENTRIES = ("library_name", "base_model", "pipeline_tag")
 
 
 def write_card(trainer: Trainer, given: Given) -> Path | None:
     """Write the card of a Trainer's model as README.md into its `output_dir`; only the first process writes.
 
     A text that somebody has written or changed is kept as it is, file and all. Metadata that somebody has changed, or
-    written before there was a text, are kept too, where neither the script nor the results decide them.
+    written before there was a text, are kept too, where neither the script nor the results decide them. A file whose
+    metadata cannot be read is kept.
 
     Returns:
         The file that was written; None where it was kept, and in the other processes.
 
     Raises:
-        ValueError: huggingface_hub, where it is installed, finds an entry of the metadata that the Hub would refuse.
+        ValueError: huggingface_hub, where it is installed, finds that the Hub would refuse what the script names.
         OSError: the file cannot be read or written.
     """
     if not trainer.is_world_process_zero():
@@ -50,29 +52,48 @@ def write_card(trainer: Trainer, given: Given) -> Path | None:
     if found.has_text_of_a_person:
         logger.warning("%s is kept as it is, since it has been edited; delete it to have a new model card.", path)
         return None
-    content = _content(trainer, given, found)
+    generated, text = _generated(trainer, given)
+    check_metadata(generated)
+    own = own_entries(found, is_of_peft=is_a(trainer.model, "peft model"))
+    metadata = joined(generated, own, given, found.entries_taken_out())
+    try:
+        check_metadata(metadata)
+    except ValueError as error:
+        logger.warning("%s is kept as it is, for its metadata cannot be taken over: %s", path, error)
+        return None
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, content)
+    write_whole(path, written_card(metadata, text, generated))
     model = trainer.accelerator.unwrap_model(trainer.model)
     if is_a(model, "peft model") and hasattr(model, "create_or_update_model_card"):
-        _complete_for_adapter(model, path, read_card(content))
+        _complete_for_adapter(model, path, metadata, generated)
     return path
 
 
-def _content(trainer: Trainer, given: Given, found: Card) -> str:
+def refuse_unknown_keywords(create_model_card: Callable[..., Any], keywords: Mapping[str, Any]) -> None:
+    """Refuse keywords of `push_to_hub` that a Trainer's `create_model_card`, or an override of it, does not take.
+
+    Raises:
+        TypeError: there is such a keyword.
+    """
+    parameters = inspect.signature(create_model_card).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for name in keywords:
+        if name not in parameters:
+            raise TypeError(
+                f"push_to_hub() got an unexpected keyword argument {name!r}: {suggestion(name, parameters)}. "
+                "Beside its own it takes those of create_model_card."
+            )
+
+
+def _generated(trainer: Trainer, given: Given) -> tuple[dict[str, Any], str]:
+    """Metadata and text of a new card."""
     subject = subject_of(trainer, given)
     results = results_of(trainer.state, loads_best=bool(trainer.args.load_best_model_at_end))
-    hide = _Secrets(trainer.args)
-    generated = hide.hidden(metadata_of(subject, results))
-    is_adapter = is_a(trainer.model, "peft model")
-    own = {
-        name: entry for name, entry in found.entries_of_a_person().items() if not (is_adapter and name in PEFT_ENTRIES)
-    }
-    metadata = joined(generated, own, given, found.entries_taken_out())
     badges = [badge for badge in map(_badge_of, trainer.callback_handler.callbacks) if badge]
     text = card_text(subject, results, hyperparameters(trainer), framework_versions(), strategy_of(trainer), badges)
-    check_metadata(metadata)
-    return written_card(metadata, hide.in_text(text), generated)
+    hide = _Secrets(trainer.args)
+    return hide.hidden(metadata_of(subject, results)), hide.in_text(text)
 
 
 def _badge_of(callback: Any) -> str | None:
@@ -85,31 +106,21 @@ def _badge_of(callback: Any) -> str | None:
         return None
 
 
-def check_metadata(metadata: dict[str, Any]) -> None:
-    """Let huggingface_hub read the metadata, where it is installed.
-
-    Raises:
-        ValueError: it finds that they are no metadata of a model.
-    """
-    try:
-        from huggingface_hub import ModelCardData
-    except ImportError:
-        return
-    ModelCardData(**metadata)
-
-
-def _complete_for_adapter(model: Any, path: Path, ours: Card) -> None:
+def _complete_for_adapter(model: Any, path: Path, before: dict[str, Any], generated: dict[str, Any]) -> None:
     """Let PEFT add what it knows of an adapter, and give back the tags that it takes away."""
     model.create_or_update_model_card(str(path.parent))
     found = read_card(path.read_text(encoding="utf-8"))
     metadata = dict(found.metadata or {})
-    before = ours.metadata or {}
-    metadata["tags"] = list(dict.fromkeys([*before.get("tags", []), *metadata.get("tags", [])]))
+    tags = before.get("tags", [])
+    of_peft = [tag for tag in metadata.get("tags") or [] if tag not in tags]
+    metadata["tags"] = [*tags, *of_peft]
     # PEFT names the folder that the model below the adapter was loaded from, also where it is none of the Hub.
     metadata.pop("base_model", None)
     if "base_model" in before:
         metadata["base_model"] = before["base_model"]
-    write_whole(path, written_card(metadata, found.text))
+    added = {name: entry for name, entry in metadata.items() if before.get(name) != entry}
+    generated = {**generated, **added, "tags": [*generated.get("tags", []), *of_peft]}
+    write_whole(path, written_card(metadata, found.text, generated))
 
 
 class _Secrets:
