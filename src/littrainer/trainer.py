@@ -51,7 +51,7 @@ from littrainer.evaluation.results import (
     speed_metrics,
 )
 from littrainer.evaluation.side_effects import continue_random_draws, left_as_found
-from littrainer.hub import pushing, repository
+from littrainer.hub import by_hand, repository
 from littrainer.hub.card.subject import Given, Texts, folder_of
 from littrainer.hub.card.writing import write_card
 from littrainer.interruptions import UpdateGuard
@@ -643,7 +643,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
 
     def push_to_hub(
         self,
-        commit_message: str | None = pushing.END_OF_TRAINING,
+        commit_message: str | None = by_hand.END_OF_TRAINING,
         blocking: bool = True,
         token: str | None = None,
         revision: str | None = None,
@@ -668,7 +668,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
             TypeError: `create_model_card` takes no such keyword.
             huggingface_hub.errors.HfHubHTTPError: the Hub refuses it; a note says what to do.
         """
-        return pushing.push_model(self, commit_message, blocking, token, revision, private, **kwargs)
+        return by_hand.push_model(self, commit_message, blocking, token, revision, private, **kwargs)
 
     def create_model_card(
         self,

@@ -83,6 +83,38 @@ def test_a_stream_longer_than_an_epoch_is_read_no_further_than_that() -> None:
     assert next(stream) == 4
 
 
+@pytest.mark.parametrize(
+    ("more", "drawn", "expected"),
+    [(-1, [3, 3, 3, 3], "[..][..][..]"), (-2, [2, 2, 2, 2], "[..][..]"), (1, [5, 5, 5, 1], "[..][..][..][..]")],
+)
+def test_a_script_that_draws_more_or_fewer_is_asked_for_the_same_and_steps_are_counted_over_all(
+    more: int, drawn: list[int], expected: str
+) -> None:
+    asked: list[int] = []
+
+    def draw_window(batches: Iterator[Any], number: int) -> tuple[list[Any], int]:
+        asked.append(number)
+        return draw(batches, number + more), 1
+
+    loader = windows_over(range(16), 4, 16, draw_window=draw_window)
+    micro_batches = list(loader)
+    assert asked == [4, 4, 4, 4] and loader.epoch_is_complete
+    assert [batch.window_size for batch in micro_batches if not batch.position] == drawn
+    assert places(micro_batches) == expected
+
+
+def test_an_epoch_that_is_resumed_within_a_window_closes_that_one_first() -> None:
+    asked: list[int] = []
+
+    def draw_window(batches: Iterator[Any], number: int) -> tuple[list[Any], int]:
+        asked.append(number)
+        return draw(batches, number), 1
+
+    loader = windows_over("abcdefgh", 3, 8, draw_window=draw_window)
+    loader.resume_at(ResumePoint(1, None, nothing))
+    assert places(list(loader)) == "[][.][]" and asked == [2, 3, 2]
+
+
 def test_an_epoch_ends_in_the_middle_of_a_window_when_told_to_stop() -> None:
     answers = iter([False, True])
     loader = windows_over(range(6), 3, 6, should_stop=lambda: next(answers))

@@ -153,6 +153,23 @@ def test_nothing_is_left_of_a_push_on_the_disk(hub: Hub, tmp_path: Path) -> None
     assert not (tmp_path / "run" / SNAPSHOT_DIR).exists()
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_keyword_that_no_card_takes_is_refused_in_each_process_before_anything_is_done(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    begun: list[bool] = []
+
+    class Listener(TrainerCallback):
+        def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            begun.append(True)
+
+    trainer = pushing_trainer(tmp_path, save_strategy="no", given={"callbacks": [Listener]})
+    monkeypatch.setattr(trainer, "is_world_process_zero", lambda: is_first)
+    with pytest.raises(TypeError, match="'licence': did you mean 'license'"):
+        trainer.push_to_hub(licence="mit")
+    assert begun == [] and files_below(tmp_path / "run") == {}
+
+
 def test_pushing_by_hand_gives_the_commit_or_a_future_of_it(hub: Hub, tmp_path: Path) -> None:
     trainer = pushing_trainer(tmp_path, push_to_hub=False, save_strategy="no")
     trainer.train()

@@ -7,11 +7,12 @@ import logging
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from littrainer import TrainerCallback
+from littrainer.checkpoint import claims
 from littrainer.hub.failures import PushError
 from littrainer.hub.progress import MOST_DELETED, Push, PushInProgress, Upload
 from littrainer.hub.snapshot import SNAPSHOT_DIR, new_snapshot, remove_abandoned_snapshots
@@ -32,8 +33,8 @@ class Refused(Exception):
 class Sending(Upload):
     """Notes what is sent; fails where there is an error for it."""
 
-    sent: list[str] = []
-    error: Exception | None = None
+    sent: ClassVar[list[str]] = []
+    error: ClassVar[Exception | None] = None
 
     def send(self) -> Any:
         Sending.sent.append(self.message)
@@ -170,23 +171,33 @@ def test_what_nobody_can_send_any_more_is_removed(sending: type[Sending], tmp_pa
         pushes.finish()
     # The checkpoint waits for a push by hand.
     assert set_aside(tmp_path) == names(1)
-    # Its traceback would keep them.
+    # Its traceback keeps them.
     sending.error = None
     del pushes
     gc.collect()
     assert set_aside(tmp_path) == []
 
 
-def test_snapshots_of_a_push_that_goes_on_are_left_alone_and_those_of_a_killed_run_are_not(tmp_path: Path) -> None:
+def test_snapshots_of_a_push_that_goes_on_are_left_alone_and_those_of_a_killed_run_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = new_snapshot(tmp_path, "checkpoint-2")
     (tmp_path / SNAPSHOT_DIR / "checkpoint-1-0a1b").mkdir()
     remove_abandoned_snapshots(tmp_path)
     assert [entry.name for entry in (tmp_path / SNAPSHOT_DIR).iterdir()] == [own.name]
+    # As another process, which sees the lock.
+    monkeypatch.setattr("littrainer.hub.snapshot.is_held_here", lambda folder: False)
+    remove_abandoned_snapshots(tmp_path)
+    assert [entry.name for entry in (tmp_path / SNAPSHOT_DIR).iterdir()] == [own.name]
+    claims._forget_in_child()
+    remove_abandoned_snapshots(tmp_path)
+    assert not (tmp_path / SNAPSHOT_DIR).exists()
 
 
 def test_without_locks_the_process_that_made_a_snapshot_tells_whether_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("littrainer.hub.snapshot.is_held_here", lambda folder: False)
     monkeypatch.setattr("littrainer.hub.snapshot.is_claimed", lambda folder: None)
     new_snapshot(tmp_path, "checkpoint-2")
     remove_abandoned_snapshots(tmp_path)

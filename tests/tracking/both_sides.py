@@ -15,6 +15,8 @@ from tests.scenarios.pruners import prunes_the_second_trial
 from tests.scenarios.trainers import quiet_arguments
 
 SIDES = ("transformers", "littrainer")
+# Of each run, which pushes nothing; in no tracker's record of it.
+HUB_TOKEN = "hf_" + "Tr4ck" * 6
 
 # Metrics that tell how fast the machine was.
 TIMED = ("runtime", "per_second")
@@ -39,6 +41,7 @@ def trainer_of(side: str, folder: Path, **changes: Any) -> Any:
         "eval_strategy": "steps",
         "eval_steps": 3,
         "run_name": "one short run",
+        "hub_token": HUB_TOKEN,
         **changes,
     }
     # The weights of a model are drawn when it is made.
@@ -79,3 +82,10 @@ def same_on_both_machines(values: dict[str, Any]) -> dict[str, Any]:
 def comparable_arguments(shown: dict[str, Any]) -> dict[str, Any]:
     """What both sides show of a run's parameters, without the folder that differs between them."""
     return {name: value for name, value in shown.items() if name not in ("output_dir", "logging_dir")}
+
+
+def assert_token_is_masked(folder: Path) -> None:
+    """The files of a tracker below a folder have the arguments of a run, and not the token that is one of them."""
+    contents = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    assert any(b"HUB_TOKEN" in content for content in contents)
+    assert not any(HUB_TOKEN.encode() in content for content in contents)

@@ -10,7 +10,13 @@ from mlflow.tracking import MlflowClient
 from littrainer import TrainerCallback
 from littrainer.tracking import MLflowCallback
 from tests.scenarios.trainers import quiet_trainer
-from tests.tracking.both_sides import SIDES, comparable_arguments, same_on_both_machines, trainer_of
+from tests.tracking.both_sides import (
+    SIDES,
+    assert_token_is_masked,
+    comparable_arguments,
+    same_on_both_machines,
+    trainer_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +69,14 @@ def metrics_of(client: MlflowClient, run: Any) -> dict[str, list[tuple[int, floa
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> dict[str, Any]:
-    """The run that each side left behind, and its metrics."""
+    """The run that each side left behind, its metrics, and the folder of its store."""
     found = {}
     for side in SIDES:
         folder = tmp_path_factory.mktemp(side)
         with pytest.MonkeyPatch.context() as patch, local_store(folder, empty_store, patch) as client:
             trainer_of(side, folder / "out", report_to="mlflow").train()
             (run,) = runs_in(client)
-            found[side] = run, metrics_of(client, run)
+            found[side] = run, metrics_of(client, run), folder
     return found
 
 
@@ -79,6 +85,10 @@ def test_metrics_steps_and_values_are_those_of_transformers(both: dict[str, Any]
     assert theirs == ours
     assert [step for step, _ in ours["loss"]] == [2, 4, 6]
     assert {"eval_accuracy", "train_loss", "total_flos", "grad_norm"} <= ours.keys()
+
+
+def test_the_store_has_no_token(both: dict[str, Any]) -> None:
+    assert_token_is_masked(both["littrainer"][2])
 
 
 def test_parameters_name_and_status_are_those_of_transformers(both: dict[str, Any]) -> None:

@@ -12,7 +12,13 @@ from trackio.sqlite_storage import SQLiteStorage
 from littrainer import TrainerCallback
 from littrainer.tracking.trackio import TrackioCallback, static_space_name
 from tests.scenarios.trainers import quiet_trainer
-from tests.tracking.both_sides import SIDES, comparable_arguments, same_on_both_machines, trainer_of
+from tests.tracking.both_sides import (
+    SIDES,
+    assert_token_is_masked,
+    comparable_arguments,
+    same_on_both_machines,
+    trainer_of,
+)
 
 ADDED_BY_TRACKIO = ("timestamp", "step")
 
@@ -52,6 +58,10 @@ def test_rows_are_those_of_transformers(both: dict[str, Any]) -> None:
     assert theirs == ours
     assert {"train/loss", "train/global_step"} <= ours[0].keys()
     assert ours[-1]["test/accuracy"] == ours[-2]["eval/accuracy"]
+
+
+def test_the_store_has_no_token(both: dict[str, Any], store: Path) -> None:
+    assert_token_is_masked(store)
 
 
 def test_the_configuration_is_that_of_transformers(both: dict[str, Any]) -> None:

@@ -12,14 +12,20 @@ from littrainer import TrainerCallback
 from littrainer.tracking import WandbCallback
 from littrainer.tracking.selection import trackers_for
 from tests.scenarios.trainers import quiet_trainer
-from tests.tracking.both_sides import SIDES, comparable_arguments, same_on_both_machines, trainer_of
+from tests.tracking.both_sides import (
+    SIDES,
+    assert_token_is_masked,
+    comparable_arguments,
+    same_on_both_machines,
+    trainer_of,
+)
 from tests.tracking.wandb_records import WandbRun, read_run
 
 UNSET = ("WANDB_PROJECT", "WANDB_LOG_MODEL", "WANDB_WATCH", "WANDB_DISABLED", "WANDB_NAME", "WANDB_RUN_ID")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Keep wandb to a folder; it reads its environment once in a process."""
     folder = tmp_path_factory.mktemp("wandb")
     with pytest.MonkeyPatch.context() as patch:
@@ -30,7 +36,7 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
             patch.setenv(name, str(folder))
         wandb.teardown()
-        yield
+        yield folder
         wandb.teardown()
 
 
@@ -53,7 +59,7 @@ def finished_run() -> WandbRun:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory, offline: None) -> dict[str, WandbRun]:
+def both(tmp_path_factory: pytest.TempPathFactory, offline: Path) -> dict[str, WandbRun]:
     """The run that each side left behind: training, an evaluation, a prediction."""
     found = {}
     for side in SIDES:
@@ -80,6 +86,10 @@ def test_config_summary_and_name_are_those_of_transformers(both: dict[str, Wandb
     assert same_on_both_machines(theirs.summary) == same_on_both_machines(ours.summary)
     assert "train_loss" in ours.summary
     assert (theirs.name, theirs.project) == (ours.name, ours.project) == ("one short run", "huggingface")
+
+
+def test_the_record_has_no_token(both: dict[str, WandbRun], offline: Path) -> None:
+    assert_token_is_masked(offline)
 
 
 def test_what_lightnings_callbacks_log_is_drawn_at_its_step(tmp_path: Path) -> None:

@@ -129,10 +129,6 @@ def take_claim(run_dir: Path) -> Path:
 
 def is_claimed(run_dir: Path) -> bool | None:
     """Whether some process holds the claim on a folder; None where that cannot be told, for want of locks or rights."""
-    with _held_lock:
-        # On a network's file system a second look at a lock of this process would end it.
-        if run_dir.resolve() in _held:
-            return True
     try:
         descriptor = os.open(run_dir / CLAIM_NAME, os.O_RDWR)
     except FileNotFoundError:
@@ -144,6 +140,12 @@ def is_claimed(run_dir: Path) -> bool | None:
         return None if is_locked is None else not is_locked
     finally:
         os.close(descriptor)
+
+
+def is_held_here(run_dir: Path) -> bool:
+    """Whether this process holds the claim on a folder."""
+    with _held_lock:
+        return run_dir.resolve() in _held
 
 
 def holder_of_claim(run_dir: Path) -> dict[str, str | int]:

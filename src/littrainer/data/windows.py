@@ -26,7 +26,7 @@ class MicroBatch:
         inputs: what the collator made, still on the host.
         opens_window: the first one of its optimizer step.
         closes_window: the last one; the optimizer steps after its backward pass.
-        window_size: micro-batches in the window.
+        window_size: micro-batches that were drawn together: those of the step, unless a script draws more or fewer.
         num_items_in_window: label tokens in the window, where the loss is divided by them.
         epoch_fraction: share of the epoch done once this micro-batch is.
         position: place in the window, from 0.
@@ -134,23 +134,25 @@ class WindowLoader:
         if callable(getattr(loader, "set_epoch", None)):
             loader.set_epoch(self.epoch)
         batches = progress.batches(loader)
-        length = self._micro_batches_of_windows()
-        while seen < length:
-            # Windows stand where they would stand from the epoch's beginning on.
-            wanted = min(self.accumulation - seen % self.accumulation, length - seen)
+        length, accumulation = self._micro_batches_of_windows(), self.accumulation
+        # Windows stand where they would stand from the epoch's beginning on, whatever `draw_window` returns of them.
+        resumed_at, behind_in_window = seen, seen % accumulation
+        for beginning in range(seen - behind_in_window, length, accumulation):
+            wanted = min(accumulation, length - beginning) - behind_in_window
+            behind_in_window = 0
             window, num_items = self.draw_window(batches, wanted)
             progress.finish_resuming()
             self._micro_batches_drawn = seen + len(window)
             if not window:
-                self._data_has_ended = True
-                return
+                break
             for position, inputs in enumerate(window):
+                opens_window = seen % accumulation == 0 or seen == resumed_at
                 seen += 1
                 self.micro_batches_seen = seen
                 yield MicroBatch(
                     inputs=inputs,
-                    opens_window=position == 0,
-                    closes_window=position + 1 == wanted,
+                    opens_window=opens_window,
+                    closes_window=seen % accumulation == 0 or seen == self.micro_batches_per_epoch,
                     window_size=len(window),
                     num_items_in_window=num_items,
                     epoch_fraction=seen / self.micro_batches_per_epoch,
@@ -158,6 +160,7 @@ class WindowLoader:
                 )
                 if self.should_stop():
                     return
+        self._data_has_ended = True
 
     def _micro_batches_of_windows(self) -> int:
         last = self.micro_batches_per_epoch % self.accumulation or self.accumulation

@@ -24,7 +24,9 @@ logger = logging.getLogger(__name__)
 
 # What becomes of a push that fails.
 GOES_ON = "Training goes on; the next save is pushed again."
-STAYS = "What was saved last is in output_dir; push_to_hub() pushes the model, and the checkpoints that all_checkpoints lacks."
+STAYS = (
+    "What was saved last is in output_dir; push_to_hub() pushes the model, and what the Hub lacks of all_checkpoints."
+)
 # How many of the newest checkpoints wait for the Hub though they are deleted here. Of earlier ones only those that are
 # still there wait, which takes no room.
 MOST_DELETED = 3
@@ -188,7 +190,7 @@ class PushInProgress(WorkInOrder):
         if self.is_at_work():
             logger.warning("%s, and goes on though training has ended.", self.describe())
         elif self._failure is not None:
-            logger.error("%s %s", self._failure, STAYS)
+            logger.error("%s %s", str(self._failure), STAYS)
         if left_out is not None:
             logger.warning("%s was left out meanwhile. %s", left_out.uploads[0].described(), STAYS)
 
@@ -235,7 +237,8 @@ class PushInProgress(WorkInOrder):
 
     def _fail(self, failure: PushError) -> None:
         self._failure = failure
-        logger.warning("%s %s", failure, self._outlook)
+        # Its traceback, which a log may keep, has this object and all that it set aside.
+        logger.warning("%s %s", str(failure), self._outlook)
 
     def _remove(self, places: set[Path]) -> None:
         _remove_places(places)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
-from littrainer.checkpoint.claims import give_back_claim, holder_of_claim, is_claimed, take_claim
+from littrainer.checkpoint.claims import give_back_claim, holder_of_claim, is_claimed, is_held_here, take_claim
 from littrainer.checkpoint.manifest import MANIFEST_NAME
 from littrainer.checkpoint.names import (
     LIGHTNING_STATE_NAME,
@@ -148,7 +148,8 @@ def remove_abandoned_snapshots(output_dir: Path) -> None:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    is_held = is_claimed(folder)
+    # On a network's file system a second look at a lock of this process would end it.
+    is_held = is_held_here(folder) or is_claimed(folder)
     if is_held is None:
         # As on a file system without locks.
         holder = holder_of_claim(folder)

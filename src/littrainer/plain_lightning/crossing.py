@@ -6,6 +6,7 @@ over as a checkpoint in memory, from which the first training on the other side 
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,9 +30,10 @@ from littrainer.lightning_internals import hand_in_checkpoint
 from littrainer.plain_lightning.data_module import TrainerDataModule
 from littrainer.plain_lightning.lightning_settings import (
     arguments_under,
-    checkpoint_settings,
+    checkpoint_callback,
     lightning_keywords,
     saves,
+    validation_callback,
 )
 from littrainer.plain_lightning.module import TransformersModule
 from littrainer.plain_lightning.trainer_format import TAKEN_OVER, states_of
@@ -82,6 +84,8 @@ IN_A_TRAINER: dict[str, str] = {
 }
 # Lightning's callbacks whose work is a Trainer's own.
 DONE_BY_TRAINER = (pl.callbacks.ModelCheckpoint, pl.callbacks.ProgressBar, pl.callbacks.ModelSummary)
+# Keywords of lightning.Trainer with which its user says when `fit` validates.
+WHEN_TO_VALIDATE = {"limit_val_batches", "val_check_interval", "check_val_every_n_epoch", "fast_dev_run"}
 # Callbacks whose work is Lightning's own over there.
 DONE_BY_LIGHTNING = (DefaultFlowCallback, ProgressCallback, PrinterCallback, LightningLoggersCallback)
 
@@ -143,15 +147,18 @@ def _refuse_what_stays_behind(trainer: Trainer) -> None:
 
 def _lightning_trainer(trainer: Trainer, module: TransformersModule, given: dict[str, Any]) -> pl.Trainer:
     args = trainer.args
-    known = lightning_keywords(args, lambda: _total_steps(trainer))
+    total_steps = functools.cache(lambda: _total_steps(trainer))
     in_arguments: Any = args.lightning
-    known.update({**(in_arguments or {}), **trainer.lightning_keywords, **given})
+    chosen = {**(in_arguments or {}), **trainer.lightning_keywords, **given}
+    known = {**lightning_keywords(args, total_steps), **chosen}
     if given.keys() & {"max_epochs", "max_steps"}:
         # The one says how long training is, without the other.
         known.update({"max_epochs": -1, "max_steps": -1, **{name: given[name] for name in given}})
     callbacks = [*trainer.lightning_callbacks, *_as_list(known.pop("callbacks", None))]
+    validation = None if chosen.keys() & WHEN_TO_VALIDATE else validation_callback(args, total_steps)
+    callbacks += _as_list(validation)
     if known["enable_checkpointing"] and saves(args) and not any(isinstance(one, ModelCheckpoint) for one in callbacks):
-        callbacks.append(ModelCheckpoint(**checkpoint_settings(args, lambda: _total_steps(trainer))))
+        callbacks.append(checkpoint_callback(args, total_steps, validation))
     states = _states_of(trainer)
     if states is not None:
         callbacks.append(GoesOn(lightning_checkpoint(states)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.arguments.destinations import lightning_precision
 from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
+from littrainer.plain_lightning.intervals import DueSteps, SavesAsTrainer, ValidatesAtSteps, ValidatesOutsideFitOnly
 from littrainer.plain_lightning.module_arguments import ModuleArguments, names_of_arguments
 from littrainer.plain_lightning.unheeded import ABOUT_DATA
 
@@ -40,7 +41,7 @@ KEYWORDS: dict[str, Callable[[TrainingArguments, Callable[[], int]], Any]] = {
     "accumulate_grad_batches": lambda args, steps: args.gradient_accumulation_steps,
     "gradient_clip_val": lambda args, steps: args.max_grad_norm or None,
     "log_every_n_steps": lambda args, steps: resolved(args.logging_steps, steps),
-    "limit_val_batches": lambda args, steps: 0 if args.eval_strategy == IntervalStrategy.NO else 1.0,
+    # Where an epoch's last window is short, `ValidatesAtSteps` knows better.
     "val_check_interval": lambda args, steps: (
         args.gradient_accumulation_steps * resolved(args.eval_steps, steps) if _evaluates_by_steps(args) else 1.0
     ),
@@ -83,15 +84,44 @@ def resolved(interval: float | None, total_steps: Callable[[], int]) -> int:
     return math.ceil(interval * total_steps()) if 0 < interval < 1 else max(int(interval), 1)
 
 
-def checkpoint_settings(args: TrainingArguments, total_steps: Callable[[], int]) -> dict[str, Any]:
-    """The keywords of a `ModelCheckpoint` that saves when and as many as the arguments say."""
-    settings: dict[str, Any] = {"dirpath": args.output_dir, "save_top_k": -1}
-    if args.save_strategy == SaveStrategy.STEPS:
-        settings["every_n_train_steps"] = resolved(args.save_steps, total_steps)
+def validation_callback(args: TrainingArguments, total_steps: Callable[[], int]) -> pl.Callback | None:
+    """What lets `fit` validate when the arguments say so; None where Lightning does by itself, at the ends of epochs."""
+    if args.eval_strategy == IntervalStrategy.NO:
+        return ValidatesOutsideFitOnly()
+    if _evaluates_by_steps(args):
+        return ValidatesAtSteps(DueSteps(resolved(args.eval_steps, total_steps), args.eval_delay))
+    return None
+
+
+def checkpoint_callback(
+    args: TrainingArguments, total_steps: Callable[[], int], validation: pl.Callback | None
+) -> SavesAsTrainer:
+    """What saves when and as many as the arguments say.
+
+    Parameters:
+        validation: what `validation_callback` has returned; None too where somebody else decides when to validate.
+    """
+    by_steps = args.save_strategy == SaveStrategy.STEPS
+    return SavesAsTrainer(
+        DueSteps(resolved(args.save_steps, total_steps)) if by_steps else None,
+        validation if isinstance(validation, ValidatesAtSteps) else None,
+        only_best=args.save_strategy == SaveStrategy.BEST,
+        **_checkpoint_settings(args),
+    )
+
+
+def _checkpoint_settings(args: TrainingArguments) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "dirpath": args.output_dir,
+        "save_top_k": -1,
+        "save_weights_only": args.save_only_model,
+    }
     keeps_all = args.save_total_limit is None or args.save_total_limit <= 0
     if args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST:
         watched = (args.metric_for_best_model or "loss").removeprefix(EVALUATED)
         settings.update(monitor=f"{VALIDATED}{watched}", mode="max" if args.greater_is_better else "min")
+        # The best ones alone would not have the one to resume from.
+        settings["save_last"] = not keeps_all and args.save_strategy != SaveStrategy.BEST
     elif not keeps_all:
         settings.update(monitor="step", mode="max")
     if not keeps_all:

@@ -108,7 +108,7 @@ def test_a_block_that_the_hub_made_with_a_licence_alone_is_taken_over(tmp_path: 
     assert "license: mit" in content and "# my-model" in content
 
 
-@pytest.mark.parametrize("block", ["on: yes", "tags: 5", "eval_results: 5"])
+@pytest.mark.parametrize("block", ["on: yes", "tags: 5", "self: me"])
 def test_a_card_whose_metadata_cannot_be_taken_over_is_kept_and_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, block: str
 ) -> None:
