@@ -151,6 +151,27 @@ def count_optimizer_steps_from(lightning_trainer: pl.Trainer, optimizer_steps: i
     epoch_loop._batches_that_stepped = optimizer_steps
 
 
+def begin_next_epoch(lightning_trainer: pl.Trainer) -> None:
+    """Let a fit whose checkpoint stands at the end of an epoch begin the next one, where it would read on in that epoch.
+
+    So it would over a loader of unknown length: nothing in the checkpoint says that its data has ended. To be called when
+    Lightning tells the loader that an epoch begins.
+    """
+    fit_loop = lightning_trainer.fit_loop
+    epochs, epoch_loop = fit_loop.epoch_progress, fit_loop.epoch_loop
+    counted: Any = epochs.current
+    if counted.started > counted.processed:
+        epochs.increment_processed()
+    if counted.processed > counted.completed:
+        epochs.increment_completed()
+    if not epoch_loop.restarted_on_last:
+        # The step under which loggers are told of the next one.
+        epoch_loop._batches_that_stepped += 1
+    # So it counts its micro-batches from 0.
+    epoch_loop.restarting = False
+    fit_loop.reset_restart_stage()
+
+
 def replace_optimizer(lightning_trainer: pl.Trainer, optimizer: torch.optim.Optimizer) -> None:
     """Let another optimizer step from here on, also within a micro-batch of manual optimization.
 

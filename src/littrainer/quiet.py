@@ -16,7 +16,7 @@ CHATTER = re.compile(
     r"GPU available|TPU available|HPU available|LOCAL_RANK|.*Tip: |"
     r"`?Trainer\.\w+` stopped|You are using (the plain ModelCheckpoint|a CUDA device)|"
     r"Using (16bit|bfloat16) |.*attempting graceful shutdown|Detected KeyboardInterrupt|`weights_only` was not set|"
-    r"Initializing distributed|-{20,}\s*distributed_backend="
+    r"Running in `fast_dev_run` mode|Initializing distributed|-{20,}\s*distributed_backend="
 )
 CHATTING_LOGGERS = (
     "lightning.fabric.utilities.distributed",
@@ -33,6 +33,8 @@ SILENCED_WARNINGS = (
     r".*isinstance\(treespec, LeafSpec\).*",
     # The schedule of that callback takes the place of the other one, whatever that counts.
     r".*SWA is currently only supported every epoch.*",
+    # Asked for again, the Trainer's module changes nothing there.
+    r".*WeightAveraging callback with a model that overrides the configure_model.*",
     # The Trainer notes them.
     r".*Couldn't infer the batch indices fetched from your dataloader.*",
 )

@@ -68,7 +68,7 @@ from littrainer.search import searching
 from littrainer.search.results import BestRun
 from littrainer.tracking.selection import trackers_for
 from littrainer.training import checks, loss, reports, run, train_call
-from littrainer.training.development_run import trackers_reported_to
+from littrainer.training.development_run import pushes_by_itself, trackers_reported_to
 from littrainer.training.label_smoothing import smoother_for
 from littrainer.training.memory_report import CONSTRUCTION, MemoryReport
 from littrainer.training.plan import plan_training
@@ -180,7 +180,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self._model_folder = folder_of(self.model)
         # The repository that the model is pushed to.
         self.hub_model_id: str | None = None
-        if args.push_to_hub:
+        if pushes_by_itself(self):
             with failing_together("creating the repository on the Hub"):
                 self.init_hf_repo()
         with failing_together(f"creating output_dir={args.output_dir}"):
@@ -618,7 +618,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         is_of_checkpoint = _internal_call and output_dir is not None
         write = storage.save_model_of_checkpoint if is_of_checkpoint else storage.save_model
         write(self, self.args.output_dir if output_dir is None else output_dir)
-        if self.args.push_to_hub and not _internal_call:
+        if pushes_by_itself(self) and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def save_state(self) -> None:

@@ -57,6 +57,14 @@ def test_a_large_file_of_a_checkpoint_takes_no_room_and_outlives_its_checkpoint(
     assert (tmp_path / "model" / "model.safetensors").stat().st_size == COPIED_BYTES + 1
 
 
+def test_checkpoints_of_a_lightning_trainer_are_no_part_of_the_model(tmp_path: Path) -> None:
+    checkpoint = ("model.safetensors", "lightning_state.pt", "tokenizer/vocab.json")
+    run = filled(tmp_path / "run", ("notes.txt", *(f"epoch=0-step=2.ckpt/{name}" for name in checkpoint)))
+    filled(run / ".littrainer_from-lightning-step-2", ("optimizer.pt", "model.safetensors"))
+    take_beside_model(run, tmp_path / "taken")
+    assert list(files_below(tmp_path / "taken")) == ["notes.txt"]
+
+
 def test_a_large_file_beside_checkpoints_is_copied_since_it_may_be_written_into(tmp_path: Path) -> None:
     with (filled(tmp_path / "run", ("notes.txt",)) / "log.txt").open("wb") as file:
         file.truncate(COPIED_BYTES + 1)

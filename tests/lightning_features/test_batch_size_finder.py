@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from littrainer import Trainer
 from tests.scenarios.data import Rows, Stream, vector_rows
@@ -78,6 +79,14 @@ def test_accumulated_gradients_take_their_memory(tmp_path: Path) -> None:
     assert model.sizes.count(4) == 2 and trainer.args.gradient_accumulation_steps == 5
 
 
+def test_they_do_so_where_a_schedule_accumulates_only_later(tmp_path: Path) -> None:
+    model = Bounded(7)
+    given = {"callbacks": [GradientAccumulationScheduler({2: 5})]}
+    trainer = quiet_trainer(tmp_path, model, rows=100, given=given)
+    assert trainer.scale_batch_size(steps_per_trial=1) == 4
+    assert model.sizes.count(4) == 2
+
+
 def test_memory_for_nothing_is_an_error_with_what_to_do(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, Bounded(0))
     with pytest.raises(RuntimeError, match=r"micro-batches of 1 samples too, .* Use a smaller model"):
@@ -95,14 +104,29 @@ def test_another_error_is_passed_on(tmp_path: Path) -> None:
     assert trainer._train_batch_size == 4
 
 
-def test_a_loader_of_ones_own_has_to_take_the_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_loader_of_ones_own_has_to_take_the_size(tmp_path: Path, tells: bool, accumulation: int) -> None:
     class Own(Trainer):
         def get_train_dataloader(self) -> Any:
             rows = [{"x": row["x"], "labels": torch.tensor(row["labels"])} for row in vector_rows(12)]
-            return DataLoader(Rows(rows), batch_size=3)
+            if tells:
+                return DataLoader(Rows(rows), batch_size=3)
+            return DataLoader(Rows(rows), batch_sampler=BatchSampler(SequentialSampler(rows), 3, drop_last=False))
 
     with pytest.raises(ValueError, match=r"asked for micro-batches of 2 samples, and .* made some of 3: let it read"):
-        quiet_trainer(tmp_path, kind=Own).scale_batch_size()
+        quiet_trainer(tmp_path, kind=Own, gradient_accumulation_steps=accumulation).scale_batch_size()
+
+
+def test_a_loader_of_ones_own_that_takes_the_size_may_end_with_a_smaller_batch(tmp_path: Path) -> None:
+    class Own(Trainer):
+        def get_train_dataloader(self) -> Any:
+            rows = [{"x": row["x"], "labels": torch.tensor(row["labels"])} for row in vector_rows(13)]
+            batches = BatchSampler(SequentialSampler(rows), self._train_batch_size, drop_last=False)
+            return DataLoader(Rows(rows), batch_sampler=batches)
+
+    trainer = quiet_trainer(tmp_path, Bounded(9), kind=Own, rows=13, gradient_accumulation_steps=2)
+    assert trainer.scale_batch_size() == 8
 
 
 def test_a_trial_of_the_script_keeps_the_size(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -119,6 +143,8 @@ def test_a_trial_of_the_script_keeps_the_size(tmp_path: Path, caplog: pytest.Log
         ({"steps_per_trial": 1.5}, r"steps_per_trial=1.5\)"),
         ({"max_trials": True}, "max_trials=True"),
         ({"margin": 1}, "share to take off"),
+        ({"margin": "a"}, "share to take off"),
+        ({"margin": None}, "share to take off"),
     ],
 )
 def test_parameters_that_mean_nothing_are_refused(tmp_path: Path, keywords: dict[str, Any], words: str) -> None:

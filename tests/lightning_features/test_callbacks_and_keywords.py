@@ -85,12 +85,15 @@ class Weights(TrainerCallback):
         self.epochs.append(model.head.weight.detach().clone())
 
 
-def test_a_moving_average_is_that_of_the_weights_after_each_step(tmp_path: Path) -> None:
+def test_a_moving_average_is_that_of_the_weights_after_each_step(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     noting = Weights()
     trainer = quiet_trainer(
         tmp_path, given={"callbacks": [noting, EMAWeightAveraging(decay=0.7)]}, max_steps=6, rows=20
     )
     trainer.train()
+    assert not [warning for warning in recwarn if "configure_model" in str(warning.message)]
     expected = noting.after_steps[0]
     for weights in noting.after_steps[1:]:
         expected = 0.7 * expected + 0.3 * weights

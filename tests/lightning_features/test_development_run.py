@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
@@ -113,6 +113,30 @@ def test_no_tracker_hears_of_it(tmp_path: Path) -> None:
     trainer.lightning_keywords.clear()
     trainer.train()
     assert Tracker.heard > 0
+
+
+def test_the_hub_hears_of_it_only_where_the_script_pushes(tmp_path: Path) -> None:
+    class Asking(Trainer):
+        asked: ClassVar[list[str]] = []
+
+        def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+            self.asked.append("repository")
+
+        def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+            self.asked.append("push")
+
+    for lightning, heard in (({"fast_dev_run": True}, []), (None, ["repository", "push"])):
+        trainer = quiet_trainer(tmp_path, kind=Asking, lightning=lightning, max_steps=1, push_to_hub=True)
+        trainer.train()
+        trainer.save_model()
+        assert Asking.asked == heard
+
+
+def test_it_is_told_of_once_and_not_with_each_evaluation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trainer = quiet_trainer(tmp_path, lightning={"fast_dev_run": 2})
+    trainer.train()
+    trainer.evaluate()
+    assert caplog.text.count("a trial with 2 batches") == caplog.text.count("fast_dev_run") == 1
 
 
 def test_without_evaluation_data_there_is_no_evaluation(tmp_path: Path) -> None:

@@ -9,18 +9,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import datasets
 import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch.optim.lr_scheduler import LambdaLR, SequentialLR
+from torch.utils.data import DataLoader, IterableDataset
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.random_state import capture_random_states, random_states_are_equal
 from littrainer.lightning_features.learning_rate_finder import RangeTest
 from tests.scenarios.data import Rows, vector_rows
-from tests.scenarios.models import NoisyClassifier, VectorClassifier, tiny_bert_classifier
+from tests.scenarios.models import NoisyClassifier, VectorClassifier, tiny_bert_classifier, tiny_llama
 from tests.scenarios.trainers import StepwiseTrainer, quiet_arguments, quiet_trainer
 
 FALLING = [math.exp(-((max(place - 20, 0) / 10) ** 2)) for place in range(40)]
@@ -115,6 +117,45 @@ def test_it_ends_at_a_loss_that_is_no_number(tmp_path: Path) -> None:
     found = quiet_trainer(tmp_path, Broken()).lr_find(num_training=30)
     assert [math.isnan(loss) for loss in found.results["loss"]] == [False] * 14 + [True]
     assert found.suggestion() is not None
+
+
+def test_data_that_can_be_read_only_once_ends_it_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Once(IterableDataset[Any]):
+        def __init__(self) -> None:
+            self.cursor = iter(vector_rows(40))
+
+        def __iter__(self) -> Any:
+            return self.cursor
+
+    trainer = quiet_trainer(tmp_path, given={"train_dataset": Once()}, max_steps=1)
+    assert len(trainer.lr_find(num_training=20).results["lr"]) == 10
+    assert "tried 10 of 20 learning rates, since the data ended" in caplog.text and "explodes" not in caplog.text
+
+
+def test_a_column_that_was_left_out_of_the_data_is_named_by_its_errors(tmp_path: Path) -> None:
+    rows = [{"x": [0.0] * 6, "labels": 1, "extra": 2} for _ in range(8)]
+
+    def collate(batch: Any) -> Any:
+        return [row["extra"] for row in batch]
+
+    given = {"train_dataset": datasets.Dataset.from_list(rows), "data_collator": collate}
+    trainer = quiet_trainer(tmp_path, given=given)
+    for find in (trainer.lr_find, trainer.scale_batch_size):
+        with pytest.raises(KeyError) as caught:
+            find()
+        assert "remove_unused_columns has left 'extra' out" in "".join(caught.value.__notes__)
+
+
+def test_what_a_training_refuses_beforehand_it_refuses_too(tmp_path: Path) -> None:
+    class Own(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return DataLoader(Rows(vector_rows(12)), batch_size=4, shuffle=True)
+
+    trainer = quiet_trainer(tmp_path, kind=Own, lightning={"overfit_batches": 2})
+    with pytest.raises(ValueError, match="draws another order for each"):
+        trainer.lr_find()
 
 
 def test_a_trial_of_the_script_tries_one_rate(tmp_path: Path) -> None:
@@ -288,6 +329,43 @@ def test_settings_that_a_training_changes_in_a_model_of_transformers_are_put_bac
     assert recomputes(model)
 
 
+def test_hooks_that_recomputing_needs_are_taken_off_again(tmp_path: Path) -> None:
+    model = tiny_llama()
+    rows = [{"input_ids": [7, 8, 9], "labels": [7, 8, 9]}] * 8
+
+    def hooks() -> list[int]:
+        return [len(module._forward_hooks) for module in model.modules()]
+
+    trainer = quiet_trainer(
+        tmp_path, model, given={"train_dataset": Rows(rows), "eval_dataset": None}, gradient_checkpointing=True
+    )
+    names = set(vars(model))
+    trainer.lr_find(num_training=2)
+    trainer.scale_batch_size(max_val=4)
+    assert not any(hooks()) and set(vars(model)) == names
+    trainer.train()
+    assert sum(hooks()) == 1
+    trainer.lr_find(num_training=2)
+    assert sum(hooks()) == 1
+
+
+def test_frozen_layers_and_buffers_that_appear_in_a_forward_pass_are_not_left_behind(tmp_path: Path) -> None:
+    class Late(VectorClassifier):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            self.register_buffer("late", torch.zeros(1))
+            return super().forward(x, labels)
+
+    class Freezing(Trainer):
+        def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+            self.model.head.bias.requires_grad_(False)
+            return super().create_optimizer(*args, **kwargs)
+
+    trainer = quiet_trainer(tmp_path, Late(), kind=Freezing)
+    names = set(trainer.model.state_dict())
+    trainer.lr_find(num_training=2)
+    assert set(trainer.model.state_dict()) == names and trainer.model.head.bias.requires_grad
+
+
 def test_a_model_that_model_init_made_stays_the_same_object(tmp_path: Path) -> None:
     made: list[Any] = []
 
@@ -310,8 +388,11 @@ def test_a_model_that_model_init_made_stays_the_same_object(tmp_path: Path) -> N
         ({"mode": "log"}, "mode='log'.: give 'exponential' or 'linear'"),
         ({"min_lr": 0}, "rises from a number above 0"),
         ({"min_lr": 1.0, "max_lr": 0.1}, "to a larger one"),
+        ({"min_lr": "1e-5"}, "rises from a number above 0"),
+        ({"max_lr": None}, "rises from a number above 0"),
         ({"num_training": 0}, "number of learning rates to try"),
         ({"early_stop_threshold": 0.5}, "above 1; None lets it go on"),
+        ({"early_stop_threshold": "a"}, "above 1; None lets it go on"),
     ],
 )
 def test_parameters_that_mean_nothing_are_refused(tmp_path: Path, keywords: dict[str, Any], words: str) -> None:

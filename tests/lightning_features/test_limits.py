@@ -143,6 +143,7 @@ def test_a_prediction_stops_at_the_smaller_one_of_its_limits(
         ({"overfit_batches": 1.5}, "'overfit_batches': 1.5}"),
         ({"fast_dev_run": -1}, "no number of batches"),
         ({"fast_dev_run": "yes"}, "no number of batches"),
+        ({"detect_anomaly": "yes"}, "no switch: give True or False"),
     ],
 )
 def test_a_limit_that_means_nothing_is_refused_when_the_trainer_is_made(
@@ -187,6 +188,11 @@ def test_a_model_learns_the_batches_by_heart(tmp_path: Path) -> None:
     trainer.train()
     found = [loss for _, loss in losses(trainer)]
     assert len(found) == 60 and found[-1] < found[0] / 10
+
+
+def test_limits_that_are_none_limit_nothing(tmp_path: Path) -> None:
+    unset = {"limit_train_batches": None, "overfit_batches": 0, "fast_dev_run": None}
+    assert quiet_trainer(tmp_path, lightning=unset, rows=12, num_train_epochs=1).train().global_step == 3
 
 
 @pytest.mark.parametrize("shuffle", [True, False])

@@ -58,7 +58,7 @@ def test_a_trainer_goes_on_where_the_lightning_trainer_stands(tmp_path: Path, st
     assert trainer.state.epoch == pytest.approx(BEHIND[step] / 6)
     assert trainer.train().global_step == STEPS
     check_same(trainer.model)
-    assert not list(tmp_path.glob("from-lightning*"))
+    assert not list(tmp_path.glob(".littrainer_from*"))
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,7 @@ def test_the_other_side_evaluates_logs_and_saves_when_the_arguments_say_so(tmp_p
     _, _, lightning_trainer = trainer.to_lightning(max_time={"hours": 1})
     saver = lightning_trainer.checkpoint_callback
     assert isinstance(saver, pl.callbacks.ModelCheckpoint)
-    assert (saver.dirpath, saver._every_n_train_steps, saver.save_top_k) == (str(tmp_path), 3, 1)
-    assert (lightning_trainer.val_check_interval, lightning_trainer.check_val_every_n_epoch) == (8, None)
+    assert (saver.dirpath, saver.save_top_k, saver.save_weights_only) == (str(tmp_path), 1, False)
     assert (lightning_trainer.precision, lightning_trainer.gradient_clip_val) == ("bf16-mixed", 0.3)
     assert (lightning_trainer.max_epochs, lightning_trainer.loggers) == (3, [])
 
@@ -159,6 +158,48 @@ def test_after_it_has_gone_on_once_a_trainer_trains_from_the_beginning(tmp_path:
     trainer.model.losses.clear()
     trainer.train()
     assert len(trainer.model.losses) == 18
+
+
+def test_a_trainer_that_has_taken_over_hands_on_without_training(tmp_path: Path) -> None:
+    module, datamodule, lightning_trainer = trainer_of(tmp_path).to_lightning(callbacks=[StopsLightningAt(3)])
+    lightning_trainer.fit(module, datamodule=datamodule)
+    between = Trainer.from_lightning(module, datamodule, lightning_trainer)
+    module, datamodule, lightning_trainer = between.to_lightning()
+    lightning_trainer.fit(module, datamodule=datamodule)
+    assert lightning_trainer.global_step == STEPS
+    check_same(module.model)
+
+
+@pytest.mark.parametrize(("limits", "ends"), [((2, 100), (-1, 6)), ((4, 7), (7, 7)), ((2, 6), (-1, 6))])
+@pytest.mark.parametrize("step", [0, 4])
+def test_training_ends_at_the_first_limit_as_over_there(
+    tmp_path: Path, limits: tuple[int, int], ends: tuple[int, int], step: int
+) -> None:
+    args = {"output_dir": str(tmp_path), "per_device_train_batch_size": 4, "report_to": "none"}
+    module, data = TransformersModule(VectorClassifier(), args), TrainerDataModule(Rows(vector_rows(12)))
+    keywords = {"max_epochs": limits[0], "max_steps": limits[1], "callbacks": [StopsLightningAt(step)]}
+    lightning_trainer = pl.Trainer(**keywords, **QUIET)
+    if step:
+        lightning_trainer.fit(module, data)
+    trainer = Trainer.from_lightning(module, data, lightning_trainer)
+    trainer.args.disable_tqdm = True
+    assert (trainer.args.max_steps, trainer.train().global_step) == ends
+
+
+def test_a_least_length_is_told_not_to_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    module = TransformersModule(VectorClassifier(), {"output_dir": str(tmp_path), "report_to": "none"})
+    with caplog.at_level(logging.WARNING):
+        Trainer.from_lightning(module, None, pl.Trainer(max_epochs=2, min_epochs=1, **QUIET))
+    assert "['min_epochs=1'] of the lightning.Trainer does not count" in caplog.text
+
+
+def test_a_stream_whose_last_window_may_be_short_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stream = {"train_dataset": Stream(vector_rows(22))}
+    with caplog.at_level(logging.WARNING):
+        trainer_of(tmp_path, given=stream, max_steps=2, gradient_accumulation_steps=1).to_lightning()
+        assert "train_dataset has no length" not in caplog.text
+        trainer_of(tmp_path, given=stream, max_steps=2, gradient_accumulation_steps=4).to_lightning()
+    assert "within the 4 micro-batches of an optimizer step" in caplog.text
 
 
 # ---- Bad input -------------------------------------------------------------------------------------------------------
@@ -187,6 +228,49 @@ def test_hooks_of_a_module_that_a_trainer_would_not_call_are_named(tmp_path: Pat
     with pytest.raises(NotImplementedError, match=r"Doubles overrides compute_loss \(a Trainer's compute_loss\)"):
         Trainer.from_lightning(module)
     assert isinstance(DoublesToo.from_lightning(module), DoublesToo)
+
+
+def test_loaders_of_a_data_module_that_a_trainer_would_not_ask_for_are_named(tmp_path: Path) -> None:
+    class Mine(TrainerDataModule):
+        def train_dataloader(self) -> Any:
+            return super().train_dataloader()
+
+    class Asks(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return super().get_train_dataloader()
+
+    module = TransformersModule(VectorClassifier(), {"output_dir": str(tmp_path), "report_to": "none"})
+    data = Mine(Rows(vector_rows(8)))
+    with pytest.raises(
+        NotImplementedError, match=r"Mine overrides train_dataloader \(a Trainer's get_train_dataloader"
+    ):
+        Trainer.from_lightning(module, data)
+    assert isinstance(Asks.from_lightning(module, data), Asks)
+
+
+def test_a_training_without_an_end_that_a_trainer_knows_is_refused(tmp_path: Path) -> None:
+    module = TransformersModule(VectorClassifier(), {"output_dir": str(tmp_path), "report_to": "none"})
+    with pytest.raises(ValueError, match="neither max_epochs nor max_steps"):
+        Trainer.from_lightning(module, None, pl.Trainer(max_epochs=-1, max_time={"hours": 1}, **QUIET))
+    stream = TrainerDataModule(Stream(vector_rows(8)))
+    with pytest.raises(ValueError, match="whichever comes first"):
+        Trainer.from_lightning(module, stream, pl.Trainer(max_epochs=2, max_steps=100, **QUIET))
+
+
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_trainer_that_has_trained_on_has_to_cross_over_again(tmp_path: Path, step: int) -> None:
+    trainer = stopped(trainer_of(tmp_path), step)
+    module, datamodule, lightning_trainer = trainer.to_lightning()
+    trainer.train()
+    with pytest.raises(RuntimeError, match=r"Call to_lightning\(\) again"):
+        lightning_trainer.fit(module, datamodule=datamodule)
+
+
+def test_steps_that_no_training_of_the_trainer_has_taken_are_refused(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path)
+    trainer.state.global_step = 3
+    with pytest.raises(RuntimeError, match=r"3 optimizer steps are done, .* train\(resume_from_checkpoint="):
+        trainer.to_lightning()
 
 
 def test_callbacks_that_stay_behind_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -171,9 +171,11 @@ def test_overfit_batches_reads_the_same_few_batches_in_each_epoch() -> None:
     assert heard.numbers == [[0.0, 1.0, 2.0, 3.0]] * 2
 
 
-def test_lightnings_batch_size_finder_sets_the_batch_size() -> None:
+def test_lightnings_batch_size_finder_sets_the_batch_size(tmp_path: Path) -> None:
     data = numbers_module(Numbers(ROWS))
-    found = Tuner(lightning(max_epochs=1)).scale_batch_size(PlainModule(), datamodule=data, max_trials=2, init_val=2)
+    # Where it keeps the weights in the meantime.
+    tuner = Tuner(lightning(max_epochs=1, default_root_dir=tmp_path))
+    found = tuner.scale_batch_size(PlainModule(), datamodule=data, max_trials=2, init_val=2)
     assert data.batch_size == data.args.per_device_train_batch_size == found == 4  # type: ignore[union-attr]
 
 

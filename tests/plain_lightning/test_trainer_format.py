@@ -44,7 +44,7 @@ def test_what_lightning_saves_is_resumed_by_the_trainer(tmp_path: Path, plugin: 
     resumed = trainer_of(tmp_path, resumed_model(step), seed=7, save_strategy="steps", save_steps=1)
     assert resumed.train(resume_from_checkpoint=str(saved)).global_step == STEPS
     check_same(resumed.model)
-    assert not list(tmp_path.glob("from-*"))
+    assert not list(tmp_path.glob(".littrainer_from*"))
     # So it is where that training was broken off in its turn.
     again = trainer_of(tmp_path, resumed_model(4), seed=7)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
@@ -104,7 +104,7 @@ def refusal(file: Path, model: nn.Module | None = None) -> str:
     with pytest.raises(ValueError) as caught:
         trainer.train(resume_from_checkpoint=str(file))
     assert weights_of(trainer.model) == before
-    assert not list(file.parent.glob("from-*"))
+    assert not list(file.parent.glob(".littrainer_from*"))
     return str(caught.value)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 
+from littrainer.plain_lightning.intervals import DueSteps, ValidatesAtSteps
 from littrainer.plain_lightning.module_arguments import arguments_from, names_of_arguments
 from littrainer.plain_lightning.unheeded import ABOUT_DATA, ACTED_ON, LEFT_TO_LIGHTNING, OF_SCRIPTS, tell_unheeded
 from tests.plain_lightning.curves import QUIET
@@ -25,7 +26,7 @@ def _read(trainer: pl.Trainer, datamodule: Any) -> dict[str, Any]:
     names = (
         *("max_epochs", "max_steps", "accumulate_grad_batches", "precision", "gradient_clip_val", "accelerator"),
         *("strategy", "loggers", "checkpoint_callbacks", "log_every_n_steps", "progress_bar_callback"),
-        *("check_val_every_n_epoch", "val_check_interval"),
+        *("check_val_every_n_epoch", "val_check_interval", "callbacks"),
     )
     return {**{name: getattr(trainer, name) for name in names}, "datamodule": datamodule}
 
@@ -45,6 +46,7 @@ def test_each_argument_is_acted_on_or_left_to_somebody() -> None:
         ({"fp16": True}, 'fp16=True (instead: precision="16-mixed")'),
         ({"save_strategy": "epoch"}, "ModelCheckpoint"),
         ({"max_grad_norm": 0.5}, ""),
+        ({"eval_strategy": "steps", "eval_steps": 3}, "eval_strategy='steps' (instead: val_check_interval"),
         ({"learning_rate": 0.5, "output_dir": "elsewhere", "do_train": True}, ""),
         ({"per_device_train_batch_size": 2}, "TrainerDataModule acts on it"),
     ],
@@ -68,6 +70,23 @@ def test_what_is_not_acted_on_is_told_with_what_to_give_instead(args: dict[str, 
 )
 def test_nothing_is_told_where_the_lightning_trainer_agrees(args: dict[str, Any], keywords: dict[str, Any]) -> None:
     assert told(args, **keywords) == ""
+
+
+def test_what_of_checkpoints_is_not_done_is_told_by_itself() -> None:
+    best = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    saver = pl.callbacks.ModelCheckpoint(monitor="val_loss")
+    found = told({**best, "save_only_model": True}, enable_checkpointing=True, callbacks=[saver])
+    assert "load_best_model_at_end=True (instead: ckpt_path=" in found
+    assert "save_only_model=True (instead: ModelCheckpoint(save_weights_only=True))" in found
+    assert not {"save_strategy", "greater_is_better"} & {part.split("=")[0] for part in found.split(" ")}
+    saver = pl.callbacks.ModelCheckpoint(monitor="val_loss", save_weights_only=True, mode="max")
+    found = told({**best, "save_only_model": True}, enable_checkpointing=True, callbacks=[saver])
+    assert "save_only_model" not in found and "greater_is_better=False" in found
+
+
+def test_a_callback_that_validates_at_steps_does_as_the_arguments_ask() -> None:
+    validates = ValidatesAtSteps(DueSteps(3, 1))
+    assert told({"eval_strategy": "steps", "eval_steps": 3, "eval_delay": 1}, callbacks=[validates]) == ""
 
 
 def test_another_bound_of_the_gradients_is_told() -> None:

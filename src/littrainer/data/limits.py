@@ -18,7 +18,7 @@ from littrainer.data.loaders import has_length
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
-OVERFIT, DEVELOPMENT_RUN = "overfit_batches", "fast_dev_run"
+OVERFIT, DEVELOPMENT_RUN, ANOMALIES = "overfit_batches", "fast_dev_run", "detect_anomaly"
 # What the batches are for -> the keywords that limit them; the smallest limit counts.
 LIMITS: dict[str, tuple[str, ...]] = {
     "training": ("limit_train_batches",),
@@ -44,14 +44,17 @@ def further_keywords(trainer: Trainer) -> dict[str, Any]:
 
 
 def check_limits(trainer: Trainer) -> None:
-    """Refuse limits that mean nothing.
+    """Refuse limits, and switches of the same dict, that mean nothing.
 
     Raises:
-        ValueError: a limit is no number of batches and no share of them.
+        ValueError: a limit is no number of batches and no share of them, or a switch is neither on nor off.
     """
     for purpose in LIMITS:
         _limits_for(trainer, purpose)
     development_batches(trainer)
+    looks_for_anomalies = further_keywords(trainer).get(ANOMALIES, False)
+    if not isinstance(looks_for_anomalies, bool):
+        raise ValueError(f"lightning={{{ANOMALIES!r}: {looks_for_anomalies!r}}} is no switch: give True or False.")
 
 
 def overfits(trainer: Trainer) -> bool:
@@ -65,7 +68,9 @@ def development_batches(trainer: Trainer) -> int:
     Raises:
         ValueError: it is no number of batches.
     """
-    value = further_keywords(trainer).get(DEVELOPMENT_RUN, False)
+    value = further_keywords(trainer).get(DEVELOPMENT_RUN)
+    if value is None:
+        return 0
     if not isinstance(value, int) or value < 0:
         raise ValueError(
             f"lightning={{{DEVELOPMENT_RUN!r}: {value!r}}} is no number of batches: give True for one, or a number."

@@ -11,7 +11,7 @@ import os
 import shutil
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -111,10 +111,10 @@ def take_beside_model(output_dir: Path, folder: Path) -> None:
 
     Files that are there already stay, since the model in output_dir is an earlier one.
     """
-    for name in _files_in(output_dir):
+    for name in _files_beside_model(output_dir):
         # A callback may delete one meanwhile.
         with contextlib.suppress(FileNotFoundError):
-            if is_never_pushed(name) or (folder / name).exists():
+            if (folder / name).exists():
                 continue
             # Whatever its size, for the script may go on to write into it.
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -123,9 +123,7 @@ def take_beside_model(output_dir: Path, folder: Path) -> None:
 
 def files_with_secrets(output_dir: Path, secrets: tuple[bytes, ...]) -> list[str]:
     """Paths of the files of output_dir that would be pushed and have one of the secrets in them."""
-    return [
-        name for name in _files_in(output_dir) if not is_never_pushed(name) and holds_secret(output_dir / name, secrets)
-    ]
+    return [name for name in _files_beside_model(output_dir) if holds_secret(output_dir / name, secrets)]
 
 
 def new_snapshot(output_dir: Path, name: str) -> Path:
@@ -165,11 +163,22 @@ def remove_snapshot(folder: Path) -> None:
         folder.parent.rmdir()
 
 
-def _files_in(folder: Path) -> Iterator[str]:
+def _files_beside_model(output_dir: Path) -> Iterator[str]:
+    names = _files_in(output_dir, is_left_out=lambda folder: (folder / LIGHTNING_STATE_NAME).is_file())
+    return (name for name in names if not is_never_pushed(name))
+
+
+def _files_in(folder: Path, is_left_out: Callable[[Path], bool] = lambda folder: False) -> Iterator[str]:
+    """Paths of the files below a folder.
+
+    Parameters:
+        is_left_out: says of a folder in it that what is below that does not count, as a checkpoint of a
+            `lightning.Trainer`, whose name is up to its user.
+    """
     for parent, folders, names in os.walk(folder):
         folders.sort()
         # Neither is it walked through nor does a snapshot hold another one.
-        folders[:] = [name for name in folders if name != SNAPSHOT_DIR]
+        folders[:] = [name for name in folders if name != SNAPSHOT_DIR and not is_left_out(Path(parent, name))]
         for name in sorted(names):
             if Path(parent, name).is_file():
                 yield Path(parent, name).relative_to(folder).as_posix()

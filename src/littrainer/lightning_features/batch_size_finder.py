@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.data.limits import development_batches
-from littrainer.data.loaders import has_length
-from littrainer.lightning_features.trial_steps import check_can_try, left_as_found, take_steps
+from littrainer.data.loaders import first_dimension, has_length
+from littrainer.lightning_features.trial_steps import check_can_try, is_number, left_as_found, take_steps
 from littrainer.processes.layout import data_parallel_size
+from littrainer.training.accumulation_schedule import accumulation_schedule
 from littrainer.training.batch_size_search import check_that_all_ran_out, ran_out_of_memory
 from littrainer.training.device_memory import empty_device_cache
 
@@ -36,17 +37,33 @@ class _StepLimit(TrainerCallback):
 
     def __init__(self, trainer: Trainer, size: int, steps: int):
         self.trainer, self.size, self.steps = trainer, size, steps
+        self._looks_at_rows = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
-        found = getattr(train_dataloader, "batch_size", None)
-        if self.trainer._own_methods("get_train_dataloader") and found not in (None, self.size):
+        if self.trainer._own_methods("get_train_dataloader"):
+            told = getattr(train_dataloader, "batch_size", None)
+            self._looks_at_rows = told is None
+            self._check(self.size if told is None else told)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._look_at_rows()
+        control.should_training_stop = state.global_step >= self.steps
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._look_at_rows()
+
+    def _look_at_rows(self) -> None:
+        if self._looks_at_rows:
+            # At the first micro-batch: the last one of the data may be smaller.
+            self._looks_at_rows = False
+            self._check(first_dimension(self.trainer.lightning_module.micro_batch.inputs))
+
+    def _check(self, found: int | None) -> None:
+        if found not in (None, self.size):
             raise ValueError(
                 f"scale_batch_size asked for micro-batches of {self.size} samples, and get_train_dataloader() made "
                 f"some of {found}: let it read self._train_batch_size."
             )
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        control.should_training_stop = state.global_step >= self.steps
 
 
 def scale_batch_size(
@@ -58,10 +75,12 @@ def scale_batch_size(
     if development_batches(trainer):
         logger.warning("scale_batch_size tries nothing with fast_dev_run: it keeps %d.", trainer._train_batch_size)
         return trainer._train_batch_size
+    schedule = accumulation_schedule(trainer)
+    accumulation = trainer.args.gradient_accumulation_steps if schedule is None else schedule.largest
     largest = min(max_val, _samples_for_one_process(trainer))
     fits, fails, size = 0, largest + 1, min(init_val, largest)
     for _ in range(max_trials):
-        if _has_memory_for(trainer, size, steps_per_trial):
+        if _has_memory_for(trainer, size, steps_per_trial, min(accumulation, MICRO_BATCHES_THAT_MATTER)):
             logger.info("Micro-batches of %d samples fit.", size)
             fits = size
         else:
@@ -91,16 +110,14 @@ def _samples_for_one_process(trainer: Trainer) -> int:
     return max(samples // processes if trainer.args.dataloader_drop_last else math.ceil(samples / processes), 1)
 
 
-def _has_memory_for(trainer: Trainer, size: int, steps: int) -> bool:
+def _has_memory_for(trainer: Trainer, size: int, steps: int, accumulation: int) -> bool:
     has_memory = True
     try:
         with left_as_found(trainer):
-            args = trainer.args
             # So the processes tell each other of what happens in a forward pass.
-            args.auto_find_batch_size = True
-            args.gradient_accumulation_steps = min(args.gradient_accumulation_steps, MICRO_BATCHES_THAT_MATTER)
+            trainer.args.auto_find_batch_size = True
             trainer._train_batch_size = size
-            take_steps(trainer, steps, _StepLimit(trainer, size, steps))
+            take_steps(trainer, steps, _StepLimit(trainer, size, steps), accumulation)
     except Exception as error:
         if not ran_out_of_memory(error):
             raise
@@ -124,5 +141,5 @@ def _check(mode: Any, steps_per_trial: Any, init_val: Any, max_trials: Any, marg
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"scale_batch_size({name}={value!r}): give a whole number from 1 up.")
-    if not 0 <= margin < 1:
+    if not is_number(margin) or not 0 <= margin < 1:
         raise ValueError(f"scale_batch_size(margin={margin!r}): give the share to take off, from 0 up and below 1.")

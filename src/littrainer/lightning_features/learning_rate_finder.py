@@ -13,7 +13,8 @@ from tqdm.auto import tqdm
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.progress import shows_bars
 from littrainer.data.limits import development_batches
-from littrainer.lightning_features.trial_steps import check_can_try, left_as_found, take_steps
+from littrainer.lightning_features.trial_steps import check_can_try, is_number, left_as_found, take_steps
+from littrainer.training.accumulation_schedule import accumulation_schedule
 from littrainer.training.loss import mean_over_processes
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class _RisingRate(TrainerCallback):
         self.rates = rates
         self.threshold = threshold
         self.losses: list[float] = []
+        self.explodes = False
         self._mean = 0.0
         self._lowest = math.inf
         is_shown = shows_bars(trainer.args) and not trainer.args.disable_tqdm and trainer.is_world_process_zero()
@@ -147,9 +149,9 @@ class _RisingRate(TrainerCallback):
         smoothed = self._mean / (1 - KEPT_OF_THE_MEAN ** (len(self.losses) + 1))
         self.losses.append(smoothed)
         self.bar.update()
-        explodes = self.threshold is not None and not smoothed <= self.threshold * self._lowest
+        self.explodes = self.threshold is not None and not smoothed <= self.threshold * self._lowest
         self._lowest = min(self._lowest, smoothed)
-        if explodes or len(self.losses) == len(self.rates):
+        if self.explodes or len(self.losses) == len(self.rates):
             control.should_training_stop = True
 
 
@@ -166,15 +168,25 @@ def lr_find(
     check_can_try(trainer, "lr_find")
     trial = development_batches(trainer)
     rates = _rates(min_lr, max_lr, min(num_training, trial) if trial else num_training, mode)
+    schedule = accumulation_schedule(trainer)
+    accumulation = trainer.args.gradient_accumulation_steps if schedule is None else schedule(0)
     rising = _RisingRate(trainer, rates, early_stop_threshold)
     try:
         with left_as_found(trainer):
-            take_steps(trainer, len(rates), rising)
+            take_steps(trainer, len(rates), rising, accumulation)
     finally:
         rising.bar.close()
-    if len(rising.losses) < len(rates):
-        logger.info("lr_find ended after %d of %d learning rates: the loss explodes.", len(rising.losses), len(rates))
-    return RangeTest(mode, rates[: len(rising.losses)], rising.losses)
+    tried = len(rising.losses)
+    if rising.explodes:
+        logger.info("lr_find ended after %d of %d learning rates: the loss explodes.", tried, len(rates))
+    elif tried < len(rates):
+        logger.warning(
+            "lr_find tried %d of %d learning rates, since the data ended: its stream can be read only once, and a "
+            "training after this goes on where it was left. Let __iter__ begin anew each time.",
+            tried,
+            len(rates),
+        )
+    return RangeTest(mode, rates[:tried], rising.losses)
 
 
 def _rates(lowest: float, highest: float, number: int, mode: str) -> list[float]:
@@ -187,14 +199,14 @@ def _rates(lowest: float, highest: float, number: int, mode: str) -> list[float]
 def _check(min_lr: Any, max_lr: Any, num_training: Any, mode: Any, threshold: Any) -> None:
     if mode not in MODES:
         raise ValueError(f"lr_find(mode={mode!r}): give {' or '.join(map(repr, MODES))}.")
-    if not 0 < min_lr < max_lr < math.inf:
+    if not is_number(min_lr) or not is_number(max_lr) or not 0 < min_lr < max_lr < math.inf:
         raise ValueError(
             f"lr_find(min_lr={min_lr!r}, max_lr={max_lr!r}): the learning rate rises from a number above 0 to a larger "
             "one."
         )
     if isinstance(num_training, bool) or not isinstance(num_training, int) or num_training < 1:
         raise ValueError(f"lr_find(num_training={num_training!r}): give the number of learning rates to try.")
-    if threshold is not None and not threshold > 1:
+    if threshold is not None and not (is_number(threshold) and threshold > 1):
         raise ValueError(
             f"lr_find(early_stop_threshold={threshold!r}): give how many times the lowest loss ends the test, above 1; "
             "None lets it go on."

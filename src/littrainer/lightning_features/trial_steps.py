@@ -14,16 +14,17 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.checkpoint.shards import is_sharded
-from littrainer.data.limits import DEVELOPMENT_RUN
+from littrainer.data.columns import naming_dropped_columns
+from littrainer.data.limits import DEVELOPMENT_RUN, check_order_stays, overfits
 from littrainer.data.progress import generator_states, set_generator_states
 from littrainer.engine import fit
 from littrainer.evaluation.side_effects import model_device
 from littrainer.interruptions import UpdateGuard
-from littrainer.training.accumulation_schedule import accumulation_schedule
 from littrainer.training.model_preparation import model_prepared_for_training
 from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import Preemption
 from littrainer.training.run import TrainingRun
+from littrainer.training.train_call import check_before_training
 
 if TYPE_CHECKING:
     from littrainer.callbacks.base import TrainerCallback
@@ -37,6 +38,11 @@ ARGUMENTS: dict[str, Any] = {"eval_on_start": False, "enable_jit_checkpoint": Fa
 RECOMPUTING = ("activation_checkpointing", "gradient_checkpointing")
 # Optimizers whose steps are taken in the backward pass, each parameter's for itself, by hooks that stay with it.
 STEPPING_IN_BACKWARD = ("layerwise", "lomo")
+# Where torch keeps what is called around a module's forward pass, and where transformers keeps the way to take it off.
+HOOKS = tuple(
+    f"_forward_{kind}{about}" for kind in ("hooks", "pre_hooks") for about in ("", "_with_kwargs", "_always_called")
+)
+HOOK_HANDLES = ("_require_grads_hook", "_require_grads_hooks")
 
 
 def check_can_try(trainer: Trainer, method: str) -> None:
@@ -48,6 +54,7 @@ def check_can_try(trainer: Trainer, method: str) -> None:
     Raises:
         RuntimeError: a training goes on, or the Trainer has no model.
         NotImplementedError: the model is split between processes, or steps in its backward pass.
+        ValueError: a training would be refused as well, before it began.
     """
     if trainer.is_in_train or trainer.lightning_module is not None:
         raise RuntimeError(f"{method}() was called while this Trainer trains: call it before train(), or after it.")
@@ -67,6 +74,12 @@ def check_can_try(trainer: Trainer, method: str) -> None:
             f"{method}() cannot take back the steps of optim={name!r}, which are taken in the backward pass: try it "
             "with another optimizer of the same kind."
         )
+    check_before_training(trainer)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a parameter can be compared with numbers; True and False are none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @contextlib.contextmanager
@@ -88,18 +101,16 @@ def left_as_found(trainer: Trainer) -> Iterator[None]:
         yield
 
 
-def take_steps(trainer: Trainer, steps: int, callback: TrainerCallback) -> None:
+def take_steps(trainer: Trainer, steps: int, callback: TrainerCallback, accumulation: int) -> None:
     """Take optimizer steps on the training data, of which nobody but one callback hears; within `left_as_found`.
 
     Parameters:
         steps: optimizer steps; the data is repeated where it is too short for them.
         callback: called at the events of the training; it may end it.
+        accumulation: micro-batches in an optimizer step, whatever a schedule says.
     """
     given: Any = trainer.args.lightning
-    schedule = accumulation_schedule(trainer)
-    if schedule is not None:
-        trainer.args.gradient_accumulation_steps = schedule(0)
-    vars(trainer.args).update(ARGUMENTS, max_steps=steps)
+    vars(trainer.args).update(ARGUMENTS, max_steps=steps, gradient_accumulation_steps=accumulation)
     trainer.args.lightning = {name: value for name, value in (given or {}).items() if name not in OF_THE_TRAINING}
     trainer.lightning_keywords = {
         name: value for name, value in trainer.lightning_keywords.items() if name not in OF_THE_TRAINING
@@ -108,8 +119,10 @@ def take_steps(trainer: Trainer, steps: int, callback: TrainerCallback) -> None:
     trainer.lightning_callbacks = []
     trainer.preemption, trainer.update_guard, trainer.background_saves = Preemption(), UpdateGuard(), None
     trainer.is_in_train = True
-    with trainer.update_guard, model_prepared_for_training(trainer):
+    with naming_dropped_columns(trainer), trainer.update_guard, model_prepared_for_training(trainer):
         loader = trainer.get_train_dataloader()
+        if overfits(trainer):
+            check_order_stays(loader)
         own_generators = generator_states(loader)
         plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader))
         run = trainer.training_run = TrainingRun(trainer, loader, plan, None, None, None)
@@ -179,18 +192,23 @@ def _attributes_of_group_kept(group: dict[str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _model_kept(model: nn.Module) -> Iterator[None]:
-    """Put back a model's weights and buffers, which wait in the host's memory, its gradients, modes and settings."""
+    """Put back a model's weights and buffers, which wait in the host's memory, its gradients, hooks and settings."""
     tensors = [*model.parameters(), *model.buffers()]
     values = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
     # A forward pass may put another tensor in the place of a buffer, and so does moving the model.
-    buffers = [(module._buffers, dict(module._buffers)) for module in model.modules()]
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    registered: list[tuple[Any, Any]] = []
+    for module in model.modules():
+        own = vars(module)
+        among = ("_buffers", "_non_persistent_buffers_set", *HOOKS)
+        registered += [(own[name], copy.copy(own[name])) for name in among if own.get(name) is not None]
+    handles = [(module, {name: getattr(module, name, None) for name in HOOK_HANDLES}) for module in model.modules()]
+    gradients = [(parameter, parameter.grad, parameter.requires_grad) for parameter in model.parameters()]
     modes = [(module, module.training) for module in model.modules()]
     settings = [getattr(model, name, None) for name in ("config", "generation_config")]
     name = next((one for one in RECOMPUTING if hasattr(model, f"{one}_disable")), None)
     recomputes = name is None or getattr(model, f"is_{name}", True)
     device = model_device(model)
-    for parameter, _ in gradients:
+    for parameter, *_ in gradients:
         parameter.grad = None
     try:
         with contextlib.ExitStack() as found:
@@ -201,14 +219,26 @@ def _model_kept(model: nn.Module) -> Iterator[None]:
     finally:
         if device is not None and model_device(model) != device:
             model.to(device)
-        for registered, as_they_were in buffers:
-            registered.update(as_they_were)
+        if not recomputes and getattr(model, f"is_{name}"):
+            getattr(model, f"{name}_disable")()
+        for content, as_it_was in registered:
+            content.clear()
+            content.update(as_it_was)
+        for module, as_they_were in handles:
+            _put_back_handles(module, as_they_were)
         with torch.no_grad():
             for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
-        for parameter, gradient in gradients:
+        for parameter, gradient, requires_grad in gradients:
+            parameter.requires_grad = requires_grad
             parameter.grad = gradient
         for module, was_training in modes:
             module.training = was_training
-        if not recomputes and getattr(model, f"is_{name}"):
-            getattr(model, f"{name}_disable")()
+
+
+def _put_back_handles(module: nn.Module, as_they_were: dict[str, Any]) -> None:
+    for name, value in as_they_were.items():
+        if value is not None:
+            setattr(module, name, value)
+        elif name in vars(module):
+            delattr(module, name)

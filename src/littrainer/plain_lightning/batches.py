@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
 from littrainer.data.progress import DataProgress, ResumePoint, epoch_seeded_sampler
 from littrainer.data.windows import WindowLoader, draw
-from littrainer.lightning_internals import read_ahead_anew
+from littrainer.lightning_internals import begin_next_epoch, read_ahead_anew
 from littrainer.plain_lightning.data_state import PlaceInData, random_states
 from littrainer.processes.agreement import from_first
 from littrainer.training.resuming import SIZES
@@ -66,6 +66,8 @@ class TrainingBatches:
         self._place: PlaceInData | None = None
         self._place_of_epoch: PlaceInData | None = None
         self._work_of_place: list[Callable[[], None]] = []
+        # Whether a checkpoint stands behind the last batch that the epoch has by the sizes of today.
+        self._nothing_is_left = False
         self._windows: WindowLoader | None = None
         # The epoch that is read or was read last; None before the first.
         self._epoch: int | None = None
@@ -185,7 +187,7 @@ class TrainingBatches:
         return self._place
 
     def _fitting(self, place: PlaceInData) -> PlaceInData:
-        """A place, without what means nothing where the data or its batches have other sizes."""
+        """A place in batches of today's sizes, without what means nothing where they were others."""
         now, then = self.sizes, {**dict.fromkeys(SIZES), **(place.sizes or {})}
         # As many batches of the same size are the same data, whatever the last one holds.
         known = [name for name in now if name != "num_examples" and None not in (now[name], then[name])]
@@ -193,23 +195,37 @@ class TrainingBatches:
         if not changed:
             return place
         same_processes = "world_size" not in changed
+        micro_batches = self._as_many_samples(place.micro_batches, then)
         if place.micro_batches or not same_processes:
             found = ", ".join(f"{now[name]} {SIZES[name]} ({then[name]})" for name in changed)
             draws = "" if same_processes else " Random numbers go on from the seed."
             logger.warning(
                 "The checkpoint was written with other data: there are now %s. Training goes on behind %d of these "
-                "micro-batches in epoch %d.%s",
+                "micro-batches in epoch %d%s.%s",
                 found,
-                place.micro_batches,
+                micro_batches,
                 place.epoch,
+                ", of which nothing is left" if micro_batches >= self._batches_to_read else "",
                 draws,
             )
-        return replace(place, data=None, random=place.random if same_processes else None)
+        return replace(
+            place, micro_batches=micro_batches, data=None, random=place.random if same_processes else None
+        )
+
+    def _as_many_samples(self, micro_batches: int, then: dict[str, int | None]) -> int:
+        """Whole windows of micro-batches with the samples that as many of other sizes had, or all of an epoch."""
+        for name, now in (("micro_batch", self.args.train_batch_size), ("world_size", self.args.world_size)):
+            micro_batches = micro_batches * (then[name] or now)
+        micro_batches //= self.args.train_batch_size * self.args.world_size
+        if micro_batches >= self._batches_to_read:
+            return self._batches_to_read
+        return micro_batches - micro_batches % self.args.gradient_accumulation_steps
 
     def announce_epoch(self) -> None:
         """An epoch comes next, or a resumed one goes on; its hooks have not been called yet."""
         is_read_already = self._epochs_begun > self._epochs_announced
         self._epochs_announced += 1
+        self._nothing_is_left = False
         place, loaded = self._place, self._place_to_resume()
         if is_read_already and loaded is not place:
             # Some strategies load a checkpoint later than Lightning reads ahead.
@@ -217,6 +233,11 @@ class TrainingBatches:
         work, self._work_of_place = self._work_of_place, []
         for one in work:
             one()
+        place = self._place
+        if work and place is not None and place.micro_batches >= self._batches_to_read:
+            # Lightning ends the epoch, and may do so without asking for a batch.
+            place.restore_for_reading()
+            self._place, self._epoch, self._nothing_is_left = None, place.epoch, True
 
     def _begin_epoch_as_then(self) -> None:
         # Its order is drawn from where the checkpoint left the generators, and so is what callbacks draw before it.
@@ -227,16 +248,30 @@ class TrainingBatches:
         place, count = self._place or self._place_of_epoch, self._count
         if place is None:
             return
+        if not place.micro_batches and not has_length(self.loader) and self._is_at_an_end_unknown_to_lightning(place):
+            begin_next_epoch(self.lightning_trainer)
+            return
         # What Lightning has counted of an epoch that is over stays, since it ends that epoch by it.
         is_in_first_window = 0 < count.current.processed < self.args.gradient_accumulation_steps
         is_at_its_beginning = is_in_first_window and not count.is_last_batch and place.epoch == self._epoch_of_lightning
         if place.micro_batches or is_at_its_beginning or self.lightning_trainer.fit_loop.restarted_on_epoch_start:
             count.increment_by(place.micro_batches - count.current.processed)
 
+    def _is_at_an_end_unknown_to_lightning(self, place: PlaceInData) -> bool:
+        fit_loop = self.lightning_trainer.fit_loop
+        if self._count.is_last_batch:
+            # It ends the epoch by that, but for a checkpoint which it takes for one in the middle of it.
+            return fit_loop.epoch_loop.restarted_on_train_batch_end
+        return fit_loop.restarted_on_epoch_end or place.epoch > self._epoch_of_lightning
+
     # ---- Reading -----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
+        if self._nothing_is_left:
+            return
         place = self._begin_to_read()
+        if place is not None and place.micro_batches >= self._batches_to_read:
+            return
         lightning_trainer = self.lightning_trainer
         if self._length_before_end is not None:
             self._let_lightning_end_epochs_after(self._length_before_end)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lightning.pytorch as pl
@@ -25,9 +26,11 @@ from littrainer.checkpoint.random_state import capture_random_states
 from littrainer.checkpoint.shards import is_sharded
 from littrainer.compat.own_methods import overrides, own_methods
 from littrainer.data.generators import host_states, set_host_states
+from littrainer.data.loaders import has_length
 from littrainer.error_notes import kind_of
 from littrainer.lightning_internals import hand_in_checkpoint
 from littrainer.plain_lightning.data_module import TrainerDataModule
+from littrainer.plain_lightning.intervals import ValidatesAtSteps, ValidatesOutsideFitOnly
 from littrainer.plain_lightning.lightning_settings import (
     arguments_under,
     checkpoint_callback,
@@ -82,6 +85,16 @@ IN_A_TRAINER: dict[str, str] = {
     "configure_gradient_clipping": "_clip_grad_norm",
     "validation_step": "prediction_step",
 }
+# Methods of a TrainerDataModule -> what of a Trainer to override in their place.
+DATA_IN_A_TRAINER: dict[str, str] = {
+    "train_dataloader": "get_train_dataloader",
+    "val_dataloader": "get_eval_dataloader",
+    "test_dataloader": "get_test_dataloader",
+    "predict_dataloader": "get_test_dataloader",
+    "on_before_batch_transfer": "_prepare_inputs",
+    "transfer_batch_to_device": "_prepare_inputs",
+    "on_after_batch_transfer": "_prepare_inputs",
+}
 # Lightning's callbacks whose work is a Trainer's own.
 DONE_BY_TRAINER = (pl.callbacks.ModelCheckpoint, pl.callbacks.ProgressBar, pl.callbacks.ModelSummary)
 # Keywords of lightning.Trainer with which its user says when `fit` validates.
@@ -132,6 +145,14 @@ def _refuse_what_stays_behind(trainer: Trainer) -> None:
             f"{type(trainer).__name__} overrides {', '.join(sorted(overridden))}, which no lightning.Trainer would "
             f"call. Override what does the same in {places}, and make these yourself."
         )
+    accumulation, dataset = trainer.args.gradient_accumulation_steps, trainer.train_dataset
+    if accumulation > 1 and dataset is not None and not has_length(dataset):
+        logger.warning(
+            "train_dataset has no length. Where it ends within the %d micro-batches of an optimizer step, a "
+            "lightning.Trainer takes the step with those that there are, and a Trainer goes on with the next pass over "
+            "it: from then on they train on other data.",
+            accumulation,
+        )
     callbacks = trainer.callback_handler.callbacks
     others = [one for one in callbacks if not isinstance(one, DONE_BY_LIGHTNING)]
     if others:
@@ -159,9 +180,7 @@ def _lightning_trainer(trainer: Trainer, module: TransformersModule, given: dict
     callbacks += _as_list(validation)
     if known["enable_checkpointing"] and saves(args) and not any(isinstance(one, ModelCheckpoint) for one in callbacks):
         callbacks.append(checkpoint_callback(args, total_steps, validation))
-    states = _states_of(trainer)
-    if states is not None:
-        callbacks.append(GoesOn(lightning_checkpoint(states)))
+    callbacks.append(_goes_on(trainer))
     plugins = _as_list(known.pop("plugins", None))
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         plugins.append(TransformersCheckpointIO(module, trainer.processing_class))
@@ -195,9 +214,18 @@ def _as_list(value: Any) -> list[Any]:
 
 def _states_of(trainer: Trainer) -> TrainingStates | None:
     """Where a Trainer stands; None where it has not trained."""
-    run = trainer.training_run
-    if run is None or not trainer.state.global_step:
+    run, step, taken_over = trainer.training_run, trainer.state.global_step, trainer._lightning_checkpoint
+    if taken_over is not None and (run is None or step == taken_over["global_step"]):
+        # No training has gone on from it.
+        is_first = trainer.is_world_process_zero()
+        return from_first(states_of(taken_over, trainer.args, TAKEN_OVER) if is_first else None)
+    if not step:
         return None
+    if run is None:
+        raise RuntimeError(
+            f"The Trainer's state says that {step} optimizer steps are done, and no training of it has taken them, so "
+            "there is no optimizer to go on with. Call train(resume_from_checkpoint=...) first."
+        )
     record = resume_record(run)
     first, *others = from_each({"random_states": capture_random_states(), "data": record["data"]})
     scaler = trainer.accelerator.scaler
@@ -212,21 +240,49 @@ def _states_of(trainer: Trainer) -> TrainingStates | None:
     )
 
 
+def _goes_on(trainer: Trainer) -> GoesOn:
+    states = _states_of(trainer)
+
+    def where() -> tuple[Any, int]:
+        return trainer.training_run, trainer.state.global_step
+
+    then = where()
+    return GoesOn(None if states is None else lightning_checkpoint(states), lambda: where() == then)
+
+
 class GoesOn(pl.Callback):
     """Lets the first fit of a `lightning.Trainer` go on where a training stands, unless it is given a `ckpt_path`.
 
     Parameters:
-        checkpoint: where it stands, as Lightning has it, but for the weights, which the model holds already.
+        checkpoint: where it stands, as Lightning has it, but for the weights, which the model holds already; None
+            begins.
+        stands_there: whether the training has not gone on by itself since, with the same weights and optimizer.
     """
 
-    def __init__(self, checkpoint: dict[str, Any]):
-        self.checkpoint: dict[str, Any] | None = checkpoint
+    def __init__(self, checkpoint: dict[str, Any] | None, stands_there: Callable[[], bool]):
+        self.checkpoint = checkpoint
+        self._stands_there: Callable[[], bool] | None = stands_there
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Hand it in where Lightning looks for one."""
-        if stage == "fit" and self.checkpoint is not None:
+        """Hand it in where Lightning looks for one.
+
+        Raises:
+            RuntimeError: the training has gone on by itself.
+        """
+        if stage != "fit" or self._stands_there is None:
+            return
+        if trainer.ckpt_path is None and not self._stands_there():
+            raise RuntimeError(
+                "The Trainer has trained since to_lightning() was called, so fit() cannot go on from where it stood "
+                "then. Call to_lightning() again."
+            )
+        if self.checkpoint is not None:
             hand_in_checkpoint(trainer, {**self.checkpoint, "state_dict": pl_module.state_dict()})
-            self.checkpoint = None
+        self.checkpoint = self._stands_there = None
+
+
+# What `to_lightning` gives a `lightning.Trainer` to do what a Trainer does by itself.
+MADE_HERE = (GoesOn, ValidatesAtSteps, ValidatesOutsideFitOnly)
 
 
 def from_lightning(
@@ -239,7 +295,10 @@ def from_lightning(
 ) -> AnyTrainer:
     """See `Trainer.from_lightning`."""
     _check_what_is_given(kind, module, datamodule)
-    _tell_what_stays_behind(kind, module, lightning_trainer)
+    _refuse_hooks(kind, module, TransformersModule, IN_A_TRAINER)
+    if datamodule is not None:
+        _refuse_hooks(kind, datamodule, TrainerDataModule, DATA_IN_A_TRAINER)
+    _tell_what_stays_behind(lightning_trainer)
     _keep_processes(lightning_trainer)
     # First of all, since making a Trainer seeds the random generators.
     checkpoint = _checkpoint_of(module, lightning_trainer)
@@ -267,6 +326,8 @@ def from_lightning(
         for name in ("processing_class", "data_collator"):
             keywords[name] = keywords[name] or getattr(datamodule, name)
     trainer = kind(**{**keywords, **given})
+    if args is None and lightning_trainer is not None:
+        _end_where_it_would(trainer, lightning_trainer)
     if checkpoint is not None:
         own = trainer.state
         is_first = trainer.is_world_process_zero()
@@ -275,6 +336,22 @@ def from_lightning(
         trainer.state.is_local_process_zero = own.is_local_process_zero
         trainer._lightning_checkpoint = checkpoint
     return trainer
+
+
+def _end_where_it_would(trainer: Trainer, lightning_trainer: pl.Trainer) -> None:
+    """A `lightning.Trainer` ends at the first of its limits; for a Trainer, `max_steps` comes before epochs."""
+    steps, epochs = lightning_trainer.max_steps, lightning_trainer.max_epochs
+    if steps < 0 or epochs is None or epochs < 0 or trainer.train_dataset is None:
+        return
+    if not has_length(trainer.train_dataset):
+        raise ValueError(
+            f"lightning.Trainer(max_epochs={epochs}, max_steps={steps}) ends at whichever comes first, and a Trainer "
+            "does not know which one that is where train_dataset has no length. Give args=TrainingArguments(...) with "
+            "max_steps."
+        )
+    trainer.args.max_steps = -1
+    if _total_steps(trainer) > steps:
+        trainer.args.max_steps = steps
 
 
 def _keep_processes(lightning_trainer: pl.Trainer | None) -> None:
@@ -315,26 +392,34 @@ def _check_what_is_given(kind: type[Any], module: Any, datamodule: Any) -> None:
         )
 
 
-def _tell_what_stays_behind(kind: type[Any], module: Any, lightning_trainer: pl.Trainer | None) -> None:
+def _refuse_hooks(kind: type[Any], given: Any, base: type[Any], in_a_trainer: dict[str, str]) -> None:
+    """Refuse what overrides a hook that decides numbers, unless the kind of Trainer overrides what stands for it."""
     missing = {
         hook: method
-        for hook, method in IN_A_TRAINER.items()
-        if getattr(type(module), hook) is not getattr(TransformersModule, hook) and not overrides(kind, method)
+        for hook, method in in_a_trainer.items()
+        if getattr(type(given), hook) is not getattr(base, hook) and not overrides(kind, method)
     }
     if missing:
         pairs = ", ".join(f"{hook} (a Trainer's {method})" for hook, method in missing.items())
         raise NotImplementedError(
-            f"{type(module).__name__} overrides {pairs}, which {kind.__name__} would not call. Override it in a "
+            f"{type(given).__name__} overrides {pairs}, which {kind.__name__} would not call. Override it in a "
             "subclass of the Trainer, and call from_lightning() of that."
         )
+
+
+def _tell_what_stays_behind(lightning_trainer: pl.Trainer | None) -> None:
     callbacks: list[Any] = [] if lightning_trainer is None else lightning_trainer.callbacks  # type: ignore[attr-defined]
-    others = [one for one in callbacks if not isinstance(one, (*DONE_BY_TRAINER, GoesOn))]
+    others = [one for one in callbacks if not isinstance(one, (*DONE_BY_TRAINER, *MADE_HERE))]
     if others:
         logger.warning(
             "These callbacks of the lightning.Trainer stay behind: %s. Pass from_lightning(callbacks=[...]) those that "
             "are to be called here too.",
             ", ".join(type(one).__name__ for one in others),
         )
+    least = {name: getattr(lightning_trainer, name, None) for name in ("min_epochs", "min_steps")}
+    told = [f"{name}={value}" for name, value in least.items() if value]
+    if told:
+        logger.warning("A Trainer has no least length, so %s of the lightning.Trainer does not count.", told)
 
 
 class _KeptInMemory(CheckpointIO):

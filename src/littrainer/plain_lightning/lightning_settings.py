@@ -85,7 +85,7 @@ def resolved(interval: float | None, total_steps: Callable[[], int]) -> int:
 
 
 def validation_callback(args: TrainingArguments, total_steps: Callable[[], int]) -> pl.Callback | None:
-    """What lets `fit` validate when the arguments say so; None where Lightning does by itself, at the ends of epochs."""
+    """What lets `fit` validate when the arguments say so; None where Lightning does by itself, at ends of epochs."""
     if args.eval_strategy == IntervalStrategy.NO:
         return ValidatesOutsideFitOnly()
     if _evaluates_by_steps(args):
@@ -140,7 +140,7 @@ def arguments_under(
         lightning_trainer: what decided the length of the training, its accumulation, precision and clipping.
 
     Raises:
-        ValueError: a Trainer has no such precision, or does not clip by value.
+        ValueError: a Trainer has no such precision, does not clip by value, or would not know when to end.
     """
     found = copy.copy(args)
     if isinstance(found, ModuleArguments):
@@ -169,6 +169,12 @@ def arguments_under(
         found.max_grad_norm = float(lightning_trainer.gradient_clip_val)
     found.gradient_accumulation_steps = lightning_trainer.accumulate_grad_batches
     found.max_steps = lightning_trainer.max_steps
-    if lightning_trainer.max_epochs is not None and lightning_trainer.max_epochs >= 0:
-        found.num_train_epochs = float(lightning_trainer.max_epochs)
+    epochs = lightning_trainer.max_epochs
+    if epochs is not None and epochs >= 0:
+        found.num_train_epochs = float(epochs)
+    elif found.max_steps < 0:
+        raise ValueError(
+            "The lightning.Trainer has neither max_epochs nor max_steps, as with max_time alone, and a Trainer ends by "
+            "one of them. Give args=TrainingArguments(...) with num_train_epochs or max_steps."
+        )
     return found

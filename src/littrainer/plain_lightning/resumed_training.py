@@ -20,6 +20,9 @@ from littrainer.processes.agreement import failing_together
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
+# How the folder's name begins. Nothing that begins so is pushed to the Hub, should the process be killed.
+FOLDER = ".littrainer_from"
+
 
 @contextlib.contextmanager
 def checkpoint_of_trainer(trainer: Trainer, resume_from_checkpoint: Any) -> Iterator[Any]:
@@ -33,10 +36,10 @@ def checkpoint_of_trainer(trainer: Trainer, resume_from_checkpoint: Any) -> Iter
     """
     taken_over = trainer._lightning_checkpoint
     if not resume_from_checkpoint and taken_over is not None:
-        source, name = TAKEN_OVER, f"from-lightning-step-{taken_over['global_step']}"
+        source, name = TAKEN_OVER, f"{FOLDER}-lightning-step-{taken_over['global_step']}"
     elif isinstance(resume_from_checkpoint, (str, Path)) and is_lightnings(Path(resume_from_checkpoint)):
         source, taken_over = str(resume_from_checkpoint), None
-        name = f"from-{Path(source).name}"
+        name = f"{FOLDER}-{Path(source).name}"
     else:
         yield resume_from_checkpoint
         return

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from littrainer.plain_lightning.intervals import ValidatesAtSteps
 from littrainer.plain_lightning.module_arguments import changed_arguments
 
 ACTED_ON = frozenset(
@@ -60,6 +61,16 @@ def _saves(args: Any) -> bool:
 
 def _sharded(args: Any, trainer: Any) -> bool:
     return type(trainer.strategy).__name__ in ("ModelParallelStrategy", "FSDPStrategy")
+
+
+def _validates_at_steps(args: Any, trainer: Any) -> bool:
+    return args.eval_strategy == "steps" and any(isinstance(one, ValidatesAtSteps) for one in trainer.callbacks)
+
+
+def _watches_as_asked(args: Any, trainer: Any) -> bool:
+    mode = "max" if args.greater_is_better else "min"
+    callbacks = trainer.checkpoint_callbacks
+    return any(getattr(one, "monitor", None) and getattr(one, "mode", None) == mode for one in callbacks)
 
 
 LEFT_TO_LIGHTNING: dict[str, Instead] = {
@@ -119,26 +130,40 @@ LEFT_TO_LIGHTNING: dict[str, Instead] = {
         "val_check_interval, check_val_every_n_epoch and limit_val_batches",
         # By default Lightning validates in each epoch, where there is something to validate.
         lambda args, trainer: (
-            args.eval_strategy == "epoch"
-            and trainer.check_val_every_n_epoch == 1
-            and trainer.val_check_interval in (1, 1.0)
+            _validates_at_steps(args, trainer)
+            or (
+                args.eval_strategy == "epoch"
+                and trainer.check_val_every_n_epoch == 1
+                and trainer.val_check_interval in (1, 1.0)
+            )
         ),
     ),
-    "eval_steps": Instead("val_check_interval, which counts batches"),
-    "eval_delay": Instead("check_val_every_n_epoch"),
+    "eval_steps": Instead("val_check_interval, which counts batches", _validates_at_steps),
+    "eval_delay": Instead("check_val_every_n_epoch", _validates_at_steps),
     "eval_on_start": Instead("trainer.validate() before trainer.fit()"),
     "eval_use_gather_object": Instead("outputs that are tensors"),
     "batch_eval_metrics": Instead("metrics of torchmetrics as compute_metrics"),
     # Checkpoints
     **dict.fromkeys(
         (
-            *("save_only_model", "save_strategy", "save_steps", "save_total_limit", "load_best_model_at_end"),
+            *("save_strategy", "save_steps", "save_total_limit"),
             "restore_callback_states_from_checkpoint",
         ),
         Instead(CHECKPOINTS, lambda args, trainer: _saves(args) is bool(trainer.checkpoint_callbacks)),
     ),
+    "save_only_model": Instead(
+        "ModelCheckpoint(save_weights_only=True)",
+        lambda args, trainer: any(getattr(one, "save_weights_only", False) for one in trainer.checkpoint_callbacks),
+    ),
+    # The last weights stay in the model.
+    "load_best_model_at_end": Instead(
+        'ckpt_path="best" for validate, test and predict, or load_from_checkpoint of the best_model_path'
+    ),
     # It follows from others where nobody sets it.
-    "greater_is_better": Instead(CHECKPOINTS, lambda args, trainer: not args.load_best_model_at_end),
+    "greater_is_better": Instead(
+        "ModelCheckpoint(mode=...)",
+        lambda args, trainer: not args.load_best_model_at_end or _watches_as_asked(args, trainer),
+    ),
     "save_on_each_node": Instead(CHECKPOINTS),
     "async_save": Instead("plugins=[AsyncCheckpointIO(...)]"),
     "enable_jit_checkpoint": Instead("plugins=[SLURMEnvironment(auto_requeue=True)]"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from littrainer.tracking.base import TrackerCallback
 if TYPE_CHECKING:
     from littrainer.callbacks.state import TrainerControl
     from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 # What the arguments say for the length of the training: each step is logged, one evaluation ends it, nothing is saved.
 ARGUMENTS_OF_A_TRIAL: dict[str, Any] = {
@@ -41,6 +44,11 @@ class _SavesNothing(TrainerCallback):
     on_epoch_end = on_log = on_evaluate = _leave_out
 
 
+def pushes_by_itself(trainer: Trainer) -> bool:
+    """Whether the Hub is told of the model without being asked by the script; in a trial it is not."""
+    return bool(trainer.args.push_to_hub) and not development_batches(trainer)
+
+
 def trackers_reported_to(trainer: Trainer) -> Any:
     """What `report_to` names, and nothing in a trial."""
     return "none" if development_batches(trainer) else trainer.args.report_to
@@ -64,6 +72,10 @@ def trial_where_asked_for(trainer: Trainer, resume_from_checkpoint: Any) -> Iter
             f"lightning={{{DEVELOPMENT_RUN!r}: ...}} tries a training out from its beginning, and train() was given "
             f"resume_from_checkpoint={resume_from_checkpoint!r}: leave one of them out."
         )
+    logger.warning(
+        "fast_dev_run: a trial with %d batches. No checkpoint is written, and no tracker hears of it.",
+        development_batches(trainer),
+    )
     args, callbacks = trainer.args, trainer.callback_handler.callbacks
     evaluates = trainer.eval_dataset is not None or args.eval_strategy != IntervalStrategy.NO
     strategy = IntervalStrategy.EPOCH if evaluates else IntervalStrategy.NO

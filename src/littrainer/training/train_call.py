@@ -53,12 +53,7 @@ def train(
     # First of all, since it may set any argument: the seed that the model is made with, and the folder to claim.
     trainer._hp_search_setup(trial)
     args = trainer.args
-    refuse_unsupported(args)
-    # Methods may have been set on the instance since it was made.
-    refuse_ignored_overrides(trainer)
-    accept_earlier_signatures(trainer)
-    check_settled(args, trainer.is_deepspeed_enabled)
-    check_datasets(trainer)
+    check_before_training(trainer)
     tell_trackers_of_trial(trainer, trial)
     with (
         trial_where_asked_for(trainer, resume_from_checkpoint),
@@ -68,6 +63,21 @@ def train(
     ):
         checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer))
         return _train_from(trainer, checkpoint, trial, ignore_keys_for_eval)
+
+
+def check_before_training(trainer: Trainer) -> None:
+    """Refuse a training that cannot go well, before anything is begun.
+
+    Raises:
+        ValueError: data or arguments that no training can be made of.
+        NotImplementedError: an argument that is not supported was set after the arguments were made.
+    """
+    refuse_unsupported(trainer.args)
+    # Methods may have been set on the instance since it was made.
+    refuse_ignored_overrides(trainer)
+    accept_earlier_signatures(trainer)
+    check_settled(trainer.args, trainer.is_deepspeed_enabled)
+    check_datasets(trainer)
 
 
 def _train_from(
