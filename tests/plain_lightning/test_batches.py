@@ -136,6 +136,75 @@ def test_a_training_on_a_stream_of_unknown_length_is_resumed_exactly(
     assert rest == whole[number - number % accumulation :]
 
 
+class Counted(CountingModule):
+    """Notes how Lightning counts a micro-batch, and whether it steps with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        steps = not self.trainer.fit_loop._should_accumulate()
+        self.counts.append(
+            (self.trainer.current_epoch, batch_idx, steps, batch.closes_window, self.trainer.global_step)
+        )
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("is_limited_by_steps", [False, True])
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_validation_end", "on_train_epoch_end"])
+def test_a_stream_resumed_at_the_end_of_an_epoch_begins_the_next_one_for_lightning_too(
+    tmp_path: Path, hook: str, accumulation: int, is_limited_by_steps: bool
+) -> None:
+    checkpoint, steps = tmp_path / "one.ckpt", 3 * EPOCH if accumulation == 1 else 6
+    keywords: dict[str, Any] = {"max_epochs": -1, "max_steps": steps} if is_limited_by_steps else {"max_epochs": 3}
+
+    def trained(**others: Any) -> tuple[list[Any], list[Any]]:
+        module = Counted()
+        evaluated = Numbers(3) if hook == "on_validation_end" else None
+        data = numbers_module(StreamOfNumbers(ROWS), collate_with_noise, evaluated)
+        heard = fit(module, data, accumulate_grad_batches=accumulation, **keywords, **others).heard
+        return heard, module.counts
+
+    number = EPOCH if hook == "on_train_batch_end" else 1
+    heard, counts = trained(callbacks=[SavingOnce(checkpoint, hook, number)])
+    assert len(counts) == 3 * EPOCH
+    assert trained(checkpoint=checkpoint, seed=77) == (heard[EPOCH:], counts[EPOCH:])
+
+
+@pytest.mark.parametrize(
+    ("number", "keywords", "is_told"),
+    [
+        (EPOCH, {}, True),
+        (EPOCH - 1, {}, False),
+        (3, {"val_check_interval": 0.5}, True),
+        (4, {"val_check_interval": 4, "check_val_every_n_epoch": None}, True),
+        (2 * EPOCH, {"check_val_every_n_epoch": 2}, True),
+        (EPOCH, {"check_val_every_n_epoch": 2}, False),
+        (EPOCH, {"limit_val_batches": 0}, False),
+    ],
+)
+@pytest.mark.parametrize("rows", [Numbers(ROWS), StreamOfNumbers(ROWS)], ids=["dataset", "stream"])
+def test_a_validation_that_is_left_out_when_a_training_is_resumed_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: Any, number: int, keywords: Any, is_told: bool
+) -> None:
+    if isinstance(rows, StreamOfNumbers) and keywords.get("val_check_interval") == 0.5:
+        pytest.skip("of a stream Lightning knows no half")
+    with caplog.at_level(logging.WARNING, "littrainer"):
+        interrupted_and_resumed(
+            tmp_path, "on_train_batch_end", number, kind=PlainModule, rows=rows, evaluated=Numbers(3), **keywords
+        )
+    assert ("between a micro-batch and the validation that follows it" in caplog.text) == is_told
+
+
+def test_a_checkpoint_behind_a_validation_leaves_none_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "littrainer"):
+        whole, rest = interrupted_and_resumed(tmp_path, "on_validation_end", 1, evaluated=Numbers(3))
+    assert rest == whole[EPOCH:]
+    assert "validation that follows it" not in caplog.text
+
+
 @pytest.mark.parametrize("rows", [Numbers(ROWS), StreamOfNumbers(ROWS)])
 @pytest.mark.parametrize("number", [2, EPOCH])
 def test_strategies_that_load_a_checkpoint_late_resume_exactly_too(tmp_path: Path, rows: Any, number: int) -> None:
@@ -181,9 +250,41 @@ def test_other_sizes_than_those_of_the_checkpoint_are_told(tmp_path: Path, caplo
     with caplog.at_level(logging.WARNING, "littrainer"):
         data = numbers_module(Numbers(ROWS), per_device_train_batch_size=2)
         rest = fit(PlainModule(), data, checkpoint=checkpoint, max_epochs=1)
-    assert len(rest.heard) == ROWS // 2 - 2
+    assert len(rest.heard) == ROWS // 2 - 4
     assert "there are now 2 samples per micro-batch (4), 11 micro-batches per epoch (6)" in caplog.text
-    assert "behind 2 of these micro-batches in epoch 0" in caplog.text
+    assert "behind 4 of these micro-batches in epoch 0" in caplog.text
+
+
+@pytest.mark.parametrize("evaluated", [None, Numbers(2)])
+@pytest.mark.parametrize(
+    ("then", "number", "rows", "arguments", "keywords", "read"),
+    [
+        # 18 of 22 samples, and 4 micro-batches of 4 hold 16; then two epochs of 6.
+        (2, 9, ROWS, {}, {}, 2 + 6 + 6),
+        # 16 samples are one whole window.
+        (2, 9, ROWS, {}, {"accumulate_grad_batches": 4}, 2 + 6 + 6),
+        (2, 11, ROWS, {}, {}, 6 + 6),
+        # Of 12 samples nothing is left behind 5 micro-batches.
+        (4, 5, 12, {}, {}, 3 + 3),
+        (4, 17, 12, {}, {}, 0),
+        (4, 5, ROWS, {}, {"limit_train_batches": 3}, 3 + 3),
+        # 20 samples, and without its incomplete batch the epoch has no more.
+        (2, 10, ROWS, {"dataloader_drop_last": True}, {}, 5 + 5),
+    ],
+)
+def test_with_other_sizes_training_goes_on_behind_as_many_samples_and_reads_all_later_epochs(
+    tmp_path: Path, evaluated: Any, then: int, number: int, rows: int, arguments: Any, keywords: Any, read: int
+) -> None:
+    checkpoint = tmp_path / "one.ckpt"
+    saves = SavingOnce(checkpoint, "on_train_batch_end", number)
+    fit(PlainModule(), numbers_module(Numbers(ROWS), per_device_train_batch_size=then), callbacks=[saves])
+    again = tmp_path / "again.ckpt"
+    data = numbers_module(Numbers(rows), collate, evaluated, **arguments)
+    saves = SavingOnce(again, "on_train_epoch_end", 1)
+    rest = fit(PlainModule(), data, checkpoint=checkpoint, callbacks=[saves], **keywords)
+    assert len(rest.heard) == read
+    place = torch.load(again, weights_only=True)["TrainerDataModule"]["processes"][0]
+    assert (place["epoch"], place["micro_batches"]) == ((number - 1) * then // ROWS + 1, 0)
 
 
 def test_a_training_on_a_part_of_each_epoch_is_resumed_exactly(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.tuner import Tuner
@@ -16,6 +17,7 @@ from tests.plain_lightning.reading import (
     Listener,
     Numbers,
     PlainModule,
+    SavingOnce,
     StreamOfNumbers,
     collate,
     collate_with_noise,
@@ -217,6 +219,22 @@ def test_arguments_that_are_none_are_refused() -> None:
         TrainerDataModule(Numbers(2), args=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="did you mean 'per_device_train_batch_size'"):
         TrainerDataModule(Numbers(2), args={"per_device_train_batchsize": 3})
+
+
+def test_a_fit_that_fails_before_it_reads_leaves_no_place_to_the_next_one(tmp_path: Path) -> None:
+    class Fails(pl.Callback):
+        def on_train_start(self, *_: Any) -> None:
+            raise RuntimeError("too early")
+
+    checkpoint, data = tmp_path / "one.ckpt", numbers_module(Numbers(ROWS))
+    fit(PlainModule(), data, callbacks=[SavingOnce(checkpoint, "on_train_batch_end", 3)], max_epochs=1)
+    again = numbers_module(Numbers(ROWS))
+    with pytest.raises(RuntimeError, match="too early"):
+        fit(PlainModule(), again, checkpoint=checkpoint, callbacks=[Fails()])
+    assert len(fit(PlainModule(), again, max_epochs=1).heard) == 6
+    # What a program loads itself is for the next fit.
+    again.load_state_dict(torch.load(checkpoint, weights_only=True)["TrainerDataModule"])
+    assert len(fit(PlainModule(), again, max_epochs=1).heard) == 3
 
 
 def test_a_state_of_another_version_is_refused_and_one_loaded_for_an_evaluation_is_passed_over() -> None:

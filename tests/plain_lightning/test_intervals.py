@@ -9,7 +9,7 @@ import torch
 
 from littrainer import TrainerCallback
 from littrainer.checkpoint.names import LIGHTNING_STATE_NAME
-from tests.plain_lightning.crossed import check_same, fresh_model, stopped, trainer_of, whole
+from tests.plain_lightning.crossed import check_same, stopped, trainer_of, whole
 
 
 class NotesEvaluations(TrainerCallback):
@@ -123,11 +123,9 @@ def test_a_checkpoint_of_the_model_alone_has_no_states_of_an_optimizer(tmp_path:
 def test_validate_has_its_data_where_fit_does_not_validate(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path)
     module, datamodule, lightning_trainer = trainer.to_lightning()
+    lightning_trainer.fit(module, datamodule=datamodule)
+    check_same(trainer.model)
     assert lightning_trainer.validate(module, datamodule, verbose=False)[0].keys() == {"val_loss"}
-    fresh = trainer_of(tmp_path, fresh_model())
-    datamodule, lightning_trainer = fitted(fresh)
-    check_same(fresh.model)
-    assert lightning_trainer.validate(datamodule=datamodule, verbose=False)[0].keys() == {"val_loss"}
 
 
 def test_ones_own_times_to_validate_come_before_the_arguments(tmp_path: Path) -> None:

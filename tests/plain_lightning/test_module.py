@@ -249,6 +249,27 @@ def test_predict_returns_logits_of_each_batch_without_labels_too() -> None:
     torch.testing.assert_close(torch.cat(labelled), torch.cat(predicted), rtol=0, atol=0)
 
 
+def test_predict_leaves_the_loss_out_where_the_model_returns_a_tuple() -> None:
+    class GivesTuple(VectorClassifier):
+        def forward(self, x: Any, labels: Any = None) -> Any:
+            outputs = super().forward(x, labels)
+            return tuple(outputs[name] for name in ("loss", "logits") if outputs.get(name) is not None)
+
+    set_seed(0)
+    predicted = trainer_for().predict(module_of(GivesTuple()), loader())
+    expected = trainer_for().predict(module_of(), loader())
+    assert predicted is not None and expected is not None
+    torch.testing.assert_close(predicted, expected, rtol=0, atol=0)
+
+
+def test_a_metric_is_no_part_of_the_module_and_keeps_nothing_of_an_evaluation() -> None:
+    metric = torchmetrics.AUROC("multiclass", num_classes=CLASSES)
+    module = module_of(compute_metrics=metric)
+    (found,) = trainer_for().validate(module, loader(), verbose=False)
+    assert "val_multiclass_auroc" in found and metric.preds == []
+    assert module.compute_metrics is metric and [name for name, _ in module.named_children()] == ["model"]
+
+
 def test_predictions_are_generated_where_the_arguments_say_so() -> None:
     model = tiny_t5()
     args = {"predict_with_generate": True, "generation_max_length": 5}
@@ -427,6 +448,9 @@ def test_a_batch_that_is_no_mapping_is_refused_with_what_to_do() -> None:
     pairs = torch.utils.data.TensorDataset(torch.ones(4, 6), torch.zeros(4, dtype=torch.long))
     with pytest.raises(TypeError, match=r"was handed a list as a batch.*default_data_collator"):
         fitted(module_of(), torch.utils.data.DataLoader(pairs, batch_size=2))
+    for evaluate in (trainer_for().validate, trainer_for().predict):
+        with pytest.raises(TypeError, match=r"was handed a list as a batch.*on_after_batch_transfer"):
+            evaluate(module_of(), torch.utils.data.DataLoader(pairs, batch_size=2))
 
 
 def test_metrics_of_a_model_by_name_have_no_missing_parts(tmp_path: Path) -> None:

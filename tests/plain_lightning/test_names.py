@@ -1,8 +1,17 @@
 from __future__ import annotations
 
 import pytest
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from littrainer.plain_lightning.names import loader_at, monitored_name, numbers_in, prefix_and_suffix, with_prefix
+from littrainer.plain_lightning.names import (
+    is_watched,
+    loader_at,
+    monitored_name,
+    numbers_in,
+    prefix_and_suffix,
+    with_prefix,
+    with_prefixes,
+)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "eval_accuracy", "val_accuracy", "test_accuracy"])
@@ -36,3 +45,22 @@ def test_truth_values_and_numbers_are_logged_and_others_named() -> None:
     with pytest.warns(UserWarning, match="val_text, val_list"):
         found = numbers_in({"val_loss": 1, "val_good": True, "val_text": "a", "val_list": [1]})
     assert found == {"val_loss": 1.0, "val_good": 1.0}
+
+
+def test_metrics_that_are_logged_under_one_name_are_named() -> None:
+    with pytest.warns(UserWarning, match=r"test_acc, acc are all logged as val_near_acc"):
+        found = with_prefixes("val_near", "", {"test_acc": 1.0, "acc": 2.0, "loss": 3.0})
+    assert found == {"val_near_acc": 2.0, "val_near_loss": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("callback", "expected"),
+    [
+        (EarlyStopping("train_loss"), True),
+        (EarlyStopping("val_loss"), False),
+        (ModelCheckpoint(filename="{step}-{train_loss:.2f}"), True),
+        (ModelCheckpoint(), False),
+    ],
+)
+def test_a_number_is_watched_where_a_callback_goes_by_it(callback: object, expected: bool) -> None:
+    assert is_watched("train_loss", [callback]) is expected

@@ -8,20 +8,15 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
 
+from littrainer import TrainerDataModule, TransformersModule
 from littrainer.data.windows import MicroBatch
 from littrainer.plain_lightning.loss_settings import ModuleLossSettings, SharedLoss
-from littrainer.plain_lightning.window_normalisation import WindowNormalisation, divides_by
+from littrainer.plain_lightning.loss_trial import Divided
+from littrainer.plain_lightning.window_normalisation import WindowNormalisation
 from tests.plain_lightning.fitting import fitted, loader, module_of
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import language_rows, vector_rows
-from tests.scenarios.models import (
-    CountingClassifier,
-    KeywordClassifier,
-    NoisyClassifier,
-    VectorClassifier,
-    tiny_bert_classifier,
-    tiny_gpt2,
-)
+from tests.scenarios.models import CountingClassifier, KeywordClassifier, tiny_gpt2
 
 CPU = torch.device("cpu")
 SGD = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0}
@@ -103,35 +98,69 @@ def test_a_loss_that_takes_the_number_and_leaves_it_aside_is_summed_as_in_a_trai
     assert found.losses[1] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [(CountingClassifier, True), (KeywordClassifier, False), (tiny_gpt2, True), (tiny_bert_classifier, False)],
-)
-def test_whether_a_model_divides_by_the_number_is_found_by_trying(model: Any, expected: bool) -> None:
-    made = model()
-    if isinstance(made, VectorClassifier):
-        batch = next(iter(loader(vector_rows(4))))
-    else:
-        rows = language_rows(4) if expected else [{**row, "labels": 1} for row in language_rows(4)]
-        batch = pad_tokens(rows)
-    divides = divides_by(lambda number: made(**batch, num_items_in_batch=number)["loss"], made, torch.tensor(5.0))
-    assert divides is expected
+def test_a_window_without_any_label_leaves_gradients_of_zero() -> None:
+    rows = vector_rows(12)
+    for row in rows[4:8]:
+        row["labels"] = -100
+    found = stepped(module_of(CountingClassifier(), SGD), loader(rows, 2), accumulate_grad_batches=2)
+    assert [bool(gradient.isfinite().all()) for gradient in found.found] == [True] * 3
+    assert [bool(gradient.any()) for gradient in found.found] == [True, False, True]
 
 
-def test_trying_leaves_modes_buffers_and_random_numbers_as_they_were() -> None:
-    class Drawing(NoisyClassifier):
-        def forward(self, x: Any, labels: Any = None, **kwargs: Any) -> Any:
-            torch.rand(1)
-            return super().forward(x, labels)
+def test_a_training_step_of_ones_own_has_its_loss_divided_as_in_any_lightning_module() -> None:
+    class Own(TransformersModule):
+        def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
+            return self(**batch)["loss"]
 
-    model = Drawing()
-    model.norm.eval()
-    modes = [part.training for part in model.modules()]
-    before, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
-    divides_by(lambda number: model(**next(iter(loader(vector_rows(4)))))["loss"], model, torch.tensor(3.0))
-    assert [part.training for part in model.modules()] == modes
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), state)
+    own = stepped(Own(module_of().model, SGD), loader(vector_rows(8), 2), accumulate_grad_batches=4)
+    whole = stepped(module_of(args=SGD), loader(vector_rows(8), 8))
+    torch.testing.assert_close(own.found[0], whole.found[0])
+
+
+class Regularised(TransformersModule):
+    """Has a part in its loss that no label tokens divide, in training only."""
+
+    def compute_loss(self, inputs: dict[str, Any], num_items_in_window: Any = None) -> tuple[torch.Tensor, Any]:
+        value, outputs = super().compute_loss(inputs, num_items_in_window)
+        return value + 0.01 * outputs["logits"].square().mean() if self.training else value, outputs
+
+
+def test_a_loss_that_is_divided_in_part_is_refused_over_a_loader_without_windows() -> None:
+    module = Regularised(CountingClassifier(), SGD)
+    with pytest.raises(ValueError, match=r"another part is not.*TrainerDataModule.*accepts_loss_kwargs = False"):
+        fitted(module, loader(vector_rows(8), 2), accumulate_grad_batches=2)
+    # As means, and with windows that are known, it can be had.
+    module.model.accepts_loss_kwargs = False
+    fitted(Regularised(module.model, SGD), loader(vector_rows(8), 2), accumulate_grad_batches=2)
+    data = TrainerDataModule(vector_rows(8), args={"per_device_train_batch_size": 2})
+    fitted(Regularised(CountingClassifier(), SGD), data, accumulate_grad_batches=2)
+
+
+def test_a_loss_function_is_not_told_to_set_what_the_model_accepts() -> None:
+    window, own = WindowNormalisation(), settings(compute_loss_func=lambda *_, **__: None)
+    with pytest.raises(ValueError, match="another part is not") as refusal:
+        window.enter(own, LABELLED, accumulation=2, steps=False, device=CPU, try_loss=lambda *_: Divided.PARTLY)
+    assert "accepts_loss_kwargs" not in str(refusal.value)
+
+
+def test_a_loss_is_tried_until_a_micro_batch_tells() -> None:
+    window, asked = WindowNormalisation(), []
+
+    def try_loss(inputs: Any, number: Any, has_labels: bool) -> Divided:
+        asked.append(has_labels)
+        return Divided.WHOLLY if has_labels else Divided.UNKNOWN
+
+    unlabelled = {"x": torch.ones(2), "labels": torch.tensor([-100, -100])}
+    for place, inputs in enumerate((unlabelled, LABELLED, LABELLED)):
+        window.enter(settings(), inputs, accumulation=4, steps=False, device=CPU, place=place, try_loss=try_loss)
+    assert asked == [False, True]
+
+
+def test_what_is_left_of_a_window_after_a_resume_counts_for_itself() -> None:
+    window = WindowNormalisation()
+    for place in (2, 3):
+        _, number = window.enter(settings(), LABELLED, accumulation=4, steps=place == 3, device=CPU, place=place)
+    assert number == 4 and window.gradient_factor == 4 / 2
 
 
 def settings(**changes: Any) -> ModuleLossSettings:

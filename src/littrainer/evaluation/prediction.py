@@ -70,6 +70,14 @@ def is_loss_to_be_had(inputs: Mapping[str, Any], label_names: Sequence[str], can
     return bool(can_return_loss if return_loss is None else return_loss)
 
 
+def has_loss_in(outputs: Any) -> bool:
+    """Whether a model's outputs have a loss among them, or in front of them."""
+    if isinstance(outputs, dict):
+        return "loss" in outputs
+    is_row = isinstance(outputs, (tuple, list)) and len(outputs) > 0
+    return is_row and isinstance(outputs[0], torch.Tensor) and outputs[0].dim() == 0
+
+
 def outputs_to_ignore(model: Any) -> Sequence[str]:
     """The outputs that are no predictions, which the model's config names."""
     config = getattr(model, "config", None)

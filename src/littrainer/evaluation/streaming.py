@@ -76,10 +76,15 @@ class StreamingMetrics:
         self._guess, self._facts, self.batches = None, None, 0
         # Not before the first batch: models of transformers find out about their problem in a forward pass.
         self._read_facts = read_facts
+        self.reset()
         for part in self._parts.values():
-            part.metric.reset()
             if callable(getattr(part.metric, "to", None)):
                 part.metric.to(device)
+
+    def reset(self) -> None:
+        """Forget the batches that the metrics have seen."""
+        for part in self._parts.values():
+            part.metric.reset()
 
     def update(self, prediction: EvalPrediction, everywhere: EvalPrediction | None = None) -> None:
         """Take in one batch.

@@ -208,9 +208,7 @@ class TrainingBatches:
                 ", of which nothing is left" if micro_batches >= self._batches_to_read else "",
                 draws,
             )
-        return replace(
-            place, micro_batches=micro_batches, data=None, random=place.random if same_processes else None
-        )
+        return replace(place, micro_batches=micro_batches, data=None, random=place.random if same_processes else None)
 
     def _as_many_samples(self, micro_batches: int, then: dict[str, int | None]) -> int:
         """Whole windows of micro-batches with the samples that as many of other sizes had, or all of an epoch."""
@@ -248,14 +246,39 @@ class TrainingBatches:
         place, count = self._place or self._place_of_epoch, self._count
         if place is None:
             return
-        if not place.micro_batches and not has_length(self.loader) and self._is_at_an_end_unknown_to_lightning(place):
-            begin_next_epoch(self.lightning_trainer)
-            return
+        if self._validation_is_left_out:
+            logger.warning(
+                "The checkpoint was written between a micro-batch and the validation that follows it. Lightning does not "
+                "make up for that, so metrics of this validation are missing, and random draws from here on differ from "
+                "those of the training that wrote it. Save when a validation or an epoch has ended to resume exactly, as "
+                "ModelCheckpoint does without every_n_train_steps."
+            )
+        if not place.micro_batches and not has_length(self.loader):
+            if self._is_at_an_end_unknown_to_lightning(place):
+                begin_next_epoch(self.lightning_trainer)
+                return
+            if count.is_last_batch and self.lightning_trainer.fit_loop.restarted_mid_epoch:
+                # It announces the epoch behind whose validation the checkpoint was written, and ends it unread.
+                self._epochs_announced -= 1
         # What Lightning has counted of an epoch that is over stays, since it ends that epoch by it.
         is_in_first_window = 0 < count.current.processed < self.args.gradient_accumulation_steps
         is_at_its_beginning = is_in_first_window and not count.is_last_batch and place.epoch == self._epoch_of_lightning
         if place.micro_batches or is_at_its_beginning or self.lightning_trainer.fit_loop.restarted_on_epoch_start:
             count.increment_by(place.micro_batches - count.current.processed)
+
+    @property
+    def _validation_is_left_out(self) -> bool:
+        lightning_trainer, count = self.lightning_trainer, self._count
+        fit_loop, in_epochs = lightning_trainer.fit_loop, lightning_trainer.check_val_every_n_epoch
+        if not lightning_trainer.enable_validation or not fit_loop.epoch_loop.restarted_on_train_batch_end:
+            return False
+        if in_epochs is not None and fit_loop.epoch_progress.current.ready % in_epochs:
+            return False
+        interval = lightning_trainer.val_check_batch
+        if interval is None or interval == float("inf"):
+            return interval is not None and count.is_last_batch
+        done = count.total if in_epochs is None else count.current
+        return done.ready % interval == 0
 
     def _is_at_an_end_unknown_to_lightning(self, place: PlaceInData) -> bool:
         fit_loop = self.lightning_trainer.fit_loop

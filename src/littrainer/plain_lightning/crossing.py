@@ -39,6 +39,7 @@ from littrainer.plain_lightning.lightning_settings import (
     validation_callback,
 )
 from littrainer.plain_lightning.module import TransformersModule
+from littrainer.plain_lightning.run_hooks import RunHooks
 from littrainer.plain_lightning.trainer_format import TAKEN_OVER, states_of
 from littrainer.processes import environment
 from littrainer.processes.agreement import from_each, from_first
@@ -127,6 +128,9 @@ def to_lightning(trainer: Trainer, **keywords: Any) -> tuple[TransformersModule,
         processing_class=trainer.processing_class,
         model=trainer.model,
     )
+    if trainer._train_batch_size != datamodule.batch_size:
+        # It is what auto_find_batch_size has found.
+        datamodule.batch_size = trainer._train_batch_size
     return module, datamodule, _lightning_trainer(trainer, module, keywords)
 
 
@@ -282,7 +286,7 @@ class GoesOn(pl.Callback):
 
 
 # What `to_lightning` gives a `lightning.Trainer` to do what a Trainer does by itself.
-MADE_HERE = (GoesOn, ValidatesAtSteps, ValidatesOutsideFitOnly)
+MADE_HERE = (GoesOn, RunHooks, ValidatesAtSteps, ValidatesOutsideFitOnly)
 
 
 def from_lightning(

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.arguments.training_arguments import TrainingArguments
@@ -66,7 +66,9 @@ class TrainerDataModule(pl.LightningDataModule):
     A subclass may make its datasets in `setup`, and calls `super().setup(stage)` then. Each process is handed its part
     of the data as under the Trainer, and Lightning's `use_distributed_sampler` adds nothing to that. The state that a
     checkpoint keeps says where reading stood: a resumed training gets the same batches and random draws as one that was
-    not interrupted.
+    not interrupted. Two things are told with a warning: where the batches have another size, training goes on behind as
+    many samples of the epoch; and a validation that was due when the checkpoint was written, and had not begun, is left
+    out by Lightning, with whatever it draws.
 
     Raises:
         TypeError, ValueError, NotImplementedError: `args` are none, or cannot be carried out.
@@ -93,8 +95,9 @@ class TrainerDataModule(pl.LightningDataModule):
         self.model = model
         self.windows = windows
         self._training_batches: TrainingBatches | None = None
-        # Of a checkpoint, until reading begins.
+        # Of a checkpoint, until reading begins; and whether it was loaded by a fit, and is for no other one.
         self._loaded_state: dict[str, Any] | None = None
+        self._is_loaded_by_fit = False
         self._says_that_columns_stay = True
         # By what the data is for, the loaders that were made last and what their batches do without.
         self._loaders: dict[str, LookaheadLoader] = {}
@@ -125,6 +128,8 @@ class TrainerDataModule(pl.LightningDataModule):
                 check_is_no_loader(dataset, description, method)
                 check_not_empty(dataset, description)
         vars(self).pop("val_dataloader", None)
+        if stage == TrainerFn.FITTING:
+            self._forget_earlier_fit()
         if stage == TrainerFn.FITTING and self.eval_dataset is None:
             self._say_that_nothing_is_validated()
 
@@ -137,6 +142,12 @@ class TrainerDataModule(pl.LightningDataModule):
                 return []
 
             vars(self)["val_dataloader"] = no_loaders
+
+    def _forget_earlier_fit(self) -> None:
+        # One that failed before it read anything has left the place of its checkpoint.
+        if self._is_loaded_by_fit:
+            self._loaded_state = None
+        self._training_batches = None
 
     def _dataset(self, name: str, what_for: str) -> Any:
         dataset = getattr(self, name)
@@ -321,6 +332,7 @@ class TrainerDataModule(pl.LightningDataModule):
         if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
             places_in(state_dict)
             self._loaded_state = state_dict
+            self._is_loaded_by_fit = self.trainer is not None and self.trainer.state.status == TrainerStatus.RUNNING
 
     def _take_place(self) -> PlaceInData | None:
         state, self._loaded_state = self._loaded_state, None

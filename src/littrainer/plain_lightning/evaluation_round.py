@@ -97,6 +97,8 @@ class EvaluationRound:
         if self.streaming is not None:
             with noting_where(place):
                 metrics = self.streaming.compute() if self.streaming.batches else {}
+            # Some keep all predictions of an evaluation, on the device.
+            self.streaming.reset()
         with failing_together("computing the metrics of an evaluation"):
             if self.streaming is None and predictions is not None and labels is not None:
                 metrics = call_metric_function(place, self._for_metrics(predictions, labels, inputs, losses))

@@ -15,23 +15,26 @@ from typing_extensions import Self
 
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.evaluation import generation
-from littrainer.evaluation.prediction import is_loss_to_be_had, labels_in, logits_in, outputs_to_ignore
+from littrainer.evaluation.prediction import has_loss_in, is_loss_to_be_had, labels_in, logits_in, outputs_to_ignore
 from littrainer.evaluation.streaming import streaming_metrics
 from littrainer.optim.closures import closure_before_step
 from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.plain_lightning import optimization
 from littrainer.plain_lightning.clipping import clip_gradients
-from littrainer.plain_lightning.evaluation_round import EvaluationRound
+from littrainer.plain_lightning.evaluations import Evaluations
 from littrainer.plain_lightning.folders import export_model, model_kept_in, module_from_folder
 from littrainer.plain_lightning.hyper_parameters import MARK, hyper_parameters_of, mark_of, shown_hyper_parameters
 from littrainer.plain_lightning.loss_settings import ModuleLossSettings, loss_settings_of
+from littrainer.plain_lightning.loss_trial import Divided, part_divided
+from littrainer.plain_lightning.model_inputs import model_inputs
 from littrainer.plain_lightning.model_source import made_at_once, made_by
 from littrainer.plain_lightning.module_arguments import arguments_from
-from littrainer.plain_lightning.names import TEST, VALIDATION, loader_at, numbers_in, prefix_and_suffix, with_prefix
+from littrainer.plain_lightning.names import TEST, VALIDATION, is_watched
 from littrainer.plain_lightning.parallel_model import split_model
 from littrainer.plain_lightning.preparation import prepared_for_training
-from littrainer.plain_lightning.unheeded import tell_unheeded
-from littrainer.plain_lightning.window_normalisation import WindowNormalisation, divides_by
+from littrainer.plain_lightning.run_hooks import RunHooks, are_called_by, check_that_they_are_called
+from littrainer.plain_lightning.window_normalisation import WindowNormalisation
+from littrainer.processes.collectives import process_rank
 from littrainer.training import loss as losses
 
 
@@ -77,7 +80,8 @@ class TransformersModule(pl.LightningModule):
     ):
         super().__init__()
         self.args = arguments_from(args)
-        self.compute_metrics = compute_metrics
+        # Not as a part of the module: what a metric holds is neither trained nor kept in checkpoints.
+        vars(self)["compute_metrics"] = compute_metrics
         self.processing_class = processing_class
         self.data_collator = data_collator
         self.compute_loss_func = compute_loss_func
@@ -90,11 +94,9 @@ class TransformersModule(pl.LightningModule):
         self._loss_settings: ModuleLossSettings | None = None
         self._tensor_parallel_size = 1
         self._window = WindowNormalisation()
-        self._round: tuple[int, EvaluationRound] | None = None
+        self.evaluations = Evaluations(streaming_metrics(compute_metrics))
         self._preparations = ExitStack()
         self._step_was_skipped = False
-        self._waiting_metrics: dict[str, Any] = {}
-        self._streaming = streaming_metrics(compute_metrics)
         self.model: Any = None
         made = made_at_once(model, model_class)
         if made is None:
@@ -129,7 +131,10 @@ class TransformersModule(pl.LightningModule):
         """Make the model, where a function does, and let a ModelParallelStrategy split it; each once."""
         if self.model is None:
             self._adopt(made_by(self._model_init))
-        strategy = getattr(self.attached_trainer(), "strategy", None)
+        trainer = self.attached_trainer()
+        if trainer is not None:
+            check_that_they_are_called(self, trainer)
+        strategy = getattr(trainer, "strategy", None)
         self._tensor_parallel_size = split_model(self.model, strategy, self.args)
         self._loss_settings = None
 
@@ -161,7 +166,8 @@ class TransformersModule(pl.LightningModule):
     @property
     def rank(self) -> int:
         """Rank of this process among all processes."""
-        return getattr(self.attached_trainer(), "global_rank", 0)
+        trainer = self.attached_trainer()
+        return process_rank() if trainer is None else trainer.global_rank
 
     @property
     def generates(self) -> bool:
@@ -184,7 +190,7 @@ class TransformersModule(pl.LightningModule):
     def __getstate__(self) -> dict[str, Any]:
         # Callbacks that average weights copy the module; what belongs to the run at hand stays behind.
         state = super().__getstate__()
-        return {**state, "_round": None, "_preparations": ExitStack(), "_window": WindowNormalisation()}
+        return {**state, "_preparations": ExitStack(), "_window": WindowNormalisation()}
 
     # ---- Hooks for subclasses ----------------------------------------------------------------------------------------
 
@@ -195,9 +201,11 @@ class TransformersModule(pl.LightningModule):
 
         Parameters:
             inputs: the batch, on the module's device.
-            num_items_in_window: label tokens in the window of the optimizer step, of all processes where
-                `average_tokens_across_devices` is on. The sum of the batch's losses is to be divided by it; where it is
-                None, the loss is the mean over the batch.
+            num_items_in_window: label tokens in the window of the optimizer step; in a lightning.Trainer those of all
+                processes, where `average_tokens_across_devices` is on. The sum of the batch's losses is to be divided
+                by it; where it is None, the loss is the mean over the batch. Where a loader does not hand out whole
+                windows, and gradients are accumulated, it stands in for the label tokens, and gradients are corrected;
+                it is then tried with two numbers at the first batch, in calls that log nothing.
 
         Returns:
             the loss, and the model's outputs, from which predictions are taken in evaluations.
@@ -214,7 +222,8 @@ class TransformersModule(pl.LightningModule):
             what there is of the three; predictions are logits, or generated tokens with `predict_with_generate`.
         """
         settings = self.loss_settings
-        gives_loss = wants_loss and is_loss_to_be_had(inputs, settings.label_names, settings.can_return_loss)
+        can_give_loss = is_loss_to_be_had(inputs, settings.label_names, settings.can_return_loss)
+        gives_loss = wants_loss and can_give_loss
         if self.generates:
             return self._generated_outputs(inputs, gives_loss)
         labels, value = None, None
@@ -225,7 +234,7 @@ class TransformersModule(pl.LightningModule):
             outputs = self.model(**inputs)
         are_compared = self.compute_metrics is not None and self.preprocess_logits_for_metrics is None
         compared = settings.label_names if are_compared else None
-        has_loss = gives_loss or (isinstance(outputs, dict) and "loss" in outputs)
+        has_loss = gives_loss or (can_give_loss and has_loss_in(outputs))
         return value, logits_in(outputs, outputs_to_ignore(self.model), labels, has_loss, compared), labels
 
     def _generated_outputs(self, inputs: dict[str, Any], gives_loss: bool) -> tuple[Any, Any, Any]:
@@ -244,39 +253,40 @@ class TransformersModule(pl.LightningModule):
 
     # ---- Training ----------------------------------------------------------------------------------------------------
 
-    def setup(self, stage: str) -> None:
-        """A run begins: say which arguments this module does not act on."""
-        if stage == "fit":
-            optimization.check_accumulation(self.trainer)
-            tell_unheeded(self.args, self.trainer)
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """What the module does at the hooks of a run; a subclass adds its own callbacks to `super()`'s."""
+        return [] if are_called_by(self.trainer) else [RunHooks()]
 
-    def on_fit_start(self) -> None:
+    def prepare_training(self) -> None:
         """Prepare the model, and put it into training mode, in which `from_pretrained` does not leave it."""
         self._preparations.close()
         self._preparations.enter_context(prepared_for_training(self))
         self._window = WindowNormalisation()
         self.model.train()
 
-    def on_fit_end(self) -> None:
+    def undo_preparations(self) -> None:
         """Undo what was done to the model for the length of the training."""
         self._preparations.close()
 
     def on_train_start(self) -> None:
-        """Training begins."""
-        self._set_optimizer_modes("train")
+        """A trial begins, for which Lightning takes the callbacks away; else one of them has done this."""
+        if not are_called_by(self.trainer):
+            self.set_optimizer_modes("train")
 
-    def on_train_end(self) -> None:
-        """Training has ended: an optimizer with modes leaves the weights that are meant to be used."""
-        self._set_optimizer_modes("eval")
+    def set_optimizer_modes(self, mode: str) -> None:
+        """Put optimizers that have modes into one, "train" or "eval".
 
-    def _set_optimizer_modes(self, mode: str) -> None:
-        # Schedule-free optimizers train other weights than they are evaluated with.
+        Schedule-free optimizers train other weights than they are evaluated with.
+        """
         for optimizer in self.trainer.optimizers:
             if callable(getattr(optimizer, mode, None)):
                 getattr(optimizer, mode)()
 
     def items_in_window(self, window: list[Any]) -> torch.Tensor | int | None:
-        """Label tokens of an optimizer step's micro-batches, where the loss is divided by them; all processes ask."""
+        """Label tokens of an optimizer step's micro-batches, where the loss is divided by them; all processes ask.
+
+        Without a lightning.Trainer, those of this process.
+        """
         return losses.items_in_window(self.loss_settings, window, self.device)
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
@@ -290,7 +300,7 @@ class TransformersModule(pl.LightningModule):
             steps=steps,
             device=self.device,
             place=batch_idx,
-            divides=self._divides,
+            try_loss=self._try_loss,
         )
         value, _ = self._loss_of(inputs, number)
         value = losses.normalised(settings, value, number)
@@ -307,8 +317,8 @@ class TransformersModule(pl.LightningModule):
         size = trainer.accumulate_grad_batches
         return size, (batch_idx + 1) % size == 0 or trainer.is_last_batch
 
-    def _divides(self, inputs: dict[str, Any], number: Any) -> bool:
-        return divides_by(lambda items: self.compute_loss(dict(inputs), items)[0], self.model, number)
+    def _try_loss(self, inputs: dict[str, Any], number: torch.Tensor, has_labels: bool) -> Divided:
+        return part_divided(lambda items: self.compute_loss(dict(inputs), items)[0], self, number, has_labels)
 
     def _loss_of(self, inputs: dict[str, Any], number: torch.Tensor | int | None) -> tuple[torch.Tensor, Any]:
         value, outputs = self.compute_loss(dict(inputs), number)
@@ -318,15 +328,16 @@ class TransformersModule(pl.LightningModule):
         trainer: Any = self.attached_trainer()
         if trainer is None or not trainer.training:
             return
-        # Processes wait for each other where loggers are told; in between, bars show the loss of the first one.
+        # Processes wait for each other where loggers are told, or callbacks go by it; in between, bars show their own.
         is_told = (trainer.global_step + 1) % max(trainer.log_every_n_steps, 1) == 0
+        is_told = is_told or is_watched("train_loss", trainer.callbacks)
         self.log("train_loss", value, prog_bar=True, on_step=True, on_epoch=False, sync_dist=is_told, batch_size=1)
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        """Backward pass of the loss before Lightning has divided it by `accumulate_grad_batches`."""
-        trainer = self.attached_trainer()
-        division = 1 if trainer is None or not self.automatic_optimization else trainer.accumulate_grad_batches
-        if division > 1:
+        """Backward pass of the loss before Lightning has divided it, unless it comes from an own `training_step`."""
+        trainer = self.attached_trainer() if self.automatic_optimization else None
+        division = 1 if trainer is None else trainer.accumulate_grad_batches
+        if division > 1 and self._window.has_divided_the_loss:
             # The division's own backward pass divides this number again, by itself: exactly 1 is left.
             kwargs["gradient"] = torch.full_like(loss, division)
         super().backward(loss, *args, **kwargs)
@@ -425,6 +436,10 @@ class TransformersModule(pl.LightningModule):
         export_model(self, Path(directory), max_shard_size)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Mark one of weights alone too, of which Lightning tells no callback."""
+        self.mark_checkpoint(checkpoint)
+
+    def mark_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say in a checkpoint what wrote it, and how the model is made anew."""
         own = hyper_parameters_of(self.model, self.args, self._source_name)
         checkpoint[MARK] = mark_of(self.trainer, own)
@@ -437,60 +452,12 @@ class TransformersModule(pl.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         """One batch of a validation."""
-        return self._evaluation_step(VALIDATION, self.trainer.val_dataloaders, batch, dataloader_idx)
+        return self.evaluations.step(self, VALIDATION, self.trainer.val_dataloaders, batch, dataloader_idx)
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         """One batch of a test."""
-        return self._evaluation_step(TEST, self.trainer.test_dataloaders, batch, dataloader_idx)
+        return self.evaluations.step(self, TEST, self.trainer.test_dataloaders, batch, dataloader_idx)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
         """The logits of a batch, or generated tokens where `predict_with_generate` is set."""
-        return self.prediction_outputs(dict(batch), wants_loss=False)[1]
-
-    def _evaluation_step(self, stage: str, loaders: Any, batch: Any, index: int) -> dict[str, Any]:
-        if self._round is None or self._round[0] != index:
-            self._finish_round(stage, loaders)
-            self._round = index, EvaluationRound(self, loader_at(loaders, index), self._streaming)
-        inputs = dict(batch)
-        value, predictions, labels = self.prediction_outputs(inputs)
-        self._round[1].add(inputs, value, predictions, labels)
-        return {"loss": value, "predictions": predictions, "labels": labels}
-
-    def _finish_round(self, stage: str, loaders: Any) -> None:
-        """The last batch of a loader is done: log what was computed from all of its batches."""
-        if self._round is None:
-            return
-        (index, evaluation_round), self._round = self._round, None
-        prefix, suffix = prefix_and_suffix(stage, loaders, index)
-        for name, value in evaluation_round.finish().items():
-            self._waiting_metrics[with_prefix(prefix, name) + suffix] = value
-
-    def on_validation_epoch_start(self) -> None:
-        """A validation begins."""
-        self._begin_evaluation()
-
-    def on_test_epoch_start(self) -> None:
-        """A test begins."""
-        self._begin_evaluation()
-
-    def on_validation_epoch_end(self) -> None:
-        """A validation has seen its last batch: log `val_loss` and the metrics."""
-        self._end_evaluation(VALIDATION, self.trainer.val_dataloaders)
-
-    def on_test_epoch_end(self) -> None:
-        """A test has seen its last batch: log `test_loss` and the metrics."""
-        self._end_evaluation(TEST, self.trainer.test_dataloaders)
-
-    def _begin_evaluation(self) -> None:
-        self._round, self._waiting_metrics = None, {}
-        self._set_optimizer_modes("eval")
-
-    def _end_evaluation(self, stage: str, loaders: Any) -> None:
-        self._finish_round(stage, loaders)
-        numbers = numbers_in(self._waiting_metrics)
-        # All processes have the same; Lightning is told to average them, or it would warn.
-        self.log_dict(
-            numbers, prog_bar=True, add_dataloader_idx=False, sync_dist=self.trainer.world_size > 1, batch_size=1
-        )
-        if self.trainer.state.fn == "fit":
-            self._set_optimizer_modes("train")
+        return self.prediction_outputs(model_inputs(batch), wants_loss=False)[1]

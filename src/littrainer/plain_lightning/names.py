@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from numbers import Number
 from typing import Any
 
@@ -18,6 +18,30 @@ def with_prefix(prefix: str, name: str) -> str:
     for known in PREFIXES:
         name = name.removeprefix(known)
     return f"{prefix}_{name}"
+
+
+def with_prefixes(prefix: str, suffix: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics by the names under which they are logged; those that have the same one are named in a warning."""
+    found: dict[str, Any] = {}
+    own_names: dict[str, list[str]] = {}
+    for name, value in metrics.items():
+        logged = with_prefix(prefix, name) + suffix
+        found[logged] = value
+        own_names.setdefault(logged, []).append(name)
+    for logged, names in own_names.items():
+        if len(names) > 1:
+            rank_zero_warn(
+                f"The metrics {', '.join(names)} are all logged as {logged}, and the last one counts. Give them names "
+                f"that differ in more than a prefix ({', '.join(PREFIXES)})."
+            )
+    return found
+
+
+def is_watched(name: str, callbacks: Iterable[Any]) -> bool:
+    """Whether a callback decides by a logged number, as EarlyStopping, or names files by it, as ModelCheckpoint."""
+    return any(
+        getattr(one, "monitor", None) == name or name in str(getattr(one, "filename", None)) for one in callbacks
+    )
 
 
 def prefix_and_suffix(stage: str, loaders: Any, index: int) -> tuple[str, str]:

@@ -2,21 +2,22 @@
 
 Where the window is known before its first forward pass, each loss is divided by its tokens. Where Lightning accumulates
 over anybody's loader, it is not: each loss is divided by a reference, the same in all processes and windows, and before
-the optimizer steps the gradients are multiplied by reference / tokens, which is exact.
+the optimizer steps the gradients are multiplied by reference / tokens. This is exact, up to rounding, for losses that
+are divided as a whole, or not at all; gradients cannot be taken apart, so one that is divided in part is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from littrainer.data.windows import MicroBatch, count_label_tokens
-from littrainer.error_notes import kind_of
 from littrainer.plain_lightning.loss_settings import ModuleLossSettings
-from littrainer.processes.agreement import agreed
+from littrainer.plain_lightning.loss_trial import Divided
+from littrainer.plain_lightning.model_inputs import model_inputs
 from littrainer.processes.collectives import reduced
 from littrainer.training import loss
 
@@ -28,14 +29,19 @@ class WindowNormalisation:
 
     def __init__(self) -> None:
         self.closes = True
+        # Whether the loss that is to be differentiated next has been divided here, whatever Lightning divides it by.
+        self.has_divided_the_loss = False
         # What gradients are to be multiplied by before the optimizer steps; None leaves them as they are.
         self.gradient_factor: torch.Tensor | float | None = None
         self._reference: torch.Tensor | None = None
-        self._tokens: Any = None
+        # A training may resume in the middle of a window, whose remaining micro-batches then count for themselves.
+        self._tokens: Any = 0
+        self._has_labels = False
         self._loss: torch.Tensor | None = None
+        self._loss_factor: torch.Tensor | float | None = None
         self._micro_batches = 0
         self._is_counted: bool | None = None
-        self._divides: bool | None = None
+        self._divided = Divided.UNKNOWN
 
     def enter(
         self,
@@ -46,7 +52,7 @@ class WindowNormalisation:
         steps: bool,
         device: torch.device,
         place: int = 0,
-        divides: Callable[[dict[str, Any], torch.Tensor], bool] = lambda inputs, number: True,
+        try_loss: Callable[[dict[str, Any], torch.Tensor, bool], Divided] = lambda *_: Divided.WHOLLY,
     ) -> tuple[dict[str, Any], Number]:
         """Take in a micro-batch, before its forward pass.
 
@@ -55,36 +61,40 @@ class WindowNormalisation:
             accumulation: micro-batches in a full window.
             steps: whether the optimizer steps after this one.
             place: number of the batch in its epoch, from 0.
-            divides: tells whether the loss of inputs is divided by a number; asked once in a training.
+            try_loss: tells how much of the loss of inputs is divided by a number, given also whether this process's
+                inputs have labels that count; asked until it is known, of a training's first micro-batch as a rule.
 
         Returns:
             the inputs, and what the sum of their losses is to be divided by; None where losses are means.
 
         Raises:
             TypeError: the batch is no mapping.
-            ValueError: its window ends elsewhere than Lightning's, or its tokens cannot be counted in time.
+            ValueError: its window ends elsewhere than Lightning's, or its tokens are known too late for its loss.
         """
         if place % accumulation == 0:
             self._micro_batches, self._loss, self._tokens, self._is_counted = 0, None, 0, None
         self._micro_batches += 1
-        self.closes, self.gradient_factor = steps, None
+        self.closes, self.gradient_factor, self._loss_factor = steps, None, None
         if isinstance(batch, MicroBatch):
             _check_place(batch, steps, place)
             settings.current_gradient_accumulation_steps = batch.window_size
-            return _inputs(batch.inputs), batch.num_items_in_window
-        inputs = _inputs(batch)
+            return model_inputs(batch.inputs), batch.num_items_in_window
+        inputs = model_inputs(batch)
         settings.current_gradient_accumulation_steps = accumulation
         if accumulation == 1:
             return inputs, loss.items_in_window(settings, [inputs], device)
         number = self._count(settings, inputs, device, accumulation)
-        if isinstance(number, torch.Tensor) and self._divides is None:
-            self._divides = agreed(divides(inputs, number))
+        if isinstance(number, torch.Tensor) and self._divided is Divided.UNKNOWN:
+            self._divided = try_loss(inputs, number, self._has_labels)
+            if self._divided is Divided.PARTLY:
+                raise ValueError(_divided_in_part(settings, accumulation))
         if steps:
-            self.gradient_factor = self._factor(settings, accumulation)
+            self._set_factors(settings, accumulation)
         return inputs, number
 
     def add(self, value: torch.Tensor) -> None:
         """Note the loss of the micro-batch at hand, as it goes into the backward pass."""
+        self.has_divided_the_loss = True
         value = value.detach()
         self._loss = value if self._loss is None else self._loss + value
 
@@ -92,10 +102,11 @@ class WindowNormalisation:
     def loss(self) -> torch.Tensor:
         """The loss of the window so far, on the device."""
         assert self._loss is not None
-        return self._loss if self.gradient_factor is None else self._loss * self.gradient_factor
+        return self._loss if self._loss_factor is None else self._loss * self._loss_factor
 
     def scale_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Multiply gradients by what the reference has to be replaced with, where the window has closed."""
+        self.has_divided_the_loss = False
         factor, self.gradient_factor = self.gradient_factor, None
         if factor is None:
             return
@@ -132,58 +143,41 @@ class WindowNormalisation:
                 "TrainerDataModule, which counts them before, or leave average_tokens_across_devices on."
             )
         self._tokens = self._tokens + tokens
+        if self._divided is Divided.UNKNOWN:
+            self._has_labels = bool(tokens > 0)
         if self._reference is None:
             # Once in a training all processes settle on a number; any number will do.
             number: Any = loss.items_in_window(settings, [inputs], device)
             self._reference = number.clamp(min=1) * accumulation
         return self._reference
 
-    def _factor(self, settings: ModuleLossSettings, accumulation: int) -> torch.Tensor | float | None:
-        if self._is_counted and not self._divides:
-            # What a Trainer makes of a loss that takes the number and leaves it aside: the sum over the window.
-            return None
+    def _set_factors(self, settings: ModuleLossSettings, accumulation: int) -> None:
         if not self._is_counted:
             # Losses that are means were divided by a full window.
-            return None if self._micro_batches == accumulation else accumulation / self._micro_batches
+            if self._micro_batches < accumulation:
+                self.gradient_factor = self._loss_factor = accumulation / self._micro_batches
+            return
+        if self._divided is Divided.NOT_AT_ALL:
+            # What a Trainer makes of a loss that takes the number and leaves it aside: the sum over the window.
+            return
         tokens: Any = self._tokens
         if loss.averages_over_processes(settings):
             tokens = reduced(tokens) / settings.get_tp_size()
         assert self._reference is not None
-        return self._reference / tokens
+        # A window without a label has no loss, as 0 / 0, and gradients of 0.
+        factor = self._reference / tokens
+        self._loss_factor, self.gradient_factor = factor, torch.where(factor.isinf(), 1.0, factor)
 
 
-def divides_by(loss_for: Callable[[Any], torch.Tensor], model: nn.Module, number: torch.Tensor) -> bool:
-    """Whether a loss is divided by the number that it is given, and does not just take it.
-
-    Many models take any keyword and return the mean whatever it says. Two forward passes tell; they leave the model's
-    buffers and the random generators as they are.
-
-    Parameters:
-        loss_for: the loss for a number.
-        number: one to try.
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    devices = sorted({parameter.device.index or 0 for parameter in model.parameters() if parameter.is_cuda})
-    model.eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices):
-            single, double = (loss_for(number * factor).detach().float().sum() for factor in (1, 2))
-    finally:
-        for module, was_training in modes:
-            module.training = was_training
-    # Divided it is half as large, unless a part of it is not divided; where it is 0 or no number, nothing tells.
-    return not bool(((single - double).abs() < 0.25 * single.abs()).item())
-
-
-def _inputs(batch: Any) -> dict[str, Any]:
-    if not isinstance(batch, Mapping):
-        raise TypeError(
-            f"TransformersModule was handed {kind_of(batch)} as a batch, and calls its model with the batch's entries "
-            "as keywords: let the loader give dicts such as {'input_ids': ..., 'labels': ...}, for instance with "
-            "DataLoader(..., collate_fn=littrainer.default_data_collator), or override compute_loss and "
-            "prediction_outputs."
-        )
-    return dict(batch)
+def _divided_in_part(settings: ModuleLossSettings, accumulation: int) -> str:
+    as_means = "" if settings.compute_loss_func is not None else "set `accepts_loss_kwargs = False` on the model, "
+    return (
+        "A part of the loss is divided by the label tokens of the optimizer step, and another part is not, such as a "
+        f"regulariser or an auxiliary loss. With accumulate_grad_batches={accumulation} over a loader that does not "
+        "hand out whole windows, the tokens are known only when the gradients of both parts have been added. Use "
+        f"TrainerDataModule, which counts them before; or {as_means}divide all parts by num_items_in_window in an "
+        "override of compute_loss, or set accumulate_grad_batches=1."
+    )
 
 
 def _check_place(batch: MicroBatch, steps: bool, place: int) -> None:

@@ -20,6 +20,11 @@ def process_count() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
+def process_rank() -> int:
+    """Rank of this process in the group that is up; 0 where there is none."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
 def gathered(value: Any, copies: int = 1) -> Any:
     """Nested tensors of all processes, joined along their rows; a tensor without rows gives one for each process.
 
