@@ -136,7 +136,7 @@ def test_it_is_told_of_once_and_not_with_each_evaluation(tmp_path: Path, caplog:
     trainer = quiet_trainer(tmp_path, lightning={"fast_dev_run": 2})
     trainer.train()
     trainer.evaluate()
-    assert caplog.text.count("a trial with 2 batches") == caplog.text.count("fast_dev_run") == 1
+    assert caplog.text.count("a trial, with 2 batch(es)") == caplog.text.count("fast_dev_run") == 1
 
 
 def test_without_evaluation_data_there_is_no_evaluation(tmp_path: Path) -> None:

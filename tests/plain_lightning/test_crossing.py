@@ -21,6 +21,7 @@ from tests.plain_lightning.crossed import (
     BEHIND,
     QUIET,
     STEPS,
+    DropsOut,
     StopsLightningAt,
     check_same,
     fresh_model,
@@ -90,6 +91,26 @@ def test_an_optimizer_and_a_schedule_of_ones_own_go_on_over_there(tmp_path: Path
     lightning_trainer.fit(module, datamodule=datamodule)
     assert lightning_trainer.optimizers == [crossing.optimizer]
     assert lightning_trainer.lr_scheduler_configs[0].scheduler is crossing.lr_scheduler
+    check_same(crossing.model, whole.model)
+
+
+def test_the_batch_size_that_was_found_goes_over(tmp_path: Path) -> None:
+    class RunsOutOfMemory(DropsOut):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, Any]:
+            if self.training and len(x) > 2:
+                raise RuntimeError("CUDA out of memory.")
+            return super().forward(x, labels)
+
+    def trainer(folder: str) -> Any:
+        torch.manual_seed(0)
+        return trainer_of(tmp_path / folder, RunsOutOfMemory(), auto_find_batch_size=True)
+
+    whole = trainer("whole")
+    whole.train()
+    crossing = stopped(trainer("crossing"), 2)
+    module, datamodule, lightning_trainer = crossing.to_lightning()
+    lightning_trainer.fit(module, datamodule=datamodule)
+    assert (datamodule.batch_size, crossing.args.per_device_train_batch_size) == (2, 4)
     check_same(crossing.model, whole.model)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from littrainer import TrainerCallback
 from littrainer.checkpoint.names import LIGHTNING_STATE_NAME
-from tests.plain_lightning.crossed import check_same, stopped, trainer_of, whole
+from tests.plain_lightning.crossed import BEHIND, check_same, stopped, trainer_of, whole
 
 
 class NotesEvaluations(TrainerCallback):
@@ -48,16 +48,14 @@ def fitted(trainer: Any, **keywords: Any) -> tuple[Any, pl.Trainer]:
     return datamodule, lightning_trainer
 
 
-@pytest.mark.parametrize("from_step", [0, 3])
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "from_step"),
     [
-        {"eval_strategy": "steps", "eval_steps": 2},
-        {"eval_strategy": "steps", "eval_steps": 1, "eval_delay": 2},
+        ({"eval_strategy": "steps", "eval_steps": 2}, 0),
+        ({"eval_strategy": "steps", "eval_steps": 1, "eval_delay": 2}, 0),
         # The last step is no multiple.
-        {"eval_strategy": "steps", "eval_steps": 4},
-        {"eval_strategy": "epoch"},
-        {"eval_strategy": "no"},
+        ({"eval_strategy": "steps", "eval_steps": 4}, 3),
+        ({"eval_strategy": "no"}, 3),
     ],
 )
 def test_fit_validates_at_the_steps_at_which_a_trainer_evaluates(
@@ -77,7 +75,6 @@ SCORED = {"metric_for_best_model": "score", "greater_is_better": True}
 @pytest.mark.parametrize(
     "changes",
     [
-        {"save_strategy": "epoch"},
         {"save_strategy": "epoch", "eval_strategy": "steps", "eval_steps": 1},
         {"save_strategy": "epoch", "save_total_limit": 2},
         {"save_strategy": "steps", "save_steps": 4, "eval_strategy": "epoch"},
@@ -97,6 +94,19 @@ def test_fit_saves_at_the_steps_at_which_a_trainer_does(tmp_path: Path, changes:
     fitted(there)
     expected = saved_steps(tmp_path / "here", "checkpoint-")
     assert expected and saved_steps(tmp_path / "there", "step=") == expected
+
+
+@pytest.mark.parametrize("step", [1, 2, 4])
+def test_a_training_goes_on_from_what_was_saved_after_a_validation(tmp_path: Path, step: int) -> None:
+    settings = {**BY_STEPS, "eval_steps": 1, "save_steps": 1}
+    module, datamodule, lightning_trainer = trainer_of(tmp_path, **settings).to_lightning()
+    lightning_trainer.fit(module, datamodule=datamodule)
+    validations, resumed = NotesValidations(), trainer_of(tmp_path / "resumed", **settings)
+    file = tmp_path / f"epoch={(step - 1) // 2}-step={step}.ckpt"
+    module_of_resumed, datamodule, lightning_trainer = resumed.to_lightning(callbacks=[validations])
+    lightning_trainer.fit(module_of_resumed, datamodule=datamodule, ckpt_path=file, weights_only=False)
+    assert validations.steps == list(range(step + 1, 7))
+    assert resumed.model.losses == module.model.losses[BEHIND[step] :]
 
 
 def test_the_best_one_is_that_of_the_metric_at_the_same_step(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric import Fabric
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 from littrainer import TransformersModule, set_seed
@@ -85,6 +86,16 @@ def test_fabric_trains_it_through_its_training_step(by_hand: Any) -> None:
         schedule.step()
         optimizer.zero_grad()
     assert weights_of(module.model) == by_hand
+
+
+def test_only_the_first_process_writes_without_a_lightning_trainer_too() -> None:
+    module = TransformersModule(tiny_llama())
+    assert module.rank == 0
+    torch.distributed.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    try:
+        assert module.rank == 1
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_a_loop_of_ones_own_divides_by_the_label_tokens_of_its_window() -> None:

@@ -68,12 +68,12 @@ class WithHooksOfItsOwn(TransformersModule):
 def test_a_subclass_may_have_hooks_of_its_own_without_calling_super(tmp_path: Any) -> None:
     set_seed(0)
     model = tiny_gpt2().eval()
-    args = {"gradient_checkpointing": True, "neftune_noise_alpha": 5.0, "num_train_epochs": 7}
+    args = {"gradient_checkpointing": True, "num_train_epochs": 7}
     module = WithHooksOfItsOwn(model, args, optimizer_cls_and_kwargs=(OptimizerWithModes, {"lr": 0.1}))
     batches = loader(language_rows(4), 2, pad_tokens)
     with pytest.warns(UserWarning, match="num_train_epochs"):
         trainer = fitted(module, batches, batches)
-    assert model.is_gradient_checkpointing and not model.get_input_embeddings()._forward_hooks
+    assert model.is_gradient_checkpointing
     assert "val_loss" in trainer.callback_metrics and trainer.optimizers[0].mode == "eval"  # type: ignore[attr-defined]
     assert "test_loss" in trainer.test(module, batches, verbose=False)[0]
     trainer.save_checkpoint(tmp_path / "one.ckpt")

@@ -210,7 +210,7 @@ def generate_batch(
     inputs = trainer._prepare_inputs(inputs)
     labels = inputs.get("labels")
     tokens = generated_tokens(trainer.model, inputs, gen_kwargs, trainer.args.world_size)
-    tokens, labels = padded_alike(trainer.model, tokens, labels, trainer._pad_tensors_to_max_len)
+    tokens, padded_labels = padded_alike(trainer.model, tokens, labels, trainer._pad_tensors_to_max_len)
     if labels is None:
         return None, tokens, None
     with torch.no_grad(), trainer.compute_loss_context_manager():
@@ -219,7 +219,7 @@ def generate_batch(
             loss = trainer.label_smoother(outputs, labels)
         else:
             loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
-    return loss.detach().mean(), tokens, labels
+    return loss.detach().mean(), tokens, padded_labels
 
 
 def generated_tokens(

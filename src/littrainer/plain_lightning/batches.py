@@ -253,11 +253,12 @@ class TrainingBatches:
                 "those of the training that wrote it. Save when a validation or an epoch has ended to resume exactly, as "
                 "ModelCheckpoint does without every_n_train_steps."
             )
-        if not place.micro_batches and not has_length(self.loader):
+        if not place.micro_batches:
             if self._is_at_an_end_unknown_to_lightning(place):
                 begin_next_epoch(self.lightning_trainer)
                 return
-            if count.is_last_batch and self.lightning_trainer.fit_loop.restarted_mid_epoch:
+            is_sized = has_length(self.loader)
+            if not is_sized and count.is_last_batch and self.lightning_trainer.fit_loop.restarted_mid_epoch:
                 # It announces the epoch behind whose validation the checkpoint was written, and ends it unread.
                 self._epochs_announced -= 1
         # What Lightning has counted of an epoch that is over stays, since it ends that epoch by it.
@@ -281,8 +282,12 @@ class TrainingBatches:
         return done.ready % interval == 0
 
     def _is_at_an_end_unknown_to_lightning(self, place: PlaceInData) -> bool:
-        fit_loop = self.lightning_trainer.fit_loop
-        if self._count.is_last_batch:
+        fit_loop, count = self.lightning_trainer.fit_loop, self._count
+        if has_length(self.loader):
+            # With as many micro-batches in an epoch as then it finds out itself.
+            is_known = count.current.ready == self._batches_to_read or fit_loop.restarted_on_epoch_start
+            return fit_loop.epoch_loop.restarting and count.is_last_batch and not is_known
+        if count.is_last_batch:
             # It ends the epoch by that, but for a checkpoint which it takes for one in the middle of it.
             return fit_loop.epoch_loop.restarted_on_train_batch_end
         return fit_loop.restarted_on_epoch_end or place.epoch > self._epoch_of_lightning

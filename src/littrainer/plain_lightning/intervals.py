@@ -44,9 +44,12 @@ class DueSteps:
 def _is_last(trainer: pl.Trainer) -> bool:
     if trainer.global_step == trainer.max_steps:
         return True
+    return _ends_epoch(trainer) and trainer.current_epoch + 1 == trainer.max_epochs
+
+
+def _ends_epoch(trainer: pl.Trainer) -> bool:
     behind = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-    ends_epoch = trainer.is_last_batch or behind == trainer.num_training_batches
-    return ends_epoch and trainer.current_epoch + 1 == trainer.max_epochs
+    return bool(trainer.is_last_batch or behind == trainer.num_training_batches)
 
 
 class ValidatesAtSteps(pl.Callback):
@@ -104,7 +107,9 @@ class ValidatesOutsideFitOnly(pl.Callback):
 
 
 class SavesAsTrainer(ModelCheckpoint):
-    """Saves when a Trainer does, after the validation of the same step.
+    """Saves when a Trainer does, after the validation of the same step, and after the epoch that ends with it.
+
+    Between an epoch's last validation and its end Lightning writes what it does not go on from in each case.
 
     Parameters:
         steps: those at which to save; None saves at the ends of epochs.
@@ -133,17 +138,22 @@ class SavesAsTrainer(ModelCheckpoint):
     ) -> None:
         """Save at a step, unless a validation is to come first."""
         self._is_due = self.steps is not None and self.steps.are_reached(trainer)
-        if self._is_due and not (self.validation is not None and self.validation.is_due):
+        validation_follows = self.validation is not None and self.validation.is_due
+        if self._is_due and not validation_follows and not _ends_epoch(trainer):
             self._save(trainer, pl_module)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save what waited for it, with its metrics."""
-        if self.validation is not None and (self._is_due or self.only_best):
+        if self.validation is not None and (self._is_due or self.only_best) and not _ends_epoch(trainer):
             self._save(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save, where that is the time for it."""
-        if self.steps is None and not (self.only_best and self.validation is not None):
+        """Save, where that is the time for it, or the last step has waited for it."""
+        if self.steps is not None:
+            is_due = self._is_due
+        else:
+            is_due = not self.only_best or self.validation is None or self.validation.is_due
+        if is_due:
             self._save(trainer, pl_module)
 
     def _save(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

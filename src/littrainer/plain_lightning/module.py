@@ -203,9 +203,9 @@ class TransformersModule(pl.LightningModule):
             inputs: the batch, on the module's device.
             num_items_in_window: label tokens in the window of the optimizer step; in a lightning.Trainer those of all
                 processes, where `average_tokens_across_devices` is on. The sum of the batch's losses is to be divided
-                by it; where it is None, the loss is the mean over the batch. Where a loader does not hand out whole
-                windows, and gradients are accumulated, it stands in for the label tokens, and gradients are corrected;
-                it is then tried with two numbers at the first batch, in calls that log nothing.
+                by it; where it is None, the loss is the mean over the batch. Where gradients are accumulated
+                over a loader that does not hand out whole windows, another number takes the place of the label tokens,
+                gradients are corrected for it, and the first batch's loss is tried twice before, without logging.
 
         Returns:
             the loss, and the model's outputs, from which predictions are taken in evaluations.

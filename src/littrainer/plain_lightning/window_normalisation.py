@@ -125,7 +125,7 @@ class WindowNormalisation:
         self, settings: ModuleLossSettings, inputs: dict[str, Any], device: torch.device, accumulation: int
     ) -> Number:
         takes_number = settings.takes_number_of_items and "labels" in inputs
-        tokens = count_label_tokens([inputs], settings.shifts_labels) if takes_number else None
+        tokens: Any = count_label_tokens([inputs], settings.shifts_labels) if takes_number else None
         is_counted = isinstance(tokens, torch.Tensor)
         if self._is_counted not in (None, is_counted):
             raise ValueError(

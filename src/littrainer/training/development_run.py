@@ -73,7 +73,7 @@ def trial_where_asked_for(trainer: Trainer, resume_from_checkpoint: Any) -> Iter
             f"resume_from_checkpoint={resume_from_checkpoint!r}: leave one of them out."
         )
     logger.warning(
-        "fast_dev_run: a trial with %d batches. No checkpoint is written, and no tracker hears of it.",
+        "fast_dev_run: a trial, with %d batch(es) of each kind. No checkpoint is written, and no tracker hears of it.",
         development_batches(trainer),
     )
     args, callbacks = trainer.args, trainer.callback_handler.callbacks
