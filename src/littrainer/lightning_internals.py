@@ -152,10 +152,10 @@ def count_optimizer_steps_from(lightning_trainer: pl.Trainer, optimizer_steps: i
 
 
 def begin_next_epoch(lightning_trainer: pl.Trainer) -> None:
-    """Let a fit whose checkpoint stands at the end of an epoch begin the next one, where it would read on in that epoch.
+    """Let a fit whose checkpoint stands at the end of an epoch begin the next one, where it would read on in that one.
 
-    So it would over a loader of unknown length: nothing in the checkpoint says that its data has ended. To be called when
-    Lightning tells the loader that an epoch begins.
+    It would where a loader has no length, or another one than when the checkpoint was written: it cannot see that the
+    data had ended. To be called when Lightning tells the loader that an epoch begins.
     """
     fit_loop = lightning_trainer.fit_loop
     epochs, epoch_loop = fit_loop.epoch_progress, fit_loop.epoch_loop

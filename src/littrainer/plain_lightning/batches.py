@@ -248,10 +248,10 @@ class TrainingBatches:
             return
         if self._validation_is_left_out:
             logger.warning(
-                "The checkpoint was written between a micro-batch and the validation that follows it. Lightning does not "
-                "make up for that, so metrics of this validation are missing, and random draws from here on differ from "
-                "those of the training that wrote it. Save when a validation or an epoch has ended to resume exactly, as "
-                "ModelCheckpoint does without every_n_train_steps."
+                "The checkpoint was written between a micro-batch and the validation that follows it. Lightning does "
+                "not make up for that, so metrics of this validation are missing, and random draws from here on "
+                "differ from those of the training that wrote it. Save when a validation or an epoch has ended to "
+                "resume exactly, as ModelCheckpoint does without every_n_train_steps."
             )
         if not place.micro_batches:
             if self._is_at_an_end_unknown_to_lightning(place):
