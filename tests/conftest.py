@@ -42,3 +42,11 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.enable()
         leave_out_of_collections()
+
+
+@pytest.fixture(autouse=True)
+def no_seed_for_later_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning's `seed_everything` leaves its seed in the environment, where later processes would find it."""
+    for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)

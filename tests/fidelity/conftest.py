@@ -26,12 +26,14 @@ RUNS: dict[str, tuple[str, str]] = {ORACLE: (ORACLE, "automatic"), **{mode: (OUR
 
 
 def environment_of_runs() -> dict[str, str]:
-    """One thread, no network, no accelerator, and the package that these tests see."""
+    """One thread, no network, no accelerator, the package that these tests see, and no seed that a test left behind."""
     package = importlib.util.find_spec(OURS)
     assert package is not None and package.origin is not None
     paths = [str(ROOT), str(Path(package.origin).parents[1]), os.environ.get("PYTHONPATH", "")]
+    # `seed_everything` leaves its seed there, which Lightning's strategies for several processes set again.
+    kept = {name: value for name, value in os.environ.items() if name not in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")}
     return {
-        **os.environ,
+        **kept,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
