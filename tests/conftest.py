@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 from collections.abc import Generator
@@ -50,3 +51,12 @@ def no_seed_for_later_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def loggers_tell_warnings() -> None:
+    """A Trainer of an earlier test may have asked for another `log_level`, which holds for the whole process."""
+    logging.getLogger("littrainer").setLevel(logging.NOTSET)
+    theirs = logging.getLogger("transformers")
+    if theirs.level != logging.NOTSET:
+        theirs.setLevel(logging.WARNING)
