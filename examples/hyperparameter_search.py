@@ -41,10 +41,8 @@ def search_space(trial):
 def main():
     options = parse_options()
     datasets.disable_progress_bars()
-    texts = load_texts(options.labels, options.seed)
+    texts = load_texts(options.labels, options.seed, options.texts)
     packages = texts["train"].features["label"].names
-    if len(texts["train"]) > options.texts:
-        texts["train"] = texts["train"].shuffle(seed=options.seed).select(range(options.texts))
     tokenizer = train_tokenizer(texts["train"]["text"])
     tokens = texts.map(lambda rows: tokenizer(rows["text"], truncation=True), batched=True)
     # The search is judged by texts of its own, so that the evaluation texts can tell whether it found something.

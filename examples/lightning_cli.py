@@ -89,9 +89,7 @@ class Docstrings(TrainerDataModule):
         """Read the texts, and train the tokenizer on those for training."""
         if self.train_dataset is None:
             datasets.disable_progress_bars()
-            texts = load_texts(self.labels, self.seed)
-            if len(texts["train"]) > self.texts:
-                texts["train"] = texts["train"].shuffle(seed=self.seed).select(range(self.texts))
+            texts = load_texts(self.labels, self.seed, self.texts)
             tokenizer = train_tokenizer(texts["train"]["text"], self.vocabulary_size)
             tokens = texts.map(lambda rows: tokenizer(rows["text"], truncation=True), batched=True)
             self.train_dataset, self.eval_dataset = tokens["train"], tokens["test"]

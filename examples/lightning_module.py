@@ -46,10 +46,8 @@ def main():
     options = parse_options()
     datasets.disable_progress_bars()
     lightning.seed_everything(options.seed)
-    texts = load_texts(options.labels, options.seed)
+    texts = load_texts(options.labels, options.seed, options.texts)
     packages = texts["train"].features["label"].names
-    if len(texts["train"]) > options.texts:
-        texts["train"] = texts["train"].shuffle(seed=options.seed).select(range(options.texts))
     tokenizer = train_tokenizer(texts["train"]["text"])
     tokens = texts.map(lambda rows: tokenizer(rows["text"], truncation=True), batched=True)
 

@@ -84,7 +84,7 @@ def read_standard_library():
     return list(package_of.items())
 
 
-def load_texts(label_count, seed):
+def load_texts(label_count, seed, most_to_train_on=None):
     """Training and evaluation texts, four to one, with every package in the same proportion on both sides."""
     documented = read_standard_library()
     sizes = Counter(package for _, package in documented)
@@ -93,7 +93,10 @@ def load_texts(label_count, seed):
     columns = {"text": [text for text, _ in rows], "label": [package for _, package in rows]}
     features = Features({"text": Value("string"), "label": ClassLabel(names=packages)})
     texts = Dataset.from_dict(columns, features=features)
-    return texts.train_test_split(test_size=0.2, seed=seed, stratify_by_column="label")
+    texts = texts.train_test_split(test_size=0.2, seed=seed, stratify_by_column="label")
+    if most_to_train_on is not None and len(texts["train"]) > most_to_train_on:
+        texts["train"] = texts["train"].shuffle(seed=seed).select(range(most_to_train_on))
+    return texts
 
 
 # ---------------------------------------------------------------- tokenizer and model

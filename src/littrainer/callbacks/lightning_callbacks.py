@@ -194,8 +194,6 @@ SUPPORT: dict[str, Support] = {
         unless=(BEST_MODEL_REPLACES_AVERAGE,),
     ),
 }
-# Lightning calls these after all others where metrics are new, since they read what others have logged.
-MONITORING = ("EarlyStopping", "Checkpoint")
 # What they ask for the training does by itself, and Lightning does not call them.
 CARRIED_OUT_BY_TRAINING = ("GradientAccumulationScheduler",)
 # These change the model, and only a training is theirs: not the model that a later evaluation is asked about.

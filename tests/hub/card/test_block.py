@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from littrainer.hub.card.block import SEAL_PLACE, is_kept, read_card, written_card
+from littrainer.hub.card.block import SEAL_PLACE, read_card, written_card
 
 GENERATED = written_card({"license": "mit", "tags": ["a"]}, f"\n# Name\n\n{SEAL_PLACE}\n\nText\n")
 
@@ -28,7 +28,7 @@ def test_metadata_and_text_are_read_as_they_were_written() -> None:
     ids=["a word", "a line more", "a line less", "the seal"],
 )
 def test_a_text_that_was_changed_is_a_persons(edit: Callable[[str], str]) -> None:
-    assert is_kept(edit(GENERATED))
+    assert read_card(edit(GENERATED)).has_text_of_a_person
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_an_empty_block_is_none_of_a_person() -> None:
     ],
 )
 def test_a_card_of_another_hand_is_kept(content: str) -> None:
-    assert is_kept(content)
+    assert read_card(content).has_text_of_a_person
 
 
 def test_a_block_is_a_persons_once_it_is_another_than_was_written() -> None:

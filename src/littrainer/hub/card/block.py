@@ -126,11 +126,6 @@ def _are_entries(metadata: Any) -> bool:
     return isinstance(tags, str) or (isinstance(tags, list) and all(isinstance(tag, str) for tag in tags))
 
 
-def is_kept(content: str) -> bool:
-    """Whether a README.md, here or on the Hub, holds a person's text, so that no generated one may take its place."""
-    return read_card(content).has_text_of_a_person
-
-
 def _digest_of_text(text: str) -> str:
     # Editors and libraries change the ends of lines, and add or drop the last one.
     lines = [line.rstrip() for line in SEAL.sub("", text).strip().splitlines()]
