@@ -24,8 +24,6 @@ CLEARED_BY = {
     "on_save": ("should_save",),
     "on_log": ("should_log",),
 }
-# What each event is given by keyword, read from the handler.
-OFFERED = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 # The argument that an event adds, which callers may also give by position.
 PAYLOAD = {"on_evaluate": "metrics", "on_predict": "metrics", "on_log": "logs"}
 
@@ -121,8 +119,12 @@ class CallbackHandler(TrainerCallback):
         Raises:
             TypeError: an event returned something else than a control, or set a switch to neither on nor off.
         """
+        nothing = getattr(TrainerCallback, event, None)
         # Not over a copy: a callback that another one adds is called for the same event.
         for callback in self.callbacks:
+            # What `listens_to` says, for the most frequent answer without the call.
+            if getattr(type(callback), event, None) is nothing is not None and event not in vars(callback):
+                continue
             if not listens_to(callback, event):
                 continue
             try:
@@ -130,7 +132,12 @@ class CallbackHandler(TrainerCallback):
                     args,
                     state,
                     control,
-                    **{name: getattr(self, name) for name in OFFERED},
+                    model=self.model,
+                    processing_class=self.processing_class,
+                    optimizer=self.optimizer,
+                    lr_scheduler=self.lr_scheduler,
+                    train_dataloader=self.train_dataloader,
+                    eval_dataloader=self.eval_dataloader,
                     **kwargs,
                 )
                 if answer is not None and answer is not control:

@@ -23,6 +23,7 @@ from littrainer.checkpoint.reader import read_state
 from littrainer.data.progress import ResumePoint
 from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.evaluation.results import TrainOutput, speed_metrics
+from littrainer.model_walk import clear_gradients
 from littrainer.optim.added_groups import leave_added_groups_alone
 from littrainer.optim.changed_hyperparameters import AskedFor, are_others
 from littrainer.processes.agreement import failing_together
@@ -376,7 +377,7 @@ class TrainingRun:
             trainer.control = handler.on_substep_end(trainer.args, trainer.state, trainer.control)
             self._settle_flags(STOPPING_FLAGS)
             return
-        trainer.model.zero_grad()
+        clear_gradients(trainer.model)
         trainer.state.global_step += 1
         self.windows.count_optimizer_step()
         trainer.state.epoch = self.epoch + micro_batch.epoch_fraction
