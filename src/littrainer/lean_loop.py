@@ -58,6 +58,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
     _number_of_callbacks = 0
     _module: Any = None
     _batches: Any = None
+    _strategy: Any = None
 
     def on_run_start(self, data_fetcher: Any) -> None:
         """An epoch begins, its first micro-batch has not been drawn."""
@@ -93,6 +94,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
     def _find_listeners(self) -> None:
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         self._number_of_callbacks = len(callbacks)
+        self._strategy = self.trainer.strategy
         self._listeners = {
             hook: [
                 callback
@@ -186,8 +188,10 @@ class LeanEpochLoop(_TrainingEpochLoop):
             return
         trainer = self.trainer
         if self._has_stepped:
-            if any(config.reduce_on_plateau for config in trainer.strategy.lr_scheduler_configs):
-                self.update_lr_schedulers("step", update_plateau_schedulers=True)
+            for config in self._strategy.lr_scheduler_configs:
+                if config.reduce_on_plateau:
+                    self.update_lr_schedulers("step", update_plateau_schedulers=True)
+                    break
             # The step under which Lightning logs.
             self._batches_that_stepped += 1
         if trainer.should_stop:
@@ -195,9 +199,9 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     def _optimize(self, batch: Any, batch_idx: int, steps: bool) -> dict[str, Any]:
         """Automatic optimization: forward and backward pass, and the optimizer's step where it is due."""
-        module, strategy = self._module, self.trainer.strategy
+        module = self._module
         if not steps:
-            block: Any = getattr(strategy, "block_backward_sync", nullcontext)
+            block: Any = getattr(self._strategy, "block_backward_sync", nullcontext)
             with block():
                 return self._forward_and_backward(batch, batch_idx)
         counted = self.automatic_optimization.optim_progress.optimizer.step
@@ -235,7 +239,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
         counted.increment_completed()
 
     def _step_schedules(self) -> None:
-        configs = self.trainer.strategy.lr_scheduler_configs
+        configs = self._strategy.lr_scheduler_configs
         if not self._module.automatic_optimization:
             return
         counted = self.scheduler_progress

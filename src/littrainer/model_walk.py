@@ -29,6 +29,9 @@ def train_all(model: Any) -> None:
     pending: list[Any] = [model]
     while pending:
         module = pending.pop()
+        # A place that holds no module.
+        if module is None:
+            continue
         inner = module._modules
         if (
             not module.training
@@ -39,7 +42,7 @@ def train_all(model: Any) -> None:
             model.train()
             return
         if inner:
-            pending.extend(child for child in inner.values() if child is not None)
+            pending.extend(inner.values())
 
 
 def parameters_of(model: Any) -> list[nn.Parameter]:
@@ -52,6 +55,8 @@ def parameters_of(model: Any) -> list[nn.Parameter]:
     pending: list[Any] = [model]
     while pending:
         module = pending.pop()
+        if module is None:
+            continue
         inner = module._modules
         if type(module).named_modules is not nn.Module.named_modules or type(inner) not in PLAIN_CONTAINERS:
             return list(model.parameters())
@@ -59,7 +64,7 @@ def parameters_of(model: Any) -> list[nn.Parameter]:
             if parameter is not None:
                 found.setdefault(id(parameter), parameter)
         if inner:
-            pending.extend(child for child in reversed(inner.values()) if child is not None)
+            pending.extend(reversed(inner.values()))
     return list(found.values())
 
 

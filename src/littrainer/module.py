@@ -176,7 +176,7 @@ class TrainerModule(pl.LightningModule):
         """Forward pass of a micro-batch in automatic optimization: the loss as it goes into the backward pass."""
         owner = self.owner
         loss = owner._forward_for_training(owner.model_wrapped, micro_batch.inputs, micro_batch.num_items_in_window)
-        self._active_run().add_loss(loss.detach(), micro_batch)
+        self._active_run().add_loss(loss, micro_batch)
         steps = owner.accelerator.gradient_state.plugin_kwargs.get("num_steps", 1)
         # A script may have told its accelerator to divide too.
         return loss if steps == 1 else loss / steps

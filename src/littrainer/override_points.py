@@ -296,6 +296,11 @@ class OverridePoints:
             self, tr_loss, grad_norm, model, trial, ignore_keys_for_eval, start_time, learning_rate
         )
 
+    def decides_by_itself_when_to_log(self: Any) -> bool:
+        """Whether a subclass, or this instance, has a `_maybe_log_save_evaluate` of its own, called at each step."""
+        name = "_maybe_log_save_evaluate"
+        return getattr(type(self), name) is not OverridePoints._maybe_log_save_evaluate or name in vars(self)
+
     def _determine_best_metric(self: Any, metrics: dict[str, float], trial: Any) -> bool:
         return decisions.remember_if_best(self, metrics)
 

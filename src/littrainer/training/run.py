@@ -29,7 +29,7 @@ from littrainer.optim.changed_hyperparameters import AskedFor, are_others
 from littrainer.processes.agreement import failing_together
 from littrainer.processes.flags import FlagsRaisedTogether
 from littrainer.training import decisions
-from littrainer.training.loss import add_to_running_loss
+from littrainer.training.loss import PendingLosses
 from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import evaluation_to_make_up_for
 from littrainer.training.resuming import (
@@ -77,6 +77,7 @@ class TrainingRun:
         self.checkpoint = checkpoint
         self.trial = trial
         self.ignore_keys_for_eval = ignore_keys_for_eval
+        self.losses = PendingLosses()
         self.grad_norm: Any = None
         self.learning_rate: float | None = None
         self.start_time = time.time()
@@ -346,11 +347,12 @@ class TrainingRun:
     def add_loss(self, loss: torch.Tensor, micro_batch: MicroBatch) -> None:
         """Count a micro-batch's loss, floating-point operations and tokens."""
         trainer = self.trainer
-        add_to_running_loss(
-            trainer._tr_loss,
+        self.losses.append(
+            # Not by its name, since whoever asks for the sum by that has these losses added to it.
+            vars(trainer)["_tr_loss"],
             loss,
-            steps_since_logging=trainer.state.global_step - trainer._globalstep_last_logged,
-            filter_non_finite=trainer.args.logging_nan_inf_filter,
+            trainer.state.global_step - trainer._globalstep_last_logged,
+            trainer.args.logging_nan_inf_filter,
         )
         trainer.current_flos += float(trainer.floating_point_ops(micro_batch.inputs))
         trainer._track_num_input_tokens(micro_batch.inputs)
@@ -424,6 +426,9 @@ class TrainingRun:
         trainer = self.trainer
         control = trainer.control
         calls_events = control.should_log or control.should_evaluate or control.should_save
+        # Nothing to do, and nobody to tell that; what is handed over below has to be put together first.
+        if not (calls_events or trainer.preemption.agreed is not None or trainer.decides_by_itself_when_to_log()):
+            return
         trainer._maybe_log_save_evaluate(
             trainer._tr_loss,
             self.grad_norm,
