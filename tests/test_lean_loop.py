@@ -24,11 +24,12 @@ from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 from tests.test_lightning_internals import protected_names_in
 
 ADVICE = (
-    f"Lightning {pl.__version__} is not a release that lean_loop.py was written for, so trainings go through Lightning's "
-    "own, slower loop. Compare what differs, let lean_loop.py follow, and then add the release to KNOWN_RELEASES and its "
+    f"Lightning {pl.__version__} is no release that lean_loop.py was written for, so trainings go through Lightning's "
+    "own, slower loop. Compare what differs, let lean_loop.py follow, then add the release to KNOWN_RELEASES and its "
     "digests to this file."
 )
 
+CONNECTOR = "pytorch.trainer.connectors.logger_connector.logger_connector"
 # What the lean loop does in its own words, with the digest of Lightning's source.
 REPLACED: dict[str, str] = {
     "fabric.plugins.precision.precision:Precision.convert_input": "c323ad3616fd",
@@ -77,9 +78,9 @@ REPLACED: dict[str, str] = {
     "pytorch.trainer.call:_call_callback_hooks": "db53c7410f78",
     "pytorch.trainer.call:_call_lightning_module_hook": "160281faa0f9",
     "pytorch.trainer.call:_call_strategy_hook": "ecbeca072455",
-    "pytorch.trainer.connectors.logger_connector.logger_connector:_LoggerConnector.on_batch_end": "910e37278afb",
-    "pytorch.trainer.connectors.logger_connector.logger_connector:_LoggerConnector.on_batch_start": "b86eeef7d7e3",
-    "pytorch.trainer.connectors.logger_connector.logger_connector:_LoggerConnector.update_train_step_metrics": "60aefb4bedf9",
+    f"{CONNECTOR}:_LoggerConnector.on_batch_end": "910e37278afb",
+    f"{CONNECTOR}:_LoggerConnector.on_batch_start": "b86eeef7d7e3",
+    f"{CONNECTOR}:_LoggerConnector.update_train_step_metrics": "60aefb4bedf9",
     "pytorch.utilities.combined_loader:CombinedLoader.__next__": "f3da7576dafb",
     "pytorch.utilities.combined_loader:_MaxSizeCycle.__next__": "b8bfd20ef75f",
 }

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-
 UNSPLIT = {nn.Parameter, torch.Tensor}
 
 
