@@ -95,14 +95,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         self._number_of_callbacks = len(callbacks)
         self._strategy = self.trainer.strategy
-        self._listeners = {
-            hook: [
-                callback
-                for callback in callbacks
-                if getattr(type(callback), hook, None) is not getattr(pl.Callback, hook) or hook in vars(callback)
-            ]
-            for hook in HOOKS
-        }
+        self._listeners = {hook: [one for one in callbacks if _listens_to(one, hook)] for hook in HOOKS}
 
     def _tell(self, hook: str, *args: Any) -> None:
         """Call a hook of the callbacks that have it, in order, as Lightning does."""
@@ -251,6 +244,12 @@ class LeanEpochLoop(_TrainingEpochLoop):
                 self._module.__dict__["_current_fx_name"] = "lr_scheduler_step"
                 self._module.lr_scheduler_step(config.scheduler, None)
                 counted.increment_completed()
+
+
+def _listens_to(callback: Any, hook: str) -> bool:
+    # Asked of the callback itself, which may make up its hooks.
+    found = getattr(callback, hook)
+    return callable(found) and getattr(found, "__func__", found) is not getattr(pl.Callback, hook)
 
 
 def run_lean(lightning_trainer: pl.Trainer) -> None:
