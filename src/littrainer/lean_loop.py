@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from contextlib import nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
@@ -192,11 +191,16 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     def _optimize(self, batch: Any, batch_idx: int, steps: bool) -> dict[str, Any]:
         """Automatic optimization: forward and backward pass, and the optimizer's step where it is due."""
-        module = self._module
+        if not torch.is_grad_enabled():
+            with torch.enable_grad():
+                return self._optimize(batch, batch_idx, steps)
         if not steps:
-            block: Any = getattr(self._strategy, "block_backward_sync", nullcontext)
+            block: Any = getattr(self._strategy, "block_backward_sync", None)
+            if block is None:
+                return self._forward_and_backward(batch, batch_idx)
             with block():
                 return self._forward_and_backward(batch, batch_idx)
+        module = self._module
         counted = self.automatic_optimization.optim_progress.optimizer.step
         counted.increment_ready()
         optimizer = module.follow_optimizer()
@@ -211,15 +215,14 @@ class LeanEpochLoop(_TrainingEpochLoop):
         module = self._module
         module.__dict__["_current_fx_name"] = "training_step"
         is_zeroed = batch_idx % self.trainer.accumulate_grad_batches == 0
-        with nullcontext() if torch.is_grad_enabled() else torch.enable_grad():
-            loss = module.loss_of(batch)
-            # Lightning's own loop clears gradients here; the Trainer does behind the step.
-            if is_zeroed:
-                self._announce_zero_grad()
-            self._tell("on_before_backward", loss)
-            module.__dict__["_current_fx_name"] = "backward"
-            module.backward(loss)
-            self._tell("on_after_backward")
+        loss = module.loss_of(batch)
+        # Lightning's own loop clears gradients here; the Trainer does behind the step.
+        if is_zeroed:
+            self._announce_zero_grad()
+        self._tell("on_before_backward", loss)
+        module.__dict__["_current_fx_name"] = "backward"
+        module.backward(loss)
+        self._tell("on_after_backward")
         # The Trainer's own events, which are always there, do not look at it.
         return {"loss": loss.detach().clone()} if len(self._listeners["on_train_batch_end"]) > 1 else {}
 

@@ -34,7 +34,15 @@ class RemoveColumnsCollator:
     def __call__(self, features: Sequence[Any]) -> Any:
         """Drop the columns and collate."""
         kept = frozenset(self.signature_columns)
-        return self.data_collator([self._without_extra_columns(feature, kept) for feature in features])
+        # Nearly all are dicts without a column to drop. They are copied, since collators take entries out of what they get.
+        return self.data_collator(
+            [
+                dict(feature)
+                if type(feature) is dict and feature.keys() <= kept
+                else self._without_extra_columns(feature, kept)
+                for feature in features
+            ]
+        )
 
     def note_extra_columns(self, feature: Any) -> None:
         """Remember which columns of a sample are dropped, and log those of the first one that has any."""
