@@ -34,7 +34,7 @@ class RemoveColumnsCollator:
     def __call__(self, features: Sequence[Any]) -> Any:
         """Drop the columns and collate."""
         kept = frozenset(self.signature_columns)
-        # Nearly all are dicts without a column to drop. They are copied, since collators take entries out of what they get.
+        # Nearly all have no column to drop; copied here and below, since collators take entries out of what they get.
         return self.data_collator(
             [
                 dict(feature)
@@ -58,7 +58,6 @@ class RemoveColumnsCollator:
         if not isinstance(feature, dict):
             return feature
         if feature.keys() <= kept:
-            # A copy also here: collators take entries out of what they are given.
             return dict(feature)
         if not feature.keys() <= kept | self.dropped.keys():
             self.note_extra_columns(feature)
