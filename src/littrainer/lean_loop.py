@@ -70,7 +70,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
             self._find_listeners()
 
     def _may_be_lean(self, fetcher: Any) -> bool:
-        trainer = self.trainer
+        trainer: Any = self.trainer
         plugin: Any = trainer.precision_plugin
         iterator = fetcher.combined_loader._iterator
         return (
@@ -138,7 +138,8 @@ class LeanEpochLoop(_TrainingEpochLoop):
         data_fetcher.fetched += 1
         progress = self.batch_progress
         progress.is_last_batch = data_fetcher.done = data_fetcher.fetched >= data_fetcher.length
-        total, current = progress.total, progress.current
+        total: Any = progress.total
+        current: Any = progress.current
         batch_idx = current.ready
         total.ready += 1
         current.ready += 1
