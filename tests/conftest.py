@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from collections.abc import Generator
+
+import pytest
+
+from tests.scenarios.once_per_process import leave_out_of_collections, remember_entry_points
 
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
@@ -23,3 +29,16 @@ for _name, _value in SETTINGS.items():
 # A shell starts what runs in its background with Ctrl-C ignored; tests send it to themselves and to what they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+remember_entry_points()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported and collected before the first test is no garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        leave_out_of_collections()

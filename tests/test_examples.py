@@ -1,9 +1,17 @@
-"""The example of a search runs as its head says; the classifier that it searches for is run by `make demo`."""
+"""The examples run as their heads say, with less to do; the classifier that they train is run by `make demo`."""
 
 from __future__ import annotations
 
+import asyncio
+import csv
+import email
+import importlib
 import re
+import runpy
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,3 +43,73 @@ def test_the_example_of_a_search_compares_its_learning_rate_with_the_default_and
     assert main(["report", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.count("\n") == 2
     assert f"Best trial: {best.id}" in (tmp_path / "out" / "report.html").read_text()
+
+
+Example = Callable[..., None]
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Example:
+    """Runs an example in this process, with options, in a folder of its own, and with two packages for its texts."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    classifier: Any = importlib.import_module("text_classification")
+
+    def read_two_packages() -> list[tuple[str, str]]:
+        paths = [path for package in (asyncio, email) for path in sorted(Path(package.__path__[0]).glob("*.py"))]
+        texts = {text: path.parent.name for path in paths for text in classifier.docstrings_in(path)}
+        return [(text, package) for text, package in texts.items() if len(text) >= classifier.MIN_CHARACTERS]
+
+    # Reading all of them takes longer than these trainings.
+    monkeypatch.setattr(classifier, "read_standard_library", read_two_packages)
+
+    def run(name: str, *options: str) -> None:
+        monkeypatch.setattr(sys, "argv", [name, *options])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+    return run
+
+
+def scores_in(printed: str) -> dict[str, tuple[float, float]]:
+    """Accuracy and macro-F1 by what a row of the table is about."""
+    rows = re.findall(r"^(\w+ \w+) +([01]\.\d{3}) +([01]\.\d{3})$", printed, re.MULTILINE)
+    return {name: (float(accuracy), float(macro_f1)) for name, accuracy, macro_f1 in rows}
+
+
+def test_the_lightning_program_trains_logs_and_leaves_a_model_that_transformers_loads(
+    example: Example, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example("lightning_module.py", "--labels", "2", "--texts", "160", "--epochs", "2", "--output_dir", "out")
+    printed = capsys.readouterr().out
+    assert set(scores_in(printed)) == {"majority label", "this model"}
+    assert re.search(r'^".* \.\.\." comes from \w+$', printed, re.MULTILINE)
+    with (tmp_path / "out" / "log" / "version_0" / "metrics.csv").open(newline="") as file:
+        assert {"train_loss", "val_loss", "val_accuracy", "val_macro_f1"} <= set(csv.DictReader(file).fieldnames or ())
+    assert len(list((tmp_path / "out" / "checkpoints").iterdir())) == 1
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_the_command_line_trains_and_validates_from_its_checkpoint(
+    example: Example, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("jsonargparse")
+    small = ["--data.labels=2", "--data.texts=96"]
+    example("lightning_cli.py", "fit", *small, "--model.args.learning_rate=1e-3", "--trainer.max_epochs=1")
+    (written,) = tmp_path.glob("runs/lightning_cli/**/config.yaml")
+    assert "learning_rate: 0.001" in written.read_text()
+    checkpoint = tmp_path / "runs" / "lightning_cli" / "checkpoints" / "last.ckpt"
+    capsys.readouterr()
+    example("lightning_cli.py", "validate", *small, "--ckpt_path", str(checkpoint))
+    assert {"val_loss", "val_accuracy", "val_macro_f1"} <= set(re.findall(r"\bval_\w+", capsys.readouterr().out))
+
+
+def test_the_average_and_the_profile_are_shown_beside_the_plain_training(
+    example: Example, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("lightning", minversion="2.6")
+    example("ema_and_profiler.py", "--labels", "2", "--texts", "160", "--epochs", "2", "--output_dir", "out")
+    printed = capsys.readouterr().out
+    assert set(scores_in(printed)) == {"majority label", "last weights", "averaged weights"}
+    assert re.search(r"^ +\d+\.\d\d +\d+  run_training_epoch$", printed, re.MULTILINE)
+    assert (tmp_path / "out" / "model.safetensors").is_file()

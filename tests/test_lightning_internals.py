@@ -95,6 +95,12 @@ def test_fit_loop_epoch_loop_val_loop() -> None:
     needed(hasattr(epoch_loop, "val_loop"), "Trainer.fit_loop.epoch_loop.val_loop")
 
 
+def test_data_fetcher() -> None:
+    found: list[bool] = []
+    fit(lambda module: found.append(callable(getattr(module.trainer.fit_loop._data_fetcher, "__iter__", None))))
+    needed(found == [True] * 3, "Trainer.fit_loop._data_fetcher.__iter__()")
+
+
 def test_first_loop_iter() -> None:
     found: list[bool] = []
     fit(lambda module: found.append(hasattr(module.trainer._logger_connector, "_first_loop_iter")))
@@ -294,6 +300,29 @@ def test_checkpoint_connector_user_managed_and_ckpt_path(tmp_path: Path) -> None
     assert steps == [2, 1, 2], advice
 
 
+def test_loaded_checkpoint(tmp_path: Path) -> None:
+    advice = "lightning_internals.hand_in_checkpoint has to follow, or pyproject.toml has to hold this release back"
+
+    class HandsIn(pl.Callback):
+        def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
+            lightning_internals.hand_in_checkpoint(trainer, torch.load(tmp_path / "saved.ckpt", weights_only=True))
+
+    steps: list[int] = []
+
+    def fitted(*callbacks: pl.Callback, path: Path | None = None) -> pl.Trainer:
+        keywords = {**QUIET, "max_epochs": 1, "callbacks": list(callbacks)}
+        trainer = pl.Trainer(accelerator="cpu", **keywords)
+        probe = Probe(lambda module: steps.append(module.trainer.global_step))
+        trainer.fit(probe, DataLoader(torch.ones(2, 1)), ckpt_path=path)
+        return trainer
+
+    fitted().save_checkpoint(tmp_path / "saved.ckpt")
+    steps.clear()
+    # All steps are done in the one that is handed in.
+    assert fitted(HandsIn()).global_step == 2 and steps == [], advice
+    assert fitted().global_step == 2 and steps == [1, 2], advice
+
+
 def test_batches_that_stepped() -> None:
     advice = "lightning_internals.count_from has to follow, or pyproject.toml has to hold this release back"
     trainer = pl.Trainer(accelerator="cpu", max_epochs=3, **QUIET)
@@ -362,6 +391,7 @@ def test_validations_are_announced_while_callbacks_are_set_up() -> None:
 
 TESTED_HERE = {
     "_EvaluationLoop",
+    "_data_fetcher",
     "_data_source",
     "_logger_connector",
     "_first_loop_iter",
@@ -371,6 +401,7 @@ TESTED_HERE = {
     "_checkpoint_connector",
     "_user_managed",
     "_ckpt_path",
+    "_loaded_checkpoint",
     "_batches_that_stepped",
     "_broadcast_sigterm_tensor",
     "_lightning_optimizers",
@@ -418,6 +449,7 @@ def test_every_protected_name_in_that_file_is_tested_here() -> None:
         "strategies/single_device.py",
         "callbacks/bridge.py",
         "callbacks/history_logger.py",
+        "checkpoint/lightning_format.py",
     ],
 )
 def test_no_other_file_that_knows_lightning_touches_a_protected_name_of_it(file: str) -> None:

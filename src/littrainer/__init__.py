@@ -57,6 +57,9 @@ _HOMES = {
         "get_scheduler",
         "get_wsd_schedule",
     ),
+    "littrainer.plain_lightning.conversion": ("checkpoint_from_lightning", "checkpoint_to_lightning"),
+    "littrainer.plain_lightning.data_module": ("TrainerDataModule",),
+    "littrainer.plain_lightning.module": ("TransformersModule",),
     "littrainer.search.results": ("BestRun",),
     "littrainer.seeds": ("set_seed",),
     "littrainer.seq2seq": ("Seq2SeqTrainer",),
@@ -99,10 +102,14 @@ __all__ = [
     "Trainer",
     "TrainerCallback",
     "TrainerControl",
+    "TrainerDataModule",
     "TrainerState",
     "TrainingArguments",
     "TransformersCheckpointIO",
+    "TransformersModule",
     "__version__",
+    "checkpoint_from_lightning",
+    "checkpoint_to_lightning",
     "default_data_collator",
     "get_constant_schedule",
     "get_constant_schedule_with_warmup",
@@ -167,6 +174,9 @@ if TYPE_CHECKING:
         get_scheduler,
         get_wsd_schedule,
     )
+    from littrainer.plain_lightning.conversion import checkpoint_from_lightning, checkpoint_to_lightning
+    from littrainer.plain_lightning.data_module import TrainerDataModule
+    from littrainer.plain_lightning.module import TransformersModule
     from littrainer.search.results import BestRun
     from littrainer.seeds import set_seed
     from littrainer.seq2seq import Seq2SeqTrainer

@@ -12,6 +12,7 @@ from littrainer.arguments.choices import IntervalStrategy
 from littrainer.arguments.destinations import derived_keywords
 from littrainer.arguments.nearest import suggestion
 from littrainer.callbacks.lightning_callbacks import (
+    CARRIED_OUT_BY_TRAINING,
     ONLY_IN_TRAINING,
     begin_anew,
     check_can_resume,
@@ -21,6 +22,7 @@ from littrainer.callbacks.lightning_callbacks import (
 )
 from littrainer.callbacks.lightning_errors import NotedLightningCallbacks, users_callbacks
 from littrainer.callbacks.published_metrics import publish as publish_metrics
+from littrainer.data.limits import CARRIED_OUT, development_batches, further_keywords
 from littrainer.ecosystem import known_classes
 from littrainer.evaluation.batch_stream import BATCHES_PER_STRETCH, BatchStream
 from littrainer.interruptions import PythonInterruptions
@@ -72,9 +74,6 @@ DECIDED_BY_ARGUMENTS: dict[str, str] = {
     "accelerator": "set use_cpu",
     "devices": "start the script with littrainer run --devices, or torchrun --nproc_per_node",
     "num_nodes": "start the script with littrainer run --nodes, or torchrun --nnodes",
-    "limit_train_batches": "set max_steps",
-    "overfit_batches": "pass a smaller train_dataset",
-    "fast_dev_run": "set max_steps",
     "val_check_interval": "set eval_strategy and eval_steps",
     "check_val_every_n_epoch": "set eval_strategy",
     "num_sanity_val_steps": "set eval_on_start",
@@ -134,6 +133,8 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
     keywords["strategy"] = fitted_strategy(keywords.get("strategy", "auto"), trainer)
     # Where callbacks write that are not told where to.
     keywords.setdefault("default_root_dir", trainer._get_output_dir(trial=None if run is None else run.trial))
+    for name in CARRIED_OUT:
+        keywords.pop(name, None)
     callbacks = _user_callbacks(trainer, keywords)
     keywords["logger"] = _loggers(trainer, callbacks)
     if any(isinstance(callback, ProgressBar) for callback in callbacks):
@@ -145,6 +146,8 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
     if run is not None:
         check_set_up(callbacks, trainer)
         begin_anew(callbacks)
+    callbacks = [callback for callback in callbacks if not is_one_of(callback, *CARRIED_OUT_BY_TRAINING)]
+    if run is not None:
         if run.checkpoint is not None:
             check_can_resume(callbacks)
         epochs = run.plan.num_train_epochs
@@ -211,7 +214,9 @@ def _loggers(trainer: Trainer, callbacks: list[Any]) -> list[Any]:
 
 def adopt_loggers(trainer: Trainer) -> None:
     """Make trackers of the loggers that were given by `lightning={"logger": ...}`, as `report_to` has them."""
-    given = {**FIXED_LOGGER, **_further_keywords(trainer)}["logger"]
+    given = {**FIXED_LOGGER, **further_keywords(trainer)}["logger"]
+    if development_batches(trainer):
+        return
     if given is True:
         given = trainer.lightning_keywords["logger"] = [_lightnings_choice_of_logger(trainer.args.output_dir)]
     known = [
@@ -361,7 +366,7 @@ def _evaluator_for(trainer: Trainer) -> Evaluator:
     # One that is busy, as where a callback evaluates during an evaluation, or has failed, is not idle.
     idle, trainer.idle_evaluator = trainer.idle_evaluator, None
     # What a user hands to Lightning may hold the state of one run.
-    is_plain = not trainer.lightning_callbacks and not _further_keywords(trainer)
+    is_plain = not trainer.lightning_callbacks and not further_keywords(trainer)
     made_for = (trainer.args.device, trainer.overrides_training_step(), lightning_keywords(trainer.args))
     if idle is not None and is_plain and idle.made_for == made_for and idle.module.model is trainer.model:
         return idle
@@ -373,7 +378,7 @@ def _check_same_strategy(trainer: Trainer) -> None:
     from littrainer.strategies.given import name_of_strategy
     from littrainer.strategies.set_up_alike import check_same_strategy
 
-    check_same_strategy(name_of_strategy(_further_keywords(trainer).get("strategy", "auto"), trainer))
+    check_same_strategy(name_of_strategy(further_keywords(trainer).get("strategy", "auto"), trainer))
 
 
 def _lightnings_choice_of_logger(folder: str) -> Any:
@@ -383,11 +388,6 @@ def _lightnings_choice_of_logger(folder: str) -> Any:
         return TensorBoardLogger(folder)
     except ImportError:
         return CSVLogger(folder)
-
-
-def _further_keywords(trainer: Trainer) -> dict[str, Any]:
-    in_arguments: Any = trainer.args.lightning
-    return {**(in_arguments or {}), **trainer.lightning_keywords}
 
 
 # Hooks through which a Lightning callback hears of single batches of an evaluation.
@@ -407,8 +407,10 @@ def _batch_stream(trainer: Trainer, lightning_trainer: pl.Trainer, evaluation_pa
         return any(getattr(hook, "__func__", hook) is not default for hook, default in hooks)
 
     # Further keywords, as a profiler or a limit, may be about single batches too.
-    one_by_one = _further_keywords(trainer) or any(map(listens, lightning_trainer.callbacks))  # type: ignore[attr-defined]
-    return BatchStream(evaluation_pass.dataloader, 1 if one_by_one else BATCHES_PER_STRETCH)
+    one_by_one = further_keywords(trainer) or any(map(listens, lightning_trainer.callbacks))  # type: ignore[attr-defined]
+    return BatchStream(
+        evaluation_pass.dataloader, 1 if one_by_one else BATCHES_PER_STRETCH, evaluation_pass.limit_of_batches
+    )
 
 
 def is_lightning_callback(callback: Any) -> bool:

@@ -172,6 +172,15 @@ def resume_nothing(lightning_trainer: pl.Trainer) -> None:
     connector._user_managed, connector._ckpt_path = True, None
 
 
+def hand_in_checkpoint(lightning_trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Let the fit that is being set up go on from a checkpoint in memory; one that it reads from a path comes first.
+
+    To be called from a callback's `setup`. Lightning drops it when it has restored what is in it, so that a later
+    `validate`, or a second fit, does not load it again, as it would a `lightning_trainer.ckpt_path`.
+    """
+    lightning_trainer._checkpoint_connector._loaded_checkpoint = checkpoint
+
+
 def leave_signals_alone(lightning_trainer: pl.Trainer) -> None:
     """Keep Lightning from taking over signals.
 
@@ -183,3 +192,9 @@ def leave_signals_alone(lightning_trainer: pl.Trainer) -> None:
     # With several processes it would ask the first one at each micro-batch whether it got one, and wait for the answer.
     epoch_loop: Any = lightning_trainer.fit_loop.epoch_loop
     epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+
+def read_ahead_anew(lightning_trainer: pl.Trainer) -> None:
+    """Let fit throw away the batch that it has read ahead, and begin to iterate its loader once more."""
+    fetcher: Any = lightning_trainer.fit_loop._data_fetcher
+    iter(fetcher)

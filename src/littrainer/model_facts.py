@@ -15,6 +15,8 @@ from littrainer.ecosystem import is_a
 QUESTION_ANSWERING_LABELS = ("start_positions", "end_positions")
 # The loss that predicts each token from those before it; several `loss_type`s stand for it.
 CAUSAL_LOSS_FUNCTION = "ForCausalLMLoss"
+# Packages whose classes wrap a model that they hold as `module`.
+WRAPPERS = ("torch", "deepspeed")
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,17 @@ def base_model(model: Any) -> Any:
     if hasattr(model, "get_base_model"):
         return model.get_base_model()
     return model.base_model.model
+
+
+def users_model(model: Any) -> Any:
+    """The user's model inside data-parallel wrappers and `torch.compile`."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__module__.partition(".")[0] in WRAPPERS:
+            inner = getattr(model, "module", None)
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
 
 
 def catch_all_name(model: Any) -> str | None:

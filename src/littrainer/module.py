@@ -20,7 +20,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from littrainer.callbacks.lightning_callbacks import backbone_of
 from littrainer.callbacks.prediction_places import note_places
 from littrainer.callbacks.published_metrics import publish
-from littrainer.data.loaders import has_length
 from littrainer.data.windows import MicroBatch
 from littrainer.engine import is_listened_to
 from littrainer.evaluation.batch_stream import Stretch, single_batches
@@ -340,8 +339,7 @@ class TrainerModule(pl.LightningModule):
 
     def _show_number_of_batches(self) -> None:
         if is_listened_to(self.trainer):
-            loader = self._active_pass().dataloader
-            show_number_of_batches(self.trainer, len(loader) if has_length(loader) else float("inf"))
+            show_number_of_batches(self.trainer, self._active_pass().number_of_batches)
 
     @carries_stop_iteration
     def on_validation_epoch_end(self) -> None:

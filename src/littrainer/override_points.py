@@ -5,7 +5,6 @@ Their names and signatures are those of transformers' Trainer, whose subclasses 
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer import engine
 from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed, settle_deepspeed
@@ -27,13 +26,14 @@ from littrainer.checkpoint.weights import log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.compat.own_methods import own_methods
 from littrainer.data.collators import RemoveColumnsCollator
-from littrainer.data.columns import DroppedColumns, without_extra_columns
+from littrainer.data.columns import DroppedColumns, accepted_columns, without_extra_columns
+from littrainer.data.limits import overfits
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.ecosystem import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.hub import pushing
-from littrainer.model_facts import base_model, catch_all_name
+from littrainer.model_facts import catch_all_name
 from littrainer.model_walk import parameters_of, train_all
 from littrainer.model_wrapping import is_own_wrapping, wrapped_model
 from littrainer.optim.gradient_norms import clip_by_norm, lie_on_several_meshes
@@ -98,6 +98,8 @@ class OverridePoints:
         dataset = self.train_dataset if train_dataset is None else train_dataset
         if dataset is None or not has_length(dataset):
             return None
+        if overfits(self):
+            return SequentialSampler(dataset)
         return train_sampler(self.args, dataset, self.processing_class)
 
     def _get_eval_sampler(self: Any, eval_dataset: Any) -> Any:
@@ -107,9 +109,7 @@ class OverridePoints:
 
     def _set_signature_columns_if_needed(self: Any) -> None:
         if self._signature_columns is None:
-            forward = inspect.signature(base_model(self.model).forward)
-            names = [*forward.parameters, *self.label_names, "label", "label_ids"]
-            self._signature_columns = list(dict.fromkeys(names))
+            self._signature_columns = accepted_columns(self.model, self.label_names)
 
     def _accepted_columns(self: Any) -> list[str]:
         self._set_signature_columns_if_needed()

@@ -15,6 +15,7 @@ from torch import nn
 
 from littrainer import engine
 from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.beyond_transformers import BeyondTransformers
 from littrainer.callbacks.checks import callbacks_in_list
 from littrainer.callbacks.flow import DefaultFlowCallback
 from littrainer.callbacks.handler import CallbackHandler
@@ -59,13 +60,15 @@ from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.schedules import get_scheduler
 from littrainer.override_points import OverridePoints
+from littrainer.plain_lightning.resumed_training import checkpoint_of_trainer
 from littrainer.processes.agreement import failing_together
 from littrainer.processes.collectives import sum_over_processes
 from littrainer.processes.layout import follow_model, tensor_parallel_size
-from littrainer.search import applying, searching
+from littrainer.search import searching
 from littrainer.search.results import BestRun
 from littrainer.tracking.selection import trackers_for
 from littrainer.training import checks, loss, reports, run, train_call
+from littrainer.training.development_run import trackers_reported_to
 from littrainer.training.label_smoothing import smoother_for
 from littrainer.training.memory_report import CONSTRUCTION, MemoryReport
 from littrainer.training.plan import plan_training
@@ -82,7 +85,7 @@ DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
 @of_the_package
-class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
+class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrainerMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
@@ -167,7 +170,7 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         self.callback_handler = CallbackHandler(
             DEFAULT_CALLBACKS, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
-        for callback in [*trackers_for(args.report_to), *callbacks_in_list(callbacks)]:
+        for callback in [*trackers_for(trackers_reported_to(self)), *callbacks_in_list(callbacks)]:
             # An override of add_callback hears of the callback that shows progress, and of what is added later.
             Trainer.add_callback(self, callback)
         if not brings_a_bar(self.lightning_callbacks, args):
@@ -213,7 +216,7 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         self.label_names = facts.label_names if self.args.label_names is None else self.args.label_names
         self.can_return_loss = facts.can_return_loss
         self._loss_shifts_labels = facts.shifts_labels
-        self.label_smoother: Any = smoother_for(self)
+        self.label_smoother: Any = smoother_for(self.model, self.args.label_smoothing_factor)
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
 
     def _reset_bookkeeping(self) -> None:
@@ -264,6 +267,8 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         self._sealed_checkpoint: Any = None
         # Of the checkpoint whose states are being written: told of each file that is complete.
         self._open_seal: Any = None
+        # Where the lightning.Trainer stands that `from_lightning` was given, until a training goes on from it.
+        self._lightning_checkpoint: dict[str, Any] | None = None
 
     # ---- Data -------------------------------------------------------------------------------------------------------
 
@@ -405,7 +410,8 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         """Train the model.
 
         Parameters:
-            resume_from_checkpoint: a checkpoint's folder, or True for the newest one in `output_dir`.
+            resume_from_checkpoint: a checkpoint's folder, or True for the newest one in `output_dir`; or a .ckpt that
+                a `lightning.Trainer` wrote of a `TransformersModule`.
             trial: the trial of a hyperparameter search.
             ignore_keys_for_eval: model outputs that evaluations during training leave out.
 
@@ -417,8 +423,8 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
         """
         continue_random_draws()
         try:
-            with naming_dropped_columns(self):
-                return train_call.train(self, resume_from_checkpoint, trial, ignore_keys_for_eval)
+            with naming_dropped_columns(self), checkpoint_of_trainer(self, resume_from_checkpoint) as checkpoint:
+                return train_call.train(self, checkpoint, trial, ignore_keys_for_eval)
         finally:
             self._has_modes_of_training = True
 
@@ -607,7 +613,9 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
             output_dir: the folder; by default `args.output_dir`.
         """
         storage = storage_of(self)
-        write = storage.save_model_of_checkpoint if _internal_call else storage.save_model
+        # A push saves to output_dir by an internal call too, and wants the model whole.
+        is_of_checkpoint = _internal_call and output_dir is not None
+        write = storage.save_model_of_checkpoint if is_of_checkpoint else storage.save_model
         write(self, self.args.output_dir if output_dir is None else output_dir)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
@@ -789,18 +797,6 @@ class Trainer(OverridePoints, TrainerAttributes, EarlierTrainerMembers):
             self, hp_space, compute_objective, n_trials, direction, backend, hp_name, **kwargs
         )
         return found
-
-    def apply_best(self, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None = None) -> None:
-        """Set the arguments to those of a search's best trial, so that `train()` repeats it.
-
-        Parameters:
-            best: what `hyperparameter_search` returned, or one of several.
-            hp_space: the space that it was drawn from; by default that of the last search.
-
-        Raises:
-            ValueError, TypeError: these hyperparameters are no arguments of this Trainer.
-        """
-        applying.apply_best(self, best, hp_space)
 
     # ---- Callbacks --------------------------------------------------------------------------------------------------
 

@@ -66,9 +66,8 @@ def test_the_documentation_shows_the_table() -> None:
 @pytest.mark.parametrize(
     ("callback", "instead"),
     [
-        (GradientAccumulationScheduler({0: 2}), "gradient_accumulation_steps"),
-        (LearningRateFinder(), "learning_rate"),
-        (BatchSizeFinder, "auto_find_batch_size=True"),
+        (LearningRateFinder(), r"trainer.lr_find\(\) before training, and set learning_rate"),
+        (BatchSizeFinder, r"trainer.scale_batch_size\(\) before training"),
         (type("OwnFinder", (BatchSizeFinder,), {}), "auto_find_batch_size=True"),
     ],
 )
@@ -102,6 +101,7 @@ BEST: dict[str, Any] = {"load_best_model_at_end": True, "save_strategy": "steps"
         (SWA, BEST, "load_best_model_at_end=False"),
         (WeightAveraging(), BEST, "load_best_model_at_end=False"),
         (SWA, {"model": BatchNormClassifier()}, "batch norm"),
+        (GradientAccumulationScheduler({0: 2}), {"gradient_accumulation_steps": 2}, "leave that argument at 1"),
         (ModelPruning("l1_unstructured", amount=0.5), {"save_strategy": "epoch"}, 'save_strategy="no"'),
         (EarlyStopping("eval_loss"), {}, 'set eval_strategy="steps"'),
         (ModelCheckpoint(monitor="eval_accuracy"), {}, 'set eval_strategy="steps"'),

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from filelock import FileLock
 
 import littrainer
 from tests.checkpoint.exchange_runs import KINDS, STEPS, Result, checkpoint, train
-from tests.fidelity.conftest import environment_of_runs, folder_shared_by_workers
+from tests.fidelity.conftest import environment_of_runs
+from tests.scenarios.once_per_session import carried_out_once
 from tests.scenarios.releases import ABSENT, ROOT, earlier_release
 
 
@@ -45,16 +45,17 @@ def earlier_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     release = earlier_release()
     if release is None:
         pytest.skip(ABSENT)
-    folder = folder_shared_by_workers(tmp_path_factory) / "transformers-5.3.0"
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "theirs" / "version").exists():
-            for name, kind in KINDS.items():
-                torch.save(train(littrainer, kind, folder / "ours" / name), folder / "ours" / f"{name}.whole.pt")
-            environment = environment_of_runs()
-            environment["PYTHONPATH"] = os.pathsep.join([str(release), environment["PYTHONPATH"]])
-            (folder / "theirs").mkdir()
-            command = [sys.executable, "-m", "tests.checkpoint.exchange_runs", folder / "theirs", folder / "ours"]
-            subprocess.run([str(part) for part in command], cwd=ROOT, env=environment, check=True, timeout=600)
+
+    def run(folder: Path) -> None:
+        for name, kind in KINDS.items():
+            torch.save(train(littrainer, kind, folder / "ours" / name), folder / "ours" / f"{name}.whole.pt")
+        environment = environment_of_runs()
+        environment["PYTHONPATH"] = os.pathsep.join([str(release), environment["PYTHONPATH"]])
+        (folder / "theirs").mkdir()
+        command = [sys.executable, "-m", "tests.checkpoint.exchange_runs", folder / "theirs", folder / "ours"]
+        subprocess.run([str(part) for part in command], cwd=ROOT, env=environment, check=True, timeout=600)
+
+    folder = carried_out_once(tmp_path_factory, "transformers-5.3.0", run)
     assert (folder / "theirs" / "version").read_text() == "5.3.0"
     return folder
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import transformers
-from filelock import FileLock
 
 from littrainer.compat.documentation import with_section
 from littrainer.compat.names import REPLACED
@@ -21,7 +20,7 @@ from littrainer.compat.neighbours import LEFT_TO_TRANSFORMERS, MISSING_IN, RELEA
 from littrainer.compat.shim import bindings_in
 from tests.compat.processes import environment
 from tests.compat.shapes import shape_of
-from tests.fidelity.conftest import folder_shared_by_workers
+from tests.scenarios.once_per_session import carried_out_once
 from tests.scenarios.releases import ABSENT, earlier_release
 
 EARLIER, NEWEST = RELEASES
@@ -70,12 +69,12 @@ def test_every_public_name_of_the_trainers_modules_is_answered_or_left_on_purpos
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Release -> `plain` or `redirected` -> what such a process found; each runs once for all workers."""
     folders = {release: folder_of(release) for release in RELEASES}
-    shared = folder_shared_by_workers(tmp_path_factory) / "releases"
-    with FileLock(f"{shared}.lock"):
-        if not shared.exists():
-            shared.mkdir()
-            for release, folder in folders.items():
-                _run_sides(shared / release, folder)
+
+    def run(shared: Path) -> None:
+        for release, folder in folders.items():
+            _run_sides(shared / release, folder)
+
+    shared = carried_out_once(tmp_path_factory, "releases", run)
     return {
         release: {side.stem: json.loads(side.read_text()) for side in (shared / release).glob("*.json")}
         for release in RELEASES

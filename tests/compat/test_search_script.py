@@ -13,6 +13,7 @@ from tests.compat.processes import run_python
 pytestmark = pytest.mark.long
 
 SCRIPT = """
+import gc
 import json
 import sys
 
@@ -30,6 +31,8 @@ from transformers.integrations import hp_params, is_optuna_available, run_hp_sea
 from transformers.trainer_utils import BestRun, HPSearchBackend, default_compute_objective, default_hp_space_optuna
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
+# Each training collects garbage, which takes longer than it where all libraries are gone through.
+gc.freeze()
 
 
 class Regression(nn.Module):

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from tests.deepspeed.variants import VARIANTS
-from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
+from tests.fidelity.conftest import ROOT, environment_of_runs
+from tests.scenarios.once_per_session import carried_out_once
 
 
 def _is_installed() -> bool:
@@ -65,19 +65,19 @@ def run_two(side: str, folder: Path, names: list[str]) -> None:
     assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
 
 
+def run_both_sides(folder: Path) -> None:
+    for side in ("transformers", "littrainer"):
+        run_two(side, folder / side, CHOSEN)
+    for side, other in (("transformers", "littrainer"), ("littrainer", "transformers")):
+        crossed = [f"{name}={folder / other / name / 'checkpoint-3'}" for name in RESUMED]
+        if crossed:
+            run_two(side, folder / f"{side}-crossed", crossed)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Records of both sides, and of each side going on from the other's checkpoints."""
-    folder = folder_shared_by_workers(tmp_path_factory) / "deepspeed"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            for side in ("transformers", "littrainer"):
-                run_two(side, folder / side, CHOSEN)
-            for side, other in (("transformers", "littrainer"), ("littrainer", "transformers")):
-                crossed = [f"{name}={folder / other / name / 'checkpoint-3'}" for name in RESUMED]
-                if crossed:
-                    run_two(side, folder / f"{side}-crossed", crossed)
-    return folder
+    return carried_out_once(tmp_path_factory, "deepspeed", run_both_sides)
 
 
 def record(folder: Path, name: str, rank: int) -> dict[str, Any]:

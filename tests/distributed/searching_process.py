@@ -5,7 +5,6 @@ Each writes what it found to `FOLDER/RANK.pickle`.
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import sys
@@ -25,6 +24,7 @@ from littrainer.search import wandb_sweep
 from littrainer.search.record import read_record
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
+from tests.scenarios.once_per_process import leave_out_of_collections
 from tests.scenarios.trainers import quiet_arguments
 
 RANK = int(os.environ["RANK"])
@@ -298,9 +298,7 @@ CHECKS = (
 
 
 def main(folder: Path) -> None:
-    # Each trial collects garbage; what the libraries hold makes that longer than the trial.
-    gc.collect()
-    gc.freeze()
+    leave_out_of_collections()
     found = {check.__name__: check(folder) for check in CHECKS}
     (folder / f"{RANK}.pickle").write_bytes(pickle.dumps(found))
 

@@ -10,14 +10,12 @@ import torch
 from tests.distributed import accelerator_process
 from tests.distributed.together import found_together
 from tests.fidelity.compare import first_difference
-from tests.fidelity.conftest import folder_shared_by_workers
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes finds; they are started once for all tests."""
-    folder = folder_shared_by_workers(tmp_path_factory) / "accelerators"
-    together = found_together(accelerator_process.__name__, folder)
+    folder, together = found_together(tmp_path_factory, "accelerators", accelerator_process.__name__)
     for name in ("ours", "accelerate"):
         assert sorted(file.name for file in (folder / name).glob("saved-*")) == ["saved-by-0"]
     return together

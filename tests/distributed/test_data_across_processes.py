@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from tests.distributed.data_process import RESUMED, SIZE
 from tests.distributed.together import wait_for_all
-from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
+from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.scenarios.data import vector_rows
+from tests.scenarios.once_per_session import carried_out_once
 
 LONGEST_RUN_SECONDS = 300
 
@@ -40,11 +40,7 @@ def run_together(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes found; they are started once for all tests."""
-    folder = folder_shared_by_workers(tmp_path_factory) / "sharing-data"
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "1.pickle").exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            run_together(folder)
+    folder = carried_out_once(tmp_path_factory, "sharing-data", run_together)
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(SIZE)]
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from tests.distributed.together import wait_for_all
-from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
+from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.fidelity.side import MODES
+from tests.scenarios.once_per_session import carried_out_once
 
 PROCESSES = 2
 LONGEST_RUN_SECONDS = 240
@@ -44,12 +44,7 @@ def run_together(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where two processes, started once for all tests, wrote what they found and printed."""
-    shared = folder_shared_by_workers(tmp_path_factory) / "training-together"
-    with FileLock(f"{shared}.lock"):
-        if not shared.exists():
-            shared.mkdir()
-            run_together(shared)
-    return shared
+    return carried_out_once(tmp_path_factory, "training-together", run_together)
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +171,12 @@ def test_only_the_first_process_prints_and_lightning_tells_nothing_of_its_start(
 def test_a_flag_that_one_process_raises_is_told_there(folder: Path) -> None:
     assert "control.should_training_stop was set in this process" in (folder / "log1").read_text()
     assert "WORLD_SIZE" not in os.environ
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_finders_and_limits_are_those_of_all_processes(found: Found, mode: str) -> None:
+    first, second = (one["trial_steps"][mode] for one in found)
+    assert first == second
+    assert len(first["curve"]["loss"]) == 6 and len(set(first["curve"]["loss"])) == 6
+    # Memory runs out with four samples, in the second process only.
+    assert (first["size"], first["steps"], first["samples"], first["is_unchanged"]) == (2, 3, 4, True)

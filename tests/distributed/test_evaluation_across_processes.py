@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from filelock import FileLock
 
 from tests.distributed import evaluating_process
 from tests.distributed.evaluating_process import BATCH_SIZE, LONG, SHORT
 from tests.distributed.together import found_together
-from tests.fidelity.conftest import folder_shared_by_workers
+from tests.scenarios.once_per_session import carried_out_once
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What one process finds alone, and what each of two finds; they are started once for all tests."""
-    folder = folder_shared_by_workers(tmp_path_factory) / "evaluating-together"
-    together = found_together(evaluating_process.__name__, folder)
-    alone = folder / "alone"
-    with FileLock(f"{alone}.lock"):
-        if not (alone / "0.pickle").exists():
-            alone.mkdir()
-            evaluating_process.find(alone, rank=0, size=1)
+    _, together = found_together(tmp_path_factory, "evaluating-together", evaluating_process.__name__)
+    find_alone = functools.partial(evaluating_process.find, rank=0, size=1)
+    alone = carried_out_once(tmp_path_factory, "evaluating-alone", find_alone)
     return [pickle.loads((alone / "0.pickle").read_bytes()), *together]
 
 

@@ -13,18 +13,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from littrainer.processes.script_start import free_port
 from tests.distributed.fidelity_process import PLAN
 from tests.fidelity.cases import several_processes_data
 from tests.fidelity.compare import first_difference
-from tests.fidelity.conftest import ROOT, RUNS, environment_of_runs, folder_shared_by_workers
+from tests.fidelity.conftest import ROOT, RUNS, environment_of_runs
 from tests.fidelity.differences import read_record
 from tests.fidelity.record import WITH_CHECKPOINTS
 from tests.fidelity.registry import aspects_of
 from tests.fidelity.scenarios import SCENARIOS
 from tests.fidelity.side import MODES, ORACLE
+from tests.scenarios.once_per_session import carried_out_once
 
 pytestmark = pytest.mark.long
 
@@ -107,12 +107,7 @@ def run_both_sides(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the records of each run and rank; they are made once for all tests."""
-    shared = folder_shared_by_workers(tmp_path_factory) / "fidelity-in-two-processes"
-    with FileLock(f"{shared}.lock"):
-        if not shared.exists():
-            shared.mkdir()
-            run_both_sides(shared)
-    return shared
+    return carried_out_once(tmp_path_factory, "fidelity-in-two-processes", run_both_sides)
 
 
 def aspects_in(name: str, rank: int) -> list[str]:

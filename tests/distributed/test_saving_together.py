@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 
 from littrainer.checkpoint.verification import damage_in
 from tests.distributed.saving_process import make
-from tests.distributed.together import run_together
-from tests.fidelity.conftest import folder_shared_by_workers
+from tests.distributed.together import found_in, run_together
+from tests.scenarios.once_per_session import carried_out_once
 
 WHOLE = ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 FILES = [
@@ -34,18 +32,17 @@ Found = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which two processes have done all that is looked at here; they are started once."""
-    folder = folder_shared_by_workers(tmp_path_factory) / "saving-together"
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "1.pickle").exists():
-            folder.mkdir(parents=True)
-            run_together("tests.distributed.saving_process", folder, are_told_where_to_meet=False)
-    return folder
+
+    def run(folder: Path) -> None:
+        run_together("tests.distributed.saving_process", folder, are_told_where_to_meet=False)
+
+    return carried_out_once(tmp_path_factory, "saving-together", run)
 
 
 @pytest.fixture(scope="module")
 def found(runs: Path) -> Found:
     """What each of the two processes found."""
-    return [pickle.loads((runs / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+    return found_in(runs)
 
 
 def check_equal(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.distributed.together import found_together
-from tests.fidelity.conftest import folder_shared_by_workers
 
 LOST_MEMORY = "ValueError: sample 17 does not fit into memory"
 Found = list[dict[str, Any]]
@@ -16,8 +15,7 @@ Found = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each of two processes found; they are started once for all tests."""
-    folder = folder_shared_by_workers(tmp_path_factory) / "searching-together"
-    return found_together("tests.distributed.searching_process", folder)
+    return found_together(tmp_path_factory, "searching-together", "tests.distributed.searching_process")[1]
 
 
 def test_both_processes_train_each_trial_with_what_the_first_one_draws(found: Found) -> None:

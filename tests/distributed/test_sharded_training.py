@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from filelock import FileLock
 
 from littrainer.checkpoint.reader import checkpoint_to_resume
 from tests.distributed import sharded_process
 from tests.distributed.sharded_process import CHECKS, STEPS, adapter, curve, llama, trainer_of
-from tests.distributed.together import run_together
-from tests.fidelity.conftest import folder_shared_by_workers
+from tests.distributed.together import found_in, run_together
+from tests.scenarios.once_per_session import carried_out_once
 
 pytestmark = pytest.mark.long
 
@@ -25,19 +23,18 @@ LIKE_DDP = [name for name, (_, reference) in CHECKS.items() if reference is not 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where two processes have trained together; they are started once for all tests."""
-    shared = folder_shared_by_workers(tmp_path_factory) / "sharing-a-model"
-    with FileLock(f"{shared}.lock"):
-        if not (shared / "1.pickle").exists():
-            shared.mkdir(exist_ok=True)
-            # The samples of one optimizer step of two processes.
-            trainer_of(shared / "alone", save_strategy="steps", save_steps=2, per_device_train_batch_size=4).train()
-            run_together(sharded_process.__name__, shared)
-    return shared
+
+    def run(folder: Path) -> None:
+        # The samples of one optimizer step of two processes.
+        trainer_of(folder / "alone", save_strategy="steps", save_steps=2, per_device_train_batch_size=4).train()
+        run_together(sharded_process.__name__, folder)
+
+    return carried_out_once(tmp_path_factory, "sharing-a-model", run)
 
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> list[dict[str, Any]]:
-    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(2)]
+    return found_in(folder)
 
 
 def same_numbers(one: Any, other: Any) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from filelock import FileLock
 
 from tests.distributed import tensor_parallel_process
 from tests.distributed.tensor_parallel_process import (
@@ -21,7 +20,7 @@ from tests.distributed.tensor_parallel_process import (
     trainer_of,
 )
 from tests.distributed.together import run_together
-from tests.fidelity.conftest import folder_shared_by_workers
+from tests.scenarios.once_per_session import carried_out_once
 
 pytestmark = pytest.mark.long
 
@@ -32,14 +31,14 @@ TRAININGS = [name for name in CHECKS if name not in ("by plan", "loaded split", 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where one process has trained alone and two have together; they are started once for all tests."""
-    shared = folder_shared_by_workers(tmp_path_factory) / "computing-together"
-    with FileLock(f"{shared}.lock"):
-        if not (shared / "alone" / "0.pickle").exists():
-            for name in ("alone", "together"):
-                (shared / name).mkdir(parents=True)
-            run_together(tensor_parallel_process.__name__, shared / "together")
-            tensor_parallel_process.main(shared / "alone", [])
-    return shared
+
+    def run(folder: Path) -> None:
+        for name in ("alone", "together"):
+            (folder / name).mkdir()
+        run_together(tensor_parallel_process.__name__, folder / "together")
+        tensor_parallel_process.main(folder / "alone", [])
+
+    return carried_out_once(tmp_path_factory, "computing-together", run)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import subprocess
 import sys
@@ -10,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+import pytest
 
 from littrainer.processes.script_start import free_port
 from tests.fidelity.conftest import ROOT, environment_of_runs
+from tests.scenarios.once_per_session import carried_out_once
 
 PROCESSES = 2
 LONGEST_RUN_SECONDS = 300
@@ -79,15 +81,16 @@ def run_together(module: str, folder: Path, are_told_where_to_meet: bool = True)
     wait_for_all(processes, logs, LONGEST_RUN_SECONDS)
 
 
-def found_together(module: str, folder: Path) -> list[Any]:
-    """What two processes of a module have found, each of which writes it to `RANK.pickle`; they run once for all tests.
+def found_in(folder: Path) -> list[Any]:
+    """What each process has found and written to `RANK.pickle`."""
+    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(PROCESSES)]
+
+
+def found_together(factory: pytest.TempPathFactory, name: str, module: str) -> tuple[Path, list[Any]]:
+    """The folder in which two processes of a module have run once for all tests, and what each of them found.
 
     Parameters:
-        folder: shared by all workers of the test session.
+        factory, name: as for `carried_out_once`.
     """
-    files = [folder / f"{rank}.pickle" for rank in range(PROCESSES)]
-    with FileLock(f"{folder}.lock"):
-        if not files[-1].exists():
-            folder.mkdir(parents=True)
-            run_together(module, folder)
-    return [pickle.loads(file.read_bytes()) for file in files]
+    folder = carried_out_once(factory, name, functools.partial(run_together, module))
+    return folder, found_in(folder)

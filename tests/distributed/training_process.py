@@ -395,6 +395,32 @@ def memory(folder: Path) -> Any:
     return found
 
 
+def trial_steps(folder: Path) -> Any:
+    """What finders find, what is left of them, and how much of the data limits leave of a training."""
+    found = {}
+    for mode, kind in KINDS.items():
+        torch.manual_seed(0)
+        trainer = quiet_trainer(
+            folder,
+            NeedsMemory(),
+            kind=kind,
+            rows=40,
+            per_device_train_batch_size=2,
+            per_device_eval_batch_size=2,
+            lightning={"limit_train_batches": 3, "limit_val_batches": 1},
+            num_train_epochs=1,
+            ddp_timeout=60,
+        )
+        before = [one.detach().clone() for one in trainer.model.parameters()]
+        curve = trainer.lr_find(num_training=6).results
+        size = trainer.scale_batch_size(steps_per_trial=1)
+        is_unchanged = all(map(torch.equal, before, trainer.model.parameters()))
+        steps = trainer.train().global_step
+        samples = trainer.evaluation_loop(trainer.get_eval_dataloader(), "Evaluation").num_samples
+        found[mode] = {"curve": curve, "size": size, "is_unchanged": is_unchanged, "steps": steps, "samples": samples}
+    return found
+
+
 CHECKS: tuple[Check, ...] = (
     what_a_subclass_is_handed,
     gradient_exchanges,
@@ -405,6 +431,7 @@ CHECKS: tuple[Check, ...] = (
     lightning_callbacks,
     refusals,
     memory,
+    trial_steps,
     unfrozen_parameters,
 )
 

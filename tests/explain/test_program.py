@@ -145,6 +145,8 @@ def test_what_a_program_leaves_out_is_listed_at_its_top(tmp_path: Path) -> None:
     changes = {"run_name": "one", "train_sampling_strategy": "group_by_length", "metric_for_best_model": "f1"}
     text = ast.get_docstring(ast.parse(program(arguments(tmp_path, lightning={"plugins": [print]}, **changes))))
     assert text is not None and all(f"- {name}: " in text for name in ("lightning", *changes))
+    # It would count other optimizer steps.
+    assert "- lightning: " in program(arguments(tmp_path, lightning={"limit_train_batches": 0.5}))
     assert "- learning_rate" not in text
 
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from tests.fidelity.side import MODES, ORACLE, OURS
+from tests.scenarios.once_per_session import carried_out_once
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,12 +23,6 @@ LONGEST_RUN_SECONDS = 900
 
 RUNS: dict[str, tuple[str, str]] = {ORACLE: (ORACLE, "automatic"), **{mode: (OURS, mode) for mode in MODES}}
 """Folder name -> side and mode of each process."""
-
-
-def folder_shared_by_workers(factory: pytest.TempPathFactory) -> Path:
-    """A folder that all pytest-xdist workers of one session see."""
-    base = factory.getbasetemp()
-    return base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
 
 
 def environment_of_runs() -> dict[str, str]:
@@ -76,11 +70,5 @@ def needs_a_run(item: Any) -> bool:
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with one folder of records for each entry of `RUNS`."""
     items: list[Any] = request.session.items
-    selected = {item.callspec.params["name"] for item in items if needs_a_run(item)}
-    folder = folder_shared_by_workers(tmp_path_factory) / "fidelity"
-    with FileLock(f"{folder}.lock"):
-        finished = folder / "finished"
-        if not finished.exists():
-            run_all(folder, sorted(selected))
-            finished.touch()
-    return folder
+    selected = sorted({item.callspec.params["name"] for item in items if needs_a_run(item)})
+    return carried_out_once(tmp_path_factory, "fidelity", lambda folder: run_all(folder, selected))

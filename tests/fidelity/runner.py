@@ -9,6 +9,7 @@ new process group for each scenario, and each leaves its records in a folder of 
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import random
@@ -28,6 +29,7 @@ from tests.fidelity.record import Record
 from tests.fidelity.registry import Scenario
 from tests.fidelity.scenarios import SCENARIOS
 from tests.fidelity.side import ORACLE, Side
+from tests.scenarios.once_per_process import leave_out_of_collections, remember_entry_points
 
 START_SEED = 20
 # A process whose partner has failed gives up by then.
@@ -86,6 +88,9 @@ def main(name: str, mode: str, folder: Path, wanted: list[str]) -> None:
     torch.set_num_threads(1)
     records = folder / f"rank{RANK}" if PROCESSES > 1 else folder
     records.mkdir(parents=True, exist_ok=True)
+    remember_entry_points()
+    _ = importlib.import_module(name).Trainer
+    leave_out_of_collections()
     # In reverse order a scenario that leans on an earlier one gives itself away.
     order = list(SCENARIOS) if "FIDELITY_REVERSED" not in os.environ else list(reversed(SCENARIOS))
     for scenario_name in order:

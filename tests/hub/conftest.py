@@ -25,7 +25,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatc
             constants, "HUGGINGFACE_CO_URL_TEMPLATE", running.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
         )
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True, raising=False)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "cache"))
         monkeypatch.setenv("HF_ENDPOINT", running.endpoint)

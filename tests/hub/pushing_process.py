@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,11 @@ os.environ["HF_HUB_OFFLINE"] = "0"
 assert os.environ["HF_ENDPOINT"].startswith("http://127.0.0.1:")
 
 from littrainer import Trainer  # noqa: E402
+from littrainer.hub import pushing  # noqa: E402
+from littrainer.hub.progress import Upload  # noqa: E402
 from tests.hub.runs import pushing_trainer  # noqa: E402
+
+SIGNS = 3
 
 
 class Counting(Trainer):
@@ -27,8 +32,34 @@ class Counting(Trainer):
         return commit
 
 
+def wait_for_signs(folder: Path, rank: int) -> None:
+    """Let the last push end only when the second process has heard several times that the first one still pushes."""
+    told = folder / "told"
+    agreed, send = pushing.agreed, Upload.send
+    heard: list[bool] = []
+
+    def hearing(flag: bool) -> bool:
+        heard.append(agreed(flag))
+        if rank == 1 and heard.count(True) == SIGNS:
+            told.touch()
+        return heard[-1]
+
+    def slow_send(self: Upload) -> Any:
+        deadline = time.monotonic() + 60
+        while self.message.endswith("step 6, checkpoint") and not told.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("the second process has heard nothing")
+            time.sleep(0.01)
+        return send(self)
+
+    pushing.LONGEST_SILENCE_SECONDS = 0.05
+    pushing.agreed = hearing
+    Upload.send = slow_send  # type: ignore[method-assign]
+
+
 def main(folder: Path) -> None:
     """Train, save and push, and write what this process saw."""
+    wait_for_signs(folder, int(os.environ["RANK"]))
     trainer = pushing_trainer(folder, kind=Counting, hub_strategy="checkpoint")
     assert isinstance(trainer, Counting)
     trainer.commits = []

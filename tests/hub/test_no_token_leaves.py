@@ -15,7 +15,7 @@ from tests.hub.server import GOOD_TOKEN, Fault, Hub
 
 
 def has_token(content: bytes | str) -> bool:
-    return (GOOD_TOKEN if isinstance(content, str) else GOOD_TOKEN.encode()) in content
+    return GOOD_TOKEN in content if isinstance(content, str) else GOOD_TOKEN.encode() in content
 
 
 def assert_token_is_nowhere(hub: Hub, folder: Path, logged: str) -> None:
@@ -32,19 +32,39 @@ def assert_token_is_nowhere(hub: Hub, folder: Path, logged: str) -> None:
         assert carriers <= {"authorization", "Authorization"}
 
 
+# Written by each training below, and looked into.
+WRITTEN = {
+    *("README.md", "training_args.bin", "trainer_state.json", "train_results.json", "checkpoint-6/optimizer.pt"),
+    *("checkpoint-6/trainer_state.json", "checkpoint-6/training_args.bin", "checkpoint-6/littrainer_manifest.json"),
+    *("checkpoint-6/scheduler.pt", "checkpoint-6/rng_state.pth", "checkpoint-6/littrainer_resume.pt", "lightning.yaml"),
+}
+
+
 @pytest.mark.parametrize("strategy", ["end", "every_save", "checkpoint", "all_checkpoints"])
 def test_after_a_training_that_pushes(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: Any, strategy: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    trainer = pushing_trainer(tmp_path, hub_strategy=strategy, logging_strategy="steps", logging_steps=1)
-    trainer.train()
+    # Offline records of trackers are written beside the output folder, and into it, from where they are pushed.
+    trackers = {"report_to": ["tensorboard"], "logging_dir": str(tmp_path / "run" / "logs")}
+    trainer = pushing_trainer(
+        tmp_path, hub_strategy=strategy, logging_strategy="steps", logging_steps=1, log_level="debug", **trackers
+    )
+    output = trainer.train()
+    trainer.save_metrics("train", output.metrics)
     trainer.save_state()
+    # What scripts write down of a run.
+    (tmp_path / "run" / "arguments.json").write_text(trainer.args.to_json_string() + str(trainer.args))
+    (tmp_path / "run" / "lightning.yaml").write_text(str(trainer.lightning_trainer.__dict__) + repr(trainer.args))
     trainer.save_model()
     (tmp_path / "run" / "notes.txt").write_text("one more thing to push")
     trainer.push_to_hub(token=GOOD_TOKEN)
     assert hub.repository().messages()[-1] == "End of training"
+    files = files_below(tmp_path / "run").keys()
+    assert files >= WRITTEN and any(name.startswith("logs/events.out.tfevents") for name in files)
+    assert any("tfevents" in name for name in hub.repository().files())
     out, err = capfd.readouterr()
+    assert "POST" in caplog.text and "someone/run" in caplog.text
     assert_token_is_nowhere(hub, tmp_path, caplog.text + out + err)
 
 

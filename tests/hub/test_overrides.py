@@ -6,6 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import ModelCard
+
 from littrainer import Trainer
 from tests.hub.runs import pushing_trainer
 from tests.hub.server import GOOD_TOKEN, Hub
@@ -57,7 +59,7 @@ def test_an_own_push_may_keep_its_futures_in_an_object_like_that_of_transformers
         class PushesItself(Trainer):
             def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
                 job: Future[int] = pool.submit(lambda: len(checkpoint_folder))
-                self.push_in_progress = PushInProgress([job])
+                self.push_in_progress = PushInProgress([job])  # type: ignore[arg-type]
 
         trainer = pushing_trainer(tmp_path, kind=PushesItself)
         trainer.train()
@@ -80,3 +82,38 @@ def test_an_argument_that_is_set_after_the_trainer_was_made_makes_the_repository
     trainer.args.push_to_hub, trainer.args.hub_token = True, GOOD_TOKEN
     trainer.train()
     assert hub.repository().messages() == SAVES
+
+
+def test_keywords_of_example_scripts_reach_the_card_and_the_commit(hub: Hub, tmp_path: Path) -> None:
+    kwargs: dict[str, Any] = {"finetuned_from": "org/base", "tasks": "text-classification"}
+    kwargs.update(language="en", dataset_tags="glue", dataset_args="mrpc", dataset="GLUE MRPC")
+    trainer = pushing_trainer(tmp_path, hub_strategy="end")
+    trainer.create_model_card(**kwargs)
+    by_itself = ModelCard.load(tmp_path / "run" / "README.md")
+    trainer.push_to_hub(**kwargs)
+    pushed = ModelCard(hub.repository().files()["README.md"].decode())
+    assert pushed.data.to_dict() == by_itself.data.to_dict()
+    assert pushed.data.to_dict()["base_model"] == "org/base" and pushed.data.to_dict()["language"] == ["en"]
+
+
+def test_a_library_may_write_a_card_of_its_own_at_each_save_which_is_pushed_with_it(hub: Hub, tmp_path: Path) -> None:
+    class WithOwnCard(Trainer):
+        """As TRL's trainers do it."""
+
+        def _save_checkpoint(self, model: Any, trial: Any) -> None:
+            self.create_model_card(model_name=f"step {self.state.global_step}")
+            super()._save_checkpoint(model, trial)
+
+        def create_model_card(  # type: ignore[override]
+            self, model_name: str | None = None, dataset_name: str | None = None, tags: Any = None
+        ) -> None:
+            if self.is_world_process_zero():
+                content = f"---\nlibrary_name: own\n---\n# {model_name} with {tags}\n"
+                Path(self.args.output_dir, "README.md").write_text(content)
+
+    trainer: Any = pushing_trainer(tmp_path, kind=WithOwnCard, save_steps=6)
+    trainer.train()
+    assert hub.repository().files()["README.md"].endswith(b"# step 6 with None\n")
+    trainer.model.model_tags = ["sft"]
+    trainer.push_to_hub(dataset_name="data")
+    assert hub.repository().files()["README.md"].endswith(b"# run with ['sft']\n")

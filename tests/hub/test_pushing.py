@@ -10,9 +10,14 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback
+from littrainer.checkpoint.whole_storage import WholeStorage
+from littrainer.hub.progress import PushInProgress
 from littrainer.hub.snapshot import SNAPSHOT_DIR
-from tests.hub.runs import AtEnd, files_below, pushing_trainer
+from tests.hub.runs import PUSHING, AtEnd, files_below, pushing_trainer
 from tests.hub.server import MAIN, Fault, Hub
+from tests.scenarios.data import Rows, tag_rows, vector_rows
+from tests.scenarios.models import VectorClassifier, tiny_lora_tagger
+from tests.scenarios.trainers import quiet_arguments
 
 SAVES = [f"Training in progress, step {step}" for step in (2, 4, 6)]
 WITH_CHECKPOINTS = [message for save in SAVES for message in (save, f"{save}, checkpoint")]
@@ -78,12 +83,8 @@ def test_all_checkpoints_are_there_in_the_end_each_as_it_was_written_though_olde
 def test_training_does_not_wait_for_a_push_and_skips_saves_while_one_is_on_its_way(hub: Hub, tmp_path: Path) -> None:
     answer = threading.Event()
     hub.faults.append(Fault("POST .*/preupload/", until=answer))
-    seen: list[bool] = []
-    trainer = pushing_trainer(
-        tmp_path, hub_always_push=False, given={"callbacks": [AtEnd(lambda: (seen.append(True), answer.set()))]}
-    )
+    trainer = pushing_trainer(tmp_path, hub_always_push=False, given={"callbacks": [AtEnd(answer.set)]})
     trainer.train()
-    assert seen == [True]
     assert hub.repository().messages() == SAVES[:1]
 
 
@@ -165,6 +166,97 @@ def test_pushing_by_hand_gives_the_commit_or_a_future_of_it(hub: Hub, tmp_path: 
     assert repository.messages() == ["by hand", "later"]
     assert repository.files()["model.safetensors"] == (tmp_path / "run" / "model.safetensors").read_bytes()
     assert repository.files()["README.md"] == (tmp_path / "run" / "README.md").read_bytes()
+
+
+def test_a_push_by_hand_in_the_background_sends_what_lay_there_though_all_of_it_changes_meanwhile(
+    hub: Hub, tmp_path: Path
+) -> None:
+    run, answer = tmp_path / "run", threading.Event()
+    trainer = pushing_trainer(tmp_path, hub_strategy="end", save_strategy="no")
+    run.mkdir(exist_ok=True)
+    (run / "notes.txt").write_text("before")
+    hub.faults.append(Fault("POST .*/preupload/", until=answer))
+    future = trainer.push_to_hub(blocking=False)
+    before = files_below(run)
+    with torch.no_grad():
+        next(trainer.model.parameters()).add_(1)
+    trainer._save(str(run))
+    (run / "notes.txt").write_text("after")
+    (run / "more.txt").write_text("after")
+    assert files_below(run)["model.safetensors"] != before["model.safetensors"]
+    answer.set()
+    future.result(60)
+    pushed = {name: content for name, content in hub.repository().files().items() if name != ".gitattributes"}
+    assert pushed == {name: content for name, content in before.items() if not name.startswith(SNAPSHOT_DIR)}
+    assert not (run / SNAPSHOT_DIR).exists()
+
+
+def test_a_push_by_hand_that_is_cancelled_leaves_nothing_on_the_disk(hub: Hub, tmp_path: Path) -> None:
+    answer = threading.Event()
+    trainer = pushing_trainer(tmp_path, hub_strategy="end", save_strategy="no")
+    hub.faults.append(Fault("POST .*/preupload/", until=answer))
+    trainer.push_in_progress = PushInProgress()
+    trainer.push_in_progress.run(lambda: answer.wait(60))
+    wait_or_warn, trainer._finish_current_push = trainer._finish_current_push, lambda: None  # type: ignore[method-assign]
+    future = trainer.push_to_hub(blocking=False)
+    assert (tmp_path / "run" / SNAPSHOT_DIR).exists()
+    trainer.push_in_progress.cancel()
+    answer.set()
+    wait_or_warn()
+    assert future.cancelled() and not (tmp_path / "run" / SNAPSHOT_DIR).exists()
+
+
+def test_of_an_adapter_each_save_has_the_adapter_alone(hub: Hub, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    rows = Rows(tag_rows(1) * 10)
+    pushing_trainer(
+        tmp_path, model=tiny_lora_tagger(), given={"train_dataset": rows}, hub_strategy="checkpoint"
+    ).train()
+    assert hub.repository().messages() == WITH_CHECKPOINTS
+    written, files = files_below(tmp_path / "run" / "checkpoint-6"), hub.repository().files()
+    loads = {"adapter_config.json", "adapter_model.safetensors", "training_args.bin"}
+    assert {name for name in files if "/" not in name} == loads | {".gitattributes"}
+    assert {name: files[name] for name in loads} == {name: written[name] for name in loads}
+    assert below("last-checkpoint/", files) == written
+
+
+def test_a_push_by_hand_writes_the_model_whole_also_where_checkpoints_have_it_in_parts(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_nothing(self: Any, trainer: Any, output_dir: str) -> None:
+        """As for the checkpoints of FSDP in parts, whose weights follow with the optimizer's state."""
+        Path(output_dir).mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(WholeStorage, "save_model_of_checkpoint", write_nothing)
+    trainer = pushing_trainer(tmp_path, max_steps=2)
+    trainer.train()
+    assert "model.safetensors" not in hub.repository().files()
+    trainer.push_to_hub()
+    assert hub.repository().files()["model.safetensors"] == (tmp_path / "run" / "model.safetensors").read_bytes()
+
+
+def test_trials_of_a_search_push_as_trainings_do(hub: Hub, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    changes: dict[str, Any] = {"hub_strategy": "all_checkpoints", "max_steps": 2, "eval_strategy": "epoch"}
+    trainer = Trainer(
+        args=quiet_arguments(tmp_path / "run", **{**PUSHING, **changes}),
+        model_init=lambda: VectorClassifier(),
+        train_dataset=Rows(vector_rows(8)),
+        eval_dataset=Rows(vector_rows(4)),
+    )
+
+    def space(trial: Any) -> dict[str, Any]:
+        # Two trials that draw the same would leave nothing to commit.
+        return {"learning_rate": 0.01 * (1 + trial.number), "seed": trial.suggest_int("seed", 1, 9)}
+
+    trainer.hyperparameter_search(space, n_trials=2, backend="optuna")
+    # Their checkpoints have the same names, so that those of the last trial stay.
+    assert hub.repository().messages() == WITH_CHECKPOINTS[:2] * 2
+    files = hub.repository().files()
+    assert below("checkpoint-2/", files) == files_below(tmp_path / "run" / "run-1" / "checkpoint-2")
+    assert {name.partition("/")[0] for name in files if "/" in name} == {"checkpoint-2"}
+    trainer.push_to_hub()
+    assert not [name for name in hub.repository().files() if name.startswith("run-")]
 
 
 def test_large_files_are_sent_by_lfs_where_the_hub_refuses_xet(

@@ -5,36 +5,37 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from littrainer.processes import agreement
-from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
+from tests.fidelity.conftest import ROOT, environment_of_runs
+from tests.scenarios.once_per_session import carried_out_once
 
 LONGEST_RUN_SECONDS = 200
 SIZE = 3
 
 
+def run_together(folder: Path) -> None:
+    command = [sys.executable, "-m", "tests.processes.agreeing_process"]
+    processes = [
+        subprocess.Popen([*command, str(rank), str(SIZE), str(folder)], cwd=ROOT, env=environment_of_runs())
+        for rank in range(SIZE)
+    ]
+    try:
+        for process in processes:
+            process.wait(LONGEST_RUN_SECONDS)
+    finally:
+        for process in processes:
+            process.kill()
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of three processes found; they are started once for all tests."""
-    folder = folder_shared_by_workers(tmp_path_factory) / "agreeing"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            folder.mkdir()
-            command = [sys.executable, "-m", "tests.processes.agreeing_process"]
-            processes = [
-                subprocess.Popen([*command, str(rank), str(SIZE), str(folder)], cwd=ROOT, env=environment_of_runs())
-                for rank in range(SIZE)
-            ]
-            try:
-                for process in processes:
-                    process.wait(LONGEST_RUN_SECONDS)
-            finally:
-                for process in processes:
-                    process.kill()
+    folder = carried_out_once(tmp_path_factory, "agreeing", run_together)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(SIZE)]
 
 

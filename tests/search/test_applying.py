@@ -13,8 +13,6 @@ from littrainer.search.failures import SearchMistake
 from tests.scenarios.models import VectorClassifier
 from tests.search.trainers import rate_space, searched_trainer
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
 
 def quiet_search(trainer: Any, space: Any, n_trials: int = 3, **keywords: Any) -> Any:
     """A search whose trials are the same each time."""

@@ -16,8 +16,6 @@ from littrainer.search.searching import searching
 from littrainer.search.trial import run_trial
 from tests.search.trainers import rate_space, searched_trainer
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
 EVALUATED = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss"}
 
 

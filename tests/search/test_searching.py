@@ -15,8 +15,6 @@ from tests.compat.processes import facts_of
 from tests.scenarios.trainers import quiet_trainer
 from tests.search.trainers import rate_space, searched_trainer
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
 
 def search(trainer: Any, **keywords: Any) -> Any:
     return trainer.hyperparameter_search(**{"hp_space": rate_space, "n_trials": 1, "backend": "optuna", **keywords})

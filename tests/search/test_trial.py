@@ -24,8 +24,6 @@ from littrainer.search.trial import run_trial
 from tests.scenarios.models import CountingClassifier, VectorClassifier
 from tests.search.trainers import new_model, rate_space, searched_trainer
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
 
 def in_search(trainer: Any, *, direction: Any = "minimize", space: Any = rate_space) -> Any:
     """A search by Optuna's rules, whose trials the test makes itself."""

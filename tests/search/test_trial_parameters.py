@@ -22,8 +22,6 @@ from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments
 from tests.search.trainers import searched_trainer
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
 
 @dataclass
 class OwnArguments(TrainingArguments):

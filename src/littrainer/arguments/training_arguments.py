@@ -47,6 +47,10 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         "deepspeed",
     ]
 
+    # Whether they decide where a training runs, and when it evaluates and saves; else something beside them does, and
+    # what they say about it is neither carried out nor held against the hardware.
+    decides_the_run: ClassVar[bool] = True
+
     # What `optim` is where nobody chooses.
     default_optim: ClassVar[str] = "adamw_torch_fused"
 
@@ -60,8 +64,9 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         validate(self)
         # What contradicts itself is refused before a script loads its model.
         requested_sizes(self)
-        # Scripts call torch.distributed as soon as they have arguments.
-        self._join_other_processes()
+        if self.decides_the_run:
+            # Scripts call torch.distributed as soon as they have arguments.
+            self._join_other_processes()
         self.mixed_precision: str = self._chosen_precision()
         # What subclasses and libraries on top read to learn which engine plugin is in use: none.
         self.fsdp_plugin_args: dict[str, Any] | None = None
@@ -69,7 +74,8 @@ class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
         self.deepspeed_plugin: Any | None = None
         self.hf_deepspeed_config: Any | None = None
         refuse_unsupported(self)
-        apply_hardware_choices(self)
+        if self.decides_the_run:
+            apply_hardware_choices(self)
         set_up_deepspeed(self)
         # Loggers and collectives of accelerate, which libraries on top use, refuse to work without it.
         partial_state(self)

@@ -43,7 +43,9 @@ def validate(args: ArgumentFields) -> None:
     """
     _check_string_choices(args)
     _check_step_intervals(args)
-    _check_best_model(args)
+    if getattr(args, "decides_the_run", True):
+        _check_best_model(args)
+        _check_evaluations_for_schedule(args)
     _check_precision(args)
     _check_schedule(args)
     _check_memory(args)
@@ -106,6 +108,9 @@ def _check_precision(args: ArgumentFields) -> None:
 def _check_schedule(args: ArgumentFields) -> None:
     if args.warmup_steps < 0:
         raise ValueError(f"warmup_steps={args.warmup_steps} is negative; give a number of steps or a share below 1.")
+
+
+def _check_evaluations_for_schedule(args: ArgumentFields) -> None:
     needs_a_metric = args.lr_scheduler_type in (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
     if needs_a_metric and args.eval_strategy == IntervalStrategy.NO:
         raise ValueError(

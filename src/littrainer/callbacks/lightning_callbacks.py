@@ -37,6 +37,14 @@ def backbone_of(model: Any) -> Any:
     return next((found for found in candidates if hasattr(found, "parameters") and found is not model), None)
 
 
+def _accumulates_by_argument(trainer: Trainer) -> bool:
+    return trainer.args.gradient_accumulation_steps != 1
+
+
+def _is_stepped_by_deepspeed(trainer: Trainer) -> bool:
+    return bool(trainer.is_deepspeed_enabled)
+
+
 def _has_no_backbone(trainer: Trainer) -> bool:
     return backbone_of(trainer.model) is None
 
@@ -115,7 +123,7 @@ SUPPORT: dict[str, Support] = {
     "BasePredictionWriter": Support("gets the predictions of each batch of `predict()`, and the places of its samples"),
     "BatchSizeFinder": Support(
         "it trains on trial batches of a loader of its own, while the Trainer builds and counts its batches itself",
-        instead="set auto_find_batch_size=True",
+        instead="call trainer.scale_batch_size() before training, or set auto_find_batch_size=True",
     ),
     "Callback": Support("subclasses of your own: all hooks but those of `test` and of the sanity check"),
     "Checkpoint": Support("the base of callbacks that save; called after all others"),
@@ -126,13 +134,25 @@ SUPPORT: dict[str, Support] = {
     ),
     "EarlyStopping": Support("monitors what the Trainer logs: `eval_loss`, `eval_accuracy`, `loss`"),
     "GradientAccumulationScheduler": Support(
-        "the micro-batches of an optimizer step are drawn and their label tokens counted before its first forward pass",
-        instead="set gradient_accumulation_steps",
+        "the optimizer steps of the training are counted by it; of a class that derives from it "
+        "`get_accumulate_grad_batches` is called, and no hook",
+        unless=(
+            Unless(
+                _accumulates_by_argument,
+                "gradient_accumulation_steps asks for another number",
+                "leave that argument at 1",
+            ),
+            Unless(
+                _is_stepped_by_deepspeed,
+                "DeepSpeed counts micro-batches by a number of its own",
+                "train without DeepSpeed",
+            ),
+        ),
     ),
     "LambdaCallback": Support("functions for single hooks"),
     "LearningRateFinder": Support(
         "it runs trial steps on a loader of its own before training, with a schedule of its own",
-        instead="run short trainings, each with max_steps and another learning_rate",
+        instead="call trainer.lr_find() before training, and set learning_rate to the suggestion()",
     ),
     "LearningRateMonitor": Support("logs the learning rate with which the next optimizer step is taken"),
     "ModelCheckpoint": Support(
@@ -176,6 +196,8 @@ SUPPORT: dict[str, Support] = {
 }
 # Lightning calls these after all others where metrics are new, since they read what others have logged.
 MONITORING = ("EarlyStopping", "Checkpoint")
+# What they ask for the training does by itself, and Lightning does not call them.
+CARRIED_OUT_BY_TRAINING = ("GradientAccumulationScheduler",)
 # These change the model, and only a training is theirs: not the model that a later evaluation is asked about.
 ONLY_IN_TRAINING = ("BaseFinetuning", "ModelPruning", "StochasticWeightAveraging", "WeightAveraging")
 # One that has been through a training would take its weights into the next one.

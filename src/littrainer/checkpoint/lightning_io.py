@@ -9,7 +9,7 @@ import argparse
 import enum
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,8 @@ from lightning.pytorch import __version__ as lightning_version
 from lightning.pytorch.plugins.io import CheckpointIO
 from torch import nn
 
-from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.layout import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from littrainer.checkpoint.layout import TRAINER_STATE_NAME
+from littrainer.checkpoint.lightning_format import lightning_checkpoint, states_in
 from littrainer.checkpoint.manifest import MANIFEST_NAME
 from littrainer.checkpoint.names import LIGHTNING_STATE_NAME
 from littrainer.checkpoint.resealing import advice_after_editing
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
 # In that file: weights of the LightningModule beside the model's.
 FURTHER_WEIGHTS = "further_weights"
-# What Lightning asks for where a checkpoint is validated, tested or predicted with.
-LOOPS_AT_THEIR_START: dict[str, Any] = {"validate_loop": {}, "test_loop": {}, "predict_loop": {}}
-# Where Lightning looks for the loss scaling of fp16 in a checkpoint.
-LOSS_SCALING = "MixedPrecision"
 # Parts of Lightning's checkpoint that a Trainer's has in files of its own.
 IN_FILES_OF_A_TRAINER = ("optimizer_states", "lr_schedulers")
 
@@ -182,15 +178,10 @@ class TransformersCheckpointIO(CheckpointIO):
 
     def _translated(self, folder: Path) -> dict[str, Any]:
         """What a Trainer wrote, as Lightning's checkpoint; of a folder with a model alone nothing but that."""
-        checkpoint: dict[str, Any] = {"pytorch-lightning_version": lightning_version}
-        if not (folder / TRAINER_STATE_NAME).is_file():
-            return checkpoint
-        state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
-        epochs = int(state.epoch)
-        checkpoint.update(epoch=epochs, global_step=state.global_step)
-        checkpoint["loops"] = {"fit_loop": _fit_loop_state(state, self.accumulate_grad_batches), **LOOPS_AT_THEIR_START}
-        checkpoint.update(_states_of_a_trainer(folder))
-        return checkpoint
+        states = states_in(folder)
+        if states is None:
+            return {"pytorch-lightning_version": lightning_version}
+        return lightning_checkpoint(states, self.accumulate_grad_batches)
 
 
 class TrainerCheckpointIO(TransformersCheckpointIO):
@@ -275,64 +266,9 @@ def _own_state(folder: Path) -> dict[str, Any]:
         raise ValueError(
             f"{folder / LIGHTNING_STATE_NAME} holds no state of Lightning. Resume from another checkpoint."
         )
-    return {**_states_of_a_trainer(folder), **state}
-
-
-def _states_of_a_trainer(folder: Path) -> dict[str, Any]:
-    states: dict[str, Any] = {}
-    if (folder / OPTIMIZER_NAME).is_file():
-        states["optimizer_states"] = _StatesOfOneOptimizer([load_tensors(folder / OPTIMIZER_NAME)])
-    if (folder / SCHEDULER_NAME).is_file():
-        states["lr_schedulers"] = [load_tensors(folder / SCHEDULER_NAME)]
-    if (folder / SCALER_NAME).is_file():
-        states[LOSS_SCALING] = load_tensors(folder / SCALER_NAME)
-    return states
-
-
-class _StatesOfOneOptimizer(list[Any]):
-    # Lightning pairs optimizers with states and would leave a second optimizer as it was made, without a word.
-    def __iter__(self) -> Iterator[Any]:
-        yield from super().__iter__()
-        raise ValueError(
-            f"The checkpoint has the state of one optimizer ({OPTIMIZER_NAME}), and the LightningModule has several. "
-            "Load its model with from_pretrained and start a new training."
-        )
-
-
-def _fit_loop_state(state: TrainerState, accumulate_grad_batches: int) -> dict[str, Any]:
-    """Where Lightning's fit loop stands at a Trainer's state."""
-    steps, epochs = state.global_step, int(state.epoch)
-    in_epoch = state.epoch > epochs
-    # An epoch has the same number of steps throughout, so the fraction tells how many of them this one has had.
-    steps_in_epoch = round(steps * (state.epoch - epochs) / state.epoch) if in_epoch else 0
-    batches, batches_in_epoch = steps * accumulate_grad_batches, steps_in_epoch * accumulate_grad_batches
-    begun = epochs + in_epoch
-    total, current = _stages(batches), _stages(batches_in_epoch)
-    # Only the stages that Lightning counts for it stand in a progress.
-    step = {"total": _counts(steps), "current": _counts(steps_in_epoch)}
-    zero = {name: {**counts, "started": counts["ready"]} for name, counts in step.items()}
-    epoch = {"ready": begun, "started": begun, "processed": epochs, "completed": epochs}
-    return {
-        "state_dict": {},
-        "epoch_loop.state_dict": {"_batches_that_stepped": steps},
-        "epoch_loop.batch_progress": {"total": total, "current": current, "is_last_batch": not in_epoch},
-        "epoch_loop.scheduler_progress": step,
-        "epoch_loop.automatic_optimization.state_dict": {},
-        "epoch_loop.automatic_optimization.optim_progress": {"optimizer": {"step": step, "zero_grad": zero}},
-        "epoch_loop.manual_optimization.state_dict": {},
-        "epoch_loop.manual_optimization.optim_step_progress": step,
-        "epoch_loop.val_loop.state_dict": {},
-        "epoch_loop.val_loop.batch_progress": {"total": _stages(0), "current": _stages(0), "is_last_batch": False},
-        "epoch_progress": {"total": epoch, "current": epoch},
-    }
-
-
-def _counts(number: int) -> dict[str, int]:
-    return {"ready": number, "completed": number}
-
-
-def _stages(number: int) -> dict[str, int]:
-    return {**_counts(number), "started": number, "processed": number}
+    # A Lightning callback of a Trainer leaves optimizer and schedule to the Trainer, which has files for them.
+    states = states_in(folder)
+    return {**({} if states is None else lightning_checkpoint(states)), **state}
 
 
 def _plain(value: Any) -> Any:

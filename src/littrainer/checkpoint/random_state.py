@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from littrainer.checkpoint.layout import RANDOM_STATE_NAME
 from littrainer.checkpoint.safe_loading import OTHER_CHECKPOINT, load_tensors
+from littrainer.data.generators import numpy_state, plain_numpy_state
 
 
 def capture_random_states(gpu: bool = True) -> dict[str, Any]:
@@ -31,7 +33,55 @@ def capture_random_states(gpu: bool = True) -> dict[str, Any]:
 
 def random_state_name(args: Any) -> str:
     """The file with this process's states: each of several processes has its own."""
-    return RANDOM_STATE_NAME if args.world_size <= 1 else f"rng_state_{args.process_index}.pth"
+    return RANDOM_STATE_NAME if args.world_size <= 1 else rank_file(args.process_index)
+
+
+def read_random_states(path: Path) -> Any:
+    """What a file of random states holds.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the file is damaged, or holds something that could run code.
+    """
+    # The file holds NumPy's state tuple, which the weights-only loader accepts only with these names allowed.
+    numpy: Any = np
+    allowed = [np.ndarray, np.dtype, numpy._core.multiarray._reconstruct, type(np.dtype(np.uint32))]
+    return load_tensors(path, allowed)
+
+
+def find_random_states(folder: Path) -> dict[int, dict[str, Any]]:
+    """The states that a checkpoint has of each process, by rank.
+
+    Raises:
+        ValueError: a file is damaged, or holds something that could run code.
+    """
+    if (folder / RANDOM_STATE_NAME).is_file():
+        return {0: read_random_states(folder / RANDOM_STATE_NAME)}
+    ranks = [path.stem.rpartition("_")[2] for path in folder.glob(rank_file("*"))]
+    return {int(rank): read_random_states(folder / rank_file(rank)) for rank in sorted(ranks) if rank.isdecimal()}
+
+
+def rank_file(rank: int | str) -> str:
+    """The file with the states of one of several processes."""
+    return f"rng_state_{rank}.pth"
+
+
+def portable_states(states: Mapping[str, Any]) -> dict[str, Any]:
+    """States as a checkpoint of Lightning can keep them: tensors, numbers, texts and tuples of them.
+
+    Parameters:
+        states: what `capture_random_states` returned.
+    """
+    others = {name: value for name, value in states.items() if name not in ("cpu", "numpy")}
+    return {"torch": states["cpu"], "numpy": plain_numpy_state(states["numpy"]), **others}
+
+
+def states_of_portable(portable: Mapping[str, Any]) -> dict[str, Any]:
+    """What `portable_states` was made of."""
+    others = {name: value for name, value in portable.items() if name not in ("torch", "numpy")}
+    states = {"cpu": portable["torch"], "numpy": numpy_state(portable["numpy"]), **others}
+    # Who loads a checkpoint to a GPU has the tensors there, and generators take their states from the host.
+    return {name: state.cpu() if isinstance(state, torch.Tensor) else state for name, state in states.items()}
 
 
 def restore_random_states(path: Path) -> None:
@@ -41,10 +91,7 @@ def restore_random_states(path: Path) -> None:
         FileNotFoundError: no such file.
         ValueError: the file is damaged, holds no states of random generators, or holds something that could run code.
     """
-    # The file holds NumPy's state tuple, which the weights-only loader accepts only with these names allowed.
-    numpy: Any = np
-    allowed = [np.ndarray, np.dtype, numpy._core.multiarray._reconstruct, type(np.dtype(np.uint32))]
-    states = load_tensors(path, allowed)
+    states = read_random_states(path)
     before = capture_random_states()
     try:
         set_random_states(states)

@@ -28,6 +28,11 @@ def own_methods(trainer: Trainer, names: tuple[str, ...]) -> list[str]:
     return [name for name in names if name in vars(trainer) or not _is_of_the_package(type(trainer), name)]
 
 
+def overrides(cls: type, name: str) -> bool:
+    """Whether a class, or one between it and ours, has a version of a method."""
+    return not _is_of_the_package(cls, name)
+
+
 def _is_of_the_package(cls: type, name: str) -> bool:
     member = inspect.getattr_static(cls, name, None)
     return member is None or any(member is ours for ours in _OF_THE_PACKAGE.get(name, ()))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message
 from littrainer.error_notes import add_note
+from littrainer.model_facts import base_model
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -38,6 +40,17 @@ class DroppedColumns(NamedTuple):
     model_name: str
     accepted: Sequence[str]
     catch_all: str | None = None
+
+
+def accepted_columns(model: Any, label_names: Sequence[str]) -> list[str]:
+    """Names of columns that are kept: the arguments of the model's forward and those of labels.
+
+    Parameters:
+        model: one around which an adapter or a compiled module lies is looked through.
+        label_names: labels beside those that go by a usual name.
+    """
+    arguments = inspect.signature(base_model(model).forward).parameters
+    return list(dict.fromkeys([*arguments, *label_names, "label", "label_ids"]))
 
 
 def without_extra_columns(dataset: Any, accepted: list[str], model_name: str, description: str | None) -> Any:
@@ -70,14 +83,28 @@ def naming_dropped_columns(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        missing = _missing_names(error)
-        if missing:
-            for loader in (trainer.callback_handler.train_dataloader, trainer.callback_handler.eval_dataloader):
-                _look_for_columns(loader)
-            for dropped in trainer._dropped_columns.values():
-                if missing.intersection(dropped.names):
-                    add_note(error, _explanation(sorted(missing.intersection(dropped.names)), dropped))
+        handler = trainer.callback_handler
+        explain_missing_columns(
+            error, trainer._dropped_columns.values(), (handler.train_dataloader, handler.eval_dataloader)
+        )
         raise
+
+
+def explain_missing_columns(error: BaseException, left_out: Iterable[DroppedColumns], loaders: Iterable[Any]) -> None:
+    """Add a note to an error that misses a dropped column.
+
+    Parameters:
+        left_out: what was left out of each dataset.
+        loaders: asked for the columns that their collators have left out.
+    """
+    missing = _missing_names(error)
+    if not missing:
+        return
+    for loader in loaders:
+        _look_for_columns(loader)
+    for dropped in left_out:
+        if missing.intersection(dropped.names):
+            add_note(error, _explanation(sorted(missing.intersection(dropped.names)), dropped))
 
 
 def _explanation(missing: list[str], dropped: DroppedColumns) -> str:

@@ -22,10 +22,20 @@ def host_states(python: bool = True, numpy: bool = True) -> HostStates:
     if python:
         states["python"] = random.getstate()
     if numpy:
-        state: Any = np.random.get_state(legacy=True)
-        kind, keys, position, has_gauss, gauss = state
-        states["numpy"] = (str(kind), torch.tensor(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss))
+        states["numpy"] = plain_numpy_state(np.random.get_state(legacy=True))
     return states
+
+
+def plain_numpy_state(state: Any) -> tuple[Any, ...]:
+    """What NumPy's `get_state` returns, with a tensor in the place of its array."""
+    kind, keys, position, has_gauss, gauss = state
+    return str(kind), torch.tensor(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)
+
+
+def numpy_state(plain: Any) -> tuple[Any, ...]:
+    """What NumPy's `set_state` takes, from what `plain_numpy_state` returned."""
+    kind, keys, *rest = plain
+    return (kind, keys.numpy().astype(np.uint32), *rest)
 
 
 def set_host_states(states: HostStates) -> None:
@@ -34,8 +44,7 @@ def set_host_states(states: HostStates) -> None:
     if "python" in states:
         random.setstate(states["python"])
     if "numpy" in states:
-        kind, keys, *rest = states["numpy"]
-        np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+        np.random.set_state(numpy_state(states["numpy"]))
 
 
 def drawn_from(before: HostStates, after: HostStates) -> set[str]:

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from littrainer.data.ends import CommonEnd
 from littrainer.data.generators import HostStates, drawn_from, host_states, set_host_states
 from littrainer.data.loaders import LookaheadLoader, has_length
+from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.sharding import SharedBatches
 from littrainer.data.skipping import LaterBatches, copied_loader, skips_by_index, without_first_batches
 from littrainer.data.stream_states import ExactStreamState
@@ -71,6 +72,8 @@ class DataProgress:
         self._batches_in_hand = 0
         self.data_has_ended = False
         self._drawn_from: set[str] = set()
+        # Whether the order goes by the seed of a training that crossed over, and not by this one's.
+        self._order_is_kept = False
 
     # ---- What a checkpoint keeps -------------------------------------------------------------------------------------
 
@@ -82,10 +85,12 @@ class DataProgress:
             epoch_is_over: the next epoch comes next, from its first batch.
         """
         num_workers = getattr(self._loader, "num_workers", 0)
+        order = self._seed_of_order()
         if epoch_is_over:
             lives_on = getattr(self._loader, "persistent_workers", False)
             return {
                 "num_workers": num_workers,
+                **order,
                 "generators": generator_states(self._loader),
                 "workers_at_start": dict(self.workers.latest) if lives_on else {},
             }
@@ -94,6 +99,7 @@ class DataProgress:
         is_at_step_end = batches_done == self._batches_in_hand
         return {
             "num_workers": num_workers,
+            **order,
             "epoch_start": self._epoch_start,
             "generators": self._generators_at_start,
             "workers_at_start": self._workers_at_start,
@@ -103,6 +109,11 @@ class DataProgress:
             "dispatch": None if dispatch is None else dispatch.state(),
             "sharing": getattr(self._loader, "sharing", None),
         }
+
+    def _seed_of_order(self) -> dict[str, Any]:
+        sampler = epoch_seeded_sampler(self._loader)
+        seed = {} if sampler is None else {"order_seed": sampler.initial_seed}
+        return {**seed, "order_is_kept": True} if self._order_is_kept else seed
 
     def _workers_before_ahead(self) -> dict[int, HostStates]:
         if self._latest_before_ahead is not None and not self.data_has_ended:
@@ -158,6 +169,7 @@ class DataProgress:
         kept = self._kept_for(loader)
         started_workers: dict[int, HostStates] = {}
         if kept is not None:
+            self._keep_order(loader, kept)
             set_generator_states(loader, kept.get("generators", {}))
             if kept.get("epoch_start") is not None:
                 set_host_states(kept["epoch_start"])
@@ -189,6 +201,12 @@ class DataProgress:
         if self.point is not None:
             self._skip(loader, batches, self.point, kept or {})
         return batches
+
+    def _keep_order(self, loader: Any, kept: dict[str, Any]) -> None:
+        sampler = epoch_seeded_sampler(loader)
+        self._order_is_kept = sampler is not None and "order_seed" in kept and kept.get("order_is_kept", False)
+        if sampler is not None and self._order_is_kept:
+            sampler.initial_seed = kept["order_seed"]
 
     def _kept_for(self, loader: Any) -> dict[str, Any] | None:
         kept = self.point.kept if self.point is not None else None
@@ -261,6 +279,12 @@ def _owners_of_generators(loader: Any) -> dict[str, Any]:
         batch_sampler = batch_sampler.batch_sampler
     sampler = getattr(batch_sampler, "sampler", None) or getattr(loader, "sampler", None)
     return {"loader": loader, "batch_sampler": batch_sampler, "sampler": sampler}
+
+
+def epoch_seeded_sampler(loader: Any) -> EpochSeededSampler | None:
+    """The sampler of a loader whose order follows from a seed and the epoch; None where it has another one."""
+    sampler = _owners_of_generators(loader)["sampler"]
+    return sampler if isinstance(sampler, EpochSeededSampler) else None
 
 
 def generator_states(loader: Any) -> dict[str, torch.Tensor]:

@@ -7,12 +7,13 @@ window has to be drawn before its first forward pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from littrainer.data.progress import DataProgress, ResumePoint
+from littrainer.nested_values import map_nested
 
 IGNORED_LABEL = -100
 
@@ -39,6 +40,11 @@ class MicroBatch:
     epoch_fraction: float
     position: int = 0
 
+    def to(self, device: torch.device, **keywords: Any) -> MicroBatch:
+        """The same with its inputs on a device, as Lightning asks of a batch."""
+        moved = map_nested(lambda leaf: leaf.to(device, **keywords) if hasattr(leaf, "to") else leaf, self.inputs)
+        return replace(self, inputs=moved)
+
     @property
     def is_last_drawn(self) -> bool:
         """Whether no other one of its window follows; where the data ends within a window, it does not close it."""
@@ -55,6 +61,7 @@ class WindowLoader:
         draw_window: takes an iterator and a number, returns the micro-batches drawn and their label tokens.
         should_stop: asked after each micro-batch; the epoch ends early when it says so.
         expects_checkpoint: whether a checkpoint may be written before the batch that comes next is used.
+        accumulation_of_epoch: micro-batches in a full window of an epoch, where they differ from epoch to epoch.
     """
 
     def __init__(
@@ -66,6 +73,7 @@ class WindowLoader:
         draw_window: Callable[[Iterator[Any], int], tuple[list[Any], Any]],
         should_stop: Callable[[], bool],
         expects_checkpoint: Callable[[], bool] = lambda: False,
+        accumulation_of_epoch: Callable[[int], int] | None = None,
     ):
         self.loader = loader
         # The same one, or in an epoch that is resumed one that begins later.
@@ -74,6 +82,7 @@ class WindowLoader:
         self.micro_batches_per_epoch = micro_batches_per_epoch
         # As many optimizer steps has an epoch, also where a smaller accumulation leaves a part of its data unread.
         self._windows_per_epoch = -(-micro_batches_per_epoch // accumulation)
+        self.accumulation_of_epoch = accumulation_of_epoch
         self.draw_window = draw_window
         self.should_stop = should_stop
         self.progress = DataProgress(expects_checkpoint)
@@ -97,6 +106,9 @@ class WindowLoader:
         self.epoch = epoch
         self.micro_batches_seen = self.micro_batches_done = 0
         self._data_has_ended = self.progress.data_has_ended = False
+        if self.accumulation_of_epoch is not None:
+            self.accumulation = self.accumulation_of_epoch(epoch)
+            self._windows_per_epoch = -(-self.micro_batches_per_epoch // self.accumulation)
 
     def count_optimizer_step(self) -> None:
         """The optimizer has stepped with the micro-batches handed out so far."""
@@ -124,7 +136,8 @@ class WindowLoader:
         batches = progress.batches(loader)
         length = self._micro_batches_of_windows()
         while seen < length:
-            wanted = min(self.accumulation, length - seen)
+            # Windows stand where they would stand from the epoch's beginning on.
+            wanted = min(self.accumulation - seen % self.accumulation, length - seen)
             window, num_items = self.draw_window(batches, wanted)
             progress.finish_resuming()
             self._micro_batches_drawn = seen + len(window)

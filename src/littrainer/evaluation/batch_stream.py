@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from littrainer.data.limits import first_batches
+
 BATCHES_PER_STRETCH = 32
 
 
@@ -42,6 +44,7 @@ class BatchStream:
     Parameters:
         loader: any iterable of batches.
         batches_per_step: above 1, hand them out in stretches of so many.
+        limit: end after so many; None for all.
 
     The length given is one that is never reached: without any, Lightning looks a batch ahead and the order of random
     draws changes; with the loader's own, it stops there even if the loader gives more.
@@ -49,8 +52,9 @@ class BatchStream:
 
     UNREACHABLE_LENGTH = 2**40
 
-    def __init__(self, loader: Any, batches_per_step: int = 1):
+    def __init__(self, loader: Any, batches_per_step: int = 1, limit: int | None = None):
         self.loader = loader
+        self.limit = limit
         self.batches_per_step = batches_per_step
 
     def __len__(self) -> int:
@@ -62,10 +66,10 @@ class BatchStream:
         return self._one_by_one() if self.batches_per_step == 1 else self._stretches()
 
     def _one_by_one(self) -> Iterator[Any]:
-        yield from self.loader
+        yield from self.loader if self.limit is None else first_batches(self.loader, self.limit)
 
     def _stretches(self) -> Iterator[Stretch]:
-        batches = iter(self.loader)
+        batches = iter(self.loader) if self.limit is None else first_batches(self.loader, self.limit)
         for first in batches:
             stretch = Stretch(first, batches, self.batches_per_step)
             yield stretch

@@ -8,10 +8,10 @@ import importlib
 import inspect
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -31,6 +31,13 @@ CONFIG_FILE = "generation_config.json"
 UNSET_BY_NONE = ("max_length", "num_beams")
 # Made from the labels by collators; to generate after them would be to continue the answer.
 MADE_FROM_LABELS = ("decoder_input_ids", "decoder_attention_mask")
+
+
+class HasTokens(Protocol):
+    """What has a model, and a tokenizer or processor beside it; a Trainer is one."""
+
+    model: Any
+    processing_class: Any
 
 
 def is_asked_for(args: Any) -> bool:
@@ -202,11 +209,8 @@ def generate_batch(
     check_that_it_can_generate(trainer.model)
     inputs = trainer._prepare_inputs(inputs)
     labels = inputs.get("labels")
-    keywords = {name: value for name, value in gen_kwargs.items() if value is not None or name not in UNSET_BY_NONE}
-    keywords.setdefault("synced_gpus", generates_in_step(trainer.model, trainer.args.world_size))
-    tokens = _generated(trainer.model, inputs_to_generate_from(inputs), keywords)
-    lengths = _longest(trainer.model.generation_config)
-    tokens = _padded_to_first_longer(trainer, tokens, lengths)
+    tokens = generated_tokens(trainer.model, inputs, gen_kwargs, trainer.args.world_size)
+    tokens, labels = padded_alike(trainer.model, tokens, labels, trainer._pad_tensors_to_max_len)
     if labels is None:
         return None, tokens, None
     with torch.no_grad(), trainer.compute_loss_context_manager():
@@ -215,7 +219,40 @@ def generate_batch(
             loss = trainer.label_smoother(outputs, labels)
         else:
             loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
-    return loss.detach().mean(), tokens, _padded_to_first_longer(trainer, labels, lengths)
+    return loss.detach().mean(), tokens, labels
+
+
+def generated_tokens(
+    model: Any, inputs: Mapping[str, Any], gen_kwargs: Mapping[str, Any], world_size: int
+) -> torch.Tensor:
+    """The token ids that a model generates from a batch.
+
+    Parameters:
+        gen_kwargs: keywords of `generate`.
+        world_size: number of processes.
+
+    Raises:
+        ValueError: `generate` does not take one of the keywords.
+    """
+    keywords = {name: value for name, value in gen_kwargs.items() if value is not None or name not in UNSET_BY_NONE}
+    keywords.setdefault("synced_gpus", generates_in_step(model, world_size))
+    return _generated(model, inputs_to_generate_from(inputs), keywords)
+
+
+def padded_alike(
+    model: Any,
+    tokens: torch.Tensor,
+    labels: torch.Tensor | None,
+    pad: Callable[[torch.Tensor, int], torch.Tensor],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Generated tokens and labels, each padded to the length that the model's generation config allows.
+
+    Parameters:
+        pad: fills rows of token ids up to a length.
+    """
+    lengths = _longest(model.generation_config)
+    padded_tokens = _padded_to_first_longer(pad, tokens, lengths)
+    return padded_tokens, None if labels is None else _padded_to_first_longer(pad, labels, lengths)
 
 
 def inputs_to_generate_from(inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,9 +293,11 @@ def _longest(config: Any) -> tuple[int, ...]:
     )
 
 
-def _padded_to_first_longer(trainer: Seq2SeqTrainer, tokens: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
+def _padded_to_first_longer(
+    pad: Callable[[torch.Tensor, int], torch.Tensor], tokens: torch.Tensor, lengths: tuple[int, ...]
+) -> torch.Tensor:
     longer = next((length for length in lengths if tokens.shape[-1] < length), None)
-    return tokens if longer is None else trainer._pad_tensors_to_max_len(tokens, longer)
+    return tokens if longer is None else pad(tokens, longer)
 
 
 def padded(tokens: torch.Tensor, length: int, padding: int) -> torch.Tensor:
@@ -268,7 +307,7 @@ def padded(tokens: torch.Tensor, length: int, padding: int) -> torch.Tensor:
     return wide
 
 
-def padding_token(trainer: Seq2SeqTrainer) -> int:
+def padding_token(trainer: HasTokens) -> int:
     """The token id that fills up shorter outputs: the tokenizer's, or else the model's.
 
     Raises:

@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.checkpoint.shards import free_gathered
 from littrainer.data.ends import check_equal_lengths
+from littrainer.data.limits import limited_number
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
 from littrainer.evaluation.gathering import BatchCollection
-from littrainer.evaluation.loss_mean import ExactLossMean
+from littrainer.evaluation.loss_mean import ExactLossMean, mean_over_samples
+from littrainer.evaluation.metric_inputs import task_facts
 from littrainer.evaluation.metrics import call_metric_function, checked_metrics, noting_where, warn_without_result
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
 from littrainer.evaluation.side_effects import model_device
@@ -27,7 +28,7 @@ from littrainer.evaluation.streaming import StreamingMetrics, streaming_metrics
 from littrainer.model_wrapping import move_to_device, prepared_model
 from littrainer.nested_values import PADDING, truncated
 from littrainer.processes.agreement import failing_together, from_first
-from littrainer.processes.layout import data_parallel_rank, tensor_parallel_rank
+from littrainer.processes.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -80,11 +81,17 @@ class EvaluationPass:
         self.ignore_keys = ignore_keys
         self.prefix = metric_key_prefix
         join = trainer.args.eval_do_concat_batches
+        self.limit_of_batches = limited_number(
+            trainer, "prediction" if self.is_prediction else "evaluation", dataloader
+        )
         dataset = whole_dataset(dataloader)
-        collection = partial(BatchCollection, join, len(dataset) if has_length(dataset) else None)
+        is_read_to_its_end = has_length(dataset) and self.limit_of_batches is None
+        collection = partial(BatchCollection, join, len(dataset) if is_read_to_its_end else None)
         self.losses, self.predictions, self.labels, self.inputs = (collection() for _ in range(4))
         self.streaming = streaming_metrics(trainer.compute_metrics)
-        self.exact_loss = ExactLossMean(trainer) if trainer.args.eval_loss_weighting != "batches" else None
+        self.exact_loss: ExactLossMean | None = None
+        if trainer.args.eval_loss_weighting != "batches":
+            self.exact_loss = ExactLossMean(trainer.args, trainer._loss_shifts_labels, trainer.accelerator.gather)
         self.metrics: dict[str, Any] | None = None
         # Whether a function of single batches was called, and then whether for a result.
         self.has_called_for: set[bool] = set()
@@ -130,7 +137,7 @@ class EvaluationPass:
         if has_length(self.dataloader):
             logger.info("%s: %d examples.", self.description, trainer.num_examples(self.dataloader))
         if self.streaming is not None:
-            self.streaming.begin(trainer)
+            self.streaming.begin(trainer.args.device, partial(task_facts, trainer))
 
     def step(self, inputs: Any) -> BatchOutputs:
         """Predict one batch and collect what is asked for, from all processes.
@@ -140,9 +147,10 @@ class EvaluationPass:
         """
         trainer, args = self.trainer, self.trainer.args
         self.examples_seen += first_dimension(inputs) or 0
-        is_last = isinstance(self.dataloader, LookaheadLoader) and self.dataloader.end_of_dataloader
+        ends_here = isinstance(self.dataloader, LookaheadLoader) and self.dataloader.end_of_dataloader
         # Further rows that a last batch has only fill it up; `gather_for_metrics` leaves them out.
-        rows = self.dataloader.samples_in_last_batch(inputs) if is_last else None
+        rows = self.dataloader.samples_in_last_batch(inputs) if ends_here else None
+        is_last = ends_here or self.batches_done + 1 == self.limit_of_batches
         trainer.accelerator.samples_in_last_batch = rows
         own = self._predicted(inputs)
         everywhere = self._gathered(own)
@@ -159,6 +167,13 @@ class EvaluationPass:
             for collection in (self.losses, self.predictions, self.labels, self.inputs):
                 collection.move_to_host()
         return own
+
+    @property
+    def number_of_batches(self) -> float:
+        """Batches that the pass reads; infinity where that is not known."""
+        if self.limit_of_batches is not None:
+            return self.limit_of_batches
+        return len(self.dataloader) if has_length(self.dataloader) else float("inf")
 
     def places_of(self, batch: Any) -> list[int] | None:
         """Places in the dataset of the samples in the batch that was predicted last.
@@ -312,17 +327,14 @@ class EvaluationPass:
     def _mean_loss(self, losses: Any) -> float | None:
         if self.exact_loss is not None:
             return self.exact_loss.value()
-        if losses is None:
-            return None
-        per_sample = np.concatenate(losses) if isinstance(losses, list) else losses
-        finite = np.isfinite(per_sample)
-        if self.trainer.args.logging_nan_inf_filter and finite.any():
-            per_sample = per_sample[finite]
-        return per_sample.mean().item()
+        return mean_over_samples(losses, self.trainer.args.logging_nan_inf_filter)
 
     def _num_samples(self) -> int:
         dataset = whole_dataset(self.dataloader)
-        if has_length(dataset):
+        if self.limit_of_batches is not None:
+            number = self.examples_seen * data_parallel_size(self.trainer.args)
+            number = min(number, len(dataset)) if has_length(dataset) else number
+        elif has_length(dataset):
             number = len(dataset)
         elif has_length(self.dataloader):
             number = self.trainer.num_examples(self.dataloader)

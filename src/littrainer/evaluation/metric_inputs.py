@@ -12,7 +12,7 @@ import torch
 
 from littrainer.ecosystem import is_a
 from littrainer.evaluation.results import EvalPrediction
-from littrainer.model_facts import base_model, predicts_next_token
+from littrainer.model_facts import base_model, predicts_next_token, users_model
 from littrainer.nested_values import PADDING
 
 if TYPE_CHECKING:
@@ -134,17 +134,31 @@ class TaskFacts:
 
 def task_facts(trainer: Trainer) -> TaskFacts:
     """What is known of the task of a Trainer's model."""
-    model = base_model(trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False))
-    next_token: bool | None = trainer._loss_shifts_labels or None
+    return facts_of_task(
+        trainer.model,
+        trainer._loss_shifts_labels,
+        # A script's own step may return probabilities, and their sigmoid would be above one half throughout.
+        keeps_scores=trainer.preprocess_logits_for_metrics is None and not trainer._own_methods("prediction_step"),
+        generates=bool(getattr(trainer.args, "predict_with_generate", False)),
+    )
+
+
+def facts_of_task(model: Any, shifts_labels: bool, keeps_scores: bool, generates: bool) -> TaskFacts:
+    """What is known of the task of a model.
+
+    Parameters:
+        shifts_labels: its loss compares each label with the prediction one position before.
+        keeps_scores, generates: as in `TaskFacts`.
+    """
+    model = base_model(users_model(model))
+    next_token: bool | None = shifts_labels or None
     if next_token is None and is_a(model, "pretrained model"):
         next_token = predicts_next_token(model)
-    # A script's own step may return probabilities, and their sigmoid would be above one half throughout.
-    is_our_step = not trainer._own_methods("prediction_step")
     return TaskFacts(
         predicts_next_token=next_token,
         problem_type=getattr(getattr(model, "config", None), "problem_type", None),
-        keeps_scores=trainer.preprocess_logits_for_metrics is None and is_our_step,
-        generates=bool(getattr(trainer.args, "predict_with_generate", False)),
+        keeps_scores=keeps_scores,
+        generates=generates,
     )
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Number
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,13 +16,21 @@ from littrainer.error_notes import add_note, kind_of
 from littrainer.evaluation.metric_inputs import described
 from littrainer.evaluation.results import EvalPrediction, denumpify_detensorize
 
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
-
 logger = logging.getLogger(__name__)
 
 
-def call_metric_function(trainer: Trainer, prediction: EvalPrediction, **keywords: Any) -> Any:
+class MetricPlace(Protocol):
+    """Where metrics are computed, and by what; a Trainer is one."""
+
+    compute_metrics: Any
+    is_in_train: bool
+    # `save_strategy` of it says whether checkpoints hold the metrics.
+    args: Any
+    # `global_step` and `max_steps` of it say how far a training is.
+    state: Any
+
+
+def call_metric_function(trainer: MetricPlace, prediction: EvalPrediction, **keywords: Any) -> Any:
     """What `compute_metrics` returns; an error of its own leaves with a note that says where it happened.
 
     Parameters:
@@ -34,7 +42,7 @@ def call_metric_function(trainer: Trainer, prediction: EvalPrediction, **keyword
 
 
 @contextmanager
-def noting_where(trainer: Trainer, prediction: EvalPrediction | None = None) -> Iterator[None]:
+def noting_where(trainer: MetricPlace, prediction: EvalPrediction | None = None) -> Iterator[None]:
     """Errors of metrics within leave with a note that says where they happened.
 
     Parameters:
@@ -48,7 +56,7 @@ def noting_where(trainer: Trainer, prediction: EvalPrediction | None = None) -> 
         raise
 
 
-def checked_metrics(trainer: Trainer, metrics: Any) -> dict[str, Any]:
+def checked_metrics(trainer: MetricPlace, metrics: Any) -> dict[str, Any]:
     """Metrics as Python numbers under their names.
 
     Raises:
@@ -86,7 +94,7 @@ def checked_metrics(trainer: Trainer, metrics: Any) -> dict[str, Any]:
     return plain
 
 
-def warn_without_result(trainer: Trainer) -> None:
+def warn_without_result(trainer: Any) -> None:
     """Say once that `batch_eval_metrics` has never asked for a result, since no batch was known to be the last."""
     if trainer._is_told_of_missing_result:
         return
@@ -128,7 +136,7 @@ def _name_of(function: Any) -> str:
     return f"compute_metrics ({getattr(function, '__qualname__', type(function).__name__)})"
 
 
-def _where(trainer: Trainer) -> str:
+def _where(trainer: MetricPlace) -> str:
     if not trainer.is_in_train:
         return "in an evaluation outside of training"
     return f"in the evaluation at optimizer step {trainer.state.global_step} of {trainer.state.max_steps}"
@@ -140,7 +148,7 @@ def _what_was_given(prediction: EvalPrediction | None) -> str:
     return f" It was given predictions {described(prediction.predictions)}, labels {described(prediction.label_ids)}."
 
 
-def _what_is_left(trainer: Trainer) -> str:
+def _what_is_left(trainer: MetricPlace) -> str:
     if not trainer.is_in_train or trainer.args.save_strategy == SaveStrategy.NO:
         return ""
     return (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,44 +33,78 @@ def predict_batch(
     if isinstance(ignore_keys, str):
         raise TypeError(f"ignore_keys={ignore_keys!r} is one text; pass a list of the names, [{ignore_keys!r}].")
     label_names = trainer.label_names
-    has_labels = bool(label_names) and all(inputs.get(name) is not None for name in label_names)
-    return_loss = inputs.get("return_loss")
-    returns_loss_anyway = not label_names and (trainer.can_return_loss if return_loss is None else return_loss)
+    gives_loss = is_loss_to_be_had(inputs, label_names, trainer.can_return_loss)
     inputs = trainer._prepare_inputs(inputs)
     if ignore_keys is None:
-        config = getattr(trainer.model, "config", None)
-        ignore_keys = [] if config is None else getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
+        ignore_keys = outputs_to_ignore(trainer.model)
 
     labels = None
-    if has_labels or returns_loss_anyway:
+    if gives_loss:
         # Taken before the forward pass: computing the loss may take the labels out of the inputs.
-        labels = detached(tuple(inputs.get(name) for name in label_names))
-        labels = labels[0] if len(labels) == 1 else labels
+        labels = labels_in(inputs, label_names)
         num_items = trainer._get_num_items_in_batch([inputs], trainer.args.device)
 
     with torch.no_grad(), trainer.compute_loss_context_manager():
-        if has_labels or returns_loss_anyway:
+        if gives_loss:
             if trainer.args.use_liger_kernel and prediction_loss_only:
                 # Liger's fused loss needs no logits, and they are large.
                 inputs = {**inputs, "skip_logits": True}
             loss, outputs = trainer.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
             loss = loss.detach()
             loss = loss.mean() if loss.dim() else loss
-            logits = _without(outputs, [*ignore_keys, "loss"]) if isinstance(outputs, dict) else outputs[1:]
         else:
             loss = None
             outputs = model(**inputs)
-            logits = _without(outputs, ignore_keys) if isinstance(outputs, dict) else outputs
 
     if prediction_loss_only:
         return loss, None, None
-    if labels is not None and trainer.compute_metrics is not None and trainer.preprocess_logits_for_metrics is None:
+    are_compared = trainer.compute_metrics is not None and trainer.preprocess_logits_for_metrics is None
+    return loss, logits_in(outputs, ignore_keys, labels, gives_loss, label_names if are_compared else None), labels
+
+
+def is_loss_to_be_had(inputs: Mapping[str, Any], label_names: Sequence[str], can_return_loss: bool) -> bool:
+    """Whether a batch has all labels, or the model returns a loss without any."""
+    if label_names:
+        return all(inputs.get(name) is not None for name in label_names)
+    return_loss = inputs.get("return_loss")
+    return bool(can_return_loss if return_loss is None else return_loss)
+
+
+def outputs_to_ignore(model: Any) -> Sequence[str]:
+    """The outputs that are no predictions, which the model's config names."""
+    config = getattr(model, "config", None)
+    return [] if config is None else getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
+
+
+def labels_in(inputs: Mapping[str, Any], label_names: Sequence[str]) -> Any:
+    """The labels of a batch: one, or a tuple of them."""
+    labels = detached(tuple(inputs.get(name) for name in label_names))
+    return labels[0] if len(labels) == 1 else labels
+
+
+def logits_in(
+    outputs: Any, ignore_keys: Sequence[str], labels: Any, has_loss: bool, compared_labels: Sequence[str] | None
+) -> Any:
+    """The predictions among a model's outputs: one, or a tuple of them.
+
+    Parameters:
+        has_loss: a loss was computed, so that one stands among the outputs, or in front of them.
+        compared_labels: names of the labels that metrics compare the predictions with; None where none do.
+
+    Raises:
+        ValueError: the predictions cannot belong to these labels.
+    """
+    if isinstance(outputs, dict):
+        logits: Any = _without(outputs, [*ignore_keys, "loss"] if has_loss else ignore_keys)
+    else:
+        logits = outputs[1:] if has_loss else outputs
+    if labels is not None and compared_labels is not None:
         names = [name for name in outputs if name not in (*ignore_keys, "loss")] if isinstance(outputs, dict) else None
-        check_rows(logits, labels, names, label_names)
+        check_rows(logits, labels, names, compared_labels)
     logits = detached(logits)
     # A bare tensor keeps its dimensions, also where the batch is of one sample.
     is_only_one = isinstance(logits, (list, tuple)) and len(logits) == 1
-    return loss, logits[0] if is_only_one else logits, labels
+    return logits[0] if is_only_one else logits
 
 
 def check_rows(logits: Any, labels: Any, names: list[str] | None, label_names: Sequence[str]) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,12 +21,8 @@ from littrainer.evaluation.metric_inputs import (
     guessed_conversion,
     listed,
     settled_conversion,
-    task_facts,
 )
 from littrainer.evaluation.results import EvalPrediction
-
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
 
 METHODS = ("update", "compute", "reset")
 
@@ -72,15 +67,19 @@ class StreamingMetrics:
         """Whether a metric has to be given the batches of all processes, since it does not put its states together."""
         return not all(_synchronises_itself(part.metric) for part in self._parts.values())
 
-    def begin(self, trainer: Trainer) -> None:
-        """Forget what earlier evaluations have left, and move to the device of the model."""
+    def begin(self, device: torch.device, read_facts: Callable[[], TaskFacts]) -> None:
+        """Forget what earlier evaluations have left, and move to the device of the model.
+
+        Parameters:
+            read_facts: tells what is known of the model's task, once a batch has been predicted.
+        """
         self._guess, self._facts, self.batches = None, None, 0
         # Not before the first batch: models of transformers find out about their problem in a forward pass.
-        self._read_facts = partial(task_facts, trainer)
+        self._read_facts = read_facts
         for part in self._parts.values():
             part.metric.reset()
             if callable(getattr(part.metric, "to", None)):
-                part.metric.to(trainer.args.device)
+                part.metric.to(device)
 
     def update(self, prediction: EvalPrediction, everywhere: EvalPrediction | None = None) -> None:
         """Take in one batch.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from littrainer.arguments.choices import IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from littrainer.arguments.destinations import DESTINATIONS, lightning_precision
 from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.data.limits import DEVELOPMENT_RUN, LIMITS, OVERFIT
 from littrainer.explain.report import changed_arguments
 from littrainer.explain.schedule_code import METRIC_SCHEDULE, schedule_constants, schedule_function
 
@@ -105,7 +106,10 @@ def _is_carried_out(args: TrainingArguments, name: str) -> bool:
     if name in ("metric_for_best_model", "greater_is_better"):
         return _watches_the_loss(args)
     if name == "lightning":
-        return all(isinstance(value, bool | int | float | str | None) for value in _further_keywords(args).values())
+        further = _further_keywords(args)
+        is_plain = all(isinstance(value, bool | int | float | str | None) for value in further.values())
+        # The program counts its optimizer steps from all of the data.
+        return is_plain and not any(further.get(name) for name in (DEVELOPMENT_RUN, OVERFIT, *LIMITS["training"]))
     return name in IN_PROGRAM
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from littrainer.arguments.secrets import masked, without_secrets
+from littrainer.hub.tokens import shows_token, without_tokens
 
 # Status of an answer -> what to do about it.
 ADVICE: dict[int, str] = {
@@ -18,6 +18,8 @@ ADVICE: dict[int, str] = {
     413: "What is pushed is larger than the Hub takes: free storage, or push less often (hub_strategy, save_steps).",
     429: "Too many requests were sent: push less often (save_steps).",
 }
+# Of them, what the next upload is answered with as well.
+LASTING = (401, 402, 403, 404, 413, 429)
 SERVER_FAILS = "The Hub has a problem of its own; push again later."
 NO_ANSWER = "The Hub was not reached, or the connection was cut; look at the network, and at HF_ENDPOINT."
 # Where a class has one of these in its name, there was no answer.
@@ -31,34 +33,35 @@ class PushError(RuntimeError):
 def advice_for(error: BaseException) -> str:
     """What to do about an error of a push; empty where its text has to do."""
     for link in causes(error):
-        status = getattr(getattr(link, "response", None), "status_code", None)
-        if isinstance(status, int):
+        status = _status_of(link)
+        if status is not None:
             return SERVER_FAILS if status >= 500 else ADVICE.get(status, "")
         if isinstance(link, ConnectionError) or any(part in type(link).__name__ for part in OF_CONNECTIONS):
             return NO_ANSWER
     return ""
 
 
+def is_lasting(error: BaseException) -> bool:
+    """Whether the Hub has refused what would be refused again if it were sent at once."""
+    status = next((status for link in causes(error) if (status := _status_of(link)) is not None), None)
+    return status in LASTING
+
+
+def _status_of(error: BaseException) -> int | None:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
+
+
 def text_of(error: BaseException, *tokens: Any) -> str:
-    """Kind and words of an error in one line, without any of the tokens."""
+    """Kind and words of an error in one line, without any token: none of these, and none of who is logged in."""
     words = " ".join(part for part in str(error).split() if part)
     return without_tokens(f"{type(error).__name__}: {words}" if words else type(error).__name__, *tokens)
 
 
-def without_tokens(text: str, *tokens: Any) -> str:
-    """A text without any of the tokens, as they are or stripped of white space."""
-    for token in tokens:
-        if isinstance(token, str) and token.strip():
-            text = text.replace(token, masked("hub_token")).replace(token.strip(), masked("hub_token"))
-    plain: str = without_secrets(text)
-    return plain
-
-
 def tells(error: BaseException, *tokens: Any) -> bool:
-    """Whether a traceback of the error would show one of the tokens."""
-    shown = [f"{link!s}{link!r}{getattr(link, '__notes__', '')}" for link in causes(error)]
-    found = [token.strip() for token in tokens if isinstance(token, str) and token.strip()]
-    return any(token in text for token in found for text in shown)
+    """Whether a traceback of the error would show a token: one of these, one of who is logged in, or a like one."""
+    shown = "\n".join(f"{link!s}{link!r}{getattr(link, '__notes__', '')}" for link in causes(error))
+    return shows_token(shown, *tokens)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

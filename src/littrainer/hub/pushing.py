@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -18,20 +17,23 @@ from littrainer.hub.card.remote import cards_not_pushed
 from littrainer.hub.failures import PushError, text_of
 from littrainer.hub.progress import Push, PushInProgress, Upload
 from littrainer.hub.repository import explaining, make_branch, repository_name, token_for
+from littrainer.hub.sending import WorkInOrder
 from littrainer.hub.snapshot import (
     LAST_CHECKPOINT,
     NEVER_PUSHED,
     SNAPSHOT_DIR,
     files_with_secrets,
+    remove_snapshot,
     remove_snapshots,
     take_beside_model,
     take_checkpoint,
     take_model,
 )
+from littrainer.hub.tokens import remove_files_with_secrets, secrets_of, warn_of_secret
 from littrainer.hub.transfer import upload_folder
+from littrainer.processes.agreement import agreed, are_several, longest_wait
 
 if TYPE_CHECKING:
-    from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -40,6 +42,9 @@ logger = logging.getLogger(__name__)
 END_OF_TRAINING = "End of training"
 # The strategies that push checkpoints as well as the model.
 WITH_CHECKPOINTS = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
+
+# In which the first process, while it waits for the Hub, tells the others that it is there.
+LONGEST_SILENCE_SECONDS = 10.0
 
 
 def push_save(trainer: Trainer, checkpoint: str) -> None:
@@ -58,9 +63,7 @@ def push_save(trainer: Trainer, checkpoint: str) -> None:
         logger.info("%s is not pushed: the push before it is still on its way (hub_always_push).", checkpoint)
         return
     trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
-    if not isinstance(pushes, PushInProgress):
-        remove_snapshots(Path(args.output_dir))
-        pushes = trainer.push_in_progress = PushInProgress()
+    pushes = _pushes_of(trainer)
     message = _message_of_save(trainer, Path(checkpoint))
     try:
         if trainer.hub_model_id is None:
@@ -69,9 +72,17 @@ def push_save(trainer: Trainer, checkpoint: str) -> None:
         push = _taken(trainer, Path(checkpoint), message)
     except Exception as error:
         # A full disk must not end a training that can go on.
-        pushes.note_failure(f'Preparing the push "{message}"', error)
+        pushes.note_failure(f'Preparing the push "{message}"', error, token_for(args))
         return
     pushes.begin(push)
+
+
+def _pushes_of(trainer: Trainer) -> PushInProgress:
+    if not isinstance(trainer.push_in_progress, PushInProgress):
+        remove_snapshots(Path(trainer.args.output_dir))
+        trainer.push_in_progress = PushInProgress()
+    pushes: PushInProgress = trainer.push_in_progress
+    return pushes
 
 
 def _taken(trainer: Trainer, checkpoint: Path, message: str) -> Push:
@@ -82,6 +93,8 @@ def _taken(trainer: Trainer, checkpoint: Path, message: str) -> Push:
     shared: dict[str, Any] = {
         "repository": trainer.hub_model_id,
         "token": token,
+        "secrets": secrets_of(token),
+        "origins": (checkpoint, output_dir),
         "revision": args.hub_revision,
     }
     uploads = [Upload(folder=place / "model", message=message, **shared)]
@@ -101,12 +114,12 @@ def _taken(trainer: Trainer, checkpoint: Path, message: str) -> Push:
                 )
             )
     except BaseException:
-        shutil.rmtree(place, ignore_errors=True)
+        remove_snapshot(place)
         raise
 
     def add_what_lies_beside() -> None:
         folder = place / "model"
-        take_beside_model(output_dir, folder, secrets_of(token))
+        take_beside_model(output_dir, folder)
         for name in cards_not_pushed(folder, str(shared["repository"]), args.hub_revision, token):
             (folder / name).unlink()
 
@@ -159,26 +172,46 @@ def push_model(
     wait_or_warn(trainer)
     revision = args.hub_revision if revision is None else revision
     repository = trainer.hub_model_id
+    output_dir = Path(args.output_dir)
+    secrets = secrets_of(token, args.hub_token)
 
-    def send() -> Any:
+    def send(folder: Path, left_out: list[str]) -> Any:
         with explaining(f"pushing to {repository}", token):
             make_branch(str(repository), revision, token)
-            kept_there = cards_not_pushed(Path(args.output_dir), str(repository), revision, token)
+            kept_there = cards_not_pushed(folder, str(repository), revision, token)
             return upload_folder(
                 repo_id=repository,
-                folder_path=args.output_dir,
+                folder_path=folder,
                 commit_message=commit_message,
                 token=token,
                 revision=revision,
-                ignore_patterns=[*NEVER_PUSHED, *_told_of(args, token), *kept_there],
+                ignore_patterns=[*NEVER_PUSHED, *left_out, *kept_there],
             )
 
     if blocking:
-        return send()
-    if not isinstance(trainer.push_in_progress, PushInProgress):
-        trainer.push_in_progress = PushInProgress()
-    job: Future[Any] = trainer.push_in_progress.run(send)
-    job.add_done_callback(lambda done: _warn_of(done, str(repository), token))
+        return send(output_dir, _told_of(output_dir, secrets))
+    pushes = _pushes_of(trainer)
+    # The script may save or train again before it is sent.
+    place = output_dir / SNAPSHOT_DIR / f"by-hand-{uuid.uuid4().hex[:8]}"
+    try:
+        take_beside_model(output_dir, place)
+    except BaseException:
+        remove_snapshot(place)
+        raise
+
+    def send_snapshot() -> Any:
+        try:
+            remove_files_with_secrets(place, secrets, (output_dir,))
+            return send(place, [])
+        except Exception as error:
+            logger.warning("Pushing to %s failed (%s).", repository, text_of(error, token))
+            raise
+        finally:
+            remove_snapshot(place)
+
+    job: Future[Any] = pushes.run(send_snapshot)
+    # It may be cancelled before it begins.
+    job.add_done_callback(lambda _: remove_snapshot(place))
     return job
 
 
@@ -190,19 +223,12 @@ def _with_tags_of_model(trainer: Trainer, given: Any) -> list[str] | None:
     return list(dict.fromkeys([*tags, *of_model]))
 
 
-def _told_of(args: TrainingArguments, token: str | None) -> list[str]:
-    """Files with the token in them, as patterns that match nothing else, told of in a warning."""
-    found = files_with_secrets(Path(args.output_dir), secrets_of(token))
+def _told_of(output_dir: Path, secrets: tuple[bytes, ...]) -> list[str]:
+    """Files with a secret in them, as patterns that match nothing else, told of in a warning."""
+    found = files_with_secrets(output_dir, secrets)
     for name in found:
-        logger.warning("%s is not pushed to the Hub: an access token is in it.", Path(args.output_dir) / name)
+        warn_of_secret(output_dir / name)
     return ["".join(f"[{sign}]" if sign in "*?[" else sign for sign in name) for name in found]
-
-
-def secrets_of(token: str | None) -> tuple[bytes, ...]:
-    """The token that is used, and the one that is logged in."""
-    from huggingface_hub import get_token
-
-    return tuple({text.encode() for text in (token, get_token()) if isinstance(text, str) and text})
 
 
 def wait_or_warn(trainer: Trainer) -> None:
@@ -231,18 +257,43 @@ def finish_pushes(trainer: Trainer) -> None:
         pushes.wait_until_done()
 
 
-def _warn_of(job: Future[Any], repository: str, token: str | None) -> None:
-    error = None if job.cancelled() else job.exception()
-    if error is not None:
-        logger.warning("Pushing to %s failed (%s).", repository, text_of(error, token))
+def finish_together(trainer: Trainer) -> None:
+    """All steps are done: wait in all processes until the first one's pushes are over.
+
+    The processes tell each other again and again that they are there, since a push may take longer than they would wait
+    for each other at one place.
+
+    Raises:
+        PushError: what failed, failed again.
+    """
+    if not trainer.args.push_to_hub or not are_several():
+        trainer._finish_current_push()
+        return
+    waiting = WorkInOrder()
+    finished = waiting.run(trainer._finish_current_push)
+    seconds = min(LONGEST_SILENCE_SECONDS, longest_wait().total_seconds() / 4)
+    while agreed(not waiting.wait_until_done(seconds)):
+        pass
+    finished.result()
 
 
 @contextlib.contextmanager
-def without_upload_bars(args: TrainingArguments) -> Iterator[None]:
-    """A training: the Hub's client would draw the bars of its uploads into those of the steps."""
-    if not args.push_to_hub:
+def pushes_during_training(trainer: Trainer) -> Iterator[None]:
+    """A training, in whose steps the Hub's client draws no bars; where it ends by an error, pushes are told of."""
+    if not trainer.args.push_to_hub:
         yield
         return
+    try:
+        with _without_upload_bars():
+            yield
+    except BaseException:
+        if isinstance(trainer.push_in_progress, PushInProgress):
+            trainer.push_in_progress.go_on_without_training()
+        raise
+
+
+@contextlib.contextmanager
+def _without_upload_bars() -> Iterator[None]:
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if are_progress_bars_disabled():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from littrainer.error_notes import add_note
 from littrainer.hub.failures import PushError, advice_for, tells, text_of
+from littrainer.hub.silence import silence_bounded
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -82,7 +83,8 @@ def explaining(doing: str, token: str | None) -> Iterator[None]:
         PushError: in the place of an error with the token in it.
     """
     try:
-        yield
+        with silence_bounded():
+            yield
     except Exception as error:
         if tells(error, token):
             raise PushError(f"{doing} failed ({text_of(error, token)}). {advice_for(error)}".rstrip()) from None

@@ -1,12 +1,12 @@
 """What a push sends, as it is at that step: training goes on to delete checkpoints and to write into output_dir.
 
 Large files of a checkpoint are linked, which takes no time and no room; it is never written into after it is complete.
+What lies beside checkpoints is copied, mostly by the thread that sends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ from littrainer.checkpoint.names import (
     TRAINER_STATE_NAME,
     WEIGHT_PARTS,
 )
-
-logger = logging.getLogger(__name__)
+from littrainer.hub.card.block import CARD_NAME
+from littrainer.hub.tokens import holds_secret
 
 # Beside the checkpoints, on the same file system.
 SNAPSHOT_DIR = ".littrainer_push"
@@ -53,8 +53,10 @@ NEVER_PUSHED = (
     ".cache/*",
     "*/.cache/*",
 )
-# Of a checkpoint: what only resuming needs, and no one who loads the model.
+# Of a checkpoint: what only resuming needs, and no one who loads the model; and the template of a card that PEFT writes
+# into each, where output_dir has the card.
 ONLY_TO_RESUME = (
+    CARD_NAME,
     OPTIMIZER_NAME,
     *OPTIMIZER_PARTS,
     *WEIGHT_PARTS,
@@ -93,29 +95,26 @@ def take_checkpoint(checkpoint: Path, folder: Path) -> None:
 
 
 def take_model(checkpoint: Path, folder: Path) -> None:
-    """Take of a checkpoint what loads the model into a folder."""
+    """Take of a checkpoint what loads the model into a folder, which is made even where that is nothing."""
+    folder.mkdir(parents=True)
     for name in _files_in(checkpoint):
         if not is_only_to_resume(name):
             _take(checkpoint / name, folder / name)
 
 
-def take_beside_model(output_dir: Path, folder: Path, secrets: tuple[bytes, ...] = ()) -> None:
-    """Add to a folder with a model what else of output_dir is pushed: its card, logs, results.
+def take_beside_model(output_dir: Path, folder: Path) -> None:
+    """Add to a folder, which may have the model of a checkpoint, what else of output_dir is pushed: card, logs.
 
     Files that are there already stay, since the model in output_dir is an earlier one.
-
-    Parameters:
-        secrets: a file with one of these in it is left out, with a warning.
     """
     for name in _files_in(output_dir):
         # A callback may delete one meanwhile.
         with contextlib.suppress(FileNotFoundError):
             if is_never_pushed(name) or (folder / name).exists():
                 continue
-            if holds_secret(output_dir / name, secrets):
-                logger.warning("%s is not pushed to the Hub: an access token is in it.", output_dir / name)
-                continue
-            _take(output_dir / name, folder / name)
+            # Whatever its size, for the script may go on to write into it.
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(output_dir / name, folder / name)
 
 
 def files_with_secrets(output_dir: Path, secrets: tuple[bytes, ...]) -> list[str]:
@@ -123,14 +122,6 @@ def files_with_secrets(output_dir: Path, secrets: tuple[bytes, ...]) -> list[str
     return [
         name for name in _files_in(output_dir) if not is_never_pushed(name) and holds_secret(output_dir / name, secrets)
     ]
-
-
-def holds_secret(path: Path, secrets: tuple[bytes, ...]) -> bool:
-    """Whether one of the secrets is in a file that is no larger than what is copied."""
-    if not secrets or path.stat().st_size > COPIED_BYTES:
-        return False
-    content = path.read_bytes()
-    return any(secret in content for secret in secrets)
 
 
 def remove_snapshots(output_dir: Path) -> None:

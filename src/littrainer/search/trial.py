@@ -118,7 +118,7 @@ def follow_arguments(trainer: Trainer, changed: set[str]) -> None:
     trainer._train_batch_size = args.train_batch_size
     trainer.current_gradient_accumulation_steps = args.gradient_accumulation_steps
     if "label_smoothing_factor" in changed:
-        trainer.label_smoother = smoother_for(trainer)
+        trainer.label_smoother = smoother_for(trainer.model, trainer.args.label_smoothing_factor)
     if "neftune_noise_alpha" in changed:
         trainer.neftune_noise_alpha = args.neftune_noise_alpha
     if "label_names" in changed:

@@ -76,7 +76,7 @@ def _agreeing() -> Iterator[None]:
         raise RanOutTogether(f"{'This' if ran_out else 'Another'} process ran out of memory.")
 
 
-def _check_that_all_ran_out(trainer: Trainer, error: Exception) -> None:
+def check_that_all_ran_out(trainer: Trainer, error: Exception) -> None:
     """Make sure that all processes start over.
 
     Raises:
@@ -115,7 +115,7 @@ def with_fitting_batch_size(trainer: Trainer, train: Callable[[], Result]) -> Re
         except Exception as error:
             if not ran_out_of_memory(error):
                 raise
-            _check_that_all_ran_out(trainer, error)
+            check_that_all_ran_out(trainer, error)
         else:
             if size != first_size:
                 logger.warning(

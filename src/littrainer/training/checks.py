@@ -14,6 +14,7 @@ from littrainer.arguments.sharding import check_processes
 from littrainer.arguments.support import refuse_unsupported
 from littrainer.arguments.validation import check_loader_processes
 from littrainer.arguments.value_checks import check_values
+from littrainer.data.limits import check_limits
 from littrainer.data.loaders import has_length
 from littrainer.evaluation.streaming import streaming_metrics
 from littrainer.log_levels import apply_log_level
@@ -71,6 +72,7 @@ def check_construction(trainer: Trainer) -> None:
     """
     if trainer.is_deepspeed_enabled:
         check_deepspeed(trainer)
+    check_limits(trainer)
     _check_optimizers(trainer)
     _check_metrics(trainer)
     _say_if_nothing_is_generated(trainer)

@@ -9,12 +9,12 @@ from littrainer.ecosystem import is_a
 from littrainer.model_facts import base_model
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    from littrainer.training.model_preparation import HasModelAndArguments
 
 logger = logging.getLogger(__name__)
 
 
-def apply_liger_kernels(trainer: Trainer) -> None:
+def apply_liger_kernels(trainer: HasModelAndArguments) -> None:
     """Replace the layers of the Trainer's model that Liger has kernels for, as `liger_kernel_config` selects.
 
     A model that is none of transformers' is left as it is, with a warning.

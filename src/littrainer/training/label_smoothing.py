@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from littrainer.data.windows import IGNORED_LABEL
-from littrainer.model_facts import predicts_next_token
+from littrainer.model_facts import predicts_next_token, users_model
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    from littrainer.training.loss import LossSettings
 
 
 class LabelSmoother:
@@ -61,16 +61,15 @@ class LabelSmoother:
         return (1 - self.epsilon) * exact + self.epsilon * spread
 
 
-def smoother_for(trainer: Trainer) -> LabelSmoother | None:
-    """What computes the smoothed loss of a Trainer's model; None where labels are not smoothed.
+def smoother_for(model: nn.Module, factor: float) -> LabelSmoother | None:
+    """What computes the smoothed loss of a model; None where labels are not smoothed.
 
     Several labels that are true at once have no probability to spread: a model for them trains unsmoothed, with a
     warning.
     """
-    factor = trainer.args.label_smoothing_factor
     if factor == 0:
         return None
-    if getattr(getattr(trainer.model, "config", None), "problem_type", None) == "multi_label_classification":
+    if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
         warnings.warn(
             f"label_smoothing_factor={factor} is left aside: labels of a multi-label classification "
             "(config.problem_type) are not smoothed.",
@@ -82,12 +81,12 @@ def smoother_for(trainer: Trainer) -> LabelSmoother | None:
 
 
 def smoothed_loss(
-    trainer: Trainer,
+    trainer: LossSettings,
     model: Any,
     outputs: Any,
     labels: torch.Tensor,
     num_items_in_batch: torch.Tensor | int | None,
 ) -> torch.Tensor:
-    """The Trainer's smoothed loss of a micro-batch; a causal language model's labels are shifted by one position."""
-    shifted = predicts_next_token(trainer.accelerator.unwrap_model(model, keep_torch_compile=False))
+    """The smoothed loss of a micro-batch; a causal language model's labels are shifted by one position."""
+    shifted = predicts_next_token(users_model(model))
     return trainer.label_smoother(outputs, labels, shift_labels=shifted, num_items_in_batch=num_items_in_batch)

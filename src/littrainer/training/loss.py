@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,14 +13,30 @@ from littrainer.data.windows import count_label_tokens
 from littrainer.processes.collectives import gathered, process_count, reduced
 from littrainer.training.label_smoothing import smoothed_loss
 
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
-
 logger = logging.getLogger(__name__)
 
 
+class LossSettings(Protocol):
+    """What the loss of a micro-batch depends on besides model and data; a Trainer is one."""
+
+    # `world_size` and `average_tokens_across_devices` of it count.
+    args: Any
+    compute_loss_func: Any
+    label_smoother: Any
+    model_accepts_loss_kwargs: bool
+    label_names: list[str]
+    # Whether losses are divided by the window already; None: they are where the number of its label tokens is taken.
+    loss_is_scaled_for_ga: bool | None
+    # Micro-batches in the window at hand.
+    current_gradient_accumulation_steps: int
+    _loss_shifts_labels: bool
+
+    def get_tp_size(self) -> int:
+        """Processes that compute each layer together."""
+
+
 def loss_and_outputs(
-    trainer: Trainer, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
+    trainer: LossSettings, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
 ) -> tuple[torch.Tensor, Any]:
     """Run the model on a micro-batch; the loss is the model's, or that of `compute_loss_func` or of smoothed labels.
 
@@ -84,7 +100,9 @@ def _described(value: Any) -> str:
     return f"{empty} {type(value).__name__}{shape}"
 
 
-def normalised(trainer: Trainer, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
+def normalised(
+    trainer: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+) -> torch.Tensor:
     """The loss as it goes into the backward pass.
 
     One that was already divided by the label tokens of the window stays as it is; a mean over the micro-batch is
@@ -98,7 +116,7 @@ def normalised(trainer: Trainer, loss: torch.Tensor, num_items_in_batch: torch.T
     return loss if is_divided else loss / trainer.current_gradient_accumulation_steps
 
 
-def items_in_window(trainer: Trainer, window: list[Any], device: torch.device) -> torch.Tensor | int | None:
+def items_in_window(trainer: LossSettings, window: list[Any], device: torch.device) -> torch.Tensor | int | None:
     """Label tokens of a window, where the loss is divided by them; None where it is not."""
     takes_number = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
     if not takes_number or not window or "labels" not in window[0]:
@@ -111,13 +129,13 @@ def items_in_window(trainer: Trainer, window: list[Any], device: torch.device) -
     return number.to(device) / 1 if isinstance(number, torch.Tensor) else number
 
 
-def averages_over_processes(trainer: Trainer) -> bool:
+def averages_over_processes(trainer: LossSettings) -> bool:
     """Whether label tokens are counted over all processes, so that each token weighs the same in all of them."""
     return trainer.args.world_size > 1 and trainer.args.average_tokens_across_devices
 
 
 def scaled_for_mean_gradient(
-    trainer: Trainer, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+    trainer: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
     """The loss, of which the mean of the processes' gradients is to be the gradient of their sum.
 

@@ -6,7 +6,7 @@ import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from littrainer.arguments.choices import DebugOption
 from littrainer.ecosystem import is_a
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 CHECKPOINT_KEYWORDS = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"}
 # Keys of activation_checkpointing_kwargs that are the model's to carry out, with their defaults.
 LAYER_CHOICES: dict[str, Any] = {"every_n_layers": 1, "offload": False}
+
+
+class HasModelAndArguments(Protocol):
+    """What has a model, and training arguments that say what is done to it; a Trainer is one."""
+
+    model: Any
+    args: Any
 
 
 @contextmanager
@@ -46,7 +53,7 @@ def model_prepared_for_training(trainer: Trainer) -> Iterator[None]:
         yield
 
 
-def enable_activation_checkpointing(trainer: Trainer) -> None:
+def enable_activation_checkpointing(trainer: HasModelAndArguments) -> None:
     """Let the model recompute activations in the backward pass, where the arguments ask for it.
 
     `every_n_layers` and `offload` among the keywords are the model's to carry out, the others go to

@@ -7,9 +7,12 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.data.ends import check_equal_lengths
+from littrainer.data.limits import development_batches, limited_number
 from littrainer.data.loaders import has_length
+from littrainer.training.accumulation_schedule import AccumulationSchedule, accumulation_schedule
 
 if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.trainer import Trainer
 
 
@@ -48,54 +51,86 @@ def plan_training(trainer: Trainer, loader: Any) -> TrainingPlan:
             many batches.
     """
     args = trainer.args
-    accumulation = args.gradient_accumulation_steps
+    schedule = accumulation_schedule(trainer)
+    accumulation = args.gradient_accumulation_steps if schedule is None else schedule(0)
     batch_size = trainer.get_total_train_batch_size(args)
+    if schedule is not None:
+        # The argument is 1 then.
+        batch_size *= accumulation
     check_equal_lengths(loader, "training data")
+    # Of each epoch; the last batches of the data are not read.
+    limit = limited_number(trainer, "training", loader)
+    is_trial = development_batches(trainer) > 0
+    num_train_samples: float
     if not has_length(loader):
         if args.max_steps <= 0:
             raise ValueError(
                 "The length of the training data is not known, so neither is the number of optimizer steps: "
                 "set max_steps."
             )
-        samples = args.max_steps * batch_size
+        micro_batches = args.max_steps * (accumulation if schedule is None else schedule.largest)
+        if limit is not None:
+            micro_batches = min(micro_batches, limit)
+        max_steps = math.ceil(micro_batches / accumulation) if is_trial else args.max_steps
+        samples = max_steps * batch_size
         return TrainingPlan(
             num_train_epochs=sys.maxsize,
-            optimizer_steps_per_epoch=args.max_steps,
+            optimizer_steps_per_epoch=args.max_steps if limit is None else math.ceil(micro_batches / accumulation),
             num_examples=samples,
             num_train_samples=samples,
             total_train_batch_size=batch_size,
-            micro_batches_per_epoch=args.max_steps * accumulation,
-            max_steps=args.max_steps,
+            micro_batches_per_epoch=micro_batches,
+            max_steps=max_steps,
         )
     if len(loader) == 0:
-        raise ValueError(_why_empty(trainer, loader))
-    steps_per_epoch = math.ceil(len(loader) / accumulation)
+        raise ValueError(why_empty(args, loader))
+    micro_batches = len(loader) if limit is None else limit
+    steps_per_epoch = math.ceil(micro_batches / accumulation)
     num_examples = trainer.num_examples(loader)
-    if args.max_steps > 0:
+    if limit is not None:
+        num_examples = min(num_examples, limit * batch_size // accumulation)
+    if is_trial:
+        max_steps, epochs, num_train_samples = steps_per_epoch, 1, float(num_examples)
+    elif schedule is not None:
+        max_steps, epochs = _scheduled_length(args, schedule, micro_batches)
+        num_train_samples = num_examples * (args.num_train_epochs if args.max_steps <= 0 else epochs)
+    elif args.max_steps > 0:
         max_steps, epochs = args.max_steps, math.ceil(args.max_steps / steps_per_epoch)
-        num_train_samples: float = max_steps * batch_size
+        num_train_samples = max_steps * batch_size
     else:
         # A max_steps of 0 is a limit too: training stops after its first step.
         max_steps = math.ceil(args.num_train_epochs * steps_per_epoch) if args.max_steps < 0 else 0
         epochs = math.ceil(args.num_train_epochs)
-        num_train_samples = trainer.num_examples(loader) * args.num_train_epochs
+        # A subclass is asked once for an epoch and once for the training, as transformers does.
+        samples_per_epoch = trainer.num_examples(loader) if limit is None else num_examples
+        num_train_samples = samples_per_epoch * args.num_train_epochs
     return TrainingPlan(
         num_train_epochs=epochs,
         optimizer_steps_per_epoch=steps_per_epoch,
         num_examples=num_examples,
         num_train_samples=num_train_samples,
         total_train_batch_size=batch_size,
-        micro_batches_per_epoch=len(loader),
+        micro_batches_per_epoch=micro_batches,
         max_steps=max_steps,
     )
 
 
-def _why_empty(trainer: Trainer, loader: Any) -> str:
+def _scheduled_length(args: Any, schedule: AccumulationSchedule, micro_batches: int) -> tuple[int, int]:
+    """Optimizer steps and epochs of a training whose optimizer steps take other numbers of micro-batches in time."""
+    if args.max_steps > 0:
+        epoch, steps_into_epoch = schedule.place_of(args.max_steps, micro_batches)
+        return args.max_steps, epoch + (steps_into_epoch > 0)
+    steps = schedule.steps_of(args.num_train_epochs, micro_batches) if args.max_steps < 0 else 0
+    return steps, math.ceil(args.num_train_epochs)
+
+
+def why_empty(args: TrainingArguments, loader: Any) -> str:
+    """What to say of a training loader without a batch."""
     samples = len(loader.dataset) if has_length(getattr(loader, "dataset", None)) else 0
-    if samples and trainer.args.dataloader_drop_last:
+    if samples and args.dataloader_drop_last:
         return (
             f"The training data gives no batch: {samples} samples are fewer than one batch of "
-            f"{trainer.args.train_batch_size}, and dataloader_drop_last=True leaves incomplete ones out. Set it to "
+            f"{args.train_batch_size}, and dataloader_drop_last=True leaves incomplete ones out. Set it to "
             "False or lower per_device_train_batch_size."
         )
     return "The training DataLoader is empty (length 0): there is nothing to train on."

@@ -19,6 +19,7 @@ from littrainer.checkpoint.names import RESUME_RECORD_NAME, resume_record_name
 from littrainer.checkpoint.reader import processes_that_wrote
 from littrainer.checkpoint.resealing import COMMAND
 from littrainer.checkpoint.safe_loading import load_tensors
+from littrainer.training.accumulation_schedule import accumulation_schedule
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -101,7 +102,7 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
         "version": RECORD_VERSION,
         "position": vars(position),
         "sizes": _sizes(run.trainer, run.plan),
-        "arguments": _compared_arguments(run.trainer.args),
+        "arguments": compared_arguments(run.trainer.args),
         "rank": run.trainer.args.process_index,
         "data": data,
         "lightning_callbacks": states_of_lightning_callbacks(run.trainer),
@@ -154,10 +155,14 @@ def position_of(record: dict[str, Any] | None, trainer: Trainer, plan: TrainingP
 
 def counted_position(trainer: Trainer, plan: TrainingPlan) -> Position:
     """The place in the data that the number of optimizer steps stands for, as transformers counts it."""
-    epoch, steps_into_epoch = divmod(trainer.state.global_step, plan.optimizer_steps_per_epoch)
-    if trainer.args.ignore_data_skip:
-        return Position(epoch, 0)
-    return Position(epoch, steps_into_epoch * trainer.args.gradient_accumulation_steps)
+    schedule = accumulation_schedule(trainer)
+    if schedule is None:
+        epoch, steps_into_epoch = divmod(trainer.state.global_step, plan.optimizer_steps_per_epoch)
+        accumulation = trainer.args.gradient_accumulation_steps
+    else:
+        epoch, steps_into_epoch = schedule.place_of(trainer.state.global_step, plan.micro_batches_per_epoch)
+        accumulation = schedule(epoch)
+    return Position(epoch, 0 if trainer.args.ignore_data_skip else steps_into_epoch * accumulation)
 
 
 def has_work_at_epoch_ends(args: TrainingArguments) -> bool:
@@ -183,7 +188,7 @@ def warn_of_differences(
 def _other_arguments(
     record: dict[str, Any] | None, args: TrainingArguments, state: TrainerState, plan: TrainingPlan
 ) -> list[str]:
-    now = _compared_arguments(args)
+    now = compared_arguments(args)
     if record is None:
         then: dict[str, Any] = {}
         for name in ("logging_steps", "eval_steps", "save_steps"):
@@ -250,7 +255,8 @@ def _sizes(trainer: Trainer, plan: TrainingPlan) -> dict[str, Any]:
     }
 
 
-def _compared_arguments(args: TrainingArguments) -> dict[str, Any]:
+def compared_arguments(args: TrainingArguments) -> dict[str, Any]:
+    """The arguments that a resumed training compares with its own, as plain values."""
     values = {name: getattr(args, name) for name in (*TAKEN_FROM_ARGUMENTS, *KEPT_FROM_CHECKPOINT)}
     plain = {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
     return {

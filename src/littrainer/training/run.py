@@ -23,12 +23,14 @@ from littrainer.checkpoint.reader import read_state
 from littrainer.data.progress import ResumePoint
 from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.evaluation.results import TrainOutput, speed_metrics
+from littrainer.hub.pushing import finish_together
 from littrainer.model_walk import clear_gradients
 from littrainer.optim.added_groups import leave_added_groups_alone
 from littrainer.optim.changed_hyperparameters import AskedFor, are_others
 from littrainer.processes.agreement import failing_together
 from littrainer.processes.flags import FlagsRaisedTogether
 from littrainer.training import decisions
+from littrainer.training.accumulation_schedule import accumulation_schedule
 from littrainer.training.loss import PendingLosses
 from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import evaluation_to_make_up_for
@@ -88,6 +90,7 @@ class TrainingRun:
             draw_window=lambda batches, number: trainer.get_batch_samples(batches, number, trainer.args.device),
             should_stop=lambda: trainer.control.should_epoch_stop or trainer.control.should_training_stop,
             expects_checkpoint=lambda: decisions.expects_checkpoint(trainer.args, trainer.state),
+            accumulation_of_epoch=accumulation_schedule(trainer),
         )
         self.first_epoch = 0
         self.epoch = 0
@@ -175,7 +178,7 @@ class TrainingRun:
         self._micro_batches_to_skip = micro_batches
         # The order of an epoch is drawn from where the checkpoint left the generators, and so is what callbacks draw.
         self._restores_before_epoch = kept is not None and not micro_batches
-        restore = _nothing_to_restore if self._restores_before_epoch else self._restore_random_states
+        restore = (lambda: None) if self._restores_before_epoch else self._restore_random_states
         self.windows.resume_at(ResumePoint(micro_batches, kept, restore))
 
     @property
@@ -319,7 +322,8 @@ class TrainingRun:
         self.grad_norm = self.learning_rate = None
         self.windows.start_epoch(self.epoch)
         trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
-        self.windows.accumulation = trainer.args.gradient_accumulation_steps
+        if self.windows.accumulation_of_epoch is None:
+            self.windows.accumulation = trainer.args.gradient_accumulation_steps
 
     def note_schedule(self, schedules: list[Any]) -> None:
         """Learn what callbacks did to the schedule: put one of their own in its place, or add groups of parameters."""
@@ -396,7 +400,7 @@ class TrainingRun:
     def end_epoch(self) -> None:
         """The epoch's data has ended, or a callback ended it."""
         trainer = self.trainer
-        seen, wanted = self.windows.micro_batches_seen, trainer.args.gradient_accumulation_steps
+        seen, wanted = self.windows.micro_batches_seen, self.windows.accumulation
         asked_to_stop = trainer.control.should_epoch_stop or trainer.control.should_training_stop
         if 0 < seen < min(wanted, self.plan.micro_batches_per_epoch) and not asked_to_stop:
             raise ValueError(
@@ -449,6 +453,11 @@ class TrainingRun:
             tell, self.when_step_is_done = self.when_step_is_done, None
             tell()
 
+    def end_agreements(self) -> None:
+        """The last step is done: nothing is left that the processes tell each other in the background."""
+        if self._flags is not None:
+            self._flags.finish()
+
     def finish(self, num_train_samples: float, start_time: float) -> TrainOutput:
         """Training has ended: log its metrics, load the best model, tidy up checkpoints.
 
@@ -459,8 +468,7 @@ class TrainingRun:
         trainer, state = self.trainer, self.trainer.state
         if trainer.background_saves is not None:
             trainer.background_saves.wait()
-        if self._flags is not None:
-            self._flags.finish()
+        self.end_agreements()
         trainer._total_loss_scalar += trainer._tr_loss.item()
         steps_done = state.global_step - trainer._initial_global_step
         train_loss = trainer._total_loss_scalar / max(steps_done, 0.001)
@@ -480,7 +488,7 @@ class TrainingRun:
                 trainer._load_best_model()
         self._delete_all_but_best()
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, state, trainer.control)
-        trainer._finish_current_push()
+        finish_together(trainer)
         # One that came after the last step stops nothing here, and the script may want to know of it.
         trainer.preemption.agree()
         return TrainOutput(state.global_step, train_loss, metrics)
@@ -496,7 +504,3 @@ class TrainingRun:
         for folder in sort_checkpoints(run_dir, best_model_checkpoint=best):
             if not Path(folder).samefile(best):
                 delete_checkpoint(folder)
-
-
-def _nothing_to_restore() -> None:
-    pass

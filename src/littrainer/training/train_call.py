@@ -15,15 +15,17 @@ from littrainer.checkpoint.reader import needed_to_resume, read_state
 from littrainer.checkpoint.resumed_together import checkpoint_for_all
 from littrainer.compat.earlier_signatures import accept_earlier_signatures
 from littrainer.compat.members import refuse_ignored_overrides
+from littrainer.data.limits import check_order_stays, overfits
 from littrainer.engine import fit
 from littrainer.evaluation.results import TrainOutput
-from littrainer.hub.pushing import without_upload_bars
+from littrainer.hub.pushing import pushes_during_training
 from littrainer.interruptions import UpdateGuard
 from littrainer.processes.agreement import failing_together
 from littrainer.seeds import enable_full_determinism, set_seed
 from littrainer.tracking.trials import tell_trackers_of_trial
 from littrainer.training.batch_size_search import with_fitting_batch_size
 from littrainer.training.checks import check_datasets
+from littrainer.training.development_run import trial_where_asked_for
 from littrainer.training.model_preparation import model_prepared_for_training
 from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import Preemption
@@ -58,7 +60,12 @@ def train(
     check_settled(args, trainer.is_deepspeed_enabled)
     check_datasets(trainer)
     tell_trackers_of_trial(trainer, trial)
-    with claimed_for_training(trainer, trial), callbacks_told_of_failure(trainer), without_upload_bars(args):
+    with (
+        trial_where_asked_for(trainer, resume_from_checkpoint),
+        claimed_for_training(trainer, trial),
+        callbacks_told_of_failure(trainer),
+        pushes_during_training(trainer),
+    ):
         checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer))
         return _train_from(trainer, checkpoint, trial, ignore_keys_for_eval)
 
@@ -116,6 +123,8 @@ def train_with_batch_size(
     if trainer.args.auto_find_batch_size and batch_size is not None:
         trainer._update_auto_batch_size(batch_size)
     loader = trainer.get_train_dataloader()
+    if overfits(trainer):
+        check_order_stays(loader)
     plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader))
     run = trainer.training_run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
     run.prepare_state()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 from torch import nn
@@ -59,9 +58,6 @@ def searched(side: Side, trainer: Any, hp_space: Any = rate_and_decay, sampler: 
     """Search with a storage in memory; then train with the best parameters, as the documentation of Optuna has it."""
     import optuna
 
-    # Both sides collect garbage at each trial's end; what the libraries hold makes that longer than the trial.
-    gc.collect()
-    gc.freeze()
     storage = keywords.pop("storage", None) or optuna.storages.InMemoryStorage()
     found = trainer.hyperparameter_search(
         hp_space=hp_space,

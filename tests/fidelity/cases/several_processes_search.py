@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import torch.distributed as dist
@@ -19,9 +18,6 @@ def searched_by_two(side: Side, trainer: Any, hp_space: Any = rate_and_decay, **
     """Search; then train with the best parameters."""
     import optuna
 
-    # As in searches of one process.
-    gc.collect()
-    gc.freeze()
     sampler = optuna.samplers.TPESampler(seed=3, n_startup_trials=2)
     found = trainer.hyperparameter_search(hp_space=hp_space, backend="optuna", sampler=sampler, n_trials=2, **keywords)
     # transformers returns None but in the first process.

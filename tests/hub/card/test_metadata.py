@@ -24,7 +24,7 @@ RESULTS = Results({("accuracy", EVALUATION): 0.75, ("loss", EVALUATION): 0.5})
 def test_the_hubs_own_class_reads_the_results() -> None:
     data = ModelCardData(**metadata_of(SUBJECT, RESULTS))
     assert (data.license, data.base_model, data.datasets, data.metrics) == ("mit", "org/base", ["glue"], ["accuracy"])
-    (result,) = data.eval_results
+    (result,) = data.eval_results or []
     assert (result.task_type, result.task_name) == ("text-classification", "Text Classification")
     assert (result.dataset_type, result.dataset_name) == ("glue", "GLUE MRPC")
     assert (result.dataset_config, result.dataset_split, result.dataset_args) == ("mrpc", "validation", "mrpc")

@@ -20,8 +20,6 @@ from littrainer.search.optuna_study.unfinished import UnfinishedSearch
 from littrainer.search.record import SearchRecord, read_record
 from tests.search.trainers import rate_space, searched_trainer
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
 
 class DrawsInTurn(optuna.samplers.BaseSampler):
     """Draws these learning rates, one after the other."""

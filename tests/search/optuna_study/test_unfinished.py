@@ -25,9 +25,6 @@ ROOT = Path(__file__).resolve().parents[3]
 LONGEST_RUN_SECONDS = 240
 
 
-pytestmark = pytest.mark.usefixtures("quick_collections")
-
-
 @pytest.fixture
 def study() -> Any:
     return optuna.create_study(study_name="rates", sampler=optuna.samplers.RandomSampler(seed=1))

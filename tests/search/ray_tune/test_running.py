@@ -14,11 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from filelock import FileLock
 
 from littrainer.search.ray_tune.running import best_trial, run_hp_search_ray
 from littrainer.search.record import COMPLETE, FAILED, PRUNED, StoredSearch, read_record
-from tests.fidelity.conftest import ROOT, environment_of_runs, folder_shared_by_workers
+from tests.fidelity.conftest import ROOT, environment_of_runs
+from tests.scenarios.once_per_session import carried_out_once
 from tests.search.ray_tune.ray_searches import BETTER_RATE, FAILING_RATE, NEW_DECAY, NEW_RATE, WORSE_RATE, trainer_for
 from tests.search.trainers import searched_trainer
 
@@ -30,12 +30,7 @@ LONGEST_RUN_SECONDS = 900
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which all searches have been carried out."""
-    folder = folder_shared_by_workers(tmp_path_factory) / "ray_searches"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            folder.mkdir()
-            carry_out(folder)
-    return folder
+    return carried_out_once(tmp_path_factory, "ray_searches", carry_out)
 
 
 def carry_out(folder: Path) -> None:

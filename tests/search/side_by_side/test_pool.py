@@ -17,7 +17,6 @@ from typing import Any
 
 import optuna
 import pytest
-from filelock import FileLock
 
 from littrainer import Trainer
 from littrainer.search.failures import SearchMistake
@@ -29,8 +28,8 @@ from littrainer.search.side_by_side.trial_process import TrialProcess, TrialProc
 from littrainer.search.side_by_side.worker import _content_of
 from littrainer.search.travelling.packing import unpacked
 from tests.compat.processes import environment
-from tests.fidelity.conftest import folder_shared_by_workers
 from tests.processes.test_parent_watch import is_running
+from tests.scenarios.once_per_session import carried_out_once
 from tests.search.trainers import rate_space, searched_trainer
 
 SECONDS = 120
@@ -49,7 +48,6 @@ def ended_trials(folder: Path) -> int:
 
 def run_script(folder: Path) -> None:
     """Run the script, and press Ctrl-C while its last trial runs."""
-    folder.mkdir()
     with (
         (folder / "out.txt").open("w") as out,
         (folder / "err.txt").open("w") as err,
@@ -77,10 +75,7 @@ def run_script(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """What the script has left and printed."""
-    folder = folder_shared_by_workers(tmp_path_factory) / "side_by_side"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            run_script(folder)
+    folder = carried_out_once(tmp_path_factory, "side_by_side", run_script)
     out, err = ((folder / name).read_text() for name in ("out.txt", "err.txt"))
     status, searcher = json.loads((folder / "status").read_text())
     assert status == 0, err

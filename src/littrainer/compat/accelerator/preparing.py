@@ -16,15 +16,13 @@ from littrainer.compilation import compile_keywords, is_compiled
 from littrainer.data.loaders import LookaheadLoader, lookahead_version
 from littrainer.data.skipping import skips_by_index, without_first_batches
 from littrainer.mixed_precision import forward_type, restore_forward, run_forward_in
+from littrainer.model_facts import WRAPPERS
 from littrainer.processes import collectives
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from littrainer.arguments.training_arguments import TrainingArguments
-
-# Libraries of the classes that hold a user's model as `module`.
-WRAPPERS = ("torch", "deepspeed")
 
 
 class Preparing:

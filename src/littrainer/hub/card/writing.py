@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from littrainer.hub.card.metadata import joined, metadata_of
 from littrainer.hub.card.results import results_of
 from littrainer.hub.card.subject import Given, subject_of
 from littrainer.hub.card.text import card_text
+from littrainer.hub.tokens import HUB_TOKEN, TOKEN_VARIABLES
 from littrainer.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
 SHORTEST_SECRET = 6
 # What PEFT writes into the card of an adapter each time that it saves one.
 PEFT_ENTRIES = ("library_name", "base_model", "pipeline_tag")

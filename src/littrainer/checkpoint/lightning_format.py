@@ -1,0 +1,215 @@
+"""A Trainer's training as a checkpoint of Lightning has it: its loops, its optimizers, its data module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from littrainer.callbacks.state import TrainerState
+from littrainer.checkpoint.layout import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from littrainer.checkpoint.names import RESUME_RECORD_NAME, resume_record_name
+from littrainer.checkpoint.random_state import find_random_states, portable_states
+from littrainer.checkpoint.safe_loading import load_tensors
+
+# What Lightning asks for where a checkpoint is validated, tested or predicted with.
+LOOPS_AT_THEIR_START: dict[str, Any] = {"validate_loop": {}, "test_loop": {}, "predict_loop": {}}
+# Where Lightning looks for the loss scaling of fp16 in a checkpoint.
+LOSS_SCALING = "MixedPrecision"
+# Under which name Lightning keeps the state of a `TrainerDataModule`, and the version of what that returns.
+DATA_MODULE = "TrainerDataModule"
+DATA_VERSION = 1
+
+
+@dataclass
+class TrainingStates:
+    """Where a training stands, beside the weights of its model.
+
+    Parameters:
+        state: steps, epochs and logs.
+        optimizer, schedule, scaling: what their `state_dict` returns, where there is one.
+        record: what `littrainer_resume.pt` holds; None where transformers wrote the checkpoint.
+        random_states: where random generators stand, as `rng_state.pth` holds it.
+        further_ranks: of each process but the first one its `random_states`, and as `data` its place in the data.
+    """
+
+    state: TrainerState
+    optimizer: Any = None
+    schedule: Any = None
+    scaling: Any = None
+    record: dict[str, Any] | None = None
+    random_states: dict[str, Any] | None = None
+    further_ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+def states_in(folder: Path) -> TrainingStates | None:
+    """What a Trainer wrote to a checkpoint, ours or transformers'; None where a folder has a model alone."""
+    if not (folder / TRAINER_STATE_NAME).is_file():
+        return None
+
+    def read(name: str) -> Any:
+        return load_tensors(folder / name) if (folder / name).is_file() else None
+
+    random_states = find_random_states(folder)
+    return TrainingStates(
+        TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME)),
+        **{name: read(file) for name, file in FILES_OF_STATES.items()},
+        random_states=random_states.get(0),
+        further_ranks={
+            rank: {"random_states": states, "data": (read(resume_record_name(rank)) or {}).get("data")}
+            for rank, states in random_states.items()
+            if rank
+        },
+    )
+
+
+FILES_OF_STATES = {
+    "optimizer": OPTIMIZER_NAME,
+    "schedule": SCHEDULER_NAME,
+    "scaling": SCALER_NAME,
+    "record": RESUME_RECORD_NAME,
+}
+
+
+def lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: int = 1) -> dict[str, Any]:
+    """The checkpoint from which a `lightning.Trainer` goes on, without the weights.
+
+    Parameters:
+        accumulate_grad_batches: micro-batches per optimizer step, where the training kept no record of it.
+    """
+    from lightning.pytorch import __version__ as lightning_version
+
+    place = _place(states, accumulate_grad_batches)
+    checkpoint: dict[str, Any] = {
+        "pytorch-lightning_version": lightning_version,
+        "epoch": place.epoch,
+        "global_step": states.state.global_step,
+        "loops": {"fit_loop": _fit_loop_state(states.state.global_step, place), **LOOPS_AT_THEIR_START},
+        DATA_MODULE: _data_module_state(states, place),
+    }
+    record = states.record or {}
+    if record.get("lightning_callbacks"):
+        checkpoint["callbacks"] = dict(record["lightning_callbacks"])
+    kept = states.optimizer is not None
+    checkpoint["optimizer_states"] = StatesOfOneOptimizer([states.optimizer]) if kept else StatesLeftOut()
+    if states.schedule is not None:
+        checkpoint["lr_schedulers"] = [states.schedule]
+    if states.scaling is not None:
+        checkpoint[LOSS_SCALING] = states.scaling
+    return checkpoint
+
+
+class StatesOfOneOptimizer(list[Any]):
+    """The state of the one optimizer that a Trainer has, which refuses to be loaded into several."""
+
+    # Lightning pairs optimizers with states and would leave a second optimizer as it was made, without a word.
+    def __iter__(self) -> Iterator[Any]:
+        yield from super().__iter__()
+        raise ValueError(
+            f"The checkpoint has the state of one optimizer ({OPTIMIZER_NAME}), and the LightningModule has several. "
+            "Load its model with from_pretrained and start a new training."
+        )
+
+
+class StatesLeftOut(list[Any]):
+    """Stands for the optimizer's state in a checkpoint without one, which is refused where a training asks for it."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise ValueError(
+            f"The checkpoint has no {OPTIMIZER_NAME}, as where it was saved with save_only_model=True, and a training "
+            "cannot go on from it. Load its model with from_pretrained and start a new training."
+        )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the data stands.
+
+    Parameters:
+        epoch: complete epochs.
+        micro_batches: those of the epoch after them that have been trained on.
+        steps_in_epoch: optimizer steps that they were.
+        micro_batches_in_all: those of all epochs.
+    """
+
+    epoch: int
+    micro_batches: int
+    steps_in_epoch: int
+    micro_batches_in_all: int
+
+
+def _place(states: TrainingStates, accumulate_grad_batches: int) -> _Place:
+    steps = states.state.global_step
+    if states.record is not None:
+        position, sizes = states.record["position"], states.record["sizes"]
+        epoch, micro_batches = position["epoch"], position["micro_batches"]
+        if position["epoch_end_is_due"]:
+            # What was to be done at the end of the epoch is not Lightning's to make up for.
+            epoch, micro_batches = epoch + 1, 0
+        steps_in_epoch = -(-micro_batches // sizes["accumulation"])
+        before = steps * sizes["accumulation"] - micro_batches if sizes["is_endless"] else epoch * sizes["epoch_length"]
+        return _Place(epoch, micro_batches, steps_in_epoch, before + micro_batches)
+    epochs = int(states.state.epoch)
+    fraction = states.state.epoch - epochs
+    # An epoch has the same number of steps throughout, so the fraction tells how many of them this one has had.
+    steps_in_epoch = round(steps * fraction / states.state.epoch) if fraction else 0
+    return _Place(epochs, steps_in_epoch * accumulate_grad_batches, steps_in_epoch, steps * accumulate_grad_batches)
+
+
+def _data_module_state(states: TrainingStates, place: _Place) -> dict[str, Any]:
+    record = states.record or {}
+    seed = _seed_of_order(states)
+    ranks = {0: {"random_states": states.random_states, "data": record.get("data")}, **states.further_ranks}
+    return {
+        "version": DATA_VERSION,
+        "processes": [
+            {
+                "epoch": place.epoch,
+                "micro_batches": place.micro_batches,
+                "sizes": record.get("sizes"),
+                "data": one["data"],
+                "random": None if one["random_states"] is None else portable_states(one["random_states"]),
+                "order_seed": seed,
+            }
+            for _, one in sorted(ranks.items())
+        ],
+    }
+
+
+def _seed_of_order(states: TrainingStates) -> int | None:
+    """The seed from which, with the epoch, the random order of an epoch follows; None where nobody knows."""
+    seed = ((states.record or {}).get("data") or {}).get("order_seed")
+    return None if seed is None else int(seed)
+
+
+def _fit_loop_state(steps: int, place: _Place) -> dict[str, Any]:
+    """Where Lightning's fit loop stands."""
+    epochs, in_epoch = place.epoch, place.micro_batches > 0
+    begun = epochs + in_epoch
+    total, current = _stages(place.micro_batches_in_all), _stages(place.micro_batches)
+    # Only the stages that Lightning counts for it stand in a progress.
+    step = {"total": _counts(steps), "current": _counts(place.steps_in_epoch)}
+    zero = {name: {**counts, "started": counts["ready"]} for name, counts in step.items()}
+    epoch = {"ready": begun, "started": begun, "processed": epochs, "completed": epochs}
+    return {
+        "state_dict": {},
+        "epoch_loop.state_dict": {"_batches_that_stepped": steps},
+        "epoch_loop.batch_progress": {"total": total, "current": current, "is_last_batch": not in_epoch},
+        "epoch_loop.scheduler_progress": step,
+        "epoch_loop.automatic_optimization.state_dict": {},
+        "epoch_loop.automatic_optimization.optim_progress": {"optimizer": {"step": step, "zero_grad": zero}},
+        "epoch_loop.manual_optimization.state_dict": {},
+        "epoch_loop.manual_optimization.optim_step_progress": step,
+        "epoch_loop.val_loop.state_dict": {},
+        "epoch_loop.val_loop.batch_progress": {"total": _stages(0), "current": _stages(0), "is_last_batch": False},
+        "epoch_progress": {"total": epoch, "current": epoch},
+    }
+
+
+def _counts(number: int) -> dict[str, int]:
+    return {"ready": number, "completed": number}
+
+
+def _stages(number: int) -> dict[str, int]:
+    return {**_counts(number), "started": number, "processed": number}

@@ -1,0 +1,111 @@
+"""A training that dies leaves its pushes to themselves: they go on, are told of, and keep no program alive for ever."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.fidelity.conftest import ROOT, environment_of_runs
+from tests.hub.runs import AtStep, pushing_trainer
+from tests.hub.server import Fault, Hub
+from tests.hub.test_pushing import SAVES, WITH_CHECKPOINTS
+
+LONGEST_SECONDS = 120.0
+
+
+class Died(Exception):
+    """What ends a training."""
+
+
+def die() -> None:
+    raise Died
+
+
+def test_a_program_whose_training_died_ends_when_what_was_on_its_way_is_there(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    answer = threading.Event()
+    hub.faults.append(Fault("POST .*/preupload/", until=answer))
+    log = tmp_path / "log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.hub.dying_process", str(tmp_path)],
+            cwd=ROOT,
+            env=environment_of_runs(),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        deadline = time.monotonic() + LONGEST_SECONDS
+        while "The program ends when that is done" not in log.read_text() and time.monotonic() < deadline:
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.02)
+        answer.set()
+        assert process.wait(LONGEST_SECONDS) == 1
+    finally:
+        process.kill()
+        process.wait()
+    said = log.read_text()
+    assert 'The push of "Training in progress, step 2" to someone/run is on its way, and goes on though' in said
+    assert "MemoryError: no memory for the third step" in said and "failed" not in said
+    assert hub.repository().messages() == WITH_CHECKPOINTS[:2]
+    assert not (tmp_path / "run" / ".littrainer_push").exists()
+
+
+def test_a_training_that_dies_does_not_wait_for_a_push_which_can_be_waited_for(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = threading.Event()
+    hub.faults.append(Fault("POST .*/preupload/", until=answer))
+    trainer = pushing_trainer(tmp_path, given={"callbacks": [AtStep(3, die)]})
+    with pytest.raises(Died):
+        trainer.train()
+    assert "and goes on though training has ended" in caplog.text
+    assert not trainer.push_in_progress.is_done()
+    answer.set()
+    trainer.push_in_progress.wait_until_done()
+    assert hub.repository().messages() == SAVES[:1]
+
+
+def test_a_push_that_fails_after_its_training_died_is_told_of_without_the_promise_of_another_one(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = threading.Event()
+    hub.faults.append(Fault("POST .*/commit/", 403, until=answer))
+    trainer = pushing_trainer(tmp_path, given={"callbacks": [AtStep(3, die)]})
+    with pytest.raises(Died):
+        trainer.train()
+    answer.set()
+    trainer.push_in_progress.wait_until_done()
+    assert "All of it is in output_dir; push_to_hub() pushes the model." in caplog.text
+    assert "Training goes on" not in caplog.text
+
+
+def test_a_push_that_failed_before_its_training_died_is_told_of_once_more(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.faults.append(Fault("POST .*/commit/", 403))
+    trainer = pushing_trainer(tmp_path)
+
+    def wait_and_die() -> None:
+        trainer.push_in_progress.wait_until_done()
+        raise KeyboardInterrupt
+
+    trainer.add_callback(AtStep(3, wait_and_die))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    (told,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "Training in progress, step 2" in told.getMessage() and "is in output_dir" in told.getMessage()
+    # Another training on the same Trainer goes on with what is missing.
+    hub.faults.clear()
+    trainer.callback_handler.callbacks.pop()
+    trainer.train(resume_from_checkpoint=True)
+    assert hub.repository().messages() == SAVES[1:]

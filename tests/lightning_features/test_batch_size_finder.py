@@ -1,0 +1,126 @@
+"""`trainer.scale_batch_size()`: the largest micro-batch that fits, with memory that ends where a test says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from littrainer import Trainer
+from tests.scenarios.data import Rows, Stream, vector_rows
+from tests.scenarios.models import VectorClassifier
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+
+
+class Bounded(VectorClassifier):
+    """Has memory for so many samples, and notes how many it is given in training."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+        self.sizes: list[int] = []
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        self.sizes.append(len(x))
+        if len(x) > self.most:
+            raise RuntimeError("CUDA out of memory. Tried to allocate more than there is.")
+        return super().forward(x, labels)
+
+    @property
+    def tried(self) -> list[int]:
+        return list(dict.fromkeys(self.sizes))
+
+
+@pytest.mark.parametrize(
+    ("keywords", "size", "tried"),
+    [
+        ({"mode": "binsearch", "margin": 0.0}, 11, [2, 4, 8, 16, 12, 10, 11]),
+        ({"mode": "binsearch", "margin": 0.2}, 8, [2, 4, 8, 16, 12, 10, 11]),
+        ({"init_val": 40}, 10, [40, 20, 10]),
+        ({"init_val": 40, "mode": "binsearch", "margin": 0.0}, 11, [40, 20, 10, 15, 12, 11]),
+        ({"max_val": 5}, 5, [2, 4, 5]),
+        ({"max_trials": 2}, 4, [2, 4]),
+    ],
+)
+def test_it_finds_the_largest_size_that_fits(
+    tmp_path: Path, keywords: dict[str, Any], size: int, tried: list[int]
+) -> None:
+    model = Bounded(11)
+    trainer = quiet_trainer(tmp_path, model, rows=480)
+    assert trainer.scale_batch_size(**keywords) == size and model.tried == tried
+    # Three optimizer steps with each.
+    assert all(model.sizes.count(one) == 3 for one in tried if one <= 11)
+    assert trainer._train_batch_size == 4 and not trainer.args.auto_find_batch_size
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+def test_by_default_it_doubles_until_memory_runs_out(tmp_path: Path, kind: type[Trainer]) -> None:
+    model = Bounded(11)
+    assert quiet_trainer(tmp_path, model, rows=480, kind=kind).scale_batch_size() == 8
+    assert model.tried == [2, 4, 8, 16]
+
+
+def test_it_stops_at_the_samples_that_there_are(tmp_path: Path) -> None:
+    model = Bounded(1000)
+    assert quiet_trainer(tmp_path, model, rows=13).scale_batch_size() == 13
+    assert max(model.sizes) == 13
+    given = {"train_dataset": Stream(vector_rows(40))}
+    assert quiet_trainer(tmp_path, Bounded(20), given=given, max_steps=1).scale_batch_size() == 16
+
+
+def test_accumulated_gradients_take_their_memory(tmp_path: Path) -> None:
+    model = Bounded(7)
+    trainer = quiet_trainer(tmp_path, model, rows=100, gradient_accumulation_steps=5)
+    assert trainer.scale_batch_size(steps_per_trial=1) == 4
+    assert model.sizes.count(4) == 2 and trainer.args.gradient_accumulation_steps == 5
+
+
+def test_memory_for_nothing_is_an_error_with_what_to_do(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, Bounded(0))
+    with pytest.raises(RuntimeError, match=r"micro-batches of 1 samples too, .* Use a smaller model"):
+        trainer.scale_batch_size(init_val=8)
+
+
+def test_another_error_is_passed_on(tmp_path: Path) -> None:
+    class Broken(VectorClassifier):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            raise RuntimeError("a shape that does not fit")
+
+    trainer = quiet_trainer(tmp_path, Broken())
+    with pytest.raises(RuntimeError, match="a shape that does not fit"):
+        trainer.scale_batch_size()
+    assert trainer._train_batch_size == 4
+
+
+def test_a_loader_of_ones_own_has_to_take_the_size(tmp_path: Path) -> None:
+    class Own(Trainer):
+        def get_train_dataloader(self) -> Any:
+            rows = [{"x": row["x"], "labels": torch.tensor(row["labels"])} for row in vector_rows(12)]
+            return DataLoader(Rows(rows), batch_size=3)
+
+    with pytest.raises(ValueError, match=r"asked for micro-batches of 2 samples, and .* made some of 3: let it read"):
+        quiet_trainer(tmp_path, kind=Own).scale_batch_size()
+
+
+def test_a_trial_of_the_script_keeps_the_size(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = Bounded(100)
+    assert quiet_trainer(tmp_path, model, lightning={"fast_dev_run": True}).scale_batch_size() == 4
+    assert model.sizes == [] and "keeps 4" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"mode": "double"}, "mode='double'.: give 'power' or 'binsearch'"),
+        ({"init_val": 0}, r"init_val=0\): give a whole number"),
+        ({"steps_per_trial": 1.5}, r"steps_per_trial=1.5\)"),
+        ({"max_trials": True}, "max_trials=True"),
+        ({"margin": 1}, "share to take off"),
+    ],
+)
+def test_parameters_that_mean_nothing_are_refused(tmp_path: Path, keywords: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        quiet_trainer(tmp_path).scale_batch_size(**keywords)

@@ -1,0 +1,127 @@
+"""`fast_dev_run`: a whole script in a few batches, of which nothing is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+
+from littrainer import EarlyStoppingCallback, Trainer, TrainerCallback
+from littrainer.tracking.tensorboard import TensorBoardCallback
+from tests.scenarios.models import VectorClassifier
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+
+EVERYTHING: dict[str, Any] = {
+    "num_train_epochs": 5,
+    "gradient_accumulation_steps": 2,
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "loss",
+}
+
+
+class Noting(TrainerCallback):
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.events.append("step")
+        control.should_save = control.should_evaluate = True
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.events.append("evaluation")
+        control.should_save = True
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self.events.append("save")
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+@pytest.mark.parametrize(("number", "steps", "seen"), [(True, 1, [4]), (3, 2, [4, 4, 4])])
+def test_it_is_one_short_epoch_with_one_evaluation(
+    tmp_path: Path, kind: type[Trainer], number: Any, steps: int, seen: list[int]
+) -> None:
+    rows: list[tuple[bool, int]] = []
+
+    class Counting(VectorClassifier):
+        def forward(self, x: Any, labels: Any = None) -> Any:
+            rows.append((self.training, len(x)))
+            return super().forward(x, labels)
+
+    noting = Noting()
+    given = {"callbacks": [noting, EarlyStoppingCallback()]}
+    trainer = quiet_trainer(
+        tmp_path, Counting(), rows=20, kind=kind, given=given, lightning={"fast_dev_run": number}, **EVERYTHING
+    )
+    before = dict(vars(trainer.args))
+    assert trainer.train().global_step == steps
+    assert [size for training, size in rows if training] == seen
+    assert [size for training, size in rows if not training] == [3, 3, 1][: int(number)]
+    assert noting.events == ["step"] * steps + ["evaluation"]
+    assert list(tmp_path.iterdir()) == [] and vars(trainer.args) == before
+    assert sum("loss" in entry for entry in trainer.state.log_history) == steps
+    rows.clear()
+    trainer.predict(trainer.eval_dataset)
+    assert len(rows) == int(number)
+
+
+def test_lightning_callbacks_that_save_or_stop_stay_quiet_and_others_do_their_work(tmp_path: Path) -> None:
+    class Noting(LearningRateMonitor):
+        steps = 0
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.steps += 1
+
+    saving, stopping, watching = ModelCheckpoint(every_n_train_steps=1), EarlyStopping("eval_loss"), Noting()
+    trainer = quiet_trainer(
+        tmp_path,
+        given={"callbacks": [saving, stopping, watching], "lightning": {"fast_dev_run": True}},
+        eval_strategy="epoch",
+    )
+    trainer.train()
+    assert saving.best_model_path == "" and stopping.wait_count == 0 and watching.steps == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_tracker_hears_of_it(tmp_path: Path) -> None:
+    class Tracker(TensorBoardCallback):
+        heard = 0
+
+        def on_log(self, *_: Any, **__: Any) -> None:
+            type(self).heard += 1
+
+    own, loggers = Tracker(), CSVLogger(str(tmp_path / "csv"))
+    lightning = {"fast_dev_run": True, "logger": loggers}
+    trainer = quiet_trainer(
+        tmp_path / "run",
+        given={"callbacks": [TrainerCallback(), own, Noting()], "lightning": lightning},
+        report_to="tensorboard",
+        logging_strategy="steps",
+        logging_steps=1,
+    )
+    places = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
+    trainer.train()
+    assert Tracker.heard == 0 and not (tmp_path / "csv").exists()
+    assert list((tmp_path / "run").iterdir()) == []
+    assert [type(callback).__name__ for callback in trainer.callback_handler.callbacks] == places
+    trainer.lightning_keywords.clear()
+    trainer.train()
+    assert Tracker.heard > 0
+
+
+def test_without_evaluation_data_there_is_no_evaluation(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, given={"eval_dataset": None}, lightning={"fast_dev_run": True})
+    assert trainer.train().global_step == 1
+    assert not any("eval_loss" in entry for entry in trainer.state.log_history)
+
+
+def test_it_begins_at_the_beginning(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, lightning={"fast_dev_run": True})
+    with pytest.raises(ValueError, match=r"tries a training out from its beginning, .* leave one of them out"):
+        trainer.train(resume_from_checkpoint=True)

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from tests.distributed.together import PROCESSES, found_in, run_together
+from tests.plain_lightning import reading_process
+from tests.plain_lightning.reading import (
+    CountingModule,
+    Numbers,
+    PlainModule,
+    SavingOnce,
+    StreamOfNumbers,
+    collate,
+    collate_with_noise,
+    fit,
+    numbers_module,
+)
+
+# Six micro-batches of 4, the last of 2.
+ROWS = 22
+EPOCH = 6
+
+
+class LoadsLate(SingleDeviceStrategy):
+    """Loads a checkpoint when the optimizer has been made, as strategies do that shard."""
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return True
+
+
+def interrupted_and_resumed(
+    folder: Path,
+    hook: str,
+    number: int,
+    *,
+    kind: Any = CountingModule,
+    rows: Any = None,
+    collator: Any = collate_with_noise,
+    evaluated: Any = None,
+    seed: int = 77,
+    loads_late: bool = False,
+    arguments: dict[str, Any] | None = None,
+    **keywords: Any,
+) -> tuple[list[Any], list[Any]]:
+    """What a model is trained on, and one that goes on from a checkpoint of the first training.
+
+    Parameters:
+        hook, number: the checkpoint is written when this hook is called for the n-th time.
+        seed: of the second training, which has begun in another process.
+    """
+    checkpoint = folder / "one.ckpt"
+
+    def data() -> Any:
+        return numbers_module(Numbers(ROWS) if rows is None else rows, collator, evaluated, **(arguments or {}))
+
+    whole = fit(kind(), data(), callbacks=[SavingOnce(checkpoint, hook, number)], **keywords)
+    if loads_late:
+        keywords.update(strategy=LoadsLate(torch.device("cpu")), accelerator="auto")
+    rest = fit(kind(), data(), seed=seed, checkpoint=checkpoint, **keywords)
+    return whole.heard, rest.heard
+
+
+@pytest.mark.parametrize("kind", [CountingModule, PlainModule])
+@pytest.mark.parametrize(("accumulation", "number", "goes_on_behind"), [(1, 4, 4), (1, 6, 6), (4, 8, 6), (4, 10, 10)])
+def test_a_resumed_training_gets_the_batches_and_random_draws_of_one_that_was_not_interrupted(
+    tmp_path: Path, kind: Any, accumulation: int, number: int, goes_on_behind: int
+) -> None:
+    whole, rest = interrupted_and_resumed(
+        tmp_path, "on_train_batch_end", number, kind=kind, accumulate_grad_batches=accumulation
+    )
+    assert len(whole) == 3 * EPOCH
+    assert rest == whole[goes_on_behind:]
+
+
+@pytest.mark.parametrize("number", [3, 5])
+def test_a_checkpoint_within_an_optimizer_step_resumes_at_its_beginning_since_gradients_are_not_kept(
+    tmp_path: Path, number: int
+) -> None:
+    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_end", number, accumulate_grad_batches=2)
+    assert rest == whole[number - 1 :]
+
+
+@pytest.mark.parametrize("hook", ["on_train_epoch_start", "on_train_epoch_end", "on_validation_end"])
+@pytest.mark.parametrize("limit", [{}, {"max_epochs": -1, "max_steps": 3 * EPOCH}])
+def test_a_checkpoint_between_epochs_resumes_with_the_next_one(tmp_path: Path, hook: str, limit: Any) -> None:
+    number = 2 if hook == "on_train_epoch_start" else 1
+    whole, rest = interrupted_and_resumed(tmp_path, hook, number, evaluated=Numbers(3), **limit)
+    assert len(whole) == 3 * EPOCH
+    assert rest == whole[EPOCH:]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"train_sampling_strategy": "group_by_length"},
+        {"accelerator_config": {"use_seedable_sampler": False}},
+    ],
+)
+def test_a_resumed_training_goes_on_in_an_order_that_follows_from_the_generators(
+    tmp_path: Path, arguments: Any
+) -> None:
+    rows = [{"x": float(index), "input_ids": [0] * (index % 5 + 1)} for index in range(ROWS)]
+    whole, rest = interrupted_and_resumed(
+        tmp_path, "on_train_batch_end", EPOCH + 2, rows=rows, arguments={**arguments, "remove_unused_columns": False}
+    )
+    assert rest == whole[EPOCH + 2 :]
+
+
+def test_a_resumed_training_goes_on_with_the_draws_of_workers_that_live_on(tmp_path: Path) -> None:
+    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_end", 2, arguments=workers, max_epochs=2)
+    assert rest == whole[2:]
+
+
+@pytest.mark.parametrize("limit", [{}, {"max_epochs": -1, "max_steps": 8}])
+@pytest.mark.parametrize(("accumulation", "number"), [(1, 3), (2, 3), (1, 6), (1, 7)])
+def test_a_training_on_a_stream_of_unknown_length_is_resumed_exactly(
+    tmp_path: Path, limit: Any, accumulation: int, number: int
+) -> None:
+    whole, rest = interrupted_and_resumed(
+        tmp_path,
+        "on_train_batch_end",
+        number,
+        rows=StreamOfNumbers(ROWS),
+        accumulate_grad_batches=accumulation,
+        **limit,
+    )
+    assert rest == whole[number - number % accumulation :]
+
+
+@pytest.mark.parametrize("rows", [Numbers(ROWS), StreamOfNumbers(ROWS)])
+@pytest.mark.parametrize("number", [2, EPOCH])
+def test_strategies_that_load_a_checkpoint_late_resume_exactly_too(tmp_path: Path, rows: Any, number: int) -> None:
+    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_end", number, rows=rows, loads_late=True)
+    assert rest == whole[number:]
+
+
+def test_a_resumed_training_shuffles_as_before_whatever_its_seed(tmp_path: Path) -> None:
+    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_end", 2, collator=collate, seed=1)
+    assert sorted(value for numbers, _ in [*whole[:2], *rest[: EPOCH - 2]] for value in numbers) == list(range(ROWS))
+
+
+def test_lightning_does_not_say_that_the_data_cannot_be_resumed(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    interrupted_and_resumed(tmp_path, "on_train_batch_end", 2)
+    assert not [warning for warning in recwarn if "not resumable" in str(warning.message)]
+
+
+def test_a_checkpoint_of_another_loader_resumes_behind_as_many_batches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint, own = tmp_path / "one.ckpt", torch.utils.data.DataLoader(Numbers(ROWS), 4, collate_fn=collate)
+    trainer = pl.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        callbacks=[SavingOnce(checkpoint, "on_train_batch_end", 2)],
+    )
+    trainer.fit(PlainModule(), own)
+    with caplog.at_level(logging.WARNING, "littrainer"):
+        data = numbers_module(Numbers(ROWS), train_sampling_strategy="sequential")
+        rest = fit(PlainModule(), data, checkpoint=checkpoint, max_epochs=1)
+    assert [numbers[0] for numbers in rest.numbers] == [8.0, 12.0, 16.0, 20.0]
+    assert "behind 2 micro-batches of epoch 0" in caplog.text
+
+
+def test_other_sizes_than_those_of_the_checkpoint_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = tmp_path / "one.ckpt"
+    fit(PlainModule(), numbers_module(Numbers(ROWS)), callbacks=[SavingOnce(checkpoint, "on_train_batch_end", 2)])
+    with caplog.at_level(logging.WARNING, "littrainer"):
+        data = numbers_module(Numbers(ROWS), per_device_train_batch_size=2)
+        rest = fit(PlainModule(), data, checkpoint=checkpoint, max_epochs=1)
+    assert len(rest.heard) == ROWS // 2 - 2
+    assert "there are now 2 samples per micro-batch (4), 11 micro-batches per epoch (6)" in caplog.text
+    assert "behind 2 of these micro-batches in epoch 0" in caplog.text
+
+
+def test_a_training_on_a_part_of_each_epoch_is_resumed_exactly(tmp_path: Path) -> None:
+    whole, rest = interrupted_and_resumed(
+        tmp_path, "on_train_batch_end", 6, accumulate_grad_batches=2, limit_train_batches=5
+    )
+    assert len(whole) == 15
+    assert rest == whole[5:]
+
+
+def test_windows_close_where_lightning_steps_also_where_accumulation_or_length_change() -> None:
+    schedule = pl.callbacks.GradientAccumulationScheduler({0: 2, 1: 3})
+    module = CountingModule()
+    fit(module, numbers_module(Numbers(ROWS)), max_epochs=2, limit_train_batches=5, callbacks=[schedule])
+    places = [(one.position, one.window_size, one.closes_window, one.num_items_in_window) for one in module.windows]
+    two, three = [(0, 2, False, 8), (1, 2, True, 8)], [(0, 3, False, 12), (1, 3, False, 12), (2, 3, True, 12)]
+    assert places == [*two, *two, (0, 1, True, 4), *three, *two]
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_a_stream_that_ends_before_max_steps_is_validated_at_its_end_and_begun_again(accumulation: int) -> None:
+    class Steps(pl.Callback):
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def on_validation_end(self, trainer: pl.Trainer, _: Any) -> None:
+            if not trainer.sanity_checking:
+                self.seen.append(trainer.global_step)
+
+    steps = Steps()
+    data = numbers_module(StreamOfNumbers(ROWS), collate, Numbers(2))
+    keywords = {"accumulate_grad_batches": accumulation, "max_epochs": -1, "max_steps": 2 * EPOCH // accumulation}
+    heard = fit(CountingModule(), data, callbacks=[steps], **keywords).numbers
+    in_epoch = -(-EPOCH // accumulation)
+    assert steps.seen == list(range(in_epoch, keywords["max_steps"] + 1, in_epoch))
+    assert heard[EPOCH] == heard[0]
+
+
+def test_two_processes_share_the_data_as_under_our_trainer_and_resume_it_together(tmp_path: Path) -> None:
+    run_together(reading_process.__name__, tmp_path)
+    found = found_in(tmp_path)
+    for one in found:
+        assert len(one["lightning"]) == 6
+        assert one["lightning"] == one["ours"]
+        assert len(one["stream"]) == 4
+        assert one["stream"] == one["our stream"]
+        assert one["resumed"] == one["lightning"][reading_process.SAVED_AFTER :]
+        assert one["places"] == PROCESSES
+    read = [int(value) for one in found for numbers, _ in one["unseeded"] for value in numbers]
+    assert set(read) == set(range(ROWS))

@@ -1,0 +1,115 @@
+"""Model and data on Lightning's command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from littrainer import TrainerDataModule, TransformersModule
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import Rows, token_rows
+from tests.scenarios.metrics import accuracy
+from tests.scenarios.models import tiny_bert_classifier
+
+pytest.importorskip("jsonargparse")
+
+from lightning.pytorch.cli import LightningCLI
+
+TRAINER: dict[str, Any] = {
+    "accelerator": "cpu",
+    "max_epochs": 1,
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+class RowsFromItsOptions(TrainerDataModule):
+    """Makes its rows when it is set up, from what the command line says."""
+
+    def __init__(self, args: dict[str, Any] | None = None, rows: int = 8):
+        super().__init__(args=args, data_collator=pad_tokens)
+        self.rows = rows
+
+    def setup(self, stage: str | None = None) -> None:
+        self.train_dataset = Rows(token_rows(self.rows))
+        self.eval_dataset = Rows(token_rows(4, seed=1))
+        super().setup(stage)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model of transformers on the disk."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny_bert_classifier().save_pretrained(folder)
+    return str(folder)
+
+
+def cli(folder: Path, *options: str, module: type[TransformersModule] = TransformersModule) -> LightningCLI:
+    return LightningCLI(
+        module,
+        RowsFromItsOptions,
+        trainer_defaults={**TRAINER, "default_root_dir": str(folder)},
+        save_config_kwargs={"overwrite": True},
+        args=list(options),
+    )
+
+
+def test_options_and_a_file_set_arguments_of_the_model_and_its_data(tmp_path: Path, model_folder: str) -> None:
+    file = {
+        "model": {
+            "model": model_folder,
+            "args": {"learning_rate": 0.5, "optim": "sgd", "lr_scheduler_type": "constant"},
+        },
+        "data": {"args": {"per_device_train_batch_size": 4}, "rows": 12},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(file))
+    options = ["--config", str(tmp_path / "run.yaml"), "--model.args.learning_rate=2e-3"]
+    options.append("--model.compute_metrics=tests.scenarios.metrics.accuracy")
+    done = cli(tmp_path, "fit", *options)
+    assert done.trainer.global_step == 3
+    assert type(done.model.model).__name__ == "BertForSequenceClassification"
+    (optimizer,) = done.trainer.optimizers
+    assert type(optimizer).__name__ == "SGD" and optimizer.param_groups[0]["lr"] == 2e-3
+    assert done.model.compute_metrics is accuracy
+    assert {"val_loss", "val_accuracy"} <= set(done.trainer.callback_metrics)
+    written = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert written["model"]["args"]["learning_rate"] == 2e-3 and written["data"]["rows"] == 12
+
+
+def test_a_saved_run_is_validated_from_its_checkpoint_on_the_command_line(tmp_path: Path, model_folder: str) -> None:
+    options = [f"--model.model={model_folder}", "--model.args.learning_rate=0.02"]
+    trained = cli(tmp_path, "fit", *options)
+    loss = trained.trainer.callback_metrics["val_loss"].item()
+    (checkpoint,) = (tmp_path / "checkpoints").glob("*.ckpt")
+    again = cli(tmp_path, "validate", *options, "--ckpt_path", str(checkpoint))
+    assert again.trainer.callback_metrics["val_loss"].item() == loss
+
+
+class SmallBert(TransformersModule):
+    """A module of a user's own, with options of its own."""
+
+    def __init__(self, args: dict[str, Any] | None = None, hidden: int = 16):
+        super().__init__(tiny_bert_classifier(hidden_size=hidden), args, compute_metrics=accuracy)
+        self.save_hyperparameters()
+
+
+def test_a_subclass_brings_options_of_its_own(tmp_path: Path) -> None:
+    done = cli(tmp_path, "fit", "--model.hidden=8", "--model.args.weight_decay=0.25", module=SmallBert)
+    assert done.model.model.config.hidden_size == 8
+    assert {group["weight_decay"] for group in done.trainer.optimizers[0].param_groups} == {0.0, 0.25}
+    (checkpoint,) = (tmp_path / "checkpoints").glob("*.ckpt")
+    loaded = SmallBert.load_from_checkpoint(checkpoint)
+    assert loaded.model.config.hidden_size == 8 and loaded.args.weight_decay == 0.25
+    # Options of the command line come from the checkpoint too.
+    again = cli(tmp_path, "validate", "--ckpt_path", str(checkpoint), module=SmallBert)
+    assert again.model.model.config.hidden_size == 8
+    assert again.trainer.callback_metrics["val_loss"] == done.trainer.callback_metrics["val_loss"]
+
+
+def test_an_unknown_argument_ends_the_command_line_with_its_name(tmp_path: Path, model_folder: str) -> None:
+    with pytest.raises(TypeError, match=r"learing_rate.*learning_rate"):
+        cli(tmp_path, "fit", f"--model.model={model_folder}", "--model.args.learing_rate=0.1")

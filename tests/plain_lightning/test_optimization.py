@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from littrainer.plain_lightning.optimization import check_accumulation
+from tests.plain_lightning.fitting import module_of
+
+
+def lightning_trainer(handles: bool, accumulation: int) -> Any:
+    return SimpleNamespace(
+        strategy=SimpleNamespace(handles_gradient_accumulation=handles), accumulate_grad_batches=accumulation
+    )
+
+
+def test_accumulation_is_refused_where_the_strategy_hides_the_gradients() -> None:
+    with pytest.raises(ValueError, match=r"accumulate_grad_batches=2 with SimpleNamespace.*use FSDP"):
+        check_accumulation(lightning_trainer(True, 2))
+    check_accumulation(lightning_trainer(True, 1))
+    check_accumulation(lightning_trainer(False, 2))
+
+
+def test_an_optimizer_with_a_backward_pass_of_its_own_is_refused() -> None:
+    class Fused(torch.optim.SGD):
+        def fused_backward(self, loss: torch.Tensor, lr: float) -> None:
+            raise AssertionError
+
+    with pytest.raises(ValueError, match=r"does not call.*Train with littrainer\.Trainer"):
+        module_of(optimizer_cls_and_kwargs=(Fused, {"lr": 0.1})).optimizer_and_schedule(3)
+
+
+def test_unfit_options_of_a_schedule_are_refused_as_in_a_trainer() -> None:
+    module = module_of(args={"lr_scheduler_kwargs": {"num_cycles": 2}})
+    with pytest.raises(TypeError, match="num_cycles"):
+        module.optimizer_and_schedule(3)
