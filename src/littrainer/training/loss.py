@@ -170,6 +170,13 @@ class PendingLosses:
         self._steps: list[int] = []
         self._is_filtered = False
 
+    def take(self, trainer: Trainer, loss: torch.Tensor) -> None:
+        """Take the loss of the micro-batch at hand, for the sum of a Trainer."""
+        # Not by its name, since whoever asks for the sum by that has these losses added to it.
+        running = vars(trainer)["_tr_loss"]
+        steps_since_logging = trainer.state.global_step - trainer._globalstep_last_logged
+        self.append(running, loss, steps_since_logging, trainer.args.logging_nan_inf_filter)
+
     def append(self, running: torch.Tensor, loss: torch.Tensor, steps_since_logging: int, filtered: bool) -> None:
         """Take a loss, which `add_to_running_loss` would add to the running sum."""
         can_wait = loss.dim() == 0 and loss.dtype is torch.float32 is running.dtype and loss.device == running.device

@@ -351,13 +351,7 @@ class TrainingRun:
     def add_loss(self, loss: torch.Tensor, micro_batch: MicroBatch) -> None:
         """Count a micro-batch's loss, floating-point operations and tokens."""
         trainer = self.trainer
-        self.losses.append(
-            # Not by its name, since whoever asks for the sum by that has these losses added to it.
-            vars(trainer)["_tr_loss"],
-            loss,
-            trainer.state.global_step - trainer._globalstep_last_logged,
-            trainer.args.logging_nan_inf_filter,
-        )
+        self.losses.take(trainer, loss)
         trainer.current_flos += float(trainer.floating_point_ops(micro_batch.inputs))
         trainer._track_num_input_tokens(micro_batch.inputs)
 
