@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from littrainer.callbacks.base import EVENTS, TrainerCallback, listens_to
@@ -24,6 +25,9 @@ CLEARED_BY = {
     "on_save": ("should_save",),
     "on_log": ("should_log",),
 }
+# What each event is given by keyword, read from the handler.
+OFFERED = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
+read_offered = attrgetter(*OFFERED)
 # The argument that an event adds, which callers may also give by position.
 PAYLOAD = {"on_evaluate": "metrics", "on_predict": "metrics", "on_log": "logs"}
 
@@ -132,12 +136,7 @@ class CallbackHandler(TrainerCallback):
                     args,
                     state,
                     control,
-                    model=self.model,
-                    processing_class=self.processing_class,
-                    optimizer=self.optimizer,
-                    lr_scheduler=self.lr_scheduler,
-                    train_dataloader=self.train_dataloader,
-                    eval_dataloader=self.eval_dataloader,
+                    **dict(zip(OFFERED, read_offered(self), strict=True)),
                     **kwargs,
                 )
                 if answer is not None and answer is not control:

@@ -170,7 +170,7 @@ class PendingLosses:
         self._steps: list[int] = []
         self._is_filtered = False
 
-    def take(self, trainer: Trainer, loss: torch.Tensor) -> None:
+    def take(self, trainer: Any, loss: torch.Tensor) -> None:
         """Take the loss of the micro-batch at hand, for the sum of a Trainer."""
         # Not by its name, since whoever asks for the sum by that has these losses added to it.
         running = vars(trainer)["_tr_loss"]
