@@ -2,15 +2,16 @@
 
     python benchmarks/step_overhead.py                  microseconds per step, tiny models
     python benchmarks/step_overhead.py --job mlp --rounds 9 --clock cpu
+    python benchmarks/step_overhead.py --accumulation 4 four micro-batches for each optimizer step
     python benchmarks/step_overhead.py --memory         peak memory of a whole process
 
 Every side draws shuffled batches of 8, runs forward and backward, clips to norm 1, takes an AdamW step and advances a
 linear schedule; none logs, saves or shows a bar. All sides take turns in one process on one thread, each round
 starting with another side, so that a change of clock speed or load falls on all of them. Time counts from the end of
 the last warm-up step to the end of the last step, seen by a callback of the side's own kind: imports, construction and
-the end of training stay out. A table gives the median over the rounds, the fastest and the slowest round, and the
-median of the differences to the raw loop of the same round. Compare numbers of one run only; on a busy machine,
---clock cpu leaves out the time in which other processes ran.
+the end of training stay out. A table gives the median over the rounds, the fastest and the slowest round, the median
+of the differences to the raw loop of the same round, and that as a share of transformers'. Compare numbers of one run
+only; on a busy machine, --clock cpu leaves out the time in which other processes ran.
 
 With --memory each side trains the same job in a process of its own, checkpoint included, and the table gives the
 largest resident set that the process reached. Both need transformers and accelerate beside littrainer.
@@ -33,7 +34,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
@@ -102,12 +103,14 @@ class Job:
         build_model: Makes the model, the same weights after the same seed.
         build_samples: Makes that many samples.
         steps: Optimizer steps of one run, warm-up included.
+        accumulation: Micro-batches of an optimizer step.
     """
 
     title: str
     build_model: Callable[[], nn.Module]
     build_samples: Callable[[int], Samples]
     steps: int
+    accumulation: int = 1
 
 
 STEP_JOBS = {
@@ -164,8 +167,11 @@ def batches(samples: Samples) -> DataLoader[Any]:
 def run_raw(model: nn.Module, samples: Samples, job: Job, clock: StepClock) -> None:
     optimizer, schedule = optimizer_and_schedule(model, job.steps)
     model.train()
-    for batch in batches(samples):
-        model(**batch)["loss"].backward()
+    for number, batch in enumerate(batches(samples), start=1):
+        loss = model(**batch)["loss"]
+        (loss if job.accumulation == 1 else loss / job.accumulation).backward()
+        if number % job.accumulation:
+            continue
         nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
         optimizer.step()
         schedule.step()
@@ -191,8 +197,9 @@ def run_lightning(model: nn.Module, samples: Samples, job: Job, clock: StepClock
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     class Probe(pl.Callback):
-        def on_train_batch_end(self, *_: Any) -> None:
-            clock.step_ended()
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if (batch_idx + 1) % job.accumulation == 0:
+                clock.step_ended()
 
     model.train()
     trainer = pl.Trainer(
@@ -200,6 +207,7 @@ def run_lightning(model: nn.Module, samples: Samples, job: Job, clock: StepClock
         accelerator="cpu",
         devices=1,
         gradient_clip_val=MAX_NORM,
+        accumulate_grad_batches=job.accumulation,
         callbacks=[Probe()],
         logger=False,
         enable_checkpointing=False,
@@ -226,6 +234,7 @@ def run_trainer(
             per_device_train_batch_size=BATCH_SIZE,
             learning_rate=LEARNING_RATE,
             max_grad_norm=MAX_NORM,
+            gradient_accumulation_steps=job.accumulation,
             logging_strategy="no",
             save_strategy=save_strategy,
             save_steps=job.steps,
@@ -257,7 +266,7 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 def microseconds_per_step(side: str, job: Job, clock_name: str) -> float:
     torch.manual_seed(0)
-    model, samples = job.build_model(), job.build_samples(job.steps * BATCH_SIZE)
+    model, samples = job.build_model(), job.build_samples(job.steps * BATCH_SIZE * job.accumulation)
     clock = StepClock(CLOCKS[clock_name])
     gc.collect()
     SIDES[side](model, samples, job, clock)
@@ -282,13 +291,17 @@ def measure_steps(job: Job, rounds: int, clock_name: str) -> dict[str, list[floa
 def print_steps(job: Job, measured: dict[str, list[float]], clock_name: str) -> None:
     rounds = len(measured[BASELINE])
     steps = job.steps - WARMUP_STEPS
-    print(f"\n{job.title}, batch {BATCH_SIZE}: {rounds} rounds of {steps} steps, {clock_name} time\n")
-    print("| side | us per step | range | over the raw loop, us |")
-    print("| --- | ---: | ---: | ---: |")
+    windows = "" if job.accumulation == 1 else f", {job.accumulation} micro-batches for each step"
+    print(f"\n{job.title}, batch {BATCH_SIZE}{windows}: {rounds} rounds of {steps} steps, {clock_name} time\n")
+    print("| side | us per step | range | over the raw loop, us | share of transformers' |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    over = {
+        side: statistics.median(mine - raw for mine, raw in zip(times, measured[BASELINE], strict=True))
+        for side, times in measured.items()
+    }
     for side, times in measured.items():
-        over = statistics.median(mine - raw for mine, raw in zip(times, measured[BASELINE], strict=True))
-        over_cell = "" if side == BASELINE else f"{over:.0f}"
-        print(f"| {side} | {statistics.median(times):.0f} | {min(times):.0f} to {max(times):.0f} | {over_cell} |")
+        cells = " | " if side == BASELINE else f"{over[side]:.0f} | {over[side] / over['transformers']:.2f}"
+        print(f"| {side} | {statistics.median(times):.0f} | {min(times):.0f} to {max(times):.0f} | {cells} |")
 
 
 # ---------------------------------------------------------------- memory
@@ -337,10 +350,13 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--job", choices=["mlp", "bert"], help="one job only (default: both)")
     parser.add_argument("--rounds", type=int, help="times each side runs (default: 7, with --memory 3)")
+    parser.add_argument("--accumulation", type=int, default=1, help="micro-batches of a step (default: 1)")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="what the time per step counts")
     parser.add_argument("--memory", action="store_true", help="compare peak memory instead of time per step")
     parser.add_argument("--peak-of", choices=["transformers", "littrainer"], help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.accumulation < 1:
+        parser.error("--accumulation must be at least 1")
     if options.rounds is not None and options.rounds < 1:
         parser.error("--rounds must be at least 1")
     return options
@@ -360,7 +376,7 @@ def main() -> None:
         print_memory(job_names, options.rounds or 3)
         return
     for name in job_names:
-        job = STEP_JOBS[name]
+        job = replace(STEP_JOBS[name], accumulation=options.accumulation)
         print_steps(job, measure_steps(job, options.rounds or 7, options.clock), options.clock)
 
 

@@ -124,6 +124,7 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
 
     from littrainer.callbacks.bridge import events_around
     from littrainer.checkpoint.lightning_io import save_in_each_process, with_checkpoint_io
+    from littrainer.lean_loop import run_lean
     from littrainer.lightning_internals import count_from, leave_signals_alone, resume_nothing
     from littrainer.precision import precision_plugin
     from littrainer.strategies.given import fitted_strategy
@@ -176,6 +177,8 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
             built = pl.Trainer(callbacks=callbacks, **keywords)
         except MisconfigurationException as error:
             raise ValueError(f"lightning.Trainer refuses a keyword given as `lightning`: {error}") from error
+    if run is not None:
+        run_lean(built)
     save_in_each_process(built.strategy)
     leave_signals_alone(built)
     resume_nothing(built)
@@ -235,6 +238,7 @@ def import_lightning() -> None:
     """
     import littrainer.callbacks.bridge
     import littrainer.checkpoint.lightning_io
+    import littrainer.lean_loop
     import littrainer.lightning_internals
     import littrainer.module
     import littrainer.precision

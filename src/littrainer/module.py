@@ -26,7 +26,7 @@ from littrainer.evaluation.batch_stream import Stretch, single_batches
 from littrainer.interruptions import carries_stop_iteration
 from littrainer.lightning_internals import count_optimizer_steps_from, replace_optimizer, show_number_of_batches
 from littrainer.model_wrapping import follow_unfrozen_parameters
-from littrainer.optim.closures import closure_before_step, updates_during_backward
+from littrainer.optim.closures import closure_before_step, step_after_backward, updates_during_backward
 from littrainer.optim.schedules import steps_with_metric
 
 if TYPE_CHECKING:
@@ -129,14 +129,16 @@ class TrainerModule(pl.LightningModule):
         if manual is self.automatic_optimization:
             self.automatic_optimization = not manual
             count_optimizer_steps_from(self.trainer, self.owner.state.global_step)
-        self._follow_optimizer()
+        self.follow_optimizer()
         self._follow_schedule()
         follow_unfrozen_parameters(self.owner)
 
-    def _follow_optimizer(self) -> None:
+    def follow_optimizer(self) -> Any:
+        """The optimizer that steps next, from here on Lightning's too."""
         if self.owner.optimizer is not self._optimizer:
             self._optimizer = self.owner.optimizer
             replace_optimizer(self.trainer, self._optimizer)
+        return self._optimizer
 
     def _follow_schedule(self) -> None:
         schedule: Any = self.owner.lr_scheduler
@@ -162,16 +164,21 @@ class TrainerModule(pl.LightningModule):
             if micro_batch.closes_window:
                 self._step_optimizer_manually(run)
             return loss
-        loss = self.owner._forward_for_training(self.owner.model_wrapped, micro_batch.inputs, number)
-        run.add_loss(loss.detach(), micro_batch)
-        steps = self.owner.accelerator.gradient_state.plugin_kwargs.get("num_steps", 1)
-        if steps != 1:
-            # A script has told its accelerator to divide too.
-            loss = loss / steps
+        loss = self.loss_of(micro_batch)
         # Lightning divides the loss by this number next. The Trainer has divided by the true window already, and
         # multiplying back would not be exact, so there is nothing left to divide until the backward pass begins.
         self.trainer.accumulate_grad_batches = 1
         return loss
+
+    @carries_stop_iteration
+    def loss_of(self, micro_batch: MicroBatch) -> torch.Tensor:
+        """Forward pass of a micro-batch in automatic optimization: the loss as it goes into the backward pass."""
+        owner = self.owner
+        loss = owner._forward_for_training(owner.model_wrapped, micro_batch.inputs, micro_batch.num_items_in_window)
+        self._active_run().add_loss(loss, micro_batch)
+        steps = owner.accelerator.gradient_state.plugin_kwargs.get("num_steps", 1)
+        # A script may have told its accelerator to divide too.
+        return loss if steps == 1 else loss / steps
 
     @property
     def exchanges_gradients(self) -> bool:
@@ -228,10 +235,20 @@ class TrainerModule(pl.LightningModule):
         optimizer_closure: Callable[[], Any] | None = None,
     ) -> None:
         """Forward, backward and step in one, as Lightning has it; then `on_optimizer_step`."""
-        self._follow_optimizer()
+        self.follow_optimizer()
         with closure_before_step(self._optimizer, lambda: self.owner.optimizer):
             super().optimizer_step(epoch, batch_idx, self.optimizers(), optimizer_closure)  # type: ignore[arg-type]
         self._active_run().after_optimizer_step()
+        self._follow_schedule()
+        self._step_own_schedule()
+
+    @carries_stop_iteration
+    def step_after_backward(self) -> None:
+        """What `optimizer_step` does once the gradients of a window are complete."""
+        run = self._active_run()
+        run.before_optimizer_step()
+        step_after_backward(self.owner.optimizer)
+        run.after_optimizer_step()
         self._follow_schedule()
         self._step_own_schedule()
 
@@ -250,10 +267,10 @@ class TrainerModule(pl.LightningModule):
             scheduler.step()
 
     def _step_optimizer_manually(self, run: TrainingRun) -> None:
-        self._follow_optimizer()
+        self.follow_optimizer()
         self.owner.accelerator.unscale_gradients()
         run.before_optimizer_step()
-        self._follow_optimizer()
+        self.follow_optimizer()
         optimizer: Any = self.optimizers()
         with closure_before_step(self._optimizer):
             optimizer.step()

@@ -34,6 +34,7 @@ from littrainer.ecosystem import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.hub import pushing
 from littrainer.model_facts import catch_all_name
+from littrainer.model_walk import parameters_of, train_all
 from littrainer.model_wrapping import is_own_wrapping, wrapped_model
 from littrainer.optim.gradient_norms import clip_by_norm, lie_on_several_meshes
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
@@ -227,7 +228,7 @@ class OverridePoints:
     def _forward_for_training(
         self: Any, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor:
-        model.train()
+        train_all(model)
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         inputs = self._prepare_inputs(inputs)
@@ -261,7 +262,7 @@ class OverridePoints:
     def _clip_grad_norm(self: Any, model: nn.Module) -> torch.Tensor:
         if self._has_mixed_mesh_grads(model):
             return self._mixed_mesh_grad_norm(model, self.args.max_grad_norm)
-        return self.accelerator.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)
+        return self.accelerator.clip_grad_norm_(parameters_of(model), self.args.max_grad_norm)
 
     def _get_grad_norm(self: Any, model: nn.Module, grad_norm: Any = None) -> Any:
         if grad_norm is not None:
@@ -269,10 +270,10 @@ class OverridePoints:
         # An infinite bound clips nothing and returns the norm.
         if self._has_mixed_mesh_grads(model):
             return self._mixed_mesh_grad_norm(model, float("inf"))
-        return self.accelerator.clip_grad_norm_(model.parameters(), float("inf"))
+        return self.accelerator.clip_grad_norm_(parameters_of(model), float("inf"))
 
     def _has_mixed_mesh_grads(self: Any, model: nn.Module) -> bool:
-        return self.args.world_size > 1 and lie_on_several_meshes(list(model.parameters()))
+        return self.args.world_size > 1 and lie_on_several_meshes(parameters_of(model))
 
     def _mixed_mesh_grad_norm(self: Any, model: nn.Module, max_norm: float) -> torch.Tensor:
         return clip_by_norm(model.parameters(), max_norm, several_meshes=True)
@@ -294,6 +295,11 @@ class OverridePoints:
         decisions.log_and_maybe_evaluate_and_save(
             self, tr_loss, grad_norm, model, trial, ignore_keys_for_eval, start_time, learning_rate
         )
+
+    def decides_by_itself_when_to_log(self: Any) -> bool:
+        """Whether a subclass, or this instance, has a `_maybe_log_save_evaluate` of its own, called at each step."""
+        name = "_maybe_log_save_evaluate"
+        return getattr(type(self), name) is not OverridePoints._maybe_log_save_evaluate or name in vars(self)
 
     def _determine_best_metric(self: Any, metrics: dict[str, float], trial: Any) -> bool:
         return decisions.remember_if_best(self, metrics)

@@ -472,8 +472,9 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
 
     def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which losses are computed, with that of `autocast_smart_context_manager` in it."""
-        stack = contextlib.ExitStack()
-        stack.enter_context(self.autocast_smart_context_manager())
+        stack, inner = contextlib.ExitStack(), self.autocast_smart_context_manager()
+        if type(inner) is not contextlib.nullcontext:
+            stack.enter_context(inner)
         return stack
 
     def autocast_smart_context_manager(

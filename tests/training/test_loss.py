@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from littrainer.training.loss import add_to_running_loss, items_in_window, loss_and_outputs, normalised
+from littrainer import TrainerCallback
+from littrainer.training.loss import PendingLosses, add_to_running_loss, items_in_window, loss_and_outputs, normalised
 from tests.scenarios.models import (
     CountingClassifier,
     KeywordClassifier,
@@ -69,6 +70,69 @@ def test_a_loss_that_is_no_number_counts_as_the_mean_so_far_where_filtered(
     same = running
     add_to_running_loss(running, torch.tensor(value), 2, filtered)
     assert same.item() == pytest.approx(expected, nan_ok=True)
+
+
+def added(losses: list[torch.Tensor], waiting: bool, filtered: bool, running: torch.Tensor) -> torch.Tensor:
+    pending = PendingLosses()
+    for steps, loss in enumerate(losses):
+        if waiting:
+            pending.append(running, loss, steps // 2, filtered)
+        else:
+            add_to_running_loss(running, loss, steps // 2, filtered)
+    pending.add_to(running)
+    return running
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("odd_one", [1e-3, 3e7, float("nan"), float("-inf")])
+@pytest.mark.parametrize("number", [1, 2, 3, 40, PendingLosses.MOST + 5])
+def test_losses_that_waited_have_the_sum_of_those_that_did_not_bit_for_bit(
+    number: int, odd_one: float, dtype: torch.dtype, filtered: bool
+) -> None:
+    torch.manual_seed(number)
+    losses = list((torch.rand(number) * 3).to(dtype))
+    losses[number // 2] = torch.tensor(odd_one, dtype=dtype)
+    sums = [added(losses, waiting, filtered, torch.tensor(0.7)) for waiting in (True, False)]
+    assert torch.equal(sums[0].view(torch.int32), sums[1].view(torch.int32)) or (sums[0].isnan() and sums[1].isnan())
+
+
+def test_a_loss_that_is_changed_after_it_was_noted_counts_as_it_was() -> None:
+    pending, loss, running = PendingLosses(), torch.tensor(2.0), torch.tensor(1.0)
+    pending.append(running, loss, 0, True)
+    loss.fill_(100.0)
+    pending.add_to(running)
+    assert running.item() == 3.0
+
+
+def test_whoever_asks_for_the_sum_in_training_gets_all_of_it(tmp_path: Path) -> None:
+    sums: list[float] = []
+
+    class Asking(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step in (2, 5):
+                sums.append(trainer._tr_loss.item())
+
+    trainer = quiet_trainer(
+        tmp_path, given={"callbacks": [Asking()]}, max_steps=6, logging_strategy="steps", logging_steps=1
+    )
+    trainer.train()
+    one_by_one = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    other = quiet_trainer(tmp_path, given={"callbacks": [Asking()]}, max_steps=6)
+    trainer, sums_of_one = other, sums[:]
+    sums.clear()
+    other.train()
+    assert sums_of_one == [one_by_one[1], one_by_one[4]]
+    assert sums == pytest.approx([sum(one_by_one[:2]), sum(one_by_one[:5])])
+
+
+def test_a_sum_set_by_a_script_has_none_of_the_losses_before(tmp_path: Path) -> None:
+    class Setting(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            trainer._tr_loss = torch.tensor(5.0)
+
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [Setting()]}, max_steps=4)
+    assert trainer.train().training_loss == 5.0 / 4
 
 
 def facts(**changes: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from littrainer.callbacks.base import EVENTS, TrainerCallback, listens_to
@@ -26,6 +27,7 @@ CLEARED_BY = {
 }
 # What each event is given by keyword, read from the handler.
 OFFERED = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
+read_offered = attrgetter(*OFFERED)
 # The argument that an event adds, which callers may also give by position.
 PAYLOAD = {"on_evaluate": "metrics", "on_predict": "metrics", "on_log": "logs"}
 
@@ -121,8 +123,12 @@ class CallbackHandler(TrainerCallback):
         Raises:
             TypeError: an event returned something else than a control, or set a switch to neither on nor off.
         """
+        nothing = getattr(TrainerCallback, event, None)
         # Not over a copy: a callback that another one adds is called for the same event.
         for callback in self.callbacks:
+            # What `listens_to` says, for the most frequent answer without the call.
+            if getattr(type(callback), event, None) is nothing is not None and event not in vars(callback):
+                continue
             if not listens_to(callback, event):
                 continue
             try:
@@ -130,7 +136,7 @@ class CallbackHandler(TrainerCallback):
                     args,
                     state,
                     control,
-                    **{name: getattr(self, name) for name in OFFERED},
+                    **dict(zip(OFFERED, read_offered(self), strict=True)),
                     **kwargs,
                 )
                 if answer is not None and answer is not control:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+UNSPLIT = {nn.Parameter, torch.Tensor}
+
 
 def clip_by_norm(
     parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0, several_meshes: bool | None = None
@@ -46,7 +48,7 @@ def lie_on_several_meshes(parameters: Iterable[nn.Parameter]) -> bool:
 
 def _any_is_split(parameters: Iterable[nn.Parameter]) -> bool:
     # One that is split is of a class of its own; a process that trains alone has none, and asks no further.
-    return any(hasattr(one, "device_mesh") for one in parameters)
+    return any(hasattr(kind, "device_mesh") for kind in set(map(type, parameters)) - UNSPLIT)
 
 
 def _by_mesh(parameters: Iterable[nn.Parameter]) -> dict[Any, list[nn.Parameter]]:

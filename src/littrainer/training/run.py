@@ -24,13 +24,14 @@ from littrainer.data.progress import ResumePoint
 from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.hub.pushing import finish_together
+from littrainer.model_walk import clear_gradients
 from littrainer.optim.added_groups import leave_added_groups_alone
 from littrainer.optim.changed_hyperparameters import AskedFor, are_others
 from littrainer.processes.agreement import failing_together
 from littrainer.processes.flags import FlagsRaisedTogether
 from littrainer.training import decisions
 from littrainer.training.accumulation_schedule import accumulation_schedule
-from littrainer.training.loss import add_to_running_loss
+from littrainer.training.loss import PendingLosses
 from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import evaluation_to_make_up_for
 from littrainer.training.resuming import (
@@ -78,6 +79,7 @@ class TrainingRun:
         self.checkpoint = checkpoint
         self.trial = trial
         self.ignore_keys_for_eval = ignore_keys_for_eval
+        self.losses = PendingLosses()
         self.grad_norm: Any = None
         self.learning_rate: float | None = None
         self.start_time = time.time()
@@ -349,12 +351,7 @@ class TrainingRun:
     def add_loss(self, loss: torch.Tensor, micro_batch: MicroBatch) -> None:
         """Count a micro-batch's loss, floating-point operations and tokens."""
         trainer = self.trainer
-        add_to_running_loss(
-            trainer._tr_loss,
-            loss,
-            steps_since_logging=trainer.state.global_step - trainer._globalstep_last_logged,
-            filter_non_finite=trainer.args.logging_nan_inf_filter,
-        )
+        self.losses.take(trainer, loss)
         trainer.current_flos += float(trainer.floating_point_ops(micro_batch.inputs))
         trainer._track_num_input_tokens(micro_batch.inputs)
 
@@ -380,7 +377,7 @@ class TrainingRun:
             trainer.control = handler.on_substep_end(trainer.args, trainer.state, trainer.control)
             self._settle_flags(STOPPING_FLAGS)
             return
-        trainer.model.zero_grad()
+        clear_gradients(trainer.model)
         trainer.state.global_step += 1
         self.windows.count_optimizer_step()
         trainer.state.epoch = self.epoch + micro_batch.epoch_fraction
@@ -427,6 +424,9 @@ class TrainingRun:
         trainer = self.trainer
         control = trainer.control
         calls_events = control.should_log or control.should_evaluate or control.should_save
+        # Nothing to do, and nobody to tell that; what is handed over below has to be put together first.
+        if not (calls_events or trainer.preemption.agreed is not None or trainer.decides_by_itself_when_to_log()):
+            return
         trainer._maybe_log_save_evaluate(
             trainer._tr_loss,
             self.grad_norm,

@@ -34,7 +34,15 @@ class RemoveColumnsCollator:
     def __call__(self, features: Sequence[Any]) -> Any:
         """Drop the columns and collate."""
         kept = frozenset(self.signature_columns)
-        return self.data_collator([self._without_extra_columns(feature, kept) for feature in features])
+        # Nearly all have no column to drop; copied here and below, since collators take entries out of what they get.
+        return self.data_collator(
+            [
+                dict(feature)
+                if type(feature) is dict and feature.keys() <= kept
+                else self._without_extra_columns(feature, kept)
+                for feature in features
+            ]
+        )
 
     def note_extra_columns(self, feature: Any) -> None:
         """Remember which columns of a sample are dropped, and log those of the first one that has any."""
@@ -50,7 +58,6 @@ class RemoveColumnsCollator:
         if not isinstance(feature, dict):
             return feature
         if feature.keys() <= kept:
-            # A copy also here: collators take entries out of what they are given.
             return dict(feature)
         if not feature.keys() <= kept | self.dropped.keys():
             self.note_extra_columns(feature)

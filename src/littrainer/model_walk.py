@@ -1,0 +1,78 @@
+"""Going through the modules of a model at each optimizer step, in a fraction of the time that torch's generators take.
+
+torch's `train()`, `parameters()` and `zero_grad()` go through nested generators, one for each level of the model, and
+build the name of each parameter on the way: for a BERT of 51 modules, three of these walks take as long as a fifth of
+its forward pass. These functions do what those methods do, and call them where a model has its own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+# Where the modules below one are, unless a class of modules keeps them in something of its own, as TorchScript does.
+PLAIN_CONTAINERS = (dict, OrderedDict)
+# Implementations that do no more than torch's for a plain module.
+PLAIN_TRAIN = (nn.Module.train, DistributedDataParallel.train)
+# What `parameters()` of a model calls on it.
+WALKS = ("parameters", "named_parameters", "_named_members")
+
+
+def train_all(model: Any) -> None:
+    """Put a model and all in it into training mode, as `model.train()` does."""
+    if not isinstance(model, nn.Module):
+        model.train()
+        return
+    pending: list[Any] = [model]
+    while pending:
+        module = pending.pop()
+        # A place that holds no module.
+        if module is None:
+            continue
+        inner = module._modules
+        if (
+            not module.training
+            or type(module).train not in PLAIN_TRAIN
+            or "train" in module.__dict__
+            or type(inner) not in PLAIN_CONTAINERS
+        ):
+            model.train()
+            return
+        if inner:
+            pending.extend(inner.values())
+
+
+def parameters_of(model: Any) -> list[nn.Parameter]:
+    """The parameters of a model, each once, in the order of `model.parameters()`."""
+    kind = type(model)
+    for name in WALKS:
+        if getattr(kind, name, None) is not getattr(nn.Module, name) or name in vars(model):
+            return list(model.parameters())
+    found: dict[int, nn.Parameter] = {}
+    pending: list[Any] = [model]
+    while pending:
+        module = pending.pop()
+        if module is None:
+            continue
+        inner = module._modules
+        if type(module).named_modules is not nn.Module.named_modules or type(inner) not in PLAIN_CONTAINERS:
+            return list(model.parameters())
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                found.setdefault(id(parameter), parameter)
+        if inner:
+            pending.extend(reversed(inner.values()))
+    return list(found.values())
+
+
+def clear_gradients(model: Any) -> None:
+    """Let no parameter of a model have a gradient, as `model.zero_grad()` does."""
+    if getattr(type(model), "zero_grad", None) is not nn.Module.zero_grad or "zero_grad" in vars(model):
+        model.zero_grad()
+        return
+    for parameter in parameters_of(model):
+        if parameter.grad is not None:
+            parameter.grad = None

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch import nn
+
+from littrainer.model_walk import clear_gradients, parameters_of, train_all
+
+
+class Tied(nn.Module):
+    """Two layers that share a weight, in an order of their own, beside an empty place and a bare parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, 3)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(3, 3), nn.Dropout()), nn.BatchNorm1d(3)])
+        self.first = self.blocks[0]
+        self.bare = nn.Parameter(torch.ones(2))
+        self.blocks[0][0].weight = self.last.weight  # type: ignore[index]
+        self.register_module("nothing", None)
+        self.register_parameter("no_bias", None)
+
+
+class Frozen(nn.Module):
+    """Keeps its normalisation in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normalised = nn.BatchNorm1d(3)
+        self.normalised.eval()
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.normalised.eval()
+        return self
+
+
+class Listing(nn.Linear):
+    """Says itself what its parameters are."""
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        yield "weight", self.weight
+
+
+def compiled() -> nn.Module:
+    return torch.compile(Tied(), backend="eager")  # type: ignore[return-value]
+
+
+def in_script() -> nn.Module:
+    return torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Dropout()))
+
+
+def lazy_and_grown() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.append(nn.Linear(2, 2))
+    model.insert(0, nn.Linear(2, 2))
+    return model
+
+
+MODELS: list[Callable[[], nn.Module]] = [
+    Tied, Frozen, lambda: Listing(2, 2), lambda: nn.Sequential(Frozen(), Tied(), Listing(2, 2)), compiled, in_script,
+    lazy_and_grown,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_parameters_are_those_of_the_model_in_their_order(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    expected = list(model.parameters())
+    assert [id(one) for one in parameters_of(model)] == [id(one) for one in expected] != []
+
+
+@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("change", ["none", "all", "one"])
+def test_modules_are_in_the_mode_that_train_leaves_them_in(make: Callable[[], nn.Module], change: str) -> None:
+    model, other = make(), make()
+    for one in (model, other):
+        if change == "all":
+            one.eval()
+        if change == "one":
+            list(one.modules())[-1].eval()
+    train_all(model)
+    other.train()
+    assert [one.training for one in model.modules()] == [one.training for one in other.modules()]
+
+
+def test_a_train_method_set_on_a_module_is_called() -> None:
+    model = Tied()
+    model.last.train = Mock()  # type: ignore[method-assign]
+    train_all(model)
+    model.last.train.assert_called_once_with(True)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_no_gradient_is_left(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    for one in model.parameters():
+        one.grad = torch.ones_like(one)
+    clear_gradients(model)
+    assert [one.grad for one in model.parameters() if one.grad is not None] == []
+
+
+def test_a_models_own_zero_grad_is_called() -> None:
+    class Keeping(nn.Linear):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.weight.grad = None
+
+    model = Keeping(2, 2)
+    assert model.bias is not None
+    for one in model.parameters():
+        one.grad = torch.ones_like(one)
+    clear_gradients(model)
+    assert model.weight.grad is None and model.bias.grad is not None
+
+
+def test_parameters_that_a_class_of_its_own_finds_are_found() -> None:
+    class Inner(nn.Linear):
+        def named_modules(self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
+            yield from ()
+
+    model = nn.Sequential(Inner(2, 2), nn.Linear(2, 2))
+    assert len(parameters_of(model)) == len(list(model.parameters())) == 2
