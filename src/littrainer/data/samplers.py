@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import RandomSampler, Sampler
 
+from littrainer.data.arrow_lengths import list_lengths, whole_numbers_of
 from littrainer.processes.agreement import from_each
 
 logger = logging.getLogger(__name__)
@@ -16,6 +17,9 @@ logger = logging.getLogger(__name__)
 # Batches that are sorted by length together: fewer where the data would make fewer than so many groups.
 MOST_BATCHES_SORTED_TOGETHER = 50
 FEWEST_SORTED_GROUPS = 4
+
+# Samples that are in memory at the same time while they are measured: those of a large batch.
+FETCHED_TOGETHER = 64
 
 
 class EpochSeededSampler(RandomSampler):
@@ -94,10 +98,15 @@ def sample_lengths(dataset: Any, model_input_name: str | None = None) -> list[in
         dataset: map-style, with mappings as samples.
         model_input_name: the key whose value is measured; `"input_ids"` by default.
 
+    Those of a `datasets.Dataset` are read from its table, where that tells them.
+
     Raises:
         ValueError: samples are no mappings, or have no such key.
     """
     name = "input_ids" if model_input_name is None else model_input_name
+    in_table = list_lengths(dataset, name)
+    if in_table is not None:
+        return in_table.tolist()
     # Read twice, as transformers does, so that a dataset that draws random numbers in reading stays in step with it.
     first = dataset[0]
     if not isinstance(first, Mapping) or name not in dataset[0]:
@@ -107,9 +116,20 @@ def sample_lengths(dataset: Any, model_input_name: str | None = None) -> list[in
             "samples, name a column of lengths in length_column_name (a datasets.Dataset), or choose another "
             "train_sampling_strategy."
         )
-    iterates = hasattr(type(dataset), "__iter__")
-    samples = dataset if iterates else (dataset[index] for index in range(len(dataset)))
-    return [len(sample[name]) for sample in samples]
+    return [len(sample[name]) for sample in _samples(dataset)]
+
+
+def _samples(dataset: Any) -> Iterator[Any]:
+    """The samples of a map-style dataset in its own order, fetched by batches where it has them so."""
+    if hasattr(type(dataset), "__iter__"):
+        yield from dataset
+        return
+    everything = range(len(dataset))
+    if not getattr(dataset, "__getitems__", None):
+        yield from (dataset[index] for index in everything)
+        return
+    for begin in everything[::FETCHED_TOGETHER]:
+        yield from dataset.__getitems__(list(everything[begin : begin + FETCHED_TOGETHER]))
 
 
 class LengthGroupedSampler(Sampler[int]):
@@ -184,4 +204,8 @@ class ComparedOrder(Sampler[int]):
 
 def whole_numbers(lengths: Any) -> list[int]:
     """Lengths as a list, whatever column, tensor or array they stand in: comparing them one by one has to be fast."""
+    if hasattr(lengths, "source") and hasattr(lengths, "column_name"):
+        # A column of a `datasets.Dataset`, which decodes each of its values for itself.
+        in_table = whole_numbers_of(lengths.source, lengths.column_name)
+        lengths = lengths if in_table is None else in_table
     return lengths.tolist() if hasattr(lengths, "tolist") else list(lengths)
