@@ -124,7 +124,9 @@ JOBS: dict[str, Job] = {
     "memory-bert": Job(
         "BERT, 4 layers of width 256, 128 tokens", partial(bert, 256, 4), partial(token_rows, length=128)
     ),
-    "deep-mlp": Job("MLP of 24 layers of width 32", partial(MLP, 32, 24), vectors),
+    "mlp-2-layers": Job("MLP, 2 layers", partial(MLP, 32, 1), vectors),
+    "mlp-8-layers": Job("MLP, 8 layers", partial(MLP, 32, 7), vectors),
+    "mlp-32-layers": Job("MLP, 32 layers", partial(MLP, 32, 31), vectors),
     "bert-50m": Job(
         "BERT, 50 million parameters",
         partial(bert, 512, 12, 24_000, 8, 2048),

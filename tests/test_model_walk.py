@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
@@ -93,6 +95,46 @@ def test_a_train_method_set_on_a_module_is_called() -> None:
     model.last.train = Mock()  # type: ignore[method-assign]
     train_all(model)
     model.last.train.assert_called_once_with(True)
+
+
+def small_bert() -> Any:
+    from transformers import BertConfig, BertModel
+
+    return BertModel(
+        BertConfig(vocab_size=5, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4)
+    )
+
+
+def test_train_of_a_model_of_transformers_is_not_called_where_it_would_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called: list[str] = []
+    model = small_bert().train()
+    # Were there more that its `train` calls, it might have to be called.
+    known = {"train", "use_kernels", "children", "named_children", "__setattr__", "__instancecheck__", "<genexpr>"}
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        model.train()
+    finally:
+        sys.setprofile(None)
+    assert set(called) - {"<lambda>"} <= known
+    walked = Mock(side_effect=nn.Module.train)
+    monkeypatch.setattr(nn.ModuleList, "__setattr__", walked)
+    train_all(model)
+    walked.assert_not_called()
+    model.eval()
+    train_all(model)
+    assert all(one.training for one in model.modules())
+
+
+def test_a_model_of_transformers_with_kernels_is_asked_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_bert().train()
+    monkeypatch.setattr(type(model), "use_kernels", True)
+    asked = Mock()
+    monkeypatch.setattr(nn.Module, "train", asked)
+    with contextlib.suppress(Exception):
+        train_all(model)
+    asked.assert_called()
 
 
 @pytest.mark.parametrize("make", MODELS)

@@ -40,6 +40,8 @@ _HOMES = {
     ),
     "littrainer.evaluation.results": ("EvalLoopOutput", "EvalPrediction", "PredictionOutput", "TrainOutput"),
     "littrainer.evaluation.streaming": ("StreamingMetrics",),
+    "littrainer.keras_models.tf_trainer": ("TFTrainer",),
+    "littrainer.keras_models.training_arguments": ("TFTrainingArguments",),
     "littrainer.optim.adafactor": ("Adafactor",),
     "littrainer.optim.greedy": ("GreedyLR",),
     "littrainer.optim.schedules": (
@@ -98,6 +100,8 @@ __all__ = [
     "Seq2SeqTrainer",
     "Seq2SeqTrainingArguments",
     "StreamingMetrics",
+    "TFTrainer",
+    "TFTrainingArguments",
     "TrainOutput",
     "Trainer",
     "TrainerCallback",
@@ -157,6 +161,8 @@ if TYPE_CHECKING:
     from littrainer.data.collators.permutation import DataCollatorForPermutationLanguageModeling
     from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
     from littrainer.evaluation.streaming import StreamingMetrics
+    from littrainer.keras_models.tf_trainer import TFTrainer
+    from littrainer.keras_models.training_arguments import TFTrainingArguments
     from littrainer.optim.adafactor import Adafactor
     from littrainer.optim.greedy import GreedyLR
     from littrainer.optim.schedules import (

@@ -14,6 +14,7 @@ CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
     "datasets.Dataset": (("datasets.arrow_dataset", "Dataset"),),
     "datasets.IterableDataset": (("datasets.iterable_dataset", "IterableDataset"),),
     "pretrained model": (("transformers.modeling_utils", "PreTrainedModel"), ("peft.peft_model", "PeftModel")),
+    "model of transformers": (("transformers.modeling_utils", "PreTrainedModel"),),
     "peft model": (("peft.peft_model", "PeftModel"), ("peft.mixed_model", "PeftMixedModel")),
     "padding class": (
         ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase"),

@@ -13,10 +13,10 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from littrainer.ecosystem import known_classes
+
 # Where the modules below one are, unless a class of modules keeps them in something of its own, as TorchScript does.
 PLAIN_CONTAINERS = (dict, OrderedDict)
-# Implementations that do no more than torch's for a plain module.
-PLAIN_TRAIN = (nn.Module.train, DistributedDataParallel.train)
 # What `parameters()` of a model calls on it.
 WALKS = ("parameters", "named_parameters", "_named_members")
 
@@ -35,14 +35,23 @@ def train_all(model: Any) -> None:
         inner = module._modules
         if (
             not module.training
-            or type(module).train not in PLAIN_TRAIN
             or "train" in module.__dict__
+            or (type(module).train is not nn.Module.train and not _adds_nothing(module))
             or type(inner) not in PLAIN_CONTAINERS
         ):
             model.train()
             return
         if inner:
             pending.extend(inner.values())
+
+
+def _adds_nothing(module: Any) -> bool:
+    """Whether the `train()` of a module's class does no more than torch's for one that is in training mode already."""
+    train = type(module).train
+    if train is DistributedDataParallel.train:
+        return True
+    # Where transformers has put its kernels in, it may do so again.
+    return any(train is kind.train for kind in known_classes("model of transformers")) and not module.use_kernels  # type: ignore[attr-defined]
 
 
 def parameters_of(model: Any) -> list[nn.Parameter]:

@@ -16,19 +16,37 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from littrainer.compat.names import DERIVED, REPLACED
+from littrainer.compat.withdrawn import (
+    PACKAGE,
+    WITHDRAWN,
+    WithdrawnModuleLoader,
+    answer_in,
+    answer_when_loaded,
+    forget_in,
+)
 
 PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 STARTUP_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 
 
 class RedirectFinder:
-    """The entry of `sys.meta_path` that hands out shims for the modules in `REPLACED` and knows no other module."""
+    """The entry of `sys.meta_path` that hands out shims for the modules in `REPLACED` and `WITHDRAWN`.
+
+    Of other modules it knows the package transformers alone, which it has answer the names in `WITHDRAWN`.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec of the shim for `fullname`, or None where it is not redirected or transformers has no such
         module."""
+        if fullname in WITHDRAWN:
+            return WithdrawnModuleLoader(fullname).spec()
+        if fullname == PACKAGE:
+            spec = self._original_spec(fullname, path)
+            if spec is not None and spec.loader is not None:
+                answer_when_loaded(spec)
+            return spec
         if fullname not in REPLACED:
             return None
         original = self._original_spec(fullname, path)
@@ -65,6 +83,8 @@ def install() -> None:
             from littrainer.compat.early import replace_early_imports
 
             replace_early_imports()
+        if PACKAGE in sys.modules:
+            answer_in(sys.modules[PACKAGE])
     extend_to_children(os.environ)
 
 
@@ -75,6 +95,8 @@ def uninstall() -> None:
         from littrainer.compat.early import forget_redirected_modules
 
         forget_redirected_modules()
+        if PACKAGE in sys.modules:
+            forget_in(sys.modules[PACKAGE])
     folders = [folder for folder in _python_path(os.environ) if folder != STARTUP_FOLDER]
     _set_python_path(os.environ, folders)
 

@@ -155,7 +155,7 @@ class DataProgress:
             return loader
         kept = point.kept or {}
         if skips_by_index(loader) and point.batches:
-            loader = without_first_batches(loader, point.batches)
+            loader = without_first_batches(loader, point.batches, keeps_turns=workers_report(loader))
         elif loader.persistent_workers:
             loader = copied_loader(loader)
         if loader.persistent_workers and loader.generator is None and kept.get("workers_at_start"):
@@ -193,7 +193,7 @@ class DataProgress:
         self._latest_before_ahead = None
         if dispatch is not None and self.point is not None:
             dispatch.resume((kept or {}).get("dispatch"))
-        reports = isinstance(loader, LookaheadLoader) and loader.num_workers > 0 and loader.batch_sampler is not None
+        reports = workers_report(loader)
         with reporting_workers(loader, started_workers) if reports else nullcontext():
             batches = make_iterator()
         if reports:
@@ -271,6 +271,11 @@ class DataProgress:
         if self.point is not None:
             self.point.restore_random_states()
             self.point = None
+
+
+def workers_report(loader: Any) -> bool:
+    """Whether the workers of a loader report, in a training, on where their generators stand."""
+    return isinstance(loader, LookaheadLoader) and loader.num_workers > 0 and loader.batch_sampler is not None
 
 
 def _owners_of_generators(loader: Any) -> dict[str, Any]:

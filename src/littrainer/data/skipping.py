@@ -26,19 +26,22 @@ def skips_by_index(loader: Any) -> bool:
     )
 
 
-def without_first_batches(loader: DataLoader, number: int) -> DataLoader:
+def without_first_batches(loader: DataLoader, number: int, keeps_turns: bool = False) -> DataLoader:
     """The same loader without the first batches of its next iteration, which are not read; later ones are complete.
 
     Parameters:
         loader: one that `skips_by_index`.
         number: batches to leave out; where one process reads for several, as many for each of them.
+        keeps_turns: each worker gets the batches that it would have got. Empty ones may come first then, which are
+            neither fetched nor collated while `reporting_workers` starts the workers.
     """
     later = copied_loader(loader)
     dispatch = getattr(loader, "dispatch", None)
     if dispatch is not None:
         number *= dispatch.batches_of_round
     # A DataLoader refuses another sampler once it stands, and a subclass may not be constructed as its parent is.
-    vars(later)["batch_sampler"] = LaterBatches(loader.batch_sampler, number, turns=loader.num_workers)
+    turns = loader.num_workers if keeps_turns else 0
+    vars(later)["batch_sampler"] = LaterBatches(loader.batch_sampler, number, turns)
     return later
 
 

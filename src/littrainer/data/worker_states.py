@@ -67,6 +67,34 @@ class ReportingCollate:
         return batch, Report(worker, states, is_padding=False)
 
 
+class UnaskedForNothing:
+    """A dataset that fetches batches, around which workers answer by themselves where a batch has no samples.
+
+    Parameters:
+        dataset: has `__getitems__`; its other attributes are those of this object.
+
+    Fetching nothing may be an error: neither a transform nor `torch.stack` need bear an empty list.
+    """
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.dataset[index]
+
+    def __getitems__(self, indices: list[Any]) -> list[Any]:
+        return self.dataset.__getitems__(indices) if indices else []
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        # Unpickling asks before there is a dataset.
+        if name.startswith("__") or "dataset" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
 class ContinuingInit:
     """A `worker_init_fn` that puts the generators of a worker where they stood in an earlier training.
 
@@ -135,10 +163,15 @@ def _report_in(answer: Any) -> Report | None:
 def reporting_workers(loader: DataLoader, states: dict[int, HostStates]) -> Iterator[None]:
     """Workers that a loader starts within report on their generators, which begin at the states given."""
     own = loader.collate_fn, loader.worker_init_fn
+    dataset = loader.dataset
     loader.collate_fn = ReportingCollate(loader.collate_fn)
+    if getattr(loader.batch_sampler, "padding", 0) and getattr(dataset, "__getitems__", None):
+        # A DataLoader refuses another dataset once it stands.
+        vars(loader)["dataset"] = UnaskedForNothing(dataset)
     if states:
         loader.worker_init_fn = ContinuingInit(loader.worker_init_fn, states)
     try:
         yield
     finally:
         loader.collate_fn, loader.worker_init_fn = own
+        vars(loader)["dataset"] = dataset

@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import lightning.pytorch as pl
 from torch import nn
 
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.plain_lightning.model_source import description_of
 from littrainer.plain_lightning.module_arguments import changed_arguments
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
 
 # Marks a Lightning checkpoint that a TransformersModule has written.
 MARK = "transformers_module"
@@ -49,7 +51,9 @@ def kept_in(checkpoint: Any, module_class: type) -> dict[str, Any]:
     """
     if not isinstance(checkpoint, Mapping):
         return {}
-    own = checkpoint.get(pl.LightningModule.CHECKPOINT_HYPER_PARAMS_KEY) or {}
+    from lightning.pytorch import LightningModule
+
+    own = checkpoint.get(LightningModule.CHECKPOINT_HYPER_PARAMS_KEY) or {}
     marked = (checkpoint.get(MARK) or {}).get("hyper_parameters") or {}
     # The description of a model needs nothing but the checkpoint, and comes before a name.
     known = {name: value for name, value in marked.items() if value is not None}

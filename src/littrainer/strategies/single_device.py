@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from littrainer.strategies.resident import release_plugins
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
 
 
 class ResidentSingleDeviceStrategy(SingleDeviceStrategy):
@@ -16,3 +21,8 @@ class ResidentSingleDeviceStrategy(SingleDeviceStrategy):
     def teardown(self) -> None:
         """Release what the plugins hold, and leave the model where it is."""
         release_plugins(self)
+
+
+def single_device_strategy(trainer: Trainer) -> ResidentSingleDeviceStrategy:
+    """The strategy of a Trainer that is one process with one device."""
+    return ResidentSingleDeviceStrategy(device=trainer.args.device)

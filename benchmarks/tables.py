@@ -1,0 +1,82 @@
+"""Writes the tables of the documentation from a record: `python -m benchmarks.tables [record.json]`.
+
+A table stands between two comments in a page, `<!-- benchmark: step -->` and `<!-- end -->`, and is replaced as a whole.
+`<!-- benchmark: the run of step -->` stands for the sentence that says where the figures of a benchmark are from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from . import record
+from .benchmark import Benchmark
+from .catalogue import BENCHMARKS
+from .figures import Figures
+from .sides import ROOT
+
+PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
+RECORDED = ROOT / "docs" / "benchmarks" / "record.json"
+"""The run whose figures the documentation shows."""
+MARKED = re.compile(r"(<!-- benchmark: (?P<name>[^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+SHOWN_VERSIONS = ("Python", "torch", "lightning", "transformers", "littrainer")
+
+
+def tables_of(benchmark: Benchmark, figures: Figures) -> dict[str, str]:
+    return {name: table(figures) for name, table in benchmark.tables.items()}
+
+
+def described_run(found: record.Record, benchmark: str) -> str:
+    """Machine, versions, commit and day of a benchmark's figures, in a sentence."""
+    machine, entry = found["machine"], found["benchmarks"][benchmark]
+    memory = f", {machine['memory_gib']} GiB" if machine["memory_gib"] else ""
+    libraries = ", ".join(f"{name} {found['versions'][name]}" for name in SHOWN_VERSIONS if name in found["versions"])
+    at_commit = f", commit {entry['commit']}" if entry["commit"] else ""
+    sizes = " Smallest sizes, which say nothing about speed." if entry["sizes"] == "short" else ""
+    return (
+        f"{machine['processor']}, {machine['cores']} cores{memory}, {machine['system']}, one thread for each process; "
+        f"{libraries}{at_commit}, {entry['taken']}.{sizes}"
+    )
+
+
+def parts_of(found: record.Record) -> dict[str, str]:
+    """What can stand between markers, by the name in them."""
+    parts: dict[str, str] = {}
+    for name, benchmark in BENCHMARKS.items():
+        if name in found["benchmarks"]:
+            parts |= tables_of(benchmark, record.figures_of(found, benchmark))
+            parts[f"the run of {name}"] = described_run(found, name) + "\n"
+    return parts
+
+
+def filled(page: str, parts: dict[str, str]) -> str:
+    """A page with the parts of a record between its markers.
+
+    Raises:
+        KeyError: a marker names no part of the record.
+    """
+
+    def replacement(marked: re.Match[str]) -> str:
+        name = marked["name"]
+        if name not in parts:
+            raise KeyError(f"the record has no {name!r}, which a page asks for; it has {sorted(parts)}")
+        return f"{marked[1]}\n{parts[name].strip()}\n\n{marked[3]}"
+
+    return MARKED.sub(replacement, page)
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__.splitlines()[0])
+    parser.add_argument("record", nargs="?", type=Path, default=RECORDED, help="the file that --json wrote")
+    parts = parts_of(record.read(parser.parse_args().record))
+    for page in PAGES:
+        text = page.read_text()
+        page.write_text(filled(text, parts))
+        print(f"{page.relative_to(ROOT)}: {len(MARKED.findall(text))} parts", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

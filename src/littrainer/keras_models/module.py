@@ -1,0 +1,194 @@
+"""A Keras model as the Trainer sees it: an nn.Module that returns loss and logits for features and labels."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from littrainer.nested_values import PADDING
+
+# keras.layers.Dense is "dense", "dense_1" and so on, counted over all models of a process.
+COUNTED = re.compile(r"_\d+$")
+# Variables that weight decay leaves alone: biases, and what a normalization layer has.
+WITHOUT_DECAY = re.compile(r"bias|norm|/(gamma|beta)$", re.IGNORECASE)
+
+
+class KerasModule(nn.Module):
+    """Runs a Keras model; its state dict holds the model's variables, under names that another process gives them too.
+
+    The model's own state dict has names with a number that counts all layers of a process, and each variable of a
+    Sequential twice.
+
+    Parameters:
+        model: a Keras model on the torch backend, which has been built.
+        run: takes features, labels (None where there are none) and whether it is training, returns loss and logits.
+    """
+
+    # The loss is divided by the instances of the whole window.
+    accepts_loss_kwargs = True
+    main_input_name = "features"
+
+    def __init__(self, model: Any, run: Callable[[Any, Any, bool], tuple[Any, Any]]):
+        super().__init__()
+        self.run = run
+        # Not one of its modules, whose parameters would be there a second time, under other names.
+        vars(self)["keras_model"] = model
+        self._take_parameters()
+
+    def _take_parameters(self) -> None:
+        for name, variable in stable_names(self.keras_model).items():
+            self.register_parameter(name, variable.value)
+        # Variables are all that Keras knows of; modules of torch inside the model have buffers besides.
+        for number, buffer in enumerate(self.keras_model.buffers()):
+            self.register_buffer(f"torch_buffer_{number}", buffer)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> KerasModule:
+        # The parameters stay the same objects; buffers do not.
+        self.keras_model._apply(fn, recurse)
+        self._take_parameters()
+        return self
+
+    def forward(self, features: Any, labels: Any = None, num_items_in_batch: Any = None) -> dict[str, Any]:
+        """Loss and logits of a micro-batch.
+
+        Parameters:
+            labels: None for logits alone.
+            num_items_in_batch: instances of the whole window, as `count_instances` counts; by default of this batch.
+
+        Raises:
+            ValueError: there are no labels to train on, or the model gives no loss.
+        """
+        loss, logits = self.run(features, labels, self.training)
+        if labels is None:
+            if self.training:
+                raise ValueError(
+                    "A batch to train on has no labels: let each sample of train_dataset be a pair (features, labels)."
+                )
+            return {"logits": logits}
+        return {"loss": mean_over_window(loss, labels, num_items_in_batch), "logits": logits}
+
+    def parameter_names_with_decay(self) -> list[str]:
+        """Names of the parameters that weight decay applies to: all but biases and those of normalization layers."""
+        return [name for name, _ in self.named_parameters() if not WITHOUT_DECAY.search(name)]
+
+
+def stable_names(model: Any) -> dict[str, Any]:
+    """A Keras model's variables, random states among them, by names that depend on the model alone.
+
+    Layers of a kind are counted from the first of this model on, in the order of its variables: `dense_7` of the
+    second model in a process is `dense` or `dense_1`, as in the first.
+    """
+    of_metrics = {id(variable) for variable in model.metrics_variables}
+    names: dict[str, Any] = {}
+    parts_below: dict[str, dict[str, str]] = {}
+    for variable in model.variables:
+        if id(variable) in of_metrics:
+            continue
+        *parents, last = variable.path.split("/")
+        path = ""
+        for part in parents:
+            known = parts_below.setdefault(path, {})
+            if part not in known:
+                known[part] = _not_in(set(known.values()), COUNTED.sub("", part))
+            path = f"{path}{known[part]}/"
+        # A name with a dot would be that of a parameter inside a module.
+        names[_not_in(names, (path + last).replace(".", "_"))] = variable
+    return names
+
+
+def _not_in(taken: Any, name: str) -> str:
+    numbered: Iterator[str] = (f"{name}_{number}" for number in range(1, len(taken) + 1))
+    return name if name not in taken else next(one for one in numbered if one not in taken)
+
+
+# ---- Running a model -------------------------------------------------------------------------------------------------
+
+
+def run_keras_model(model: Any, features: Any, labels: Any, training: bool) -> tuple[Any, Any]:
+    """Loss and logits of a batch; the loss is None where there are no labels.
+
+    The loss is the one that the model was compiled with, or of its own `compute_loss`, with its regularization; else
+    that which it returns itself, called with the labels where its `call` takes them.
+
+    Raises:
+        ValueError: there are labels, and no loss.
+    """
+    if has_loss(model):
+        logits = model(features, training=training)
+        return None if labels is None else model.compute_loss(features, labels, logits, training=training), logits
+    keywords: dict[str, Any] = {}
+    if labels is not None:
+        accepted = inspect.signature(model.call).parameters
+        if "labels" in accepted:
+            keywords = {"labels": labels}
+        elif isinstance(labels, Mapping) and labels and all(name in accepted for name in labels):
+            keywords = dict(labels)
+    outputs = model(features, training=training, **keywords)
+    loss, logits = _loss_and_logits(outputs, was_given_labels=bool(keywords))
+    if labels is not None and not isinstance(loss, torch.Tensor):
+        raise ValueError(
+            f"{type(model).__name__} has no loss: it was not compiled with one, and its call returned none. Call "
+            "model.compile(loss=...), return (loss, logits) from a call that takes `labels`, or override run_model."
+        )
+    return (None if labels is None else loss), logits
+
+
+def has_loss(model: Any) -> bool:
+    """Whether a Keras model was compiled with a loss, or its class has a `compute_loss` of its own."""
+    import keras
+
+    is_compiled_with_one = bool(getattr(model, "compiled", False)) and getattr(model, "loss", None) is not None
+    return is_compiled_with_one or type(model).compute_loss is not keras.Model.compute_loss
+
+
+def _loss_and_logits(outputs: Any, was_given_labels: bool) -> tuple[Any, Any]:
+    if isinstance(outputs, Mapping):
+        others = [value for name, value in outputs.items() if name != "loss"]
+        if "loss" in outputs or len(others) == 1:
+            return outputs.get("loss"), _alone_or_all(others)
+        return None, dict(outputs)
+    is_row = isinstance(outputs, (tuple, list)) and len(outputs) > 1
+    if is_row and isinstance(outputs[0], torch.Tensor) and (was_given_labels or outputs[0].dim() == 0):
+        return outputs[0], _alone_or_all(outputs[1:])
+    return None, outputs
+
+
+def _alone_or_all(values: Any) -> Any:
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+# ---- The mean of losses ----------------------------------------------------------------------------------------------
+
+
+def count_instances(labels: Any) -> torch.Tensor:
+    """What a loss is a mean over: labels that are not -100, where they are whole numbers, else rows; one number.
+
+    Of several labels the first decides.
+    """
+    while not isinstance(labels, torch.Tensor):
+        labels = next(iter(labels.values() if isinstance(labels, Mapping) else labels))
+    if labels.is_floating_point() or labels.dim() == 0:
+        return torch.tensor(labels.shape[0] if labels.dim() else 1, device=labels.device)
+    return labels.ne(PADDING).sum()
+
+
+def mean_over_window(loss: torch.Tensor, labels: Any, number_of_instances: Any = None) -> torch.Tensor:
+    """What a micro-batch adds to the mean loss of its window.
+
+    Losses of all instances are added up, and a mean counts as often as there are instances in the micro-batch; either
+    is divided by the instances of the window.
+
+    Parameters:
+        loss: one for each instance, zeros among them where labels are -100; or fewer numbers, whose mean counts.
+        number_of_instances: of the window; by default of this micro-batch.
+    """
+    in_batch = count_instances(labels)
+    # Told apart on the device, which need not be waited for.
+    total = torch.where(in_batch <= loss.numel(), loss.sum(), loss.mean() * in_batch) if loss.dim() else loss * in_batch
+    number = in_batch if number_of_instances is None else number_of_instances
+    return total / (number.clamp(min=1) if isinstance(number, torch.Tensor) else max(number, 1))
