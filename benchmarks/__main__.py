@@ -26,12 +26,12 @@ from .rounds import take_turns
 from .tables import described_run, tables_of
 
 
-def take_case(benchmark: Benchmark, case: Case, sides: Sides, rounds: int, rehearse: bool) -> dict[str, object]:
-    """One case of a benchmark, on the sides that are there."""
-    present = [side for side in case.sides if side.is_present]
+def take_case(benchmark: Benchmark, case: Case, sides: Sides, rounds: int, short: bool) -> dict[str, object]:
+    """One case of a benchmark, on the sides that are there; the short form has no time for the earlier release."""
+    present = [side for side in case.sides if side.is_present and not (short and side.folder)]
     kept = case.processes in (Processes.KEPT, Processes.PAIR)
     measured = take_turns(
-        present, rounds, lambda side: sides.measure(benchmark, case, side), rehearse=rehearse and kept
+        present, rounds, lambda side: sides.measure(benchmark, case, side), rehearse=kept and not short
     )
     return record.case_entry(case, measured)
 
@@ -42,7 +42,7 @@ def take(benchmark: Benchmark, sides: Sides, short: bool, rounds: int | None) ->
     cases = []
     for case in benchmark.short if short else benchmark.full:
         own_rounds = rounds or (1 if short else case.rounds or benchmark.rounds)
-        cases.append(take_case(benchmark, case, sides, own_rounds, rehearse=not short))
+        cases.append(take_case(benchmark, case, sides, own_rounds, short))
     return record.benchmark_entry(cases, "short" if short else "full", time.perf_counter() - began)
 
 

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from .benchmark import Benchmark
 from .measured import (
+    checkpoints,
+    counts,
+    data_parallel,
+    evaluation,
+    evaluation_memory,
+    imports,
+    resuming,
+    search_memory,
+    startup,
     step,
+    throughput,
+    training_memory,
 )
 
-BENCHMARKS = {
+BENCHMARKS: dict[str, Benchmark] = {
     module.BENCHMARK.name: module.BENCHMARK
     for module in (
+        counts,
         step,
+        throughput,
+        imports,
+        startup,
+        resuming,
+        evaluation,
+        evaluation_memory,
+        training_memory,
+        search_memory,
+        checkpoints,
+        data_parallel,
     )
 }

@@ -46,7 +46,7 @@ class SideProcess:
     """
 
     def __init__(self, side: Side, ranks: int = 1) -> None:
-        self.errors = [tempfile.TemporaryFile("w+") for _ in range(ranks)]
+        self.errors = [tempfile.TemporaryFile("w+") for _ in range(ranks)]  # noqa: SIM115 (closed by end)
         port = str(free_port()) if ranks > 1 else ""
         self.processes = []
         for rank, errors in enumerate(self.errors):

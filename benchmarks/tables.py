@@ -1,6 +1,6 @@
 """Writes the tables of the documentation from a record: `python -m benchmarks.tables [record.json]`.
 
-A table stands between two comments in a page, `<!-- benchmark: step -->` and `<!-- end -->`, and is replaced as a whole.
+A table stands between two comments in a page, `<!-- benchmark: step -->` and `<!-- end -->`, and is replaced whole.
 `<!-- benchmark: the run of step -->` stands for the sentence that says where the figures of a benchmark are from.
 """
 

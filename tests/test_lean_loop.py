@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import lightning.pytorch as pl
 import pytest
@@ -30,6 +31,14 @@ ADVICE = (
 )
 
 CONNECTOR = "pytorch.trainer.connectors.logger_connector.logger_connector"
+# What else Lightning's source was in releases of 2.5: they differ by a hook of the module that ends an epoch by
+# returning -1, which TrainerModule has not, by a flag for resuming, and by DDP with a static graph around a module.
+REPLACED_IN_2_5: dict[str, tuple[str, ...]] = {
+    "pytorch.loops.loop:_Loop.on_iteration_done": ("8e07374134ed",),
+    "pytorch.loops.training_epoch_loop:_TrainingEpochLoop.advance": ("58c791f79d73", "e37ae86450b0"),
+    "pytorch.loops.training_epoch_loop:_TrainingEpochLoop.on_run_start": ("c4508f1462ad",),
+    "pytorch.strategies.ddp:DDPStrategy.post_backward": ("e3c4a9644590",),
+}
 # What the lean loop does in its own words, with the digest of Lightning's source.
 REPLACED: dict[str, str] = {
     "fabric.plugins.precision.precision:Precision.convert_input": "c323ad3616fd",
@@ -112,7 +121,8 @@ def test_this_release_of_lightning_is_one_that_the_lean_loop_was_written_for() -
 
 @pytest.mark.parametrize("name", REPLACED)
 def test_what_the_lean_loop_replaces_is_what_it_was_when_it_was_written(name: str) -> None:
-    assert digest(replaced_function(name)) == REPLACED[name], f"{name}: {ADVICE}"
+    earlier = REPLACED_IN_2_5.get(name, ()) if pl.__version__.startswith("2.5.") else ()
+    assert digest(replaced_function(name)) in {REPLACED[name], *earlier}, f"{name}: {ADVICE}"
 
 
 def test_every_protected_name_of_lightning_in_that_file_is_known_here() -> None:
@@ -249,6 +259,27 @@ def test_a_callback_that_comes_in_the_middle_of_an_epoch_is_heard(tmp_path: Path
     )
     trainer.train()
     assert [entry[1] for entry in late.heard] == [4, 5, 6, 7]
+
+
+def test_a_hook_that_a_callback_gets_in_the_middle_of_an_epoch_is_called(tmp_path: Path) -> None:
+    class Waiting(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 3:
+                self.on_after_backward = heard.append_batch  # type: ignore[method-assign]
+
+    heard = Mock()
+    trainer = run(tmp_path, True, Trainer, [Waiting()], num_train_epochs=1)
+    assert heard.append_batch.call_count == trainer.state.global_step - 3 == 4
+
+
+def test_a_hook_that_is_set_on_the_module_is_called(tmp_path: Path) -> None:
+    class Setting(pl.Callback):
+        def on_fit_start(self, trainer: Any, module: Any) -> None:
+            module.on_before_optimizer_step = heard.step
+
+    heard = Mock()
+    trainer = run(tmp_path, True, Trainer, [Setting()])
+    assert heard.step.call_count == trainer.state.global_step == 14
 
 
 class Noting(Profiler):

@@ -6,12 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import nn
 
-from littrainer import Trainer
+from littrainer import Trainer, lean_loop
 from littrainer.precision import precision_plugin
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
@@ -85,6 +86,38 @@ def test_scaling_changes_neither_losses_nor_norms_nor_steps(tmp_path: Path, kind
     for one, other in zip(scaled_model.parameters(), plain_model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
     assert len(values(scaled, "loss")) == 5
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_scaling_is_the_same_in_lightnings_own_loop(
+    tmp_path: Path, kind: type[Trainer], accumulation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for releases in (lean_loop.KNOWN_RELEASES, frozenset[str]()):
+        monkeypatch.setattr(lean_loop, "KNOWN_RELEASES", releases)
+        torch.manual_seed(0)
+        trainer = scaled_trainer(tmp_path, Overflowing(1), kind, gradient_accumulation_steps=accumulation)
+        scaled: list[Any] = []
+
+        class Hearing(pl.Callback):
+            heard = scaled
+
+            def on_before_backward(self, trainer: Any, module: Any, loss: torch.Tensor) -> None:
+                self.heard.append(float(loss))
+
+            def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+                self.heard.append([None if one.grad is None else one.grad.tolist() for one in module.parameters()])
+
+        trainer.add_callback(Hearing())
+        trainer.train()
+        assert trainer.accelerator.scaler is not None
+        is_lean = getattr(trainer.lightning_trainer.fit_loop.epoch_loop, "_is_lean", False)
+        rates = values(trainer, "learning_rate")
+        weights = [one.tolist() for one in trainer.model.parameters()]
+        found.append((str(scaled), rates, weights, trainer.accelerator.scaler.get_scale(), trainer.state.global_step))
+        assert is_lean is bool(releases) and len(scaled) > 5
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])

@@ -1,8 +1,8 @@
 """How long does a training take to go on from a checkpoint, when it was broken off after many steps?
 
-A training writes a checkpoint after some steps of one long epoch. Timed is the call of `train(resume_from_checkpoint=...)`
-up to a callback at the first new step: reading the checkpoint and leaving out the data that was trained on. A
-`lightning.Trainer` starts the epoch's data anew, so it is no side here.
+A training writes a checkpoint after some steps of one long epoch. Timed is the call of
+`train(resume_from_checkpoint=...)` up to a callback at the first new step: reading the checkpoint and leaving out the
+data that was trained on. A `lightning.Trainer` starts the epoch's data anew, so it is no side here.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def measure(side: Side, job: str, skipped: int) -> Measured:
         called = time.perf_counter(), time.process_time()
         train()
     if len(begun) != NEW_STEPS:
-        raise RuntimeError(f"{side.name} took {len(begun)} steps after {skipped} were done, where {NEW_STEPS} were left")
+        raise RuntimeError(
+            f"{side.name} took {len(begun)} steps after {skipped} were done, where {NEW_STEPS} were left"
+        )
     return {"wall_ms": (begun[0][0] - called[0]) * 1e3, "cpu_ms": (begun[0][1] - called[1]) * 1e3}
 
 

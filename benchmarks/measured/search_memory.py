@@ -119,7 +119,9 @@ def table(figures: Figures) -> str:
         keys = ("first_mib", "later_mib", "last_mib", "of_a_trial_mib")
         first, later, last, of_a_trial = (figures.median(case, side, key) for key in keys)
         growth = (later - first) / of_a_trial
-        rows.append((figures.shown(side), f"{of_a_trial:.0f}", f"{first:.0f}", f"{later:.0f}", f"{last:.0f}", f"{growth:.2f}"))
+        rows.append(
+            (figures.shown(side), f"{of_a_trial:.0f}", f"{first:.0f}", f"{later:.0f}", f"{last:.0f}", f"{growth:.2f}")
+        )
     columns = (
         "side",
         "a trial's tensors, MiB",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from littrainer.callbacks.published_metrics import publish as publish_metrics
 from littrainer.data.limits import CARRIED_OUT, development_batches, further_keywords
 from littrainer.ecosystem import known_classes
 from littrainer.evaluation.batch_stream import BATCHES_PER_STRETCH, BatchStream
-from littrainer.interruptions import PythonInterruptions
+from littrainer.interruptions import CarriedStopIteration, PythonInterruptions
 from littrainer.processes.last_words import naming_failed_processes
 from littrainer.quiet import quiet_lightning
 from littrainer.tracking.lightning_loggers import LightningLoggersCallback, loggers_of
@@ -125,7 +126,12 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
     from littrainer.callbacks.bridge import events_around
     from littrainer.checkpoint.lightning_io import save_in_each_process, with_checkpoint_io
     from littrainer.lean_loop import run_lean
-    from littrainer.lightning_internals import count_from, leave_signals_alone, resume_nothing
+    from littrainer.lightning_internals import (
+        count_from,
+        entry_points_read_once,
+        leave_signals_alone,
+        resume_nothing,
+    )
     from littrainer.precision import precision_plugin
     from littrainer.strategies.given import fitted_strategy
 
@@ -166,13 +172,13 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
         # In the place of the plugin that Lightning would make for that precision.
         del keywords["precision"]
         keywords["plugins"] = [*_as_list(keywords.get("plugins")), plugin]
-    known = inspect.signature(pl.Trainer.__init__).parameters
+    known = _keywords_of(pl.Trainer)
     for name in keywords:
         if name not in known:
             raise TypeError(
                 f"lightning={{{name!r}: ...}} is no keyword of lightning.Trainer ({suggestion(name, known)})."
             )
-    with quiet_lightning():
+    with quiet_lightning(), entry_points_read_once():
         try:
             built = pl.Trainer(callbacks=callbacks, **keywords)
         except MisconfigurationException as error:
@@ -185,6 +191,11 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
     if run is not None and run.checkpoint is not None:
         count_from(built, epochs=run.first_epoch, optimizer_steps=trainer.state.global_step)
     return built
+
+
+@functools.cache
+def _keywords_of(cls: type) -> frozenset[str]:
+    return frozenset(inspect.signature(cls).parameters)
 
 
 def _user_callbacks(trainer: Trainer, keywords: dict[str, Any]) -> list[Any]:
@@ -238,6 +249,7 @@ def import_lightning() -> None:
     """
     import littrainer.callbacks.bridge
     import littrainer.checkpoint.lightning_io
+    import littrainer.lean_evaluation
     import littrainer.lean_loop
     import littrainer.lightning_internals
     import littrainer.module
@@ -272,25 +284,52 @@ def fit(trainer: Trainer, run: TrainingRun) -> None:
 
 def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
     """Drive an evaluation or prediction with Lightning: nested where fit is running, else on its own."""
+    from littrainer import lean_evaluation
+
     running = trainer.lightning_module
     if running is not None:
-        from littrainer.lightning_internals import evaluate_inside_fit
-
-        trainer.validation_rounds.end_earlier_one()
-        batches = _batch_stream(trainer, running.trainer, evaluation_pass)
-        outer, running.evaluation_pass = running.evaluation_pass, evaluation_pass
-        try:
-            end = evaluate_inside_fit(running.trainer, batches, lambda: _put_weights_back(running.trainer))
-        finally:
-            running.evaluation_pass = outer
-        trainer.validation_rounds.add(end)
+        _evaluate_inside_fit(trainer, running, evaluation_pass)
         return
-    evaluator = _evaluator_for(trainer)
+    evaluator, has_evaluated = _evaluator_for(trainer)
     lightning_trainer, module = evaluator.lightning_trainer, evaluator.module
     if trainer.lightning_trainer is None:
         trainer.lightning_trainer = lightning_trainer
-    batches = _batch_stream(trainer, lightning_trainer, evaluation_pass)
     module.evaluation_pass = evaluation_pass
+    if has_evaluated and lean_evaluation.may_be_lean(lightning_trainer):
+        with CarriedStopIteration(), naming_failed_processes("the evaluation"):
+            lean_evaluation.pass_over(lightning_trainer, _stretches(evaluation_pass), evaluation_pass.is_prediction)
+    else:
+        _evaluate_with_lightning(trainer, lightning_trainer, module, evaluation_pass)
+    module.evaluation_pass = None
+    trainer.idle_evaluator = evaluator
+
+
+def _evaluate_inside_fit(trainer: Trainer, running: TrainerModule, evaluation_pass: EvaluationPass) -> None:
+    from littrainer import lean_evaluation
+    from littrainer.lightning_internals import evaluate_inside_fit
+
+    trainer.validation_rounds.end_earlier_one()
+    outer, running.evaluation_pass = running.evaluation_pass, evaluation_pass
+    try:
+        if not further_keywords(trainer) and lean_evaluation.may_be_lean(running.trainer):
+            lean_evaluation.pass_over(running.trainer, _stretches(evaluation_pass))
+            end: Callable[[bool], None] = _nobody_hears
+        else:
+            batches = _batch_stream(trainer, running.trainer, evaluation_pass)
+            end = evaluate_inside_fit(running.trainer, batches, lambda: _put_weights_back(running.trainer))
+    finally:
+        running.evaluation_pass = outer
+    trainer.validation_rounds.add(end)
+
+
+def _nobody_hears(is_monitoring: bool) -> None:
+    """The end of a validation that no Lightning callback listens to."""
+
+
+def _evaluate_with_lightning(
+    trainer: Trainer, lightning_trainer: pl.Trainer, module: TrainerModule, evaluation_pass: EvaluationPass
+) -> None:
+    batches = _batch_stream(trainer, lightning_trainer, evaluation_pass)
     with (
         quiet_lightning(),
         NotedLightningCallbacks(trainer, lightning_trainer),
@@ -302,9 +341,7 @@ def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
         else:
             lightning_trainer.validate(module, dataloaders=batches, verbose=False)
     _add_to_history(lightning_trainer)
-    module.evaluation_pass = None
     batches.release()
-    trainer.idle_evaluator = evaluator
 
 
 def validation_round(trainer: Trainer) -> AbstractContextManager[None]:
@@ -360,7 +397,8 @@ class Evaluator(NamedTuple):
     made_for: tuple[Any, ...]
 
 
-def _evaluator_for(trainer: Trainer) -> Evaluator:
+def _evaluator_for(trainer: Trainer) -> tuple[Evaluator, bool]:
+    """What evaluates outside of training, and whether it has done so before."""
     from littrainer.module import TrainerModule
 
     # One that is busy, as where a callback evaluates during an evaluation, or has failed, is not idle.
@@ -369,9 +407,9 @@ def _evaluator_for(trainer: Trainer) -> Evaluator:
     is_plain = not trainer.lightning_callbacks and not further_keywords(trainer)
     made_for = (trainer.args.device, trainer.overrides_training_step(), lightning_keywords(trainer.args))
     if idle is not None and is_plain and idle.made_for == made_for and idle.module.model is trainer.model:
-        return idle
+        return idle, True
     _check_same_strategy(trainer)
-    return Evaluator(build_lightning_trainer(trainer, run=None), TrainerModule(trainer), made_for)
+    return Evaluator(build_lightning_trainer(trainer, run=None), TrainerModule(trainer), made_for), False
 
 
 def _check_same_strategy(trainer: Trainer) -> None:
@@ -411,6 +449,10 @@ def _batch_stream(trainer: Trainer, lightning_trainer: pl.Trainer, evaluation_pa
     return BatchStream(
         evaluation_pass.dataloader, 1 if one_by_one else BATCHES_PER_STRETCH, evaluation_pass.limit_of_batches
     )
+
+
+def _stretches(evaluation_pass: EvaluationPass) -> BatchStream:
+    return BatchStream(evaluation_pass.dataloader, BATCHES_PER_STRETCH, evaluation_pass.limit_of_batches)
 
 
 def is_lightning_callback(callback: Any) -> bool:

@@ -30,7 +30,15 @@ def carries_stop_iteration(hook: Hook) -> Hook:
     return carrying  # type: ignore[return-value]
 
 
-class PythonInterruptions(AbstractContextManager[None]):
+class CarriedStopIteration(AbstractContextManager[None]):
+    """Within it Lightning's hooks run by themselves: a StopIteration that they carry leaves it as such."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, StoppedByUserCode) and error.__cause__ is not None:
+            raise error.__cause__ from None
+
+
+class PythonInterruptions(CarriedStopIteration):
     """What Lightning runs inside ends on Ctrl-C or a StopIteration as a plain Python loop would.
 
     On Ctrl-C Lightning exits with status 1 and leaves further ones ignored: here KeyboardInterrupt is raised.
@@ -42,8 +50,7 @@ class PythonInterruptions(AbstractContextManager[None]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
         if self._handler is not None:
             signal.signal(signal.SIGINT, self._handler)
-        if isinstance(error, StoppedByUserCode) and error.__cause__ is not None:
-            raise error.__cause__ from None
+        super().__exit__(kind, error, traceback)
         if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
             raise error.__context__ from None
 

@@ -5,8 +5,8 @@ Around each it opens a context of its profiler, formats a line for its debug log
 it looks up the signature of `training_step` anew: of the 1450 Python calls that an optimizer step of a two-layer model
 takes in its own loop, 830. `LeanEpochLoop` does the same work in the same order for those who listen: callbacks,
 loggers and what is logged with `self.log` behave as in Lightning's own loop. That one remains in use where something
-else may listen, as a profiler or a debug log, with other strategies, with precisions that scale losses, and in releases
-of Lightning that are not among `KNOWN_RELEASES`.
+else may listen, as a profiler or a debug log, with FSDP's first version and DeepSpeed, which have backward passes and
+steps of their own, and in releases of Lightning that are not among `KNOWN_RELEASES`.
 
 tests/test_lean_loop.py compares both loops, and fails where Lightning's own is another one than this one was written
 for.
@@ -33,7 +33,12 @@ from littrainer.strategies.data_parallel import ResidentDDPStrategy
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
 
 # Releases whose own loop, and what it calls, is the one that this one was compared with.
-KNOWN_RELEASES = frozenset({"2.6.0", "2.6.1", "2.6.4", "2.6.5", "2.6.6"})
+KNOWN_RELEASES = frozenset(
+    {
+        *("2.5.0", "2.5.0.post0", "2.5.1", "2.5.1.post0", "2.5.2", "2.5.3", "2.5.4", "2.5.5", "2.5.6"),
+        *("2.6.0", "2.6.1", "2.6.4", "2.6.5", "2.6.6"),
+    }
+)
 # Strategies and precision plugins that do nothing of their own around a micro-batch.
 PLAIN_STRATEGIES = (ResidentSingleDeviceStrategy, ResidentDDPStrategy)
 PLAIN_PRECISIONS = (Precision, ForwardMixedPrecision)
@@ -46,6 +51,17 @@ HOOKS = (
     "on_before_optimizer_step",
     "on_train_batch_end",
 )
+# What Lightning calls on the module too; a script that sets one of these on it, or a callback, gets Lightning's loop.
+OF_THE_MODULE = (
+    *HOOKS,
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+    "on_after_batch_transfer",
+    "training_step",
+    "configure_gradient_clipping",
+    "optimizer_step",
+    "optimizer_zero_grad",
+)
 
 
 class LeanEpochLoop(_TrainingEpochLoop):
@@ -53,11 +69,11 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     _is_lean = False
     _has_stepped = False
-    _listeners: dict[str, list[Any]]
-    _number_of_callbacks = 0
     _module: Any = None
     _batches: Any = None
     _strategy: Any = None
+    # The precision plugin where it scales losses.
+    _scaling: Any = None
 
     def on_run_start(self, data_fetcher: Any) -> None:
         """An epoch begins, its first micro-batch has not been drawn."""
@@ -67,7 +83,9 @@ class LeanEpochLoop(_TrainingEpochLoop):
             self._module = self.trainer.lightning_module
             # The loader's own iterator, out of Lightning's wrappers for several loaders.
             self._batches = data_fetcher.combined_loader._iterator.iterators[0]
-            self._find_listeners()
+            self._strategy = self.trainer.strategy
+            plugin: Any = self.trainer.precision_plugin
+            self._scaling = None if getattr(plugin, "scaler", None) is None else plugin
 
     def _may_be_lean(self, fetcher: Any) -> bool:
         trainer: Any = self.trainer
@@ -75,10 +93,15 @@ class LeanEpochLoop(_TrainingEpochLoop):
         iterator = fetcher.combined_loader._iterator
         return (
             type(trainer.lightning_module) is TrainerModule
-            and type(trainer.strategy) in PLAIN_STRATEGIES
+            and not any(name in vars(trainer.lightning_module) for name in OF_THE_MODULE)
+            and (
+                type(trainer.strategy) in PLAIN_STRATEGIES
+                # Asked of the strategy, since importing it takes time where no model is split.
+                or getattr(trainer.strategy, "acts_behind_backward_passes_only", False)
+            )
             and getattr(trainer.strategy, "_model_averager", None) is None
             and type(plugin) in PLAIN_PRECISIONS
-            and getattr(plugin, "scaler", None) is None
+            and (getattr(plugin, "scaler", None) is None or type(plugin) is ForwardMixedPrecision)
             and type(trainer.profiler) is PassThroughProfiler
             and not call.log.isEnabledFor(logging.DEBUG)
             and type(fetcher) is _PrefetchDataFetcher
@@ -90,21 +113,16 @@ class LeanEpochLoop(_TrainingEpochLoop):
             and not self._should_check_val_epoch()
         )
 
-    def _find_listeners(self) -> None:
-        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        self._number_of_callbacks = len(callbacks)
-        self._strategy = self.trainer.strategy
-        self._listeners = {hook: [one for one in callbacks if _listens_to(one, hook)] for hook in HOOKS}
-
     def _tell(self, hook: str, *args: Any) -> None:
-        """Call a hook of the callbacks that have it, in order, as Lightning does."""
-        listeners = self._listeners[hook]
-        if listeners:
-            trainer, module = self.trainer, self._module
-            # `self.log` goes by it.
-            module.__dict__["_current_fx_name"] = hook
-            for callback in listeners:
-                getattr(callback, hook)(trainer, module, *args)
+        """Call a hook of the callbacks that have it at this moment, in order, as Lightning does."""
+        trainer, module, nothing = self.trainer, self._module, getattr(pl.Callback, hook)
+        for callback in tuple(trainer.callbacks):  # type: ignore[attr-defined]
+            found = getattr(callback, hook)
+            # What `listens_to` says, without the call: this is asked six times for each micro-batch.
+            if getattr(found, "__func__", found) is not nothing and callable(found):
+                # `self.log` goes by it.
+                module.__dict__["_current_fx_name"] = hook
+                found(trainer, module, *args)
 
     @property
     def done(self) -> bool:
@@ -119,7 +137,8 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     def on_iteration_done(self) -> None:
         """What a restart has left is done with after the first micro-batch."""
-        if not self._is_lean or self._restarting or self._loaded_from_state_dict or self._resuming_from_checkpoint:
+        is_resuming = getattr(self, "_resuming_from_checkpoint", False)
+        if not self._is_lean or self._restarting or self._loaded_from_state_dict or is_resuming:
             super().on_iteration_done()
 
     def advance(self, data_fetcher: Any) -> None:
@@ -128,8 +147,6 @@ class LeanEpochLoop(_TrainingEpochLoop):
             super().advance(data_fetcher)
             return
         trainer, module, results = self.trainer, self._module, self._results
-        if len(trainer.callbacks) != self._number_of_callbacks:  # type: ignore[attr-defined]
-            self._find_listeners()
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -206,9 +223,12 @@ class LeanEpochLoop(_TrainingEpochLoop):
         counted.increment_ready()
         optimizer = module.follow_optimizer()
         outputs = self._forward_and_backward(batch, batch_idx)
+        scaling = self._scaling
+        if scaling is not None:
+            scaling.unscale(optimizer)
         self._tell("on_before_optimizer_step", optimizer)
         module.__dict__["_current_fx_name"] = "optimizer_step"
-        module.step_after_backward()
+        module.step_after_backward(None if scaling is None else scaling.step_unless_infinite)
         counted.increment_completed()
         return outputs
 
@@ -220,18 +240,19 @@ class LeanEpochLoop(_TrainingEpochLoop):
         # Lightning's own loop clears gradients here; the Trainer does behind the step.
         if is_zeroed:
             self._announce_zero_grad()
-        self._tell("on_before_backward", loss)
+        scaled = loss if self._scaling is None else self._scaling.scaler.scale(loss)
+        self._tell("on_before_backward", scaled)
         module.__dict__["_current_fx_name"] = "backward"
-        module.backward(loss)
+        module.backward(scaled)
         self._tell("on_after_backward")
+        self._strategy.post_backward(scaled)
         # The Trainer's own events, which are always there, do not look at it.
-        return {"loss": loss.detach().clone()} if len(self._listeners["on_train_batch_end"]) > 1 else {}
+        return {"loss": loss.detach().clone()} if len(self.trainer.callbacks) > 1 else {}  # type: ignore[attr-defined]
 
     def _announce_zero_grad(self) -> None:
         counted = self.automatic_optimization.optim_progress.optimizer.zero_grad
         counted.increment_ready()
-        if self._listeners["on_before_zero_grad"]:
-            self._tell("on_before_zero_grad", self.trainer.optimizers[0])
+        self._tell("on_before_zero_grad", self._strategy.optimizers[0])
         counted.increment_started()
         counted.increment_completed()
 
@@ -250,7 +271,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
                 counted.increment_completed()
 
 
-def _listens_to(callback: Any, hook: str) -> bool:
+def listens_to(callback: Any, hook: str) -> bool:
     # Asked of the callback itself, which may make up its hooks.
     found = getattr(callback, hook)
     return callable(found) and getattr(found, "__func__", found) is not getattr(pl.Callback, hook)

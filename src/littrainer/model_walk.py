@@ -85,3 +85,36 @@ def clear_gradients(model: Any) -> None:
     for parameter in parameters_of(model):
         if parameter.grad is not None:
             parameter.grad = None
+
+
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """A model and all modules in it, each once, in the order of `model.modules()`."""
+    found: dict[int, nn.Module] = {}
+    pending: list[Any] = [model]
+    while pending:
+        module = pending.pop()
+        if module is None or id(module) in found:
+            continue
+        kind, inner = type(module), module._modules
+        if (
+            kind.named_modules is not nn.Module.named_modules
+            or kind.modules is not nn.Module.modules
+            or type(inner) not in PLAIN_CONTAINERS
+        ):
+            return list(model.modules())
+        found[id(module)] = module
+        if inner:
+            pending.extend(reversed(inner.values()))
+    return list(found.values())
+
+
+def put_back_modes(modes: list[tuple[nn.Module, bool]]) -> None:
+    """Let each module have the mode that is noted beside it, and leave what is in it alone."""
+    for module, is_training in modes:
+        if module.training is is_training:
+            continue
+        if type(module).__setattr__ is nn.Module.__setattr__:
+            # torch's own looks for parameters first, and then does this.
+            object.__setattr__(module, "training", is_training)
+        else:
+            module.training = is_training

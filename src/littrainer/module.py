@@ -243,11 +243,19 @@ class TrainerModule(pl.LightningModule):
         self._step_own_schedule()
 
     @carries_stop_iteration
-    def step_after_backward(self) -> None:
-        """What `optimizer_step` does once the gradients of a window are complete."""
+    def step_after_backward(self, step: Callable[[Any], Any] | None = None) -> None:
+        """What `optimizer_step` does once the gradients of a window are complete.
+
+        Parameters:
+            step: steps an optimizer, where that takes more than its `step()`.
+        """
         run = self._active_run()
         run.before_optimizer_step()
-        step_after_backward(self.owner.optimizer)
+        if step is None:
+            step_after_backward(self.owner.optimizer)
+        else:
+            with closure_before_step(self._optimizer, lambda: self.owner.optimizer):
+                step(self._optimizer)
         run.after_optimizer_step()
         self._follow_schedule()
         self._step_own_schedule()

@@ -27,13 +27,13 @@ from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.compat.own_methods import own_methods
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, accepted_columns, without_extra_columns
+from littrainer.data.device_copies import copies_to
 from littrainer.data.limits import overfits
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.ecosystem import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.hub import pushing
-from littrainer.model_facts import catch_all_name
 from littrainer.model_walk import parameters_of, train_all
 from littrainer.model_wrapping import is_own_wrapping, wrapped_model
 from littrainer.optim.gradient_norms import clip_by_norm, lie_on_several_meshes
@@ -81,6 +81,7 @@ class OverridePoints:
         else:
             collate = self._get_collator_with_removed_columns(collate, description=description)
         takes_sampler = sampler_fn is not None and not isinstance(dataset, IterableDataset)
+        settings = getattr(self.accelerator, "dataloader_config", None)
         loader = build_loader(
             self.args,
             dataset,
@@ -88,8 +89,9 @@ class OverridePoints:
             batch_size=batch_size,
             sampler=sampler_fn(dataset) if takes_sampler and sampler_fn is not None else None,
             is_training=is_training,
-            settings=getattr(self.accelerator, "dataloader_config", None),
+            settings=settings,
         )
+        loader.copies = copies_to(self.args.device, settings)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             self._eval_dataloaders[dataloader_key] = loader
         return loader
@@ -121,9 +123,7 @@ class OverridePoints:
         accepted, model_name = self._accepted_columns(), type(self.model).__name__
         kept = without_extra_columns(dataset, accepted, model_name, description)
         names = [name for name in dataset.column_names if name not in accepted]
-        self._dropped_columns[description] = DroppedColumns(
-            names, description, model_name, accepted, catch_all_name(self.model)
-        )
+        self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted)
         warn_that_lengths_are_dropped(self.args, dataset, kept)
         return kept
 
@@ -134,9 +134,7 @@ class OverridePoints:
             return data_collator
         accepted, model_name = self._accepted_columns(), type(self.model).__name__
         collator = RemoveColumnsCollator(data_collator, accepted, logger, model_name, description)
-        self._dropped_columns[description] = DroppedColumns(
-            collator.dropped, description, model_name, accepted, catch_all_name(self.model)
-        )
+        self._dropped_columns[description] = DroppedColumns(collator.dropped, description, model_name, accepted)
         return collator
 
     def _get_num_items_in_batch(self: Any, batch_samples: list[Any], device: torch.device) -> torch.Tensor | int | None:

@@ -62,6 +62,11 @@ class _ScaledPrecision(_TrainersPrecision):
         closure()
         self.unscale(optimizer)
         self._after_closure(model, optimizer)
+        return self.step_unless_infinite(optimizer, **kwargs)
+
+    def step_unless_infinite(self, optimizer: Any, **kwargs: Any) -> Any:
+        """A step, unless the scaler finds gradients that are not finite; then the scale of the next losses."""
+        assert self.scaler is not None
         self.step_was_skipped = True
         handle = optimizer.register_step_pre_hook(self._note_step)
         try:

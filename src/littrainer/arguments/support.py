@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import Any
 
-from littrainer.arguments.fields import ArgumentFields
 from littrainer.processes.accelerate_launch import refused_variables
 
 # Field -> its values that are carried out; every other value is refused.
@@ -41,15 +39,11 @@ def refuse_unsupported(args: Any) -> None:
 
 def _refused_fields(args: Any) -> list[str]:
     refused = []
-    for field in dataclasses.fields(ArgumentFields):
-        value = getattr(args, field.name)
-        if field.name in HONOURED_VALUES and not _is_honoured_value(field.name, value):
-            refused.append(f"{field.name}={_shown(value)} (choose from {', '.join(HONOURED_VALUES[field.name])})")
+    for name, honoured in HONOURED_VALUES.items():
+        value = getattr(args, name)
+        if any(single not in honoured for single in (value if isinstance(value, list) else [value])):
+            refused.append(f"{name}={_shown(value)} (choose from {', '.join(honoured)})")
     return refused
-
-
-def _is_honoured_value(name: str, value: Any) -> bool:
-    return all(single in HONOURED_VALUES[name] for single in (value if isinstance(value, list) else [value]))
 
 
 def _refused_environment() -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message
 from littrainer.error_notes import add_note
-from littrainer.model_facts import base_model
+from littrainer.model_facts import base_model, catch_all_name
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -32,14 +32,12 @@ class DroppedColumns(NamedTuple):
         description: which dataset, such as "Training".
         model_name: class of the model whose forward they were compared with.
         accepted: the names that are kept: the arguments of forward and those of labels.
-        catch_all: the name that forward has for any further keywords (`**kwargs`), which is no argument.
     """
 
     names: Collection[str]
     description: str | None
     model_name: str
     accepted: Sequence[str]
-    catch_all: str | None = None
 
 
 def accepted_columns(model: Any, label_names: Sequence[str]) -> list[str]:
@@ -84,18 +82,20 @@ def naming_dropped_columns(trainer: Trainer) -> Iterator[None]:
         yield
     except Exception as error:
         handler = trainer.callback_handler
-        explain_missing_columns(
-            error, trainer._dropped_columns.values(), (handler.train_dataloader, handler.eval_dataloader)
-        )
+        loaders = (handler.train_dataloader, handler.eval_dataloader)
+        explain_missing_columns(error, trainer._dropped_columns.values(), loaders, trainer.model)
         raise
 
 
-def explain_missing_columns(error: BaseException, left_out: Iterable[DroppedColumns], loaders: Iterable[Any]) -> None:
+def explain_missing_columns(
+    error: BaseException, left_out: Iterable[DroppedColumns], loaders: Iterable[Any], model: Any
+) -> None:
     """Add a note to an error that misses a dropped column.
 
     Parameters:
         left_out: what was left out of each dataset.
         loaders: asked for the columns that their collators have left out.
+        model: the model, or None.
     """
     missing = _missing_names(error)
     if not missing:
@@ -104,13 +104,15 @@ def explain_missing_columns(error: BaseException, left_out: Iterable[DroppedColu
         _look_for_columns(loader)
     for dropped in left_out:
         if missing.intersection(dropped.names):
-            add_note(error, _explanation(sorted(missing.intersection(dropped.names)), dropped))
+            add_note(error, _explanation(sorted(missing.intersection(dropped.names)), dropped, model))
 
 
-def _explanation(missing: list[str], dropped: DroppedColumns) -> str:
+def _explanation(missing: list[str], dropped: DroppedColumns, model: Any) -> str:
+    # What forward takes any further keywords under is no argument.
+    catch_all = None if model is None else catch_all_name(model)
     where = f"the {dropped.description.lower()} set" if dropped.description else "the data"
     names = ", ".join(map(repr, missing))
-    arguments = ", ".join(name for name in dropped.accepted if name != dropped.catch_all)
+    arguments = ", ".join(name for name in dropped.accepted if name != catch_all)
     return (
         f"remove_unused_columns has left {names} out of {where}: {dropped.model_name}.forward takes "
         f"{arguments}, and the other columns were dropped ({', '.join(sorted(dropped.names))}). Set "

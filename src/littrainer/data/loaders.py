@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from littrainer.data.batch_rebalance import BatchRebalanceSampler
 from littrainer.data.batch_rows import first_dimension
+from littrainer.data.device_copies import DeviceCopies
 from littrainer.data.dispatching import NO_BATCH, Dispatch
 from littrainer.data.ends import CommonEnd
 from littrainer.data.samplers import ComparedOrder, EpochSeededSampler
@@ -77,7 +78,9 @@ class LookaheadLoader(DataLoader):
     sharing: str | None = None
     _has_drawn_seed = False
     rows_in_last_batch = -1
-    # What scripts read of accelerate's loaders: where the batches go, and what is never otherwise here.
+    # How batches get to an accelerator before they are handed out; None leaves them on the host.
+    copies: DeviceCopies | None = None
+    # What scripts read of accelerate's loaders: the Trainer's device, and what is never otherwise here.
     device: torch.device | None = None
     gradient_state: Any = None
     use_stateful_dataloader = False
@@ -171,6 +174,8 @@ class LookaheadLoader(DataLoader):
         batches = without_reports(self._read_here()) if progress is None else progress.begin(self, self._read_here)
         if self.dispatch is not None:
             batches = self.dispatch.rounds(batches)
+        elif self.copies is not None:
+            batches = self.copies.begun(batches)
         current = next(batches, NO_BATCH)
         if self.dispatch is not None:
             current = self.dispatch.begin(current)
@@ -187,6 +192,8 @@ class LookaheadLoader(DataLoader):
             if progress is not None:
                 progress.after_batch_ahead(is_one=following is not NO_BATCH)
             self.end_of_dataloader = following is NO_BATCH
+            if self.copies is not None:
+                current = current.arrived() if self.dispatch is None else self.copies.on_device(current)
             if self.end_of_dataloader:
                 rows = first_dimension(current) if self.dispatch is None else self.dispatch.rows_in_last_round
                 self.rows_in_last_batch = rows or -1

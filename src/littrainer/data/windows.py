@@ -23,7 +23,7 @@ class MicroBatch:
     """One micro-batch and its place in the window of its optimizer step.
 
     Parameters:
-        inputs: what the collator made, still on the host.
+        inputs: what the collator made; where the loader has it so, on the accelerator already.
         opens_window: the first one of its optimizer step.
         closes_window: the last one; the optimizer steps after its backward pass.
         window_size: micro-batches that were drawn together: those of the step, unless a script draws more or fewer.

@@ -21,6 +21,7 @@ from littrainer.checkpoint.random_state import (
     set_random_states,
 )
 from littrainer.checkpoint.shards import is_sharded
+from littrainer.model_walk import modules_of, parameters_of, put_back_modes
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -65,7 +66,7 @@ def left_as_found(trainer: Trainer) -> Iterator[None]:
     found = capture_random_states(gpu=has_gpu)
     continue_random_draws()
     keeps_modes, trainer._has_modes_of_training = trainer._has_modes_of_training, False
-    modes = [] if keeps_modes else [(module, module.training) for module in trainer.model.modules()]
+    modes = [] if keeps_modes else [(module, module.training) for module in modules_of(trainer.model)]
     optimizer_trains = not keeps_modes and _is_in_train_mode(trainer.optimizer)
     device = model_device(trainer.model)
     seedings = seeds.seedings()
@@ -79,8 +80,7 @@ def left_as_found(trainer: Trainer) -> Iterator[None]:
         if seeds.seedings() == seedings:
             _last_draws = _Draws(capture_random_states(gpu=has_gpu), found, seedings)
             set_random_states(found)
-        for module, was_training in modes:
-            module.training = was_training
+        put_back_modes(modes)
         if optimizer_trains:
             trainer.optimizer.train()
         if device is not None and model_device(trainer.model) != device and not is_sharded(trainer.model):
@@ -89,7 +89,7 @@ def left_as_found(trainer: Trainer) -> Iterator[None]:
 
 def model_device(model: nn.Module) -> torch.device | None:
     """The device of a model's parameters; None where it has none, or has them on several."""
-    devices = {parameter.device for parameter in model.parameters()}
+    devices = {parameter.device for parameter in parameters_of(model)}
     return devices.pop() if len(devices) == 1 else None
 
 

@@ -34,26 +34,35 @@ def reader_of_samples(model: Any, args: Any) -> ReadSample:
         model: the Keras model, whose inputs' names choose columns among those of a sample that is a dict.
         args: `label_names` and `remove_unused_columns` count.
     """
-    # A Sequential that has not been built has no inputs, and says so by an error.
+    import keras
+
+    # One that has not been built has no inputs yet.
     inputs = (getattr(model, "inputs", None) or []) if model.built else []
-    names = [str(one.name) for one in inputs] if args.remove_unused_columns else []
-    return partial(named_parts, label_names=tuple(args.label_names or ()), input_names=tuple(names))
+    return partial(
+        named_parts,
+        label_names=tuple(args.label_names or ()),
+        input_names=tuple(str(one.name) for one in inputs) if args.remove_unused_columns else (),
+        takes_one_tensor=len(inputs) == 1 or isinstance(model, keras.Sequential),
+    )
 
 
-def named_parts(sample: Any, label_names: Sequence[str] = (), input_names: Sequence[str] = ()) -> dict[str, Any]:
+def named_parts(
+    sample: Any, label_names: Sequence[str] = (), input_names: Sequence[str] = (), takes_one_tensor: bool = False
+) -> dict[str, Any]:
     """A sample as `{"features": ..., "labels": ...}`.
 
     Parameters:
         sample: a pair (features, labels); a row of columns, a dict; or features alone.
         label_names: columns that are labels; by default the first of `labels`, `label` and `label_ids` there is.
         input_names: columns to take alone, where the row has some of them.
+        takes_one_tensor: where one column is left it is the features, and not a dict with it.
 
     Raises:
         TypeError: a tuple of another length, such as one with sample weights.
         ValueError: a row without any column but labels.
     """
     if isinstance(sample, Mapping):
-        return _parts_of_row(sample, label_names, input_names)
+        return _parts_of_row(sample, label_names, input_names, takes_one_tensor)
     if not isinstance(sample, (tuple, list)):
         return {FEATURES: sample}
     if len(sample) != 2:
@@ -64,7 +73,9 @@ def named_parts(sample: Any, label_names: Sequence[str] = (), input_names: Seque
     return {FEATURES: sample[0], LABELS: sample[1]}
 
 
-def _parts_of_row(row: Mapping[str, Any], label_names: Sequence[str], input_names: Sequence[str]) -> dict[str, Any]:
+def _parts_of_row(
+    row: Mapping[str, Any], label_names: Sequence[str], input_names: Sequence[str], takes_one_tensor: bool
+) -> dict[str, Any]:
     usual = [name for name in LABEL_COLUMNS if name in row][:1]
     labels = [name for name in label_names if name in row] if label_names else usual
     columns = [name for name in row if name not in labels]
@@ -74,12 +85,12 @@ def _parts_of_row(row: Mapping[str, Any], label_names: Sequence[str], input_name
             f"A sample has no features: its columns are {', '.join(map(str, row))}, and "
             f"{', '.join(map(str, labels))} are labels."
         )
-    parts = {FEATURES: _alone_or_by_name(row, columns)}
-    return {**parts, LABELS: _alone_or_by_name(row, labels)} if labels else parts
-
-
-def _alone_or_by_name(row: Mapping[str, Any], names: Sequence[str]) -> Any:
-    return row[names[0]] if len(names) == 1 else {name: row[name] for name in names}
+    parts: dict[str, Any] = {FEATURES: {name: row[name] for name in columns}}
+    if len(columns) == 1 and takes_one_tensor:
+        parts[FEATURES] = row[columns[0]]
+    if labels:
+        parts[LABELS] = row[labels[0]] if len(labels) == 1 else {name: row[name] for name in labels}
+    return parts
 
 
 # ---- Datasets --------------------------------------------------------------------------------------------------------

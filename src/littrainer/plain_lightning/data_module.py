@@ -25,7 +25,7 @@ from littrainer.data.ends import check_equal_lengths
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.ecosystem import is_a
-from littrainer.model_facts import catch_all_name, facts_about
+from littrainer.model_facts import facts_about
 from littrainer.plain_lightning.arguments import ArgumentsUnderLightning
 from littrainer.plain_lightning.batches import CountItems, EvaluationBatches, TrainingBatches
 from littrainer.plain_lightning.data_state import PlaceInData, places_in, state_of_places
@@ -250,9 +250,7 @@ class TrainerDataModule(pl.LightningDataModule):
         else:
             collate = RemoveColumnsCollator(collate, accepted, logger, model_name, description)
             names = collate.dropped
-        self._dropped_columns[description] = DroppedColumns(
-            names, description, model_name, accepted, catch_all_name(model)
-        )
+        self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted)
         return dataset, collate
 
     def on_exception(self, exception: BaseException) -> None:
@@ -261,7 +259,8 @@ class TrainerDataModule(pl.LightningDataModule):
         Parameters:
             exception: keeps its type and its arguments.
         """
-        explain_missing_columns(exception, self._dropped_columns.values(), self._loaders.values())
+        model = self._own_or_of_module("model")
+        explain_missing_columns(exception, self._dropped_columns.values(), self._loaders.values(), model)
 
     def _say_that_columns_stay(self, args: TrainingArguments) -> None:
         if args.remove_unused_columns and self._says_that_columns_stay:

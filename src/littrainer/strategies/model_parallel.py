@@ -40,6 +40,9 @@ class ResidentModelParallelStrategy(ModelParallelStrategy):
         replicas, shards: sizes of the first two dimensions of the mesh.
     """
 
+    # In a micro-batch, beside `block_backward_sync`: so LeanEpochLoop carries it out.
+    acts_behind_backward_passes_only = True
+
     def __init__(self, trainer: Trainer, parallelize: Parallelize, replicas: int, shards: int):
         args = trainer.args
         super().__init__(

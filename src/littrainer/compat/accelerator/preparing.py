@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
 from littrainer.compat.accelerator.prepared import PreparedOptimizer, PreparedScheduler
 from littrainer.compilation import compile_keywords, is_compiled
+from littrainer.data.device_copies import copies_to
 from littrainer.data.loaders import LookaheadLoader, lookahead_version
 from littrainer.data.skipping import skips_by_index, without_first_batches
 from littrainer.mixed_precision import forward_type, restore_forward, run_forward_in
@@ -110,7 +111,7 @@ class Preparing:
         """A loader of this process's part of the data, with the order and the look-ahead of the Trainer's own.
 
         Parameters:
-            device_placement: without effect, as batches are moved by `_prepare_inputs`.
+            device_placement: False leaves its batches on the host; `_prepare_inputs` moves them all the same.
             slice_fn_for_dispatch: cuts the part of a process out of a batch that the first process has read; takes the
                 batch, a slice of rows, and by name `process_index` and `num_processes`. Without effect in one process.
 
@@ -121,6 +122,8 @@ class Preparing:
         prepared: Any = lookahead_version(self._args, data_loader, settings, slice_fn_for_dispatch)
         if isinstance(prepared, LookaheadLoader):
             prepared.gradient_state = getattr(self, "gradient_state", None)
+            if device_placement is not False:
+                prepared.copies = copies_to(self._args.device, settings)
         self._dataloaders.append(prepared)
         return prepared
 

@@ -1,0 +1,147 @@
+"""Draws how cost grows with size, from a record: `python -m benchmarks.growth [record.json]`.
+
+Each panel is of one benchmark's cases of one curve: a figure of each side against the setting that grows. Points are
+medians over the rounds, bars reach from the smallest to the largest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import record
+from .catalogue import BENCHMARKS
+from .figures import Figures
+from .jobs import JOBS, parameters_of
+from .sides import ROOT
+from .tables import RECORDED
+
+PICTURE = ROOT / "docs" / "benchmarks" / "growth.svg"
+COLUMNS = 2
+# Colour and marker by the beginning of a side's name; the first that fits.
+LOOKS = (
+    ("littrainer, ", "#2a9d5c", "s"),
+    ("littrainer", "#0b6e3b", "o"),
+    ("transformers 5.3.0", "#e9a15b", "v"),
+    ("transformers", "#c8553d", "^"),
+    ("Lightning", "#6a4c93", "D"),
+    ("raw", "#777777", "x"),
+)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One curve of a benchmark for each side.
+
+    Parameters:
+        benchmark: Whose figures.
+        curve: Which of its cases.
+        title: Above the panel.
+        setting: Of the cases, the number that grows; `job` stands for the parameters of its model.
+        size: What that number is of.
+        key: Of what is measured.
+        unit: Of that.
+        is_logarithmic: Whether both axes are.
+    """
+
+    benchmark: str
+    curve: str
+    title: str
+    setting: str
+    size: str
+    key: str
+    unit: str
+    is_logarithmic: bool = False
+
+
+PANELS = (
+    Panel("startup", "steps", "A whole training", "steps", "optimizer steps", "whole_cpu_ms", "CPU ms"),
+    Panel("step", "layers", "An optimizer step", "job", "parameters", "cpu_us", "CPU us"),
+    Panel("startup", "samples", "train() to its first step", "samples", "samples", "first_step_cpu_ms", "CPU ms"),
+    Panel("evaluation", "mlp-batches", "An evaluation", "batches", "batches of 8", "cpu_ms", "CPU ms"),
+    Panel("evaluation_memory", "samples", "Peak of an evaluation", "samples", "samples", "peak_mib", "MiB"),
+    Panel("resuming", "skipped", "Resuming to the first new step", "skipped", "steps skipped", "cpu_ms", "CPU ms"),
+    Panel("checkpoints", "parameters", "Stall of a save", "job", "parameters", "stall_ms", "wall ms", True),
+    Panel("checkpoints", "kept", "Stall of a save of an MLP", "kept", "checkpoints kept", "stall_ms", "wall ms"),
+)
+
+
+def looks(side: str) -> tuple[str, str]:
+    return next((colour, marker) for beginning, colour, marker in LOOKS if side.startswith(beginning))
+
+
+def points(panel: Panel, figures: Figures) -> dict[str, list[tuple[float, list[float]]]]:
+    """By side, each size with what the rounds measured there."""
+    found: dict[str, list[tuple[float, list[float]]]] = {}
+    for case in figures.of_curve(panel.curve):
+        setting = figures.setting(case, panel.setting)
+        size = parameters_of(JOBS[setting].model()) if panel.setting == "job" else setting
+        for side in figures.sides(case):
+            found.setdefault(side, []).append((size, figures.values(case, side, panel.key)))
+    # A side that one case alone has makes no curve.
+    return {side: sorted(sizes) for side, sizes in found.items() if len(sizes) > 1}
+
+
+def draw(axes: Any, panel: Panel, figures: Figures) -> None:
+    for side, sizes in points(panel, figures).items():
+        across = [size for size, _ in sizes]
+        middles = [statistics.median(values) for _, values in sizes]
+        reach = [
+            [middle - min(values) for middle, (_, values) in zip(middles, sizes, strict=True)],
+            [max(values) - middle for middle, (_, values) in zip(middles, sizes, strict=True)],
+        ]
+        colour, marker = looks(side)
+        axes.errorbar(
+            across, middles, yerr=reach, color=colour, marker=marker, markersize=4, linewidth=1.2, capsize=2, label=side
+        )
+    axes.set_title(panel.title, fontsize=10)
+    axes.set_xlabel(panel.size, fontsize=8)
+    axes.set_ylabel(panel.unit, fontsize=8)
+    if panel.is_logarithmic:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+    else:
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+    axes.tick_params(labelsize=7)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize=6, frameon=False)
+
+
+def draw_growth(found: record.Record, picture: Path) -> None:
+    """Draw the panels whose benchmarks the record has."""
+    import matplotlib
+
+    # Text stays text, and the same figures give the same file.
+    settings = {"svg.fonttype": "none", "svg.hashsalt": "littrainer"}
+    panels = [panel for panel in PANELS if panel.benchmark in found["benchmarks"]]
+    with matplotlib.rc_context(settings):
+        from matplotlib.figure import Figure
+
+        rows = -(-len(panels) // COLUMNS)
+        figure = Figure(figsize=(8.5, 2.6 * rows), layout="constrained")
+        everywhere = figure.subplots(rows, COLUMNS, squeeze=False).flatten()
+        for axes, panel in zip(everywhere, panels, strict=False):
+            draw(axes, panel, record.figures_of(found, BENCHMARKS[panel.benchmark]))
+        for axes in everywhere[len(panels) :]:
+            axes.set_visible(False)
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(picture, metadata={"Date": None})
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__.splitlines()[0])
+    parser.add_argument("record", nargs="?", type=Path, default=RECORDED, help="the file that --json wrote")
+    parser.add_argument("--picture", type=Path, default=PICTURE, help="an .svg or a .png file")
+    options = parser.parse_args()
+    draw_growth(record.read(options.record), options.picture)
+    print(f"{options.picture.name}: {options.picture.stat().st_size / 1024:.0f} KiB", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
