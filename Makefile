@@ -5,16 +5,16 @@
 # make test-gpu  run the tests that need GPUs, of which this machine should have one or two
 # make lint    ruff (rules and format) and mypy
 # make format  let ruff rewrite what it can
-# make bench   microseconds per optimizer step over a raw PyTorch loop
-# make bench-evaluation  samples per second of evaluate(), and what a call costs, beside transformers
-# make bench-evaluation-memory  peak memory of an evaluation of a language model, beside transformers
-# make bench-search-memory  memory of a hyperparameter search from trial to trial, beside transformers
-# make bench-checkpointing  stall of the step loop per checkpoint, beside transformers
+# make bench   what littrainer costs beside transformers, plain Lightning and a raw loop; about 12 minutes on two quiet cores
+# make bench-short  the same with the smallest sizes, to see that all of it works; about a minute
+# make bench-record  the same as bench, kept in docs/benchmarks/record.json, and from it tables and curves of the documentation
+# make bench-docs  tables and curves of the documentation anew, from docs/benchmarks/record.json
 # make clean   remove .venv, caches and what runs left behind
 #
 # Another interpreter for the environment: make test PYTHON=python3.12
 # More arguments:                          make test PYTEST_ARGS="-k resume -x"
 #                                          make demo DEMO_ARGS="--epochs 2"
+#                                          make bench BENCH_ARGS="--only step --rounds 9 --json step.json"
 
 PYTHON ?= python3
 PYTEST_WORKERS ?= 2
@@ -33,7 +33,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-libraries test-trackers test-gpu lint format bench bench-evaluation bench-evaluation-memory bench-search-memory bench-checkpointing clean
+.PHONY: help install demo test test-libraries test-trackers test-gpu lint format bench bench-short bench-record bench-docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -112,20 +112,20 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED)
-	$(BIN)/python benchmarks/step_overhead.py $(BENCH_ARGS)
+bench: $(INSTALLED) $(EARLIER)/.installed
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-bench-evaluation: $(INSTALLED)
-	$(BIN)/python benchmarks/evaluation.py $(BENCH_ARGS)
+bench-short: $(INSTALLED)
+	$(BIN)/python -m benchmarks --short $(BENCH_ARGS)
 
-bench-evaluation-memory: $(INSTALLED)
-	$(BIN)/python benchmarks/evaluation_memory.py $(BENCH_ARGS)
+bench-record: $(INSTALLED) $(EARLIER)/.installed
+	$(BIN)/python -m benchmarks --json docs/benchmarks/record.json $(BENCH_ARGS)
+	@$(MAKE) --no-print-directory bench-docs
 
-bench-search-memory: $(INSTALLED)
-	$(BIN)/python benchmarks/search_memory.py $(BENCH_ARGS)
-
-bench-checkpointing: $(INSTALLED)
-	$(BIN)/python benchmarks/checkpointing.py $(BENCH_ARGS)
+# Tables and curves show the figures of one file, so that none is copied by hand.
+bench-docs: $(INSTALLED)
+	$(BIN)/python -m benchmarks.tables docs/benchmarks/record.json
+	$(BIN)/python -m benchmarks.growth docs/benchmarks/record.json
 
 clean:
 	rm -rf .venv runs lightning_logs .mypy_cache .pytest_cache .ruff_cache

@@ -68,6 +68,11 @@ class Figures:
         return statistics.median(compare(mine, theirs) for mine, theirs in pairs)
 
 
+def share(part: float, whole: float) -> str:
+    """A part of a whole; nothing where noise has left no whole."""
+    return f"{part / whole:.2f}" if whole > 0 else ""
+
+
 def markdown(columns: Row, rows: Sequence[Row], names: int = 1) -> str:
     """A table whose first columns are names and whose others are numbers."""
     rules = ["---"] * names + ["---:"] * (len(columns) - names)

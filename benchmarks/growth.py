@@ -109,7 +109,8 @@ def draw(axes: Any, panel: Panel, figures: Figures) -> None:
         axes.set_ylim(bottom=0)
     axes.tick_params(labelsize=7)
     axes.grid(alpha=0.25)
-    axes.legend(fontsize=6, frameon=False)
+    if axes.has_data():
+        axes.legend(fontsize=6, frameon=False)
 
 
 def draw_growth(found: record.Record, picture: Path) -> None:

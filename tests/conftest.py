@@ -6,11 +6,16 @@ import gc
 import logging
 import os
 import signal
+import time
 from collections.abc import Generator
 
 import pytest
 
-from tests.scenarios.once_per_process import leave_out_of_collections, remember_entry_points
+from tests.scenarios.once_per_process import (
+    leave_out_of_collections,
+    leave_writing_to_the_system,
+    remember_entry_points,
+)
 
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
@@ -31,7 +36,38 @@ for _name, _value in SETTINGS.items():
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+STARTED = time.monotonic()
+
 remember_entry_points()
+leave_writing_to_the_system()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--long-tests-for",
+        type=float,
+        metavar="SECONDS",
+        help="run the tests marked `long` after all others, and skip those that would begin later than this",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """One run with the long tests at its end collects once, where a run of their own would collect again."""
+    if config.getoption("--long-tests-for") is not None:
+        items.sort(key=is_long)
+
+
+def is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("long") is not None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before the fixtures are set up, which is what takes long."""
+    limit_seconds = item.config.getoption("--long-tests-for")
+    if limit_seconds is not None and is_long(item) and time.monotonic() - STARTED > limit_seconds:
+        pytest.skip(f"a long test, left out: the tests have taken more than {limit_seconds:g} s")
 
 
 @pytest.hookimpl(wrapper=True)

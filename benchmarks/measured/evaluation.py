@@ -158,7 +158,7 @@ BENCHMARK = Benchmark(
         *cases("mlp", (1, 50, 200, 400), short_calls=12, long_calls=2),
         *cases("bert", (1, 100), short_calls=8, long_calls=1),
     ),
-    short=(*cases("mlp", (1, 3), 2, 1), *cases("bert", (1, 2), 1, 1)),
+    short=cases("mlp", (1, 20), short_calls=3, long_calls=1),
     rounds=5,
     tables={"evaluation": speed, "evaluation-call": cost_of_a_call},
 )

@@ -111,7 +111,7 @@ BENCHMARK = Benchmark(
         Case("commands", "command line", COMMANDS, processes=Processes.NONE),
     ),
     short=(
-        Case("statements", "imports", (TORCH, OURS, THEIRS), processes=Processes.NONE),
+        Case("statements", "imports", (TORCH, OURS), processes=Processes.NONE),
         Case("commands", "command line", COMMANDS, processes=Processes.NONE),
     ),
     rounds=5,

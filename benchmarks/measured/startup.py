@@ -138,7 +138,7 @@ BENCHMARK = Benchmark(
         *calls("bert", Processes.FRESH, rounds=3),
         *curves((1_000, 30_000, 1_000_000), (10, 100, 300, 600)),
     ),
-    short=(*calls("mlp", Processes.KEPT, rounds=None), *curves((100, 1_000), (2, 4))),
+    short=(*calls("mlp", Processes.KEPT, rounds=None), *curves((100, 1_000), (2, 20))),
     rounds=7,
     tables={"startup": table},
 )

@@ -8,6 +8,7 @@ its forward pass. These functions do what those methods do, and call them where 
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import lru_cache
 from typing import Any
 
 from torch import nn
@@ -47,11 +48,17 @@ def train_all(model: Any) -> None:
 
 def _adds_nothing(module: Any) -> bool:
     """Whether the `train()` of a module's class does no more than torch's for one that is in training mode already."""
-    train = type(module).train
-    if train is DistributedDataParallel.train:
+    own = type(module).train
+    if own is DistributedDataParallel.train:
         return True
     # Where transformers has put its kernels in, it may do so again.
-    return any(train is kind.train for kind in known_classes("model of transformers")) and not module.use_kernels  # type: ignore[attr-defined]
+    return _is_of_transformers(own) and not module.use_kernels
+
+
+# Asked for each model within a model at each micro-batch.
+@lru_cache(maxsize=64)
+def _is_of_transformers(train: Any) -> bool:
+    return any(train is kind.train for kind in known_classes("model of transformers"))  # type: ignore[attr-defined]
 
 
 def parameters_of(model: Any) -> list[nn.Parameter]:

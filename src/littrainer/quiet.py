@@ -26,7 +26,7 @@ CHATTING_LOGGERS = (
     "lightning.pytorch.trainer.connectors.checkpoint_connector",
 )
 # Advice of Lightning's, by its text: none of it applies to what is set up here.
-SILENCED_WARNINGS = (
+SILENCED_TEXTS = (
     r".*You defined a `validation_step` but have no `val_dataloader`.*",
     r".*GPU available but not used.*",
     r".*does not have many workers.*",
@@ -38,7 +38,7 @@ SILENCED_WARNINGS = (
     # The Trainer notes them.
     r".*Couldn't infer the batch indices fetched from your dataloader.*",
 )
-
+SILENCED_WARNINGS = tuple(re.compile(text, re.IGNORECASE) for text in SILENCED_TEXTS)
 
 # Lists of filters are read and replaced in two steps, which those of two trainings must not do at a time.
 _while_filters_change = threading.Lock()
@@ -60,7 +60,8 @@ def quiet_lightning() -> Iterator[None]:
     loggers = [] if tells_details() else [logging.getLogger(name) for name in CHATTING_LOGGERS]
     no_chatter = _NoChatter()
     silenced = () if tells_everything() else SILENCED_WARNINGS
-    ours = [("ignore", re.compile(text, re.IGNORECASE), Warning, None, 0) for text in silenced]
+    # New ones each time, since they are taken away by identity.
+    ours = [("ignore", text, Warning, None, 0) for text in silenced]
     own = {id(entry) for entry in ours}
     with _while_filters_change:
         for logger in loggers:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -44,6 +46,31 @@ ANYTHING = st.one_of(
     st.sampled_from([int, dict, Path("somewhere"), ("a",), {"a"}, "{", '{"a": 1}', "[1]", "~", "\0", "5e-5"]),
 )
 A_FEW = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+NO_NUMBERS = st.one_of(st.text(max_size=6), st.booleans(), st.lists(st.integers(), max_size=2), st.binary(max_size=3))
+NO_SWITCHES = st.one_of(
+    st.text(max_size=5), st.integers(min_value=2), st.floats(2, 9), st.lists(st.booleans(), max_size=2)
+)
+NO_TEXTS = st.one_of(st.integers(min_value=2), st.floats(2, 9), st.binary(max_size=3), st.builds(object))
+FRACTIONS = st.floats(0.01, 0.99).map(lambda part: 3 + part)
+
+
+@functools.cache
+def drawn_once(values: st.SearchStrategy[Any]) -> list[Any]:
+    """A few values, the same ones in each run: to draw them for each argument anew takes longer than to try them."""
+    drawn: list[Any] = []
+
+    @A_FEW
+    @given(value=values)
+    def draw(value: Any) -> None:
+        drawn.append(value)
+
+    draw()
+    return drawn
+
+
+def drawn(values: st.SearchStrategy[Any]) -> list[Any]:
+    """These values as a test of its own may have them."""
+    return copy.deepcopy(drawn_once(values))
 
 
 def members(hint: Any) -> list[Any]:
@@ -68,13 +95,12 @@ def refusal_of(name: str, value: Any) -> str | None:
 
 
 @pytest.mark.parametrize("name", FIELDS)
-@given(value=ANYTHING)
-@A_FEW
-def test_any_value_is_taken_or_refused_in_one_line_that_names_the_argument(name: str, value: Any) -> None:
-    message = refusal_of(name, value)
-    if message is not None:
-        assert name in message
-        assert message.strip() and "\n" not in message
+def test_any_value_is_taken_or_refused_in_one_line_that_names_the_argument(name: str) -> None:
+    for value in drawn(ANYTHING):
+        message = refusal_of(name, value)
+        if message is not None:
+            assert name in message
+            assert message.strip() and "\n" not in message
 
 
 NUMBERS = [name for name in FIELDS if {int, float} & set(members(HINTS[name]))]
@@ -90,11 +116,10 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-@given(value=st.one_of(st.text(max_size=6), st.booleans(), st.lists(st.integers(), max_size=2), st.binary(max_size=3)))
-@A_FEW
-def test_what_is_no_number_is_refused_where_a_number_belongs(name: str, value: Any) -> None:
-    message = refusal_of(name, value)
-    assert message is not None and f"{name}=" in message and "number" in message
+def test_what_is_no_number_is_refused_where_a_number_belongs(name: str) -> None:
+    for value in drawn(NO_NUMBERS):
+        message = refusal_of(name, value)
+        assert message is not None and f"{name}=" in message and "number" in message
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -111,11 +136,10 @@ def test_infinity_is_refused_where_a_finite_number_belongs(name: str, value: flo
 
 
 @pytest.mark.parametrize("name", WHOLE_NUMBERS)
-@given(value=st.floats(0.01, 0.99).map(lambda part: 3 + part))
-@A_FEW
-def test_a_fraction_is_refused_where_a_whole_number_belongs(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"^{name}=.*whole number"):
-        given_to(name, value)
+def test_a_fraction_is_refused_where_a_whole_number_belongs(name: str) -> None:
+    for value in drawn(FRACTIONS):
+        with pytest.raises(ValueError, match=f"^{name}=.*whole number"):
+            given_to(name, value)
 
 
 @pytest.mark.parametrize(
@@ -135,21 +159,17 @@ def test_a_number_out_of_its_range_is_refused_with_the_range(name: str, allowed:
 
 
 @pytest.mark.parametrize("name", SWITCHES)
-@given(
-    value=st.one_of(st.text(max_size=5), st.integers(min_value=2), st.floats(2, 9), st.lists(st.booleans(), max_size=2))
-)
-@A_FEW
-def test_a_switch_takes_true_and_false_and_no_word_for_them(name: str, value: Any) -> None:
-    with pytest.raises(TypeError, match=f"^{name}=.*true or false"):
-        given_to(name, value)
+def test_a_switch_takes_true_and_false_and_no_word_for_them(name: str) -> None:
+    for value in drawn(NO_SWITCHES):
+        with pytest.raises(TypeError, match=f"^{name}=.*true or false"):
+            given_to(name, value)
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@given(value=st.one_of(st.integers(min_value=2), st.floats(2, 9), st.binary(max_size=3), st.builds(object)))
-@A_FEW
-def test_a_number_or_an_object_is_refused_where_text_belongs(name: str, value: Any) -> None:
-    with pytest.raises(TypeError, match=f"^{name}"):
-        given_to(name, value)
+def test_a_number_or_an_object_is_refused_where_text_belongs(name: str) -> None:
+    for value in drawn(NO_TEXTS):
+        with pytest.raises(TypeError, match=f"^{name}"):
+            given_to(name, value)
 
 
 @pytest.mark.parametrize("name", ["eval_strategy", "logging_strategy", "save_strategy", "hub_strategy", "optim"])

@@ -52,6 +52,11 @@ WAYS = {
     "from transformers.integrations.integration_utils import TrainerCallback as Base": "Base",
     "from transformers.integrations import WandbCallback": "WandbCallback",
     "from transformers.integrations.integration_utils import CodeCarbonCallback": "CodeCarbonCallback",
+    "from transformers import TFTrainer": "TFTrainer",
+    "from transformers import TFTrainingArguments": "TFTrainingArguments",
+    "import transformers as first_edition": "first_edition.TFTrainer",
+    "from transformers.trainer_tf import TFTrainer as InItsModule": "InItsModule",
+    "from transformers.training_args_tf import TFTrainingArguments as InTheirs": "InTheirs",
 }
 
 COLLECT = """
@@ -100,6 +105,7 @@ facts["file of transformers.trainer"] = trainer.__file__
 facts["spec of transformers.trainer"] = trainer.__spec__.name
 facts["dir"] = [name in dir(trainer) for name in ("Trainer", "TrainingArguments", "OPTIMIZER_NAME", "unwrap_model")]
 facts["made-up name"] = [hasattr(trainer, "made_up"), hasattr(transformers, "made_up"), hasattr(trainer, "__made_up__")]
+facts["keras is loaded"] = "keras" in sys.modules
 facts["import of a made-up name"] = error_of("from transformers.trainer import made_up")
 
 from transformers.integrations import NeptuneCallback
@@ -151,6 +157,10 @@ def test_every_way_to_the_trainer_api_ends_in_littrainer(facts: Any, when: str) 
     elsewhere = {way: home for way, home in facts[when].items() if home.partition(".")[0] != "littrainer"}
     assert len(facts[when]) == len(WAYS)
     assert elsewhere == {}
+
+
+def test_the_first_editions_names_load_no_keras(facts: Any) -> None:
+    assert facts["keras is loaded"] is False
 
 
 def test_the_package_object_that_transformers_replaces_hands_out_littrainers_too(facts: Any) -> None:
@@ -229,6 +239,7 @@ with warnings.catch_warnings(record=True) as caught:
     after_once = [len(sys.meta_path), os.environ["PYTHONPATH"]]
     install()
 facts["warnings"] = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
+facts["withdrawn"] = [transformers.TFTrainingArguments.__module__, "TFTrainer" in dir(transformers)]
 facts["twice changes nothing"] = after_once == [len(sys.meta_path), os.environ["PYTHONPATH"]]
 from transformers import Trainer
 from transformers.integrations import WandbCallback
@@ -239,6 +250,7 @@ facts["homes"] = [Trainer.__module__, transformers.Trainer.__module__, current.T
 uninstall()
 from transformers import Trainer
 from transformers.integrations import WandbCallback
+facts["withdrawn after uninstall"] = [hasattr(transformers, "TFTrainer"), "TFTrainer" in dir(transformers)]
 facts["homes after uninstall"] = [Trainer.__module__, WandbCallback.__mro__[1].__module__]
 now = [[repr(finder) for finder in sys.meta_path if repr(finder) in before[0]], os.environ["PYTHONPATH"]]
 facts["undone"] = now == before and not is_installed()
@@ -262,6 +274,11 @@ def test_names_taken_before_the_redirection_are_listed_in_one_warning(late: Any)
 
 def test_later_imports_get_ours_although_transformers_own_were_loaded(late: Any) -> None:
     assert {home.partition(".")[0] for home in late["homes"]} == {"littrainer"}
+
+
+def test_names_that_transformers_has_withdrawn_are_answered_as_long_as_the_redirection_holds(late: Any) -> None:
+    assert late["withdrawn"] == ["littrainer.keras_models.training_arguments", True]
+    assert late["withdrawn after uninstall"] == [False, False]
 
 
 def test_installing_twice_changes_nothing(late: Any) -> None:

@@ -93,3 +93,9 @@ def test_the_split_of_skipped_optimizer_steps_is_not_computed(monkeypatch: pytes
     monkeypatch.setattr(sampler, "_micro_batches", lambda samples: split.append(samples) or compute(samples))
     assert list(LaterBatches(sampler, 5)) == whole[5:]
     assert len(split) == 2
+
+
+@pytest.mark.parametrize("kind", [DataLoader, LookaheadLoader])
+def test_workers_are_handed_no_empty_batch_where_nobody_takes_it_out_again(kind: Any) -> None:
+    shorter = without_first_batches(kind(Numbers(8), 2, num_workers=2), 1)
+    assert [batch.tolist() for batch in shorter] == [[2, 3], [4, 5], [6, 7]]

@@ -4,12 +4,20 @@ import pickle
 import random
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from littrainer.data.generators import drawn_from, host_states
 from littrainer.data.loaders import LookaheadLoader
-from littrainer.data.worker_states import Report, ReportingCollate, WorkerStates, reporting_workers, without_reports
+from littrainer.data.worker_states import (
+    Report,
+    ReportingCollate,
+    UnaskedForNothing,
+    WorkerStates,
+    reporting_workers,
+    without_reports,
+)
 from tests.data.test_loaders import Numbers
 
 
@@ -98,3 +106,18 @@ def test_a_loader_whose_workers_report_and_live_on_still_gives_plain_batches() -
 
     loader = LookaheadLoader(Numbers(3), 1, collate_fn=list, num_workers=1, persistent_workers=True)
     assert list(loader.read(Watch())) == list(loader) == [[0], [1], [2]]
+
+
+def test_a_dataset_is_not_asked_for_nothing_and_is_the_same_otherwise() -> None:
+    class Batched(Numbers):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return list(torch.stack([torch.tensor(index) for index in indices]))
+
+    dataset = UnaskedForNothing(Batched(4))
+    assert dataset.__getitems__([]) == [] and dataset.__getitems__([1, 2]) == [1, 2]
+    assert len(dataset) == 4 and dataset[3] == 3 and dataset.count == 4
+    dataset.set_epoch(3)
+    assert dataset.epochs == [3]
+    assert pickle.loads(pickle.dumps(UnaskedForNothing([1, 2])))[1] == 2
+    with pytest.raises(AttributeError):
+        _ = UnaskedForNothing([1]).unheard_of

@@ -88,8 +88,8 @@ def _frames_to_the_script() -> int:
 def returns_the_mean(trainer: Any) -> bool:
     """Whether the loss comes from an override that knows nothing of the window of its optimizer step."""
     # A mock in the place of a method has every attribute.
-    methods = (getattr(trainer, name, None) for name in ("compute_loss", "training_step"))
-    return any(getattr(method, RETURNS_THE_MEAN, None) is True for method in methods)
+    of_loss, of_step = getattr(trainer, "compute_loss", None), getattr(trainer, "training_step", None)
+    return getattr(of_loss, RETURNS_THE_MEAN, None) is True or getattr(of_step, RETURNS_THE_MEAN, None) is True
 
 
 def _missing(method: Any, signature: Signature, has_self: bool) -> list[str]:

@@ -24,8 +24,8 @@ WITHDRAWN: dict[str, dict[str, str]] = {
 """Module of an earlier transformers -> name in it, and in the package -> where littrainer has it."""
 
 _TARGETS = {name: target for names in WITHDRAWN.values() for name, target in names.items()}
-# Set on the class of a package object that answers them: the class it had.
-_CLASS_BEFORE = "_class_before_withdrawn_names"
+# Set on the class of package objects that answer them: the methods it had.
+_METHODS_BEFORE = "_methods_before_withdrawn_names"
 
 
 class WithdrawnModuleLoader(Loader):
@@ -76,32 +76,32 @@ def answer_when_loaded(spec: ModuleSpec) -> None:
 
 
 def answer_in(package: ModuleType) -> None:
-    """Have a package object answer the names, by a class of its own on top of the one that it has.
+    """Have a package object answer the names, by its class: transformers puts others of that class in its place later.
 
-    A module's `__getattr__` would be asked last, and the package's own class has one that raises.
+    A module's own `__getattr__` would be asked last, and that class has one that raises.
     """
-    kind = type(package)
-    if hasattr(kind, _CLASS_BEFORE):
+    kind: Any = type(package)
+    if kind is ModuleType or _METHODS_BEFORE in vars(kind):
         return
+    get_attribute, names = kind.__getattr__, kind.__dir__
 
     def look_up(self: Any, name: str) -> Any:
-        if name in _TARGETS:
-            return _ours(name)
-        return super(with_names, self).__getattr__(name)  # type: ignore[misc]
+        return _ours(name) if name in _TARGETS and self.__name__ == PACKAGE else get_attribute(self, name)
 
-    def names(self: Any) -> list[str]:
-        return sorted({*super(with_names, self).__dir__(), *_TARGETS})
+    def all_names(self: Any) -> list[str]:
+        return [*names(self), *_TARGETS] if self.__name__ == PACKAGE else names(self)
 
-    body = {"__getattr__": look_up, "__dir__": names, "__module__": kind.__module__, _CLASS_BEFORE: kind}
-    with_names = type(kind.__name__, (kind,), body)
-    package.__class__ = with_names
+    setattr(kind, _METHODS_BEFORE, {"__getattr__": get_attribute, "__dir__": names})
+    kind.__getattr__, kind.__dir__ = look_up, all_names
 
 
 def forget_in(package: ModuleType) -> None:
     """Undo `answer_in`, and forget the modules."""
-    before = getattr(type(package), _CLASS_BEFORE, None)
-    if before is not None:
-        package.__class__ = before
+    kind = type(package)
+    if _METHODS_BEFORE in vars(kind):
+        for name, method in vars(kind)[_METHODS_BEFORE].items():
+            setattr(kind, name, method)
+        delattr(kind, _METHODS_BEFORE)
     for fullname in WITHDRAWN:
         module = sys.modules.get(fullname)
         if module is not None and isinstance(module.__loader__, WithdrawnModuleLoader):

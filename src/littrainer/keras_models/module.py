@@ -44,12 +44,14 @@ class KerasModule(nn.Module):
         for name, variable in stable_names(self.keras_model).items():
             self.register_parameter(name, variable.value)
         # Variables are all that Keras knows of; modules of torch inside the model have buffers besides.
-        for number, buffer in enumerate(self.keras_model.buffers()):
+        buffers = {id(buffer): buffer for layer in layers_in(self.keras_model) for buffer in layer.buffers()}
+        for number, buffer in enumerate(buffers.values()):
             self.register_buffer(f"torch_buffer_{number}", buffer)
 
     def _apply(self, fn: Any, recurse: bool = True) -> KerasModule:
         # The parameters stay the same objects; buffers do not.
-        self.keras_model._apply(fn, recurse)
+        for layer in layers_in(self.keras_model):
+            layer._apply(fn, recurse)
         self._take_parameters()
         return self
 
@@ -75,6 +77,13 @@ class KerasModule(nn.Module):
     def parameter_names_with_decay(self) -> list[str]:
         """Names of the parameters that weight decay applies to: all but biases and those of normalization layers."""
         return [name for name, _ in self.named_parameters() if not WITHOUT_DECAY.search(name)]
+
+
+def layers_in(model: Any) -> Iterator[Any]:
+    """A Keras model and the layers in it, which need not be modules of its own as torch has them."""
+    yield model
+    for layer in getattr(model, "layers", ()):
+        yield from layers_in(layer)
 
 
 def stable_names(model: Any) -> dict[str, Any]:

@@ -212,10 +212,11 @@ class TrainingRun:
 
     def announce(self) -> None:
         """Log the length of the training (at level info)."""
-        args, plan = self.trainer.args, self.plan
-        parameters = [parameter for parameter in self.trainer.model.parameters() if parameter.requires_grad]
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        trainer, args, plan = self.trainer, self.trainer.args, self.plan
         # One that DeepSpeed has sharded says how many numbers it has in whole.
-        trainable = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in parameters)
+        trained = (getattr(one, "ds_numel", one.numel()) for one in trainer.model.parameters() if one.requires_grad)
         facts = {
             "examples": plan.num_examples,
             "epochs": plan.num_train_epochs,
@@ -223,7 +224,7 @@ class TrainingRun:
             "samples per optimizer step": plan.total_train_batch_size,
             "micro-batches per optimizer step": args.gradient_accumulation_steps,
             "optimizer steps": plan.max_steps,
-            "trainable parameters": trainable,
+            "trainable parameters": sum(trained),
         }
         if self.checkpoint is not None:
             facts["resumed at optimizer step"] = self.trainer.state.global_step
@@ -260,7 +261,7 @@ class TrainingRun:
         trainer._total_loss_scalar = 0.0
         trainer._initial_global_step = trainer._globalstep_last_logged = trainer.state.global_step
         trainer._initial_num_input_tokens_seen = trainer.state.num_input_tokens_seen
-        trainer.model.zero_grad()
+        clear_gradients(trainer.model)
         trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
         if trainer.args.eval_on_start:
             trainer._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)

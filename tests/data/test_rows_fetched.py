@@ -1,0 +1,201 @@
+"""Which rows of a dataset are read, how many together, and how often their values are copied."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import Dataset, StackDataset, Subset
+
+from tests.scenarios.data import vector_rows
+from tests.scenarios.models import tiny_gpt2
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+
+ROWS = 16
+BATCH = 4
+
+
+class FetchedByBatches(Dataset[Any]):
+    """Counts what is fetched, in workers too; fetching no rows at all is an error."""
+
+    def __init__(self, count: int = ROWS) -> None:
+        self.rows = vector_rows(count)
+        self.counts = torch.zeros(3, dtype=torch.int64).share_memory_()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        self.counts[0] += 1
+        return self.rows[index]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        torch.stack([self.rows[index]["x"] for index in indices])
+        self.counts[1] += 1
+        self.counts[2] += len(indices)
+        return [self.rows[index] for index in indices]
+
+    @property
+    def fetched(self) -> dict[str, int]:
+        """What has been fetched since this was asked last."""
+        counts = dict(zip(("one by one", "batches", "rows in them"), self.counts.tolist(), strict=True))
+        self.counts.zero_()
+        return counts
+
+
+def in_batches(number: int, rows: int) -> dict[str, int]:
+    return {"one by one": 0, "batches": number, "rows in them": rows}
+
+
+def trainer_over(folder: Path, training: Any, evaluation: Any = None, **changes: Any) -> Any:
+    given = {"train_dataset": training, "eval_dataset": evaluation}
+    settings = {"per_device_train_batch_size": BATCH, "per_device_eval_batch_size": BATCH, "num_train_epochs": 1}
+    return quiet_trainer(folder, given=given, **{**settings, **changes})
+
+
+@pytest.mark.parametrize(("workers", "accumulation"), [(0, 1), (0, 3), (2, 1)])
+def test_training_evaluation_and_prediction_fetch_each_batch_in_one_go(
+    tmp_path: Path, workers: int, accumulation: int
+) -> None:
+    training, evaluation = FetchedByBatches(), FetchedByBatches(7)
+    trainer = trainer_over(
+        *(tmp_path, training, evaluation),
+        dataloader_num_workers=workers,
+        gradient_accumulation_steps=accumulation,
+        eval_strategy="epoch",
+    )
+    trainer.train()
+    assert training.fetched == in_batches(4, ROWS)
+    assert evaluation.fetched == in_batches(2, 7)
+    trainer.evaluate()
+    assert evaluation.fetched == in_batches(2, 7)
+    trainer.predict(evaluation)
+    assert evaluation.fetched == in_batches(2, 7)
+
+
+@pytest.mark.parametrize(("strategy", "passes"), [("sequential", 1), ("group_by_length", 2), ("batch_rebalance", 2)])
+def test_so_do_other_orders_which_may_measure_all_samples_first(tmp_path: Path, strategy: str, passes: int) -> None:
+    training = FetchedByBatches()
+    trainer = trainer_over(tmp_path, training, train_sampling_strategy=strategy)
+    trainer.processing_class = SimpleNamespace(model_input_names=["x"])
+    assert len(list(trainer.get_train_dataloader())) == ROWS // BATCH
+    fetched = training.fetched
+    # Measuring fetches all in one go, and looks at the first sample twice, as transformers does.
+    assert fetched.pop("one by one") == 2 * (passes - 1)
+    assert fetched == {"batches": ROWS // BATCH + passes - 1, "rows in them": ROWS * passes}
+
+
+@pytest.mark.parametrize("kind", [lambda base: Subset(base, range(8)), lambda base: StackDataset(x=base, labels=base)])
+def test_datasets_of_torch_that_hand_on_batches_have_them_handed_on(tmp_path: Path, kind: Any) -> None:
+    base = FetchedByBatches()
+    trainer = trainer_over(tmp_path, kind(base))
+    trainer.data_collator = len
+    number = len(list(trainer.get_train_dataloader()))
+    copies = 2 if isinstance(kind(base), StackDataset) else 1
+    assert base.fetched == in_batches(number * copies, len(kind(base)) * copies)
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_skipping_fetches_nothing_when_training_resumes(tmp_path: Path, workers: int, persistent: bool) -> None:
+    settings = {"dataloader_num_workers": workers, "dataloader_persistent_workers": persistent}
+    training = FetchedByBatches()
+    whole = trainer_over(tmp_path, training, save_strategy="steps", save_steps=3, **settings)
+    whole.train()
+    assert training.fetched == in_batches(4, ROWS)
+    resumed = trainer_over(tmp_path, training, save_strategy="steps", save_steps=3, **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert training.fetched == in_batches(1, BATCH)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(weight, resumed.model.state_dict()[name])
+
+
+def table(count: int = ROWS) -> Any:
+    rows = [{"x": row["x"].tolist(), "labels": row["labels"], "note": "unused"} for row in vector_rows(count)]
+    return datasets.Dataset.from_list(rows)
+
+
+@pytest.mark.parametrize("kind", [None, StepwiseTrainer])
+def test_rows_of_a_table_are_decoded_once_and_a_batch_together(
+    tmp_path: Path, rows_decoded: list[int], kind: Any
+) -> None:
+    whole = {} if kind is None else {"kind": kind}
+    trainer = trainer_over(tmp_path, table().shuffle(seed=1), table(7), save_strategy="steps", save_steps=3, **whole)
+    trainer.train()
+    assert rows_decoded == [BATCH] * 4
+    rows_decoded.clear()
+    trainer.evaluate()
+    trainer.predict(table(5).select([4, 0, 2]))
+    assert rows_decoded == [4, 3, 3]
+    rows_decoded.clear()
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert rows_decoded == [BATCH]
+
+
+@pytest.mark.parametrize("column", ["length", "input_ids"])
+def test_grouping_by_length_decodes_the_rows_that_are_trained_on_alone(
+    tmp_path: Path, rows_decoded: list[int], column: str
+) -> None:
+    ids = [[5] * (3 + number % 4) for number in range(ROWS)]
+    columns = {"input_ids": ids, "labels": ids, **({"length": list(map(len, ids))} if column == "length" else {})}
+    data = datasets.Dataset.from_dict(columns).shuffle(seed=2)
+    trainer = quiet_trainer(
+        *(tmp_path, tiny_gpt2()),
+        given={"train_dataset": data, "eval_dataset": data, "data_collator": same_width},
+        train_sampling_strategy="group_by_length",
+        remove_unused_columns=column == "input_ids",
+        num_train_epochs=2,
+        eval_strategy="epoch",
+    )
+    trainer.train()
+    assert sum(rows_decoded) == 4 * ROWS and Counter(rows_decoded)[1] == 2
+
+
+def same_width(samples: list[Any]) -> dict[str, torch.Tensor]:
+    longest = max(len(sample["input_ids"]) for sample in samples)
+    padded = [sample["input_ids"] + [0] * (longest - len(sample["input_ids"])) for sample in samples]
+    return {"input_ids": torch.tensor(padded), "labels": torch.tensor(padded)}
+
+
+class Copies(TorchDispatchMode):
+    """Counts the operations that make tensors out of others, or copy them."""
+
+    COPYING = ("_to_copy", "clone", "copy_", "cat", "stack", "lift_fresh", "index", "contiguous")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = operation.overloadpacket.__name__
+        if name in self.COPYING:
+            self.counts[name] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+INPUTS = 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "made_by"),
+    [
+        # Tensors are stacked; labels are numbers. Of lists of numbers one tensor each is made.
+        (lambda: vector_rows(ROWS), {"stack": 1, "lift_fresh": 1}),
+        (lambda: table().remove_columns("note"), {"lift_fresh": INPUTS}),
+        (lambda: table().remove_columns("note").with_format("numpy"), {"lift_fresh": INPUTS}),
+    ],
+)
+def test_on_the_cpu_each_input_of_a_batch_is_written_once(tmp_path: Path, rows: Any, made_by: dict[str, int]) -> None:
+    trainer = trainer_over(tmp_path, rows())
+    batches = iter(trainer.get_train_dataloader())
+    next(batches)
+    with Copies() as counted:
+        (drawn,), _ = trainer.get_batch_samples(batches, 1, trainer.args.device)
+        prepared = trainer._prepare_inputs(drawn)
+    assert all(prepared[name] is value for name, value in drawn.items())
+    assert counted.counts == made_by
