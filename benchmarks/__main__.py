@@ -29,6 +29,7 @@ from .tables import described_run, tables_of
 def take_case(benchmark: Benchmark, case: Case, sides: Sides, rounds: int, short: bool) -> dict[str, object]:
     """One case of a benchmark, on the sides that are there; the short form has no time for the earlier release."""
     present = [side for side in case.sides if side.is_present and not (short and side.folder)]
+    sides.start(case, present)
     kept = case.processes in (Processes.KEPT, Processes.PAIR)
     measured = take_turns(
         present, rounds, lambda side: sides.measure(benchmark, case, side), rehearse=kept and not short

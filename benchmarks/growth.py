@@ -65,6 +65,7 @@ PANELS = (
     Panel("evaluation", "mlp-batches", "An evaluation", "batches", "batches of 8", "cpu_ms", "CPU ms"),
     Panel("evaluation_memory", "samples", "Peak of an evaluation", "samples", "samples", "peak_mib", "MiB"),
     Panel("resuming", "skipped", "Resuming to the first new step", "skipped", "steps skipped", "cpu_ms", "CPU ms"),
+    Panel("length_grouping", "rows", "An epoch's order by length", "rows", "samples", "cpu_ms", "CPU ms", True),
     Panel("checkpoints", "parameters", "Stall of a save", "job", "parameters", "stall_ms", "wall ms", True),
     Panel("checkpoints", "kept", "Stall of a save of an MLP", "kept", "checkpoints kept", "stall_ms", "wall ms"),
 )

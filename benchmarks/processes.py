@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ ENVIRONMENT = {
     "HF_DATASETS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-RANKS_OF_A_PAIR = 2
+# Of processes that are kept.
+RANKS = {Processes.KEPT: 1, Processes.PAIR: 2}
 
 
 def environment_of(side: Side) -> dict[str, str]:
@@ -43,9 +44,10 @@ class SideProcess:
     Parameters:
         side: Decides on the path; sides of the same library and folder may share a process.
         ranks: How many processes; more than one get the variables that torchrun sets.
+        loads: Whether it imports the side's library at once, and not when it is first needed.
     """
 
-    def __init__(self, side: Side, ranks: int = 1) -> None:
+    def __init__(self, side: Side, ranks: int = 1, *, loads: bool = False) -> None:
         self.errors = [tempfile.TemporaryFile("w+") for _ in range(ranks)]  # noqa: SIM115 (closed by end)
         port = str(free_port()) if ranks > 1 else ""
         self.processes = []
@@ -54,7 +56,7 @@ class SideProcess:
             if ranks > 1:
                 environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": port}
                 environment |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-            command = [sys.executable, "-m", "benchmarks.side_process"]
+            command = [sys.executable, "-m", "benchmarks.side_process", *([side.library] if loads else [])]
             self.processes.append(
                 subprocess.Popen(
                     command,
@@ -79,15 +81,27 @@ class SideProcess:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(request + "\n")
                 process.stdin.flush()
-        answers = []
+        return self.answers(f"{benchmark.name} failed on {side.name}, {settings}")[0]
+
+    def wait_until_loaded(self, side: Side) -> None:
+        """Wait for the import that was asked for.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        self.answers(f"{side.library} cannot be imported")
+
+    def answers(self, failure: str) -> list[Any]:
+        """The next line of each process."""
+        lines = []
         for process, errors in zip(self.processes, self.errors, strict=True):
             assert process.stdout is not None
-            answer = process.stdout.readline()
-            if not answer:
+            line = process.stdout.readline()
+            if not line:
                 errors.seek(0)
-                raise RuntimeError(f"{benchmark.name} failed on {side.name}, {settings}:\n{errors.read()[-4000:]}")
-            answers.append(json.loads(answer))
-        return answers[0]
+                raise RuntimeError(f"{failure}:\n{errors.read()[-4000:]}")
+            lines.append(json.loads(line))
+        return lines
 
     def end(self) -> None:
         """Close the requests, upon which the processes end by themselves."""
@@ -112,6 +126,20 @@ class Sides:
     def __init__(self) -> None:
         self.kept: dict[tuple[str, Path | None, int], SideProcess] = {}
 
+    def start(self, case: Case, sides: Sequence[Side]) -> None:
+        """Start those processes of a case that are not there, all at once, and wait until they have loaded."""
+        if case.processes not in RANKS:
+            return
+        ranks = RANKS[case.processes]
+        started = []
+        for side in sides:
+            key = side.library, side.folder, ranks
+            if key not in self.kept:
+                self.kept[key] = SideProcess(side, ranks, loads=True)
+                started.append((side, self.kept[key]))
+        for side, process in started:
+            process.wait_until_loaded(side)
+
     def measure(self, benchmark: Benchmark, case: Case, side: Side) -> Measured:
         if case.processes is Processes.NONE:
             return benchmark.measure(side, **case.settings)
@@ -121,10 +149,8 @@ class Sides:
                 return process.measure(benchmark, side, case.settings)
             finally:
                 process.end()
-        ranks = RANKS_OF_A_PAIR if case.processes is Processes.PAIR else 1
-        key = side.library, side.folder, ranks
-        if key not in self.kept:
-            self.kept[key] = SideProcess(side, ranks)
+        self.start(case, [side])
+        key = side.library, side.folder, RANKS[case.processes]
         try:
             return self.kept[key].measure(benchmark, side, case.settings)
         except BaseException:

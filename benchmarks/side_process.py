@@ -1,4 +1,7 @@
-"""A process of a side: reads what it shall measure line by line, and answers each with what it measured."""
+"""A process of a side: reads what it shall measure line by line, and answers each with what it measured.
+
+`python -m benchmarks.side_process [LIBRARY]` imports that library first, and answers when it has.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     warnings.filterwarnings("ignore")
+    for library in sys.argv[1:]:
+        # Trainers are public names that are resolved when they are asked for.
+        getattr(importlib.import_module(library), "Trainer", None)
+        print(json.dumps(library), file=answers, flush=True)
     for request in sys.stdin:
         print(json.dumps(answer(request)), file=answers, flush=True)
 

@@ -151,7 +151,7 @@ def test_an_unknown_argument_name_suggests_the_nearest_known_one(tmp_path: Path,
 def test_a_script_path_that_does_not_exist_ends_with_status_2_and_one_line(tmp_path: Path) -> None:
     script = tmp_path / "nope.py"
     command = [sys.executable, "-m", "littrainer", "run", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.strip().splitlines()

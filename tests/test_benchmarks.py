@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from benchmarks import record
 from benchmarks.__main__ import main
 from benchmarks.benchmark import Benchmark, Case, Measured, Processes

@@ -102,7 +102,7 @@ def test_the_exit_status_of_the_script_is_passed_on(tmp_path: Path, ending: str,
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
 def test_an_interrupt_ends_the_script_as_it_ends_under_plain_python(tmp_path: Path) -> None:
-    (tmp_path / "waits.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    (tmp_path / "waits.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(300)\n")
     command = [sys.executable, "-m", "littrainer", "run", "waits.py"]
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -110,7 +110,7 @@ def test_an_interrupt_ends_the_script_as_it_ends_under_plain_python(tmp_path: Pa
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=200)
     assert process.returncode == -signal.SIGINT
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
     assert "littrainer" not in errors.replace(str(tmp_path), "")
@@ -203,14 +203,14 @@ try:
     with open(f"facts{os.environ['RANK']}.json", "w") as file:
         json.dump(facts, file)
     if "wait" in sys.argv:
-        time.sleep(60)
+        time.sleep(300)
 except KeyboardInterrupt:
     open(f"interrupted{os.environ['RANK']}", "w").close()
     raise
 if "fail" in sys.argv and os.environ["RANK"] == "1":
     sys.exit(7)
 if "fail" in sys.argv:
-    time.sleep(60)
+    time.sleep(300)
 """
 
 
@@ -257,7 +257,7 @@ def test_an_interrupt_reaches_all_processes(tmp_path: Path) -> None:
         while len(list(tmp_path.glob("facts*.json"))) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=200)
     assert process.returncode == -signal.SIGINT
     assert sorted(path.name for path in tmp_path.glob("interrupted*")) == ["interrupted0", "interrupted1"]
 

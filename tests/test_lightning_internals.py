@@ -8,7 +8,9 @@ from __future__ import annotations
 import ast
 import inspect
 import signal
+import sys
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -387,6 +389,64 @@ def test_validations_are_announced_while_callbacks_are_set_up() -> None:
 
     module = fit(callbacks=[Asking()])
     assert said == [True, False] and module.seen == []
+
+
+def test_entry_points_of_the_registry() -> None:
+    from lightning.fabric.utilities import registry
+    from lightning.pytorch.trainer.connectors import callback_connector
+
+    load = getattr(callback_connector, "_load_external_callbacks", None)
+    needed(hasattr(registry, "entry_points"), "lightning.fabric.utilities.registry.entry_points")
+    needed(getattr(load, "__globals__", None) is vars(registry), "callback_connector._load_external_callbacks")
+
+
+def install_callbacks(folder: Path, package: str) -> None:
+    """Install a package, into a folder on the path, that gives each `lightning.Trainer` a callback."""
+    (folder / f"{package}.py").write_text(
+        "import lightning.pytorch as pl\n\nclass Installed(pl.Callback):\n    pass\n\n"
+        "def callbacks():\n    return [Installed()]\n"
+    )
+    (folder / f"{package}-1.0.dist-info").mkdir()
+    (folder / f"{package}-1.0.dist-info" / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"
+    )
+    (folder / f"{package}-1.0.dist-info" / "entry_points.txt").write_text(
+        f"[lightning.pytorch.callbacks_factory]\nours = {package}:callbacks\n"
+    )
+
+
+def built_without_reading_again() -> list[str]:
+    with lightning_internals.entry_points_read_once():
+        return [type(callback).__name__ for callback in pl.Trainer(**QUIET).callbacks]  # type: ignore[attr-defined]
+
+
+def test_entry_points_are_read_for_the_first_trainer_and_when_a_package_was_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+
+    def entry_points(group: str) -> Any:
+        reads.append(group)
+        return inspect.unwrap(metadata.entry_points)(group=group)
+
+    monkeypatch.setattr(lightning_internals, "entry_points", entry_points)
+    # Other tests may write to the working folder meanwhile, which then looks as if a package had been installed there.
+    elsewhere = [folder for folder in sys.path if Path(folder).resolve() != Path.cwd()]
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *elsewhere])
+    assert [built_without_reading_again() for _ in range(3)] == [[], [], []]
+    assert reads == ["lightning.pytorch.callbacks_factory"]
+    install_callbacks(tmp_path, "package_with_callbacks")
+    assert [built_without_reading_again() for _ in range(2)] == [["Installed"], ["Installed"]]
+    assert len(reads) == 2
+
+
+def test_other_trainers_of_lightning_read_entry_points_themselves() -> None:
+    from lightning.fabric.utilities import registry
+
+    own = registry.entry_points
+    with lightning_internals.entry_points_read_once(), lightning_internals.entry_points_read_once():
+        assert registry.entry_points is not own
+    assert registry.entry_points is own
 
 
 TESTED_HERE = {

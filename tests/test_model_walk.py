@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from littrainer.model_walk import clear_gradients, parameters_of, train_all
+from littrainer.model_walk import clear_gradients, move_to, parameters_of, train_all
 
 
 class Tied(nn.Module):
@@ -162,3 +162,28 @@ def test_parameters_that_a_class_of_its_own_finds_are_found() -> None:
 
     model = nn.Sequential(Inner(2, 2), nn.Linear(2, 2))
     assert len(parameters_of(model)) == len(list(model.parameters())) == 2
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_a_model_is_moved_where_some_of_it_is_elsewhere(make: Callable[[], nn.Module]) -> None:
+    for change in (lambda model: None, lambda model: list(model.modules())[-1].register_buffer("far", torch.empty(1))):
+        model = make()
+        change(model)
+        move_to(model, torch.device("meta"))
+        assert {tensor.device.type for tensor in [*model.parameters(), *model.buffers()]} == {"meta"}
+
+
+def test_a_model_that_is_on_the_device_is_not_gone_through_by_torch() -> None:
+    here = torch.device("cpu")
+    for model in (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), small_bert()):
+        assert functions_called(lambda: move_to(model, here)).isdisjoint({"to", "_apply"})  # noqa: B023
+        model.register_buffer("far", torch.empty(1, device="meta"))
+        with pytest.raises(NotImplementedError, match="meta tensor"):
+            move_to(model, here)
+
+
+def test_a_to_method_of_a_models_own_is_called() -> None:
+    model = Tied()
+    model.to = Mock()  # type: ignore[method-assign]
+    move_to(model, torch.device("cpu"))
+    model.to.assert_called_once_with(torch.device("cpu"))

@@ -74,8 +74,8 @@ BENCHMARK = Benchmark(
     name="data_parallel",
     question="How much of the speed of two processes is left when they train together?",
     measure=measure,
-    full=cases({"mlp": 220, "tiny-bert": 40}, warmup=10),
+    full=cases({"mlp": 220, "tiny-bert": 25}, warmup=5),
     short=cases({"mlp": 4}, warmup=1),
-    rounds=5,
+    rounds=4,
     tables={"data-parallel": table},
 )

@@ -19,7 +19,7 @@ import torch
 
 from ..benchmark import Benchmark, Case, Measured, Processes
 from ..figures import Figures, markdown
-from ..sides import EARLIER, OURS, THEIRS, Side
+from ..sides import OURS, THEIRS, Side
 from ..stopwatch import MIB, largest_resident_bytes, resident_bytes
 from ..trainings import silenced, trainer_arguments
 
@@ -95,7 +95,7 @@ def cases(samples: tuple[int, ...], tokens: int, processes: Processes) -> tuple[
         Case(
             f"samples-{number}",
             f"{number} samples",
-            (THEIRS, EARLIER, OURS, STREAMING) if number == samples[0] else (THEIRS, OURS, STREAMING),
+            (THEIRS, OURS, STREAMING),
             {"samples": number, "tokens": tokens, "batch": 2},
             processes,
             curve="samples",
@@ -137,7 +137,7 @@ BENCHMARK = Benchmark(
     name="evaluation_memory",
     question="How much memory does an evaluation of a language model take?",
     measure=measure,
-    full=cases((8, 16, 32), tokens=256, processes=Processes.FRESH),
+    full=cases((6, 12, 24), tokens=256, processes=Processes.FRESH),
     short=cases((4,), tokens=8, processes=Processes.KEPT),
     rounds=1,
     tables={"evaluation-memory": table},

@@ -114,7 +114,7 @@ BENCHMARK = Benchmark(
         Case("statements", "imports", (TORCH, OURS), processes=Processes.NONE),
         Case("commands", "command line", COMMANDS, processes=Processes.NONE),
     ),
-    rounds=5,
+    rounds=3,
     tables={"imports": table},
     failures=failures,
 )

@@ -67,7 +67,7 @@ BENCHMARK = Benchmark(
     name="throughput",
     question="How many samples per second are trained and evaluated?",
     measure=measure,
-    full=cases(batches=40, warmup=5),
+    full=cases(batches=20, warmup=4),
     short=cases(batches=3, warmup=1),
     rounds=5,
     tables={"throughput": table},

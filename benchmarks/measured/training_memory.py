@@ -42,6 +42,6 @@ BENCHMARK = Benchmark(
     measure=measure,
     full=cases(("mlp", "memory-bert"), steps=10, processes=Processes.FRESH),
     short=cases(("mlp",), steps=2, processes=Processes.KEPT),
-    rounds=2,
+    rounds=1,
     tables={"training-memory": table},
 )

@@ -8,20 +8,21 @@ are those of python itself. `littrainer run --devices 2` starts that interpreter
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from littrainer import __version__
 from littrainer.compat.redirect import extend_to_children
 from littrainer.processes.accelerate_launch import FALSE_WORDS, TRUE_WORDS, USE_DEEPSPEED, USE_FSDP
 from littrainer.processes.environment import PROCESSES, is_launched
-from littrainer.processes.launcher import Launch, LaunchError, check, run_processes
 from littrainer.processes.parent_watch import SECONDS_TO_SAVE
+
+if TYPE_CHECKING:
+    from littrainer.processes.launcher import Launch
 
 BAD_INPUT = 2
 # As number of devices: a process for each GPU.
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(own)
     try:
         return _run(program, options)
-    except (BadInput, LaunchError) as error:
+    except BadInput as error:
         print(f"littrainer: {error}", file=sys.stderr)
         return BAD_INPUT
 
@@ -172,9 +173,15 @@ def _run(program: list[str], options: argparse.Namespace) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     if any(getattr(options, name) is not None for name in ("devices", "nodes", "strategy")):
-        launch = _launch(options, program)
-        if launch.world_size > 1:
-            return _start(launch, command, environment)
+        # What starts processes takes longer to load than all else here.
+        from littrainer.processes.launcher import LaunchError
+
+        try:
+            launch = _launch(options, program)
+            if launch.world_size > 1:
+                return _start(launch, command, environment)
+        except LaunchError as error:
+            raise BadInput(str(error)) from error
         environment[PROCESSES] = "1"
     elif options.node_rank or options.main_address or options.main_port:
         raise BadInput("--node-rank, --main-address and --main-port are about several machines; give --nodes too")
@@ -199,6 +206,8 @@ def _wait_for(command: list[str], environment: dict[str, str]) -> int:
 def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
     """What to start, from the options of the command line."""
     import torch
+
+    from littrainer.processes.launcher import Launch, check
 
     on_cpu = os.environ.get(USE_CPU, "").lower() in TRUE_WORDS or _asks_for_cpu(program)
     gpus = 0 if on_cpu else torch.cuda.device_count()
@@ -240,6 +249,8 @@ def _asks_for_cpu(program: list[str]) -> bool:
 
 def _start(launch: Launch, command: list[str], environment: dict[str, str]) -> int:
     """Run the command in several processes; they inherit this one's environment."""
+    from littrainer.processes.launcher import run_processes
+
     os.environ.update(environment)
     return run_processes(launch, command)
 
@@ -277,6 +288,8 @@ def _near(name: str, known: Sequence[str]) -> list[str]:
 
 def _check_module(name: str) -> None:
     """Look a module up without importing the packages it lies in, which may take seconds and would happen twice."""
+    import importlib.util
+
     top, *rest = name.split(".")
     # As for `python -m`, the working directory comes first.
     spec = PathFinder.find_spec(top, [os.getcwd()]) or (importlib.util.find_spec(top) if top else None)

@@ -27,8 +27,10 @@ from littrainer.data.limits import CARRIED_OUT, development_batches, further_key
 from littrainer.ecosystem import known_classes
 from littrainer.evaluation.batch_stream import BATCHES_PER_STRETCH, BatchStream
 from littrainer.interruptions import CarriedStopIteration, PythonInterruptions
+from littrainer.model_walk import train_all
 from littrainer.processes.last_words import naming_failed_processes
 from littrainer.quiet import quiet_lightning
+from littrainer.torchmetrics_on_demand import torchmetrics_on_demand
 from littrainer.tracking.lightning_loggers import LightningLoggersCallback, loggers_of
 
 if TYPE_CHECKING:
@@ -247,14 +249,15 @@ def import_lightning() -> None:
     The Trainer calls this before it seeds: what these imports draw from Python's random generator must not change the
     numbers of a training.
     """
-    import littrainer.callbacks.bridge
-    import littrainer.checkpoint.lightning_io
-    import littrainer.lean_evaluation
-    import littrainer.lean_loop
-    import littrainer.lightning_internals
-    import littrainer.module
-    import littrainer.precision
-    import littrainer.strategies.given  # noqa: F401
+    with torchmetrics_on_demand():
+        import littrainer.callbacks.bridge
+        import littrainer.checkpoint.lightning_io
+        import littrainer.lean_evaluation
+        import littrainer.lean_loop
+        import littrainer.lightning_internals
+        import littrainer.module
+        import littrainer.precision
+        import littrainer.strategies.given  # noqa: F401
 
 
 def fit(trainer: Trainer, run: TrainingRun) -> None:
@@ -267,7 +270,7 @@ def fit(trainer: Trainer, run: TrainingRun) -> None:
     module = TrainerModule(trainer, run)
     trainer.lightning_module = module
     trainer.accelerator.module = module
-    module.train()
+    train_all(module)
     try:
         with (
             quiet_lightning(),

@@ -214,11 +214,11 @@ _while_building = threading.RLock()
 
 @contextmanager
 def entry_points_read_once() -> Iterator[None]:
-    """Let a `lightning.Trainer` that is built within find the callbacks of installed packages without reading each again.
+    """Let a `lightning.Trainer` that is built within find callbacks of installed packages without reading those again.
 
     Lightning takes callbacks from entry points, and for each Trainer reads the metadata of every package there is: of
-    the 12,000 Python calls of building one, 10,400 where 175 packages are installed. It goes on asking for them, loading
-    them and calling their factories; only the answer is one that was read before, while nothing has been installed.
+    the 12,000 Python calls of building one, 10,400 where 175 packages are installed. It goes on asking for them, loads
+    them and calls their factories; only the answer is one that was read before, while nothing has been installed.
     """
     with _while_building:
         own = registry.entry_points
@@ -242,7 +242,7 @@ def _last_change(folder: str) -> int:
     # Installing a package makes a folder with its metadata here, beside the package.
     try:
         return os.stat(folder or os.curdir).st_mtime_ns
-    except OSError:
+    except (OSError, TypeError, ValueError):
         return 0
 
 

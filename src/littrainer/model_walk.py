@@ -11,6 +11,7 @@ from collections import OrderedDict
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -92,6 +93,29 @@ def clear_gradients(model: Any) -> None:
     for parameter in parameters_of(model):
         if parameter.grad is not None:
             parameter.grad = None
+
+
+def move_to(model: Any, device: torch.device) -> None:
+    """Put a model on a device by its `to()`, which is not called where all of a model that has torch's is there."""
+    if not (_moves_as_torch_does(model) and is_on(model, device)):
+        model.to(device)
+
+
+def _moves_as_torch_does(model: Any) -> bool:
+    to = getattr(type(model), "to", None)
+    return "to" not in vars(model) and (
+        to is nn.Module.to or any(to is kind.to for kind in known_classes("model of transformers"))  # type: ignore[attr-defined]
+    )
+
+
+def is_on(model: nn.Module, device: torch.device) -> bool:
+    """Whether all parameters and buffers of a model are on a device."""
+    for module in modules_of(model):
+        for tensors in (module._parameters, module._buffers):
+            for tensor in tensors.values():
+                if tensor is not None and tensor.device != device:
+                    return False
+    return True
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:

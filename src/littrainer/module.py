@@ -25,6 +25,7 @@ from littrainer.engine import is_listened_to
 from littrainer.evaluation.batch_stream import Stretch, single_batches
 from littrainer.interruptions import carries_stop_iteration
 from littrainer.lightning_internals import count_optimizer_steps_from, replace_optimizer, show_number_of_batches
+from littrainer.model_walk import clear_gradients
 from littrainer.model_wrapping import follow_unfrozen_parameters
 from littrainer.optim.closures import closure_before_step, step_after_backward, updates_during_backward
 from littrainer.optim.schedules import steps_with_metric
@@ -263,7 +264,7 @@ class TrainerModule(pl.LightningModule):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients in a training. Lightning asks for it before an evaluation too; there they stay."""
         if self.run is not None:
-            super().zero_grad(set_to_none)
+            clear_gradients(self.model)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
         """Do nothing: gradients are cleared after the optimizer step, where callbacks can still see them."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,12 +19,16 @@ from types import ModuleType
 from typing import Any
 
 PACKAGE = "torchmetrics"
+# The base class and its tools import each other, which works out where the tools come first.
+COMES_FIRST = "torchmetrics.utilities"
 # What Lightning takes from the package -> where it lies.
 NEEDED_BY_LIGHTNING = {
     "Metric": "torchmetrics.metric",
     "MetricCollection": "torchmetrics.collections",
     "__version__": "torchmetrics.__about__",
 }
+# The logger that these parts take from the package.
+LOGGER = "_logger"
 
 _lock = threading.RLock()
 
@@ -63,7 +68,7 @@ class _OpenToLightning(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         with _lock:
-            if type(self) is not ModuleType and (name not in NEEDED_BY_LIGHTNING or not _can_be_had(name, self)):
+            if type(self) is not ModuleType and not _can_be_had(name, self):
                 _run(self)
         try:
             return self.__dict__[name]
@@ -83,7 +88,13 @@ class _RunsWhenUsed(_OpenToLightning):
 
 
 def _can_be_had(name: str, package: ModuleType) -> bool:
+    if name == LOGGER:
+        package.__dict__[name] = logging.getLogger(PACKAGE)
+        return True
+    if name not in NEEDED_BY_LIGHTNING:
+        return False
     try:
+        importlib.import_module(COMES_FIRST)
         package.__dict__[name] = getattr(importlib.import_module(NEEDED_BY_LIGHTNING[name]), name)
     except (ImportError, AttributeError):
         # Another release may have it elsewhere; the package as a whole knows.

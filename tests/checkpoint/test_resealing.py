@@ -145,6 +145,6 @@ def test_the_command_runs_as_the_documentation_has_it(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"edited": 1}))
     command = [sys.executable, "-m", "littrainer.checkpoint.manifest", str(folder)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("changed: config.json\n") and damage_in(folder) == []

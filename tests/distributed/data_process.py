@@ -28,7 +28,7 @@ from tests.training.exact_resume import ShuffledStream, StreamWithState, differe
 
 SIZE = 2
 # A check that lets one process wait for the other fails by then.
-LONGEST_WAIT = timedelta(seconds=20)
+LONGEST_WAIT = timedelta(seconds=120)
 RANK = int(os.environ.get("RANK", "0"))
 
 Check = Callable[[Path], Any]

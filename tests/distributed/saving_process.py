@@ -39,7 +39,7 @@ from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-LONGEST_WAIT = timedelta(seconds=60)
+LONGEST_WAIT = timedelta(seconds=240)
 # Three optimizer steps to an epoch.
 SETTINGS: dict[str, Any] = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "logging_strategy": "steps"}
 

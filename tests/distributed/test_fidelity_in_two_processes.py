@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from littrainer.processes.script_start import free_port
 from tests.distributed.fidelity_process import PLAN
+from tests.distributed.together import port_for_a_meeting
 from tests.fidelity.cases import several_processes_data
 from tests.fidelity.compare import first_difference
 from tests.fidelity.conftest import ROOT, RUNS, environment_of_runs
@@ -90,7 +90,7 @@ def run_both_sides(folder: Path) -> None:
     (folder / PLAN).write_text(json.dumps(SELECTED))
     processes = []
     for runs in ([ORACLE], list(MODES)):
-        port = free_port()
+        port = port_for_a_meeting()
         processes += [started(folder, runs, rank, port) for rank in range(PROCESSES)]
     try:
         for process in processes:

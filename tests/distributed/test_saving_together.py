@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from littrainer.checkpoint.verification import damage_in
-from tests.distributed.saving_process import make
+from tests.distributed.saving_process import LONGEST_WAIT, make
 from tests.distributed.together import found_in, run_together
 from tests.scenarios.once_per_session import carried_out_once
 
@@ -118,7 +118,7 @@ def test_the_death_of_one_process_while_it_saves_ends_the_other_at_once_with_its
     assert found[victim][f"{victim} killed"] is None
     other = found[1 - victim][f"{victim} killed"]
     assert f"process {victim} has ended" in other["error"]
-    assert other["seconds"] < 30
+    assert other["seconds"] < LONGEST_WAIT.total_seconds() / 2
 
 
 @pytest.mark.parametrize("victim", [0, 1])

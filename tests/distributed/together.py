@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import pickle
+import random
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from littrainer.processes.script_start import free_port
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.scenarios.once_per_session import carried_out_once
 
@@ -22,6 +23,20 @@ LONGEST_RUN_SECONDS = 300
 # In which the others may still say what the end of one means to them.
 SECONDS_AFTER_A_FAILURE = 10.0
 SHOWN_CHARACTERS = 4000
+# Below those that the system hands out, of which one that is free may be taken before the processes come to use it.
+OWN_PORTS = range(21000, 31000)
+
+
+def port_for_a_meeting() -> int:
+    """A port of this machine that nobody uses, nor gets by chance while the processes start."""
+    while True:
+        port = random.SystemRandom().choice(OWN_PORTS)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def wait_for_all(processes: Sequence[subprocess.Popen[Any]], logs: Sequence[Path], limit_seconds: float) -> None:
@@ -62,7 +77,7 @@ def run_together(module: str, folder: Path, are_told_where_to_meet: bool = True)
     Raises:
         AssertionError: as `wait_for_all`.
     """
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if are_told_where_to_meet else {}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_for_a_meeting())} if are_told_where_to_meet else {}
     sizes = {"WORLD_SIZE": str(PROCESSES), "LOCAL_WORLD_SIZE": str(PROCESSES)}
     processes: list[subprocess.Popen[bytes]] = []
     logs = [folder / f"log{rank}" for rank in range(PROCESSES)]

@@ -35,7 +35,7 @@ if __name__ == "__main__":
 
 def explain(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "littrainer", "explain", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=folder)
 
 
 def test_a_script_is_stopped_at_its_trainer_and_explained(tmp_path: Path) -> None:

@@ -359,7 +359,7 @@ def test_a_process_told_to_end_saves_goes_on_after_train_and_ends_with_status_0(
         plain = None
         wait_for(process, "step 3")
         process.terminate()
-        output = process.communicate(timeout=60)[0]
+        output = process.communicate(timeout=300)[0]
     finally:
         process.kill()
         if plain is not None:

@@ -42,7 +42,7 @@ def test_keras_2_is_taken_for_what_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_module_of_torch_belongs_to_trainer(keras: Any) -> None:
-    with pytest.raises(TypeError, match="model is a Linear. Pass it to Trainer"):
+    with pytest.raises(TypeError, match=r"model is a Linear\. Pass it to Trainer"):
         check_model(torch.nn.Linear(1, 1))
 
 
@@ -59,6 +59,19 @@ def test_arguments_of_another_kind_are_refused() -> None:
 def test_smoothed_labels_are_refused_and_kerass_own_named(arguments: Any) -> None:
     with pytest.raises(NotImplementedError, match=r"label_smoothing_factor=0.1.*CategoricalCrossentropy"):
         check_arguments(arguments(label_smoothing_factor=0.1))
+
+
+def test_a_compiled_step_is_refused(arguments: Any) -> None:
+    with pytest.raises(NotImplementedError, match=r"torch_compile=True.*Leave it out"):
+        check_arguments(arguments(torch_compile=True))
+
+
+@pytest.mark.parametrize("name", ["fsdp", "deepspeed"])
+def test_a_model_that_would_be_split_is_refused(arguments: Any, name: str) -> None:
+    args = arguments()
+    setattr(args, name, ["full_shard"])
+    with pytest.raises(NotImplementedError, match=f"{name}: a Keras model holds each variable whole"):
+        check_arguments(args)
 
 
 def test_an_optimizer_of_keras_is_refused_and_one_of_torch_is_taken(keras: Any) -> None:

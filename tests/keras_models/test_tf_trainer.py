@@ -174,14 +174,15 @@ def test_an_overridden_training_step_changes_gradients(linear_model: Any, argume
     assert min(losses_of(trainer)) > 0
 
 
+@pytest.mark.parametrize("bf16", [False, True])
 def test_a_training_step_that_changes_nothing_trains_as_without_it(
-    make_model: Any, arguments: Any, pairs: Any
+    make_model: Any, arguments: Any, pairs: Any, bf16: bool
 ) -> None:
     class Same(TFTrainer):
         def training_step(self, features: Any, labels: Any, nb_instances_in_global_batch: Any) -> Any:
             return super().training_step(features, labels, nb_instances_in_global_batch)
 
-    args = {"gradient_accumulation_steps": 2}
+    args = {"gradient_accumulation_steps": 2, "bf16": bf16, "num_train_epochs": 1}
     assert losses_of(trained(Same(make_model(), arguments(**args), pairs))) == losses_of(
         trained(TFTrainer(make_model(), arguments(**args), pairs))
     )
@@ -194,6 +195,26 @@ def test_a_training_step_without_gradients_is_an_error(linear_model: Any, argume
 
     with pytest.raises(TypeError, match=r"Forgetful.training_step returned a NoneType.*list of gradients"):
         Forgetful(linear_model, arguments(), pairs).train()
+
+
+def test_a_training_step_without_ours_logs_no_loss_and_says_so(
+    linear_model: Any, arguments: Any, pairs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Constant(TFTrainer):
+        def training_step(self, features: Any, labels: Any, nb_instances_in_global_batch: Any) -> Any:
+            return [torch.ones_like(parameter) for parameter in self.trainable_parameters()]
+
+    trainer = trained(Constant(linear_model, arguments(max_steps=2), pairs))
+    assert losses_of(trainer) == [0.0, 0.0]
+    assert caplog.text.count("no loss is known: 0 is logged") == 1
+
+
+def test_gradients_of_a_script_and_fp16_are_refused_together(linear_model: Any, arguments: Any) -> None:
+    kind = type("Mine", (TFTrainer,), {"training_step": lambda self, *batch: []})
+    args = arguments()
+    args.fp16 = True
+    with pytest.raises(NotImplementedError, match=r"Mine.training_step returns gradients.*override run_model"):
+        kind(linear_model, args)
 
 
 def test_an_overridden_prediction_step_changes_predictions(make_model: Any, arguments: Any, pairs: Any) -> None:
@@ -345,9 +366,7 @@ def test_an_overridden_setup_is_called_for_the_service_that_is_reported_to(
 
 
 def test_mixed_precision_trains(make_model: Any, arguments: Any, pairs: Any) -> None:
-    exact, mixed = (
-        losses_of(trained(TFTrainer(make_model(), arguments(bf16=bf16), pairs))) for bf16 in (False, True)
-    )
+    exact, mixed = (losses_of(trained(TFTrainer(make_model(), arguments(bf16=bf16), pairs))) for bf16 in (False, True))
     assert mixed != exact
     assert mixed == pytest.approx(exact, abs=0.05)
 

@@ -17,7 +17,7 @@ from littrainer.processes.flags import FlagsRaisedTogether
 
 NAMES = ("stop", "save")
 PROCESSES = 2
-LONGEST_WAIT_SECONDS = 20
+LONGEST_WAIT_SECONDS = 60
 
 Round = tuple[set[str], set[str]]
 

@@ -31,7 +31,7 @@ def test_processes_that_come_share_a_store(meeting_at: Callable[[int], int], mon
     # Threads stand for processes, each of which counts its own meetings.
     monkeypatch.setattr(meeting, "_meetings", itertools.repeat(0))
     with ThreadPoolExecutor(2) as threads:
-        first, second = threads.map(lambda rank: meet(rank, 2, timedelta(seconds=20)), range(2))
+        first, second = threads.map(lambda rank: meet(rank, 2, timedelta(seconds=120)), range(2))
     first.set("key", "value")
     assert second.get("key") == b"value"
 

@@ -27,7 +27,7 @@ from littrainer.processes.parent_watch import end_with_starter
 
 end_with_starter()
 pathlib.Path(__file__).with_suffix(".ready").touch()
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -50,7 +50,7 @@ def test_a_process_ends_with_the_one_that_has_started_it_however_that_ends(tmp_p
     ) as starter:
         assert starter.stdout is not None
         number = int(starter.stdout.readline())
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not worker.with_suffix(".ready").exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         starter.kill()

@@ -60,7 +60,7 @@ def test_work_that_a_killed_process_has_begun_is_done_anew(factory: Base, tmp_pa
         " lambda folder: ((folder / 'half').touch(), os._exit(9)))"
     )
     root = str(Path(__file__).resolve().parents[2])
-    assert subprocess.run([sys.executable, "-c", begun, str(tmp_path)], cwd=root, timeout=60).returncode == 9
+    assert subprocess.run([sys.executable, "-c", begun, str(tmp_path)], cwd=root, timeout=300).returncode == 9
     assert (tmp_path / "work" / "half").exists()
     folder = carried_out_once(factory, "work", lambda folder: (folder / "whole").touch())
     assert [path.name for path in folder.iterdir()] == ["whole"]

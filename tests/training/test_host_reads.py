@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from littrainer import Trainer, TrainerCallback
 from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.models import VectorClassifier, tiny_bert_for_masked_tokens, tiny_gpt2
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+from tests.training.step_calls import BATCH_SIZE, run_raw, run_side
 
-# What waits for the device: the first one is below `item()`, `float()`, `bool()` and `tolist()`.
+# What waits for the device: the first one is below `item()`, `float()` and `bool()`.
 READS = {"_local_scalar_dense", "item", "is_nonzero", "nonzero", "equal", "masked_select", "unique2", "_unique2"}
+# The same, where no operation of torch is below it on a CPU.
+READS_OF_WHOLE_TENSORS = {"tolist", "cpu"}
 LOGGING_STEPS, STEPS = 5, 15
 
 
@@ -32,6 +39,20 @@ class CountedReads(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+class CountedCopies(TorchFunctionMode):
+    """Counts, beside the rest, what takes a whole tensor to the host."""
+
+    def __init__(self, of_kind: Counter[str]) -> None:
+        super().__init__()
+        self.of_kind = of_kind
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(function, "__name__", "")
+        if name in READS_OF_WHOLE_TENSORS:
+            self.of_kind[name] += 1
+        return function(*args, **(kwargs or {}))
+
+
 class AtSteps(TrainerCallback):
     """Notes what was counted up to the end of each optimizer step."""
 
@@ -43,14 +64,24 @@ class AtSteps(TrainerCallback):
         self.so_far.append(Counter(self.reads.of_kind))
 
 
-def reads_by_step(folder: Path, kind: type[Trainer] = Trainer, **arguments: Any) -> dict[int, Counter[str]]:
+def reads_by_step(
+    folder: Path,
+    kind: type[Trainer] = Trainer,
+    model: Any = None,
+    make_rows: Any = None,
+    given: dict[str, Any] | None = None,
+    **arguments: Any,
+) -> dict[int, Counter[str]]:
     """What was read from the end of each optimizer step to the end of the next one, by the number of the first."""
     reads = CountedReads()
     noted = AtSteps(reads)
     settings = {"logging_strategy": "steps", "logging_steps": LOGGING_STEPS, "max_steps": STEPS, **arguments}
-    given = {"train_dataset": Rows(vector_rows(4 * STEPS * settings.get("gradient_accumulation_steps", 1)))}
-    trainer = quiet_trainer(folder, kind=kind, given={**given, "callbacks": [noted]}, **settings)
-    with reads:
+    # The epoch goes on behind the last step: at its end the sampler draws, on the host.
+    micro_batches = (STEPS + 2) * settings.get("gradient_accumulation_steps", 1)
+    rows = (vector_rows if make_rows is None else make_rows)(4 * micro_batches)
+    given: dict[str, Any] = {"train_dataset": Rows(rows), "callbacks": [noted], **(given or {})}
+    trainer = quiet_trainer(folder, model, kind=kind, given=given, **settings)
+    with reads, CountedCopies(reads.of_kind):
         trainer.train()
     assert len(noted.so_far) == STEPS
     return {step + 1: noted.so_far[step + 1] - noted.so_far[step] for step in range(STEPS - 1)}
@@ -66,8 +97,13 @@ def reads_by_step(folder: Path, kind: type[Trainer] = Trainer, **arguments: Any)
         (Trainer, {"label_smoothing_factor": 0.1, "lr_scheduler_type": "cosine", "warmup_steps": 3}),
         (Trainer, {"optim": "adafactor", "max_grad_norm": 0.0}),
         (Trainer, {"logging_nan_inf_filter": False, "disable_tqdm": False}),
+        (Trainer, {"include_num_input_tokens_seen": "all", "max_grad_norm": 0.5, "gradient_accumulation_steps": 2}),
+        (Trainer, {"enable_jit_checkpoint": True}),
     ],
-    ids=["plain", "own training_step", "accumulating", "bf16", "smoothed labels", "adafactor", "unfiltered, with bars"],
+    ids=[
+        *("plain", "own training_step", "accumulating", "bf16", "smoothed labels", "adafactor"),
+        *("unfiltered, with bars", "tokens counted", "checkpoints on a signal"),
+    ],
 )
 def test_nothing_is_read_but_where_losses_are_logged(
     tmp_path: Path, kind: type[Trainer], arguments: dict[str, Any]
@@ -90,3 +126,52 @@ def test_a_read_of_a_scripts_own_is_noticed(tmp_path: Path) -> None:
         for step, reads in reads_by_step(tmp_path, Reading).items()
         if step % LOGGING_STEPS
     )
+
+
+def sentences(count: int) -> list[Any]:
+    """Rows of equal length, as both models here take them."""
+    return [
+        {"input_ids": torch.arange(1, 7), "attention_mask": torch.ones(6, dtype=torch.long), "labels": torch.arange(6)}
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make_model", "arguments"),
+    [
+        (tiny_bert_for_masked_tokens, {"gradient_accumulation_steps": 2}),
+        (tiny_gpt2, {"neftune_noise_alpha": 1.0, "include_num_input_tokens_seen": "all"}),
+        (tiny_gpt2, {"label_smoothing_factor": 0.1}),
+    ],
+    ids=["BERT", "GPT-2 with NEFTune", "GPT-2 with smoothed labels"],
+)
+def test_a_model_of_transformers_is_read_no_more_than_by_itself(
+    tmp_path: Path, make_model: Any, arguments: dict[str, Any]
+) -> None:
+    """Some of its own masks read; a raw loop says how much."""
+    reads, model = CountedReads(), make_model()
+    so_far: list[Counter[str]] = []
+    with reads, CountedCopies(reads.of_kind):
+        run_raw(model, sentences(3 * BATCH_SIZE), 1, lambda: so_far.append(Counter(reads.of_kind)))
+    by_itself = so_far[2] - so_far[1]
+    accumulation = arguments.get("gradient_accumulation_steps", 1)
+    most = Counter({name: number * accumulation for name, number in by_itself.items()})
+    found = reads_by_step(tmp_path, model=model, make_rows=sentences, **arguments)
+    assert {step: dict(reads) for step, reads in found.items() if step % LOGGING_STEPS and not reads <= most} == {}
+
+
+def test_transformers_reads_at_each_step(tmp_path: Path) -> None:
+    reads, so_far = CountedReads(), []
+    rows = vector_rows(BATCH_SIZE * STEPS)
+    with reads:
+        run_side(
+            "transformers",
+            tmp_path,
+            VectorClassifier(),
+            rows,
+            lambda: so_far.append(sum(reads.of_kind.values())),
+            logging_strategy="steps",
+            logging_steps=LOGGING_STEPS,
+        )
+    assert len(so_far) == STEPS
+    assert all(after > before for before, after in pairwise(so_far))

@@ -13,8 +13,9 @@ from tests.scenarios.data import token_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.training.step_calls import BATCH_SIZE, SIDES, CountedCalls, run_side
 
-STEPS, FIRST, LAST = 24, 6, 16
-# Of what transformers calls over a raw loop.
+STEPS, FIRST, LAST = 12, 3, 9
+# Of what transformers calls over a raw loop. Lightning's own loop, a walk of torch's through a model at each
+# micro-batch, or its hooks announced to callbacks that have none, each bring more than that.
 MOST = 0.5
 
 
@@ -25,22 +26,16 @@ def bert_rows(count: int) -> list[Any]:
     ]
 
 
-JOBS: dict[str, tuple[Callable[[], Any], Callable[[int], list[Any]]]] = {
-    "vectors": (VectorClassifier, vector_rows),
-    "bert": (tiny_bert_classifier, bert_rows),
+JOBS: dict[str, tuple[Callable[[], Any], Callable[[int], list[Any]], int]] = {
+    "vectors": (VectorClassifier, vector_rows, 1),
+    "vectors, accumulated": (VectorClassifier, vector_rows, 4),
+    "BERT": (tiny_bert_classifier, bert_rows, 2),
 }
 
 
-# A third of transformers' calls over a raw loop, or fewer; a walk through a model's modules, hooks that nobody has or
-# Lightning's own loop would each bring more than the rest up to that.
 @pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("with_defaults", [False, True], ids=["bare", "default callbacks"])
-def test_a_step_calls_far_fewer_functions_than_transformers_does(
-    tmp_path: Path, job: str, accumulation: int, with_defaults: bool
-) -> None:
-    make_model, make_rows = JOBS[job]
-    logs = {"disable_tqdm": False, "logging_strategy": "steps", "logging_steps": 10} if with_defaults else {}
+def test_a_step_calls_far_fewer_functions_than_transformers_does(tmp_path: Path, job: str) -> None:
+    make_model, make_rows, accumulation = JOBS[job]
     counted = {}
     for side in SIDES:
         calls = CountedCalls(FIRST, LAST)
@@ -52,10 +47,12 @@ def test_a_step_calls_far_fewer_functions_than_transformers_does(
             make_rows(STEPS * BATCH_SIZE * accumulation),
             calls.step_ended,
             gradient_accumulation_steps=accumulation,
-            **logs,
+            disable_tqdm=False,
+            logging_strategy="steps",
+            logging_steps=6,
         )
         assert calls.step == STEPS
         counted[side] = calls.in_a_step
     ours, theirs = counted["littrainer"] - counted["raw"], counted["transformers"] - counted["raw"]
-    print(f"{job} {accumulation} {with_defaults}: {counted}, {ours / theirs:.2f}")
-    assert ours <= MOST * theirs
+    assert theirs > 300
+    assert ours <= MOST * theirs, counted

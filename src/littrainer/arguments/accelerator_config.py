@@ -38,7 +38,8 @@ class AcceleratorConfig:
             incomplete last batch then counts as much as a full one.
         even_batches: samples from the start are repeated until all processes have equally many.
         use_seedable_sampler: the training sampler is seeded anew for each epoch.
-        non_blocking: copies to the device are not waited for; needs pinned memory to gain anything.
+        non_blocking: a batch is prepared though the one before it may still be read from host memory; needs pinned
+            memory to gain anything.
         gradient_accumulation_kwargs: `num_steps`, taken as `gradient_accumulation_steps` where that is 1;
             `sync_each_batch` synchronises gradients after each micro-batch and not only at the end of a window;
             `adjust_scheduler` and `sync_with_dataloader` are taken and without effect, for the Trainer decides both.

@@ -100,12 +100,21 @@ def restore_random_states(path: Path) -> None:
         raise ValueError(f"{path} holds no states of random generators ({error}). {OTHER_CHECKPOINT}") from error
 
 
-def set_random_states(states: dict[str, Any]) -> None:
-    """Put back states that `capture_random_states` returned; a GPU's only where they hold them."""
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.random.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_available():
+def set_random_states(states: dict[str, Any], current: dict[str, Any] | None = None) -> None:
+    """Put back states that `capture_random_states` returned; a GPU's only where they hold them.
+
+    Parameters:
+        current: where the generators stand; those that stand there already are left alone. NumPy takes as long to set
+            its generator as a small model takes for a batch.
+    """
+    stands = {name: _is_same_state(state, current.get(name)) for name, state in states.items()} if current else {}
+    if not stands.get("python"):
+        random.setstate(states["python"])
+    if not stands.get("numpy"):
+        np.random.set_state(states["numpy"])
+    if not stands.get("cpu"):
+        torch.random.set_rng_state(states["cpu"])
+    if "cuda" in states and not stands.get("cuda") and torch.cuda.is_available():
         # Several processes keep the states of all GPUs of their node.
         if isinstance(states["cuda"], list):
             torch.cuda.random.set_rng_state_all(states["cuda"][: torch.cuda.device_count()])
@@ -122,9 +131,10 @@ def random_states_are_equal(first: dict[str, Any], second: dict[str, Any]) -> bo
 
 def _is_same_state(first: Any, second: Any) -> bool:
     if isinstance(first, torch.Tensor):
-        return torch.equal(first, second)
+        return isinstance(second, torch.Tensor) and torch.equal(first, second)
     if isinstance(first, np.ndarray):
         return np.array_equal(first, second)
-    if isinstance(first, (tuple, list)) and set(map(type, first)) != {int}:
-        return len(first) == len(second) and all(map(_is_same_state, first, second))
+    # Python's state has no arrays within, NumPy's and those of several GPUs have.
+    if isinstance(first, (tuple, list)) and any(isinstance(part, (torch.Tensor, np.ndarray)) for part in first):
+        return second is not None and len(first) == len(second) and all(map(_is_same_state, first, second))
     return bool(first == second)

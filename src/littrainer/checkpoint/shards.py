@@ -17,25 +17,29 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from littrainer.ecosystem import is_a
+from littrainer.ecosystem import is_a, known_classes
+from littrainer.model_walk import modules_of
 from littrainer.optim.decay import PART_OF
 
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether parameters of a model are spread over processes."""
-    return any(is_a(parameter, "sharded tensor") for parameter in model.parameters()) or has_flat_shards(model)
+    kinds = known_classes("sharded tensor")
+    return any(isinstance(parameter, kinds) for parameter in model.parameters()) or has_flat_shards(model)
 
 
 def has_flat_shards(model: nn.Module) -> bool:
     """Whether a model is spread by FSDP's first version, which joins parameters to flat ones."""
-    return any(is_a(module, "flat sharded module") for module in model.modules())
+    kinds = known_classes("flat sharded module")
+    return any(isinstance(module, kinds) for module in modules_of(model))
 
 
 def free_gathered(model: nn.Module) -> None:
     """Let go of weights that FSDP has gathered for a forward pass and kept; they would hide the parts."""
-    for module in model.modules():
-        if is_a(module, "resharding module"):
-            module.reshard()  # type: ignore[operator]
+    kinds: Any = known_classes("resharding module")
+    for module in modules_of(model):
+        if isinstance(module, kinds):
+            module.reshard()
 
 
 def whole_state_dict(model: nn.Module) -> dict[str, Any]:

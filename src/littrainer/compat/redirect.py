@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import MutableMapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -24,6 +23,12 @@ from littrainer.compat.withdrawn import (
     answer_when_loaded,
     forget_in,
 )
+
+TYPE_CHECKING = False
+"""What type checkers take to be true; `typing` and `collections.abc` are imported for them alone."""
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping, Sequence
 
 PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 STARTUP_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+"""What type checkers take to be true; `typing` and `collections.abc` are imported for them alone."""
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 PACKAGE = "transformers"
 
@@ -28,7 +32,7 @@ _TARGETS = {name: target for names in WITHDRAWN.values() for name, target in nam
 _METHODS_BEFORE = "_methods_before_withdrawn_names"
 
 
-class WithdrawnModuleLoader(Loader):
+class WithdrawnModuleLoader:
     """Loads a module that holds nothing but names of littrainer, each looked up when it is first used.
 
     Parameters:
@@ -40,7 +44,8 @@ class WithdrawnModuleLoader(Loader):
 
     def spec(self) -> ModuleSpec:
         """What the import system needs."""
-        return ModuleSpec(self.fullname, self)
+        # Loading `importlib.abc` for a base class would take as long as all else that the redirection needs.
+        return ModuleSpec(self.fullname, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """Leave the creation of an ordinary module to the import system."""

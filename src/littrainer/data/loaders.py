@@ -176,7 +176,7 @@ class LookaheadLoader(DataLoader):
             batches = self.dispatch.rounds(batches)
         elif self.copies is not None:
             batches = self.copies.begun(batches)
-        current = next(batches, NO_BATCH)
+        current: Any = next(batches, NO_BATCH)
         if self.dispatch is not None:
             current = self.dispatch.begin(current)
         if self._ends(current is NO_BATCH, progress):

@@ -39,14 +39,20 @@ class _Draws(NamedTuple):
 _last_draws: _Draws | None = None
 
 
-def continue_random_draws() -> None:
-    """Take up where the last evaluation's draws ended, unless something was drawn or seeded since."""
+def continue_random_draws(current: dict[str, Any] | None = None) -> None:
+    """Take up where the last evaluation's draws ended, unless something was drawn or seeded since.
+
+    Parameters:
+        current: where the generators stand, if that has been looked at: it takes as long as a small model's batch.
+    """
     global _last_draws
     draws, _last_draws = _last_draws, None
     if draws is None or draws.seedings != seeds.seedings():
         return
-    if random_states_are_equal(capture_random_states(gpu="cuda" in draws.given_back), draws.given_back):
-        set_random_states(draws.ended_at)
+    if current is None or current.keys() != draws.given_back.keys():
+        current = capture_random_states(gpu="cuda" in draws.given_back)
+    if random_states_are_equal(current, draws.given_back):
+        set_random_states(draws.ended_at, current)
 
 
 @contextmanager
@@ -64,7 +70,7 @@ def left_as_found(trainer: Trainer) -> Iterator[None]:
     # Asking for a GPU's generator would start CUDA in a process that does not use it.
     has_gpu = trainer.args.device.type == "cuda" or (torch.cuda.is_available() and torch.cuda.is_initialized())
     found = capture_random_states(gpu=has_gpu)
-    continue_random_draws()
+    continue_random_draws(found)
     keeps_modes, trainer._has_modes_of_training = trainer._has_modes_of_training, False
     modes = [] if keeps_modes else [(module, module.training) for module in modules_of(trainer.model)]
     optimizer_trains = not keeps_modes and _is_in_train_mode(trainer.optimizer)
@@ -78,8 +84,9 @@ def left_as_found(trainer: Trainer) -> Iterator[None]:
         # Another Trainer's evaluations inside this one have given back theirs.
         continue_random_draws()
         if seeds.seedings() == seedings:
-            _last_draws = _Draws(capture_random_states(gpu=has_gpu), found, seedings)
-            set_random_states(found)
+            ended_at = capture_random_states(gpu=has_gpu)
+            _last_draws = _Draws(ended_at, found, seedings)
+            set_random_states(found, ended_at)
         put_back_modes(modes)
         if optimizer_trains:
             trainer.optimizer.train()

@@ -63,8 +63,13 @@ def check_arguments(args: Any) -> None:
         )
     if args.label_smoothing_factor:
         raise NotImplementedError(
-            f"label_smoothing_factor={args.label_smoothing_factor}: the loss of a TFTrainer is the model's own. Compile "
-            "the model with keras.losses.CategoricalCrossentropy(label_smoothing=...), or override run_model."
+            f"label_smoothing_factor={args.label_smoothing_factor}: the loss of a TFTrainer is the model's own. "
+            "Compile the model with keras.losses.CategoricalCrossentropy(label_smoothing=...), or override run_model."
+        )
+    if args.torch_compile:
+        raise NotImplementedError(
+            "torch_compile=True: torch.compile traces Keras's own Python in many small pieces, which takes minutes for "
+            "a model of two layers. Leave it out."
         )
     splits = [name for name in ("fsdp", "deepspeed") if getattr(args, name)]
     if splits:
@@ -85,9 +90,9 @@ def check_optimizers(optimizers: Any) -> None:
     optimizer, schedule = optimizers
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
-            f"optimizers[0] is a {type(optimizer).__module__}.{type(optimizer).__name__}, and a Keras model on torch is "
-            "trained by an optimizer of torch: pass one, as torch.optim.AdamW(model.parameters()), or leave it to the "
-            "arguments (optim, learning_rate, weight_decay)."
+            f"optimizers[0] is a {type(optimizer).__module__}.{type(optimizer).__name__}, and a Keras model on torch "
+            "is trained by an optimizer of torch: pass one, as torch.optim.AdamW(model.parameters()), or leave it to "
+            "the arguments (optim, learning_rate, weight_decay)."
         )
     if schedule is not None and not callable(getattr(schedule, "step", None)):
         raise TypeError(

@@ -11,7 +11,7 @@ import torch
 
 from littrainer.evaluation.results import PredictionOutput, TrainOutput
 from littrainer.keras_models import model_checks
-from littrainer.keras_models.module import KerasModule, mean_over_window, run_keras_model
+from littrainer.keras_models.module import KerasModule, run_keras_model
 from littrainer.keras_models.pairs import (
     FEATURES,
     LABELS,
@@ -73,10 +73,11 @@ class TFTrainer:
         model_checks.check_arguments(args)
         model_checks.check_optimizers(optimizers)
         self._refuse_overrides_that_nothing_calls()
-        if args.world_size > 1 and self.overrides("training_step"):
+        if self.overrides("training_step") and (args.world_size > 1 or args.fp16):
             raise NotImplementedError(
-                f"{type(self).__name__}.training_step returns gradients, which {args.world_size} processes would not "
-                "share: override run_model instead, or train in one process."
+                f"{type(self).__name__}.training_step returns gradients, which several processes would not share, and "
+                f"which fp16 would have to scale (world_size={args.world_size}, fp16={args.fp16}): override run_model "
+                "instead, or train in one process with bf16 or neither."
             )
         self.model = model
         self.read_sample = reader_of_samples(model, args)
@@ -314,10 +315,8 @@ class TFTrainer:
         Returns:
             a tensor for each of `trainable_parameters()`, None where the loss does not depend on it.
         """
-        loss, _ = self.run_on_device(features, labels, True)
-        loss = mean_over_window(loss, labels, nb_instances_in_global_batch)
-        self.torch_trainer.loss_of_step = loss.detach()
-        return list(torch.autograd.grad(loss, self.trainable_parameters(), allow_unused=True))
+        outputs = self.torch_trainer.run_step(features, labels, nb_instances_in_global_batch, training=True)
+        return list(torch.autograd.grad(outputs["loss"], self.trainable_parameters(), allow_unused=True))
 
     def trainable_parameters(self) -> list[Any]:
         """The parameters of torch behind `model.trainable_variables`, in that order."""
@@ -400,11 +399,7 @@ class TFTrainer:
         Parameters:
             nb_instances_in_global_batch: labels that are not -100, or rows; None where there are no labels.
         """
-        loss, logits = self.run_on_device(features, labels, False)
-        if labels is not None:
-            loss = mean_over_window(loss, labels, nb_instances_in_global_batch)
-            self.torch_trainer.loss_of_step = loss.detach()
-        return logits
+        return self.torch_trainer.run_step(features, labels, nb_instances_in_global_batch, training=False)["logits"]
 
     # ---- Saving ------------------------------------------------------------------------------------------------------
 

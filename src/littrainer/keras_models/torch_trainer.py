@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +26,16 @@ from littrainer.training.loss import averages_over_processes
 if TYPE_CHECKING:
     from littrainer.keras_models.tf_trainer import TFTrainer
 
+logger = logging.getLogger(__name__)
+
 PREFIX = "eval"
 
 
 class KerasTrainer(Trainer):
     """Trains a Keras model for a `TFTrainer`.
 
-    Methods that the first edition documents go to the `TFTrainer`, whose own versions come back to the methods here that
-    are named after them with `own_`.
+    Methods that the first edition documents go to the `TFTrainer`, whose own versions come back to the methods here
+    that are named after them with `own_`.
 
     Parameters:
         owner: the `TFTrainer`.
@@ -42,8 +45,11 @@ class KerasTrainer(Trainer):
 
     def __init__(self, owner: TFTrainer, module: KerasModule, **keywords: Any):
         self.owner = owner
-        # What `training_step` and `prediction_step` of the first edition leave behind besides what they return.
+        # What `training_step` and `prediction_step` of the first edition leave behind besides what they return, and the
+        # model as it is prepared for them, with autocast for instance.
         self.loss_of_step: torch.Tensor | None = None
+        self.model_of_step: Any = None
+        self._is_told_of_missing_loss = False
         super().__init__(model=module, data_collator=collate_pairs, **keywords)
         if owner.overrides("training_step"):
             self.training_step = self._training_step_of_owner  # type: ignore[method-assign]
@@ -112,12 +118,16 @@ class KerasTrainer(Trainer):
     def _training_step_of_owner(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Let the owner's `training_step` compute gradients, and add them to those of the window."""
         inputs = self._prepare_inputs(inputs)
-        self.loss_of_step = None
+        self.loss_of_step, self.model_of_step = None, model
         with self.compute_loss_context_manager():
             gradients = self.owner.training_step(inputs[FEATURES], inputs.get(LABELS), num_items_in_batch)
         add_gradients(self.owner.trainable_parameters(), gradients, f"{type(self.owner).__name__}.training_step")
-        # One that does not call ours tells nothing of a loss.
-        return torch.zeros((), device=self.args.device) if self.loss_of_step is None else self.loss_of_step
+        if self.loss_of_step is not None:
+            return self.loss_of_step
+        if not self._is_told_of_missing_loss:
+            self._is_told_of_missing_loss = True
+            logger.warning("training_step does not call TFTrainer's, so no loss is known: 0 is logged.")
+        return torch.zeros((), device=self.args.device)
 
     def _prediction_step_of_owner(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Sequence[str] | None = None
@@ -126,10 +136,19 @@ class KerasTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get(LABELS)
         number = self._get_num_items_in_batch([inputs], self.args.device)
-        self.loss_of_step = None
+        self.loss_of_step, self.model_of_step = None, model
         with torch.no_grad(), self.compute_loss_context_manager():
             logits = self.owner.prediction_step(inputs[FEATURES], labels, number)
         return (self.loss_of_step, None, None) if prediction_loss_only else (self.loss_of_step, logits, labels)
+
+    def run_step(self, features: Any, labels: Any, number_of_instances: Any, training: bool) -> dict[str, Any]:
+        """Loss, where there are labels, and logits of a batch, by the model of the step at hand."""
+        model = self.model if self.model_of_step is None else self.model_of_step
+        model.train(training)
+        outputs: dict[str, Any] = model(features, labels, number_of_instances)
+        if labels is not None:
+            self.loss_of_step = outputs["loss"].detach()
+        return outputs
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ class TFTrainingArguments(TrainingArguments):
 
     Raises:
         NotImplementedError: a TPU or XLA is asked for.
-        TypeError, ValueError: as TrainingArguments, or `poly_power` is not a positive number, or contradicts the schedule.
+        TypeError, ValueError: as TrainingArguments, or `poly_power` is no positive number, or contradicts the schedule.
     """
 
     tpu_name: str | None = field(default=None, metadata=about("A TPU's name; refused, since it needs TensorFlow."))
@@ -31,9 +31,7 @@ class TFTrainingArguments(TrainingArguments):
         default=1.0,
         metadata=about("Power of the decay of the learning rate to 0: 1 is linear, others the schedule 'polynomial'."),
     )
-    xla: bool = field(
-        default=False, metadata=about("Compile by XLA; refused, since torch_compile is what compiles here.")
-    )
+    xla: bool = field(default=False, metadata=about("Compile by XLA; refused, since it compiled TensorFlow's graphs."))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,8 +47,7 @@ class TFTrainingArguments(TrainingArguments):
             )
         if self.xla:
             raise NotImplementedError(
-                "xla=True compiled TensorFlow's graphs, and here a Keras model runs on torch. Leave it out; "
-                "torch_compile=True is what compiles a model of torch."
+                "xla=True compiled TensorFlow's graphs, and here a Keras model runs on torch, as it is. Leave it out."
             )
 
     def _choose_schedule(self) -> None:

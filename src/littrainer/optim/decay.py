@@ -9,9 +9,7 @@ from torch import nn
 
 # Names are matched in lower case against the path from each ancestor down, so that a module called `norm` also shields
 # what lies inside it.
-EXEMPT_NAMES = tuple(
-    re.compile(pattern) for pattern in (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
-)
+EXEMPT_NAMES = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 EXEMPT_LAYERS = (nn.LayerNorm,)
 # Key of an optimizer's group that is one of several parts of a group: which group that would be.
 PART_OF = "part_of_group"
@@ -56,4 +54,4 @@ def _by_mesh(number: int, parameters: list[nn.Parameter], weight_decay: float) -
 
 
 def _is_exempt(name: str) -> bool:
-    return any(pattern.search(name.lower()) for pattern in EXEMPT_NAMES)
+    return EXEMPT_NAMES.search(name.lower()) is not None

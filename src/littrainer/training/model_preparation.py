@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from littrainer.arguments.choices import DebugOption
 from littrainer.ecosystem import is_a
+from littrainer.model_walk import move_to
 from littrainer.training.fused_kernels import apply_liger_kernels
 from littrainer.training.neftune import noisy_embeddings
 from littrainer.training.overflow_detection import DebugUnderflowOverflow
@@ -45,7 +46,7 @@ def model_prepared_for_training(trainer: Trainer) -> Iterator[None]:
         if (trainer.args.fp16_full_eval or trainer.args.bf16_full_eval) and trainer.model_init is None:
             # So far it was left where it is, to be cast by an evaluation.
             trainer._move_model_to_device(trainer.model, trainer.args.device)
-        trainer.model.to(trainer.args.device)
+        move_to(trainer.model, trainer.args.device)
     enable_activation_checkpointing(trainer)
     align_special_tokens(trainer.model, trainer.processing_class)
     noise = noisy_embeddings(trainer.model, trainer.neftune_noise_alpha)

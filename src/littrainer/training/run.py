@@ -24,7 +24,7 @@ from littrainer.data.progress import ResumePoint
 from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.hub.pushing import finish_together
-from littrainer.model_walk import clear_gradients
+from littrainer.model_walk import clear_gradients, parameters_of
 from littrainer.optim.added_groups import leave_added_groups_alone
 from littrainer.optim.changed_hyperparameters import AskedFor, are_others
 from littrainer.processes.agreement import failing_together
@@ -212,11 +212,8 @@ class TrainingRun:
 
     def announce(self) -> None:
         """Log the length of the training (at level info)."""
-        if not logger.isEnabledFor(logging.INFO):
-            return
-        trainer, args, plan = self.trainer, self.trainer.args, self.plan
-        # One that DeepSpeed has sharded says how many numbers it has in whole.
-        trained = (getattr(one, "ds_numel", one.numel()) for one in trainer.model.parameters() if one.requires_grad)
+        args, plan = self.trainer.args, self.plan
+        trained = [parameter for parameter in parameters_of(self.trainer.model) if parameter.requires_grad]
         facts = {
             "examples": plan.num_examples,
             "epochs": plan.num_train_epochs,
@@ -224,7 +221,8 @@ class TrainingRun:
             "samples per optimizer step": plan.total_train_batch_size,
             "micro-batches per optimizer step": args.gradient_accumulation_steps,
             "optimizer steps": plan.max_steps,
-            "trainable parameters": sum(trained),
+            # One that DeepSpeed has sharded says how many numbers it has in whole.
+            "trainable parameters": sum([getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained]),
         }
         if self.checkpoint is not None:
             facts["resumed at optimizer step"] = self.trainer.state.global_step

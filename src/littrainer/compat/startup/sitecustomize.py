@@ -9,13 +9,14 @@ import sys
 
 def _run_shadowed() -> None:
     """Run the sitecustomize that would have run if this one were not there."""
-    import importlib.util
     from importlib.machinery import PathFinder
 
     ours = os.path.join("littrainer", "compat", "startup")
     others = [folder for folder in sys.path if not folder.endswith(ours)]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
+        import importlib.util
+
         module = importlib.util.module_from_spec(spec)
         sys.modules["sitecustomize"] = module
         spec.loader.exec_module(module)
