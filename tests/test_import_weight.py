@@ -1,6 +1,5 @@
 """What is loaded, and when: each list below is CPU time that every script, or every training, pays."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,7 +62,7 @@ import torchmetrics
 facts["after import torchmetrics"] = loaded(unused)
 facts["version"] = torchmetrics.__version__
 facts["is a package"] = bool(torchmetrics.__path__)
-facts["base class"] = torchmetrics.Metric is torchmetrics.metric.Metric and torchmetrics.Metric in torchmetrics.Accuracy.__mro__
+facts["base class"] = torchmetrics.Metric is torchmetrics.metric.Metric in torchmetrics.Accuracy.__mro__
 from torchmetrics.text import BERTScore
 facts["kind"] = type(torchmetrics).__name__
 facts["missing"] = hasattr(torchmetrics, "Acuracy")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -165,18 +166,16 @@ def test_parameters_that_a_class_of_its_own_finds_are_found() -> None:
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_a_model_is_moved_where_some_of_it_is_elsewhere(make: Callable[[], nn.Module]) -> None:
-    for change in (lambda model: None, lambda model: list(model.modules())[-1].register_buffer("far", torch.empty(1))):
-        model = make()
-        change(model)
-        move_to(model, torch.device("meta"))
-        assert {tensor.device.type for tensor in [*model.parameters(), *model.buffers()]} == {"meta"}
+def test_a_model_is_moved_to_a_device_on_which_it_is_not(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    move_to(model, torch.device("meta"))
+    assert {tensor.device.type for tensor in [*model.parameters(), *model.buffers()]} == {"meta"}
 
 
 def test_a_model_that_is_on_the_device_is_not_gone_through_by_torch() -> None:
     here = torch.device("cpu")
     for model in (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), small_bert()):
-        assert functions_called(lambda: move_to(model, here)).isdisjoint({"to", "_apply"})  # noqa: B023
+        assert functions_called(partial(move_to, model, here)).isdisjoint({"to", "_apply"})
         model.register_buffer("far", torch.empty(1, device="meta"))
         with pytest.raises(NotImplementedError, match="meta tensor"):
             move_to(model, here)

@@ -49,7 +49,7 @@ def run_side(
     collate: Any = default_collate,
     **arguments: Any,
 ) -> None:
-    """Train for one epoch with a raw loop, or with the Trainer of a library and the callbacks that it has by default."""
+    """Train for one epoch with a raw loop, or with the Trainer of a library and its default callbacks."""
     accumulation = arguments.get("gradient_accumulation_steps", 1)
     if side == "raw":
         run_raw(model, rows, accumulation, at_step_end, collate)

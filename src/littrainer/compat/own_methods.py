@@ -33,6 +33,6 @@ def overrides(cls: type, name: str) -> bool:
 
 
 def _is_of_the_package(cls: type, name: str) -> bool:
-    # As inspect.getattr_static finds it, in a ninth of the calls: each Trainer and each train() ask for two dozen names.
+    # As inspect.getattr_static finds it, in a ninth of the calls; each Trainer and each train() ask for many names.
     member = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
     return member is None or any(member is ours for ours in _OF_THE_PACKAGE.get(name, ()))

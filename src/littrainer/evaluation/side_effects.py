@@ -69,7 +69,7 @@ def left_as_found(trainer: Trainer) -> Iterator[None]:
         return
     # Asking for a GPU's generator would start CUDA in a process that does not use it.
     has_gpu = trainer.args.device.type == "cuda" or (torch.cuda.is_available() and torch.cuda.is_initialized())
-    found = capture_random_states(gpu=has_gpu)
+    found = capture_random_states(gpu=has_gpu, known=None if _last_draws is None else _last_draws.given_back)
     continue_random_draws(found)
     keeps_modes, trainer._has_modes_of_training = trainer._has_modes_of_training, False
     modes = [] if keeps_modes else [(module, module.training) for module in modules_of(trainer.model)]
@@ -84,7 +84,7 @@ def left_as_found(trainer: Trainer) -> Iterator[None]:
         # Another Trainer's evaluations inside this one have given back theirs.
         continue_random_draws()
         if seeds.seedings() == seedings:
-            ended_at = capture_random_states(gpu=has_gpu)
+            ended_at = capture_random_states(gpu=has_gpu, known=found)
             _last_draws = _Draws(ended_at, found, seedings)
             set_random_states(found, ended_at)
         put_back_modes(modes)
