@@ -80,7 +80,7 @@ class _RunsWhenUsed(_OpenToLightning):
     """The package from then on: it runs before any further part of it is imported, as packages do."""
 
     @property
-    def __path__(self) -> Any:
+    def __path__(self) -> Any:  # type: ignore[override]
         with _lock:
             if type(self) is not ModuleType:
                 _run(self)
