@@ -119,7 +119,7 @@ def draw_growth(found: record.Record, picture: Path) -> None:
     import matplotlib
 
     # Text stays text, and the same figures give the same file.
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "littrainer"}
+    settings: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "littrainer"}
     panels = [panel for panel in PANELS if panel.benchmark in found["benchmarks"]]
     with matplotlib.rc_context(settings):
         from matplotlib.figure import Figure

@@ -132,7 +132,7 @@ def optimizer_and_schedule(model: nn.Module, steps: int) -> tuple[torch.optim.Op
 def batches(samples: Any, batch_size: int) -> DataLoader[Any]:
     """Shuffled batches; of the own part of the samples where several processes train together."""
     shared = dist.is_initialized() and dist.get_world_size() > 1
-    sampler = DistributedSampler(samples, shuffle=True) if shared else None
+    sampler: Any = DistributedSampler(samples, shuffle=True) if shared else None
     return DataLoader(
         samples, batch_size=batch_size, shuffle=sampler is None, sampler=sampler, collate_fn=default_collate
     )
@@ -200,9 +200,8 @@ def lightning_training(plan: Plan, events: Events) -> Prepared:
             optimizer, schedule = optimizer_and_schedule(self.model, plan.steps)
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
-    class Probe(pl.Callback):
-        pass
-
+    # Only what somebody listens to, since a hook that is there is called.
+    hooks: dict[str, Any] = {}
     step_begins, step_ended = events.get("step_begin"), events.get("step_end")
     if step_begins:
 
@@ -210,14 +209,15 @@ def lightning_training(plan: Plan, events: Events) -> Prepared:
             if batch_idx % plan.accumulation == 0:
                 step_begins()
 
-        Probe.on_train_batch_start = on_train_batch_start  # type: ignore[method-assign]
+        hooks["on_train_batch_start"] = on_train_batch_start
     if step_ended:
 
         def on_train_batch_end(self: Any, trainer: Any, module: Any, out: Any, batch: Any, batch_idx: int) -> None:
             if (batch_idx + 1) % plan.accumulation == 0:
                 step_ended()
 
-        Probe.on_train_batch_end = on_train_batch_end  # type: ignore[method-assign]
+        hooks["on_train_batch_end"] = on_train_batch_end
+    probe = type("Probe", (pl.Callback,), hooks)()
     inner.train()
     module, loader = Model(), batches(plan.data(), plan.batch_size)
 
@@ -226,7 +226,7 @@ def lightning_training(plan: Plan, events: Events) -> Prepared:
             max_steps=plan.steps,
             gradient_clip_val=MAX_NORM,
             accumulate_grad_batches=plan.accumulation,
-            callbacks=[Probe()],
+            callbacks=[probe],
             **lightning_settings(plan.folder, plan.bars),
         )
         trainer.fit(module, loader)

@@ -33,7 +33,7 @@ class Wide(nn.Module):
         super().__init__()
         self.inner, self.head = nn.Linear(width, width), nn.Linear(width, 2)
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, Any]:
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
         logits = self.head(torch.relu(self.inner(x)))
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
@@ -74,7 +74,7 @@ def resident_after_trials(side: Side, trials: int, width: int) -> list[int]:
         def prune(self, study: Any, trial: Any) -> bool:
             return trial.number % 3 == 1 and trial.last_step == 2
 
-    class Fails(names.TrainerCallback):  # type: ignore[name-defined, misc]
+    class Fails(names.TrainerCallback):  # type: ignore[name-defined]
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if trainer._trial.number % 3 == 2:
                 raise RuntimeError("out of memory")

@@ -34,6 +34,10 @@ CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
         ("lightning.pytorch.callbacks.callback", "Callback"),
         ("pytorch_lightning.callbacks.callback", "Callback"),
     ),
+    "batch of transformers": (
+        ("transformers.tokenization_utils_base", "BatchEncoding"),
+        ("transformers.feature_extraction_utils", "BatchFeature"),
+    ),
     "accelerator": (("accelerate.accelerator", "Accelerator"),),
     "default flow": (("transformers.trainer_callback", "DefaultFlowCallback"),),
     "pruned trial": (("optuna.exceptions", "TrialPruned"),),

@@ -148,6 +148,8 @@ def random_states_are_equal(first: dict[str, Any], second: dict[str, Any]) -> bo
 
 
 def _is_same_state(first: Any, second: Any) -> bool:
+    if first is second:
+        return True
     if isinstance(first, torch.Tensor):
         return isinstance(second, torch.Tensor) and torch.equal(first, second)
     if isinstance(first, np.ndarray):

@@ -28,6 +28,8 @@ Measure = Callable[[Any], Numbers | None]
 def list_lengths(dataset: Any, name: str) -> Numbers | None:
     """How long the lists of a column are, in the order of the dataset's rows; None where its table does not say it.
 
+    A dataset without a row is left to reading too, which says that it is empty.
+
     Parameters:
         dataset: anything; a `datasets.Dataset`, or torch's `Subset` or `ConcatDataset` of such, may have lengths.
         name: of the column.
@@ -65,13 +67,13 @@ def _is_shown(dataset: Any, name: str) -> bool:
 
 
 def _by_row(dataset: Any, name: str, measure: Measure) -> Numbers | None:
+    if not len(dataset):
+        return None
     chunks = [chunk for chunk in dataset.data.column(name).chunks if len(chunk)]
     if dataset._indices is not None:
         return _of_rows(_rows(dataset._indices), chunks, measure)
     parts = [_measured(chunk, measure) for chunk in chunks]
-    if not parts or any(part is None for part in parts):
-        return None
-    return np.concatenate(parts)  # type: ignore[arg-type]
+    return None if any(part is None for part in parts) else np.concatenate(parts)  # type: ignore[arg-type]
 
 
 def _of_rows(rows: Numbers, chunks: list[Any], measure: Measure) -> Numbers | None:

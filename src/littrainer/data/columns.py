@@ -108,8 +108,11 @@ def explain_missing_columns(
 
 
 def _explanation(missing: list[str], dropped: DroppedColumns, model: Any) -> str:
-    # What forward takes any further keywords under is no argument.
-    catch_all = None if model is None else catch_all_name(model)
+    catch_all = None
+    # A forward may be a callable without a signature, and the error at hand is the one to be raised.
+    with suppress(AttributeError, TypeError, ValueError):
+        # What forward takes any further keywords under is no argument.
+        catch_all = None if model is None else catch_all_name(model)
     where = f"the {dropped.description.lower()} set" if dropped.description else "the data"
     names = ", ".join(map(repr, missing))
     arguments = ", ".join(name for name in dropped.accepted if name != catch_all)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections import UserDict
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from littrainer.ecosystem import known_classes
+
+
+@functools.cache
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of CUDA that carries all copies of this process to a device.
+
+    Memory that was allocated for one stream is kept for it: with a stream for each pass over a loader, each would hold
+    a batch of its own.
+    """
+    return torch.cuda.Stream(device)
 
 
 @dataclass(frozen=True)
@@ -28,7 +40,7 @@ class DeviceCopies:
 
     def begun(self, batches: Iterator[Any]) -> Iterator[BatchCopy]:
         """Copies of batches, each of which begins when it is handed out here."""
-        stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        stream = copy_stream(self.device) if self.device.type == "cuda" else None
         for batch in batches:
             copy = BatchCopy(self, batch)
             if stream is not None:
@@ -72,9 +84,15 @@ class BatchCopy:
             self._event = stream.record_event()
 
     def _begun(self, leaf: Any) -> Any:
+        if type(leaf) in known_classes("batch of transformers"):
+            # Its `to` replaces its data, too.
+            leaf.data = {name: self._begun(value) for name, value in leaf.data.items()}
+            return leaf
         # The allocator has to be told of each tensor that another stream uses, which sparse and nested ones, and
         # objects of other kinds, do not let it: these are copied when they are needed.
-        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.device.type != "cpu":
+        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.is_nested:
+            return leaf
+        if leaf.device.type != "cpu":
             return leaf
         self._copied.append(leaf.to(self.copies.device, non_blocking=True))
         return self._copied[-1]
@@ -109,10 +127,11 @@ def copies_to(device: torch.device, settings: Any) -> DeviceCopies | None:
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
     """Apply a function to what a batch holds, and to objects that move themselves as a whole."""
-    moves_itself = callable(getattr(value, "to", None)) and not isinstance(value, (dict, UserDict))
-    if isinstance(value, Mapping) and not moves_itself:
+    if callable(getattr(value, "to", None)):
+        return function(value)
+    if isinstance(value, Mapping):
         return type(value)({name: _mapped(function, item) for name, item in value.items()})  # type: ignore[call-arg]
-    if isinstance(value, (list, tuple)) and not moves_itself:
+    if isinstance(value, (list, tuple)):
         items = (_mapped(function, item) for item in value)
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     return function(value)

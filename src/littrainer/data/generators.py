@@ -29,7 +29,7 @@ def host_states(python: bool = True, numpy: bool = True) -> HostStates:
 def plain_numpy_state(state: Any) -> tuple[Any, ...]:
     """What NumPy's `get_state` returns, with a tensor in the place of its array."""
     kind, keys, position, has_gauss, gauss = state
-    return str(kind), torch.tensor(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)
+    return str(kind), torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)
 
 
 def numpy_state(plain: Any) -> tuple[Any, ...]:

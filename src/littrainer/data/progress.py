@@ -194,7 +194,9 @@ class DataProgress:
         if dispatch is not None and self.point is not None:
             dispatch.resume((kept or {}).get("dispatch"))
         reports = workers_report(loader)
-        with reporting_workers(loader, started_workers) if reports else nullcontext():
+        sampler = getattr(loader, "batch_sampler", None)
+        has_empty_batches = isinstance(sampler, LaterBatches) and sampler.padding > 0
+        with reporting_workers(loader, started_workers, has_empty_batches) if reports else nullcontext():
             batches = make_iterator()
         if reports:
             batches = self.workers.batches(batches)

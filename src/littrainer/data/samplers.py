@@ -18,9 +18,6 @@ logger = logging.getLogger(__name__)
 MOST_BATCHES_SORTED_TOGETHER = 50
 FEWEST_SORTED_GROUPS = 4
 
-# Samples that are in memory at the same time while they are measured: those of a large batch.
-FETCHED_TOGETHER = 64
-
 
 class EpochSeededSampler(RandomSampler):
     """A random sampler whose order depends on a seed and the epoch only.
@@ -116,20 +113,9 @@ def sample_lengths(dataset: Any, model_input_name: str | None = None) -> list[in
             "samples, name a column of lengths in length_column_name (a datasets.Dataset), or choose another "
             "train_sampling_strategy."
         )
-    return [len(sample[name]) for sample in _samples(dataset)]
-
-
-def _samples(dataset: Any) -> Iterator[Any]:
-    """The samples of a map-style dataset in its own order, fetched by batches where it has them so."""
-    if hasattr(type(dataset), "__iter__"):
-        yield from dataset
-        return
-    everything = range(len(dataset))
-    if not getattr(dataset, "__getitems__", None):
-        yield from (dataset[index] for index in everything)
-        return
-    for begin in everything[::FETCHED_TOGETHER]:
-        yield from dataset.__getitems__(list(everything[begin : begin + FETCHED_TOGETHER]))
+    # One by one, also where batches of samples could be fetched: samples may be padded to the others of their batch.
+    samples = dataset if hasattr(type(dataset), "__iter__") else (dataset[index] for index in range(len(dataset)))
+    return [len(sample[name]) for sample in samples]
 
 
 class LengthGroupedSampler(Sampler[int]):

@@ -71,28 +71,23 @@ class UnaskedForNothing:
     """A dataset that fetches batches, around which workers answer by themselves where a batch has no samples.
 
     Parameters:
-        dataset: has `__getitems__`; its other attributes are those of this object.
+        dataset: has `__getitems__`.
 
-    Fetching nothing may be an error: neither a transform nor `torch.stack` need bear an empty list.
+    Fetching nothing may be an error: neither a transform nor `torch.stack` need bear an empty list. A worker's fetcher
+    alone holds such an object: `ContinuingInit` shows the script's own functions in the worker the dataset itself.
     """
 
     def __init__(self, dataset: Any):
         self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
         return self.dataset[index]
 
     def __getitems__(self, indices: list[Any]) -> list[Any]:
         return self.dataset.__getitems__(indices) if indices else []
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getattr__(self, name: str) -> Any:
-        # Unpickling asks before there is a dataset.
-        if name.startswith("__") or "dataset" not in vars(self):
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
 
 
 class ContinuingInit:
@@ -108,6 +103,10 @@ class ContinuingInit:
         self.states = states
 
     def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, UnaskedForNothing):
+            # Functions of the script's own reach the dataset by it; it refuses assignments.
+            vars(info)["dataset"] = info.dataset.dataset
         if self.own is not None:
             self.own(worker)
         if worker in self.states:
@@ -160,15 +159,22 @@ def _report_in(answer: Any) -> Report | None:
 
 
 @contextmanager
-def reporting_workers(loader: DataLoader, states: dict[int, HostStates]) -> Iterator[None]:
-    """Workers that a loader starts within report on their generators, which begin at the states given."""
+def reporting_workers(
+    loader: DataLoader, states: dict[int, HostStates], has_empty_batches: bool = False
+) -> Iterator[None]:
+    """Workers that a loader starts within report on their generators, which begin at the states given.
+
+    Parameters:
+        has_empty_batches: the batch sampler gives some, for which nothing is to be fetched.
+    """
     own = loader.collate_fn, loader.worker_init_fn
     dataset = loader.dataset
     loader.collate_fn = ReportingCollate(loader.collate_fn)
-    if getattr(loader.batch_sampler, "padding", 0) and getattr(dataset, "__getitems__", None):
+    is_asked_for_nothing = has_empty_batches and bool(getattr(dataset, "__getitems__", None))
+    if is_asked_for_nothing:
         # A DataLoader refuses another dataset once it stands.
         vars(loader)["dataset"] = UnaskedForNothing(dataset)
-    if states:
+    if states or is_asked_for_nothing:
         loader.worker_init_fn = ContinuingInit(loader.worker_init_fn, states)
     try:
         yield

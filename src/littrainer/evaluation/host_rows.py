@@ -6,6 +6,8 @@ it comes, and nothing is joined by making a second copy.
 
 from __future__ import annotations
 
+import functools
+import math
 import mmap
 from typing import Any
 
@@ -95,9 +97,8 @@ class _Block:
 
     def __init__(self, dtype: torch.dtype, shape: tuple[int, ...]):
         self.dtype = dtype
-        # NumPy has no bfloat16.
-        kind = torch.empty(0, dtype=torch.float32 if dtype == torch.bfloat16 else dtype).numpy().dtype
-        count = int(np.prod(shape, dtype=object))
+        kind = _numpy_kind(dtype)
+        count = math.prod(shape)
         self._memory = _untouched_memory(count * kind.itemsize)
         self.array = np.frombuffer(self._memory, dtype=kind, count=count).reshape(shape)
         self.tensor = torch.from_numpy(self.array)
@@ -129,6 +130,12 @@ class _Block:
             end = min(start + step, self.filled)
             other.write(self.tensor[start:end])
             _give_back(self._memory, start * row_bytes, end * row_bytes)
+
+
+@functools.cache
+def _numpy_kind(dtype: torch.dtype) -> np.dtype[Any]:
+    # NumPy has no bfloat16.
+    return torch.empty(0, dtype=torch.float32 if dtype == torch.bfloat16 else dtype).numpy().dtype
 
 
 def _untouched_memory(size: int) -> Any:

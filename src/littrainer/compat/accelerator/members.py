@@ -64,7 +64,7 @@ ANSWERED: dict[str, dict[str, str]] = {
         "prepare_model": "on its device, in mixed precision, compiled, and data-parallel in several processes unless "
         "`evaluation_mode`; it is not sharded, also where the Trainer's model is",
         "prepare_data_loader": "this process's part of the data, on its device; looks one batch ahead, random order "
-        "seeded by epoch",
+        "seeded by epoch; in one process a loader of a class of its own is left as it is, with batches on the host",
         "prepare_optimizer": "a wrapper that steps with the Trainer's optimizer steps",
         "prepare_scheduler": "a wrapper that steps with the optimizers that did",
         "unwrap_model": "takes data-parallel wrappers off, and compilation with `keep_torch_compile=False`",

@@ -34,12 +34,9 @@ class RemoveColumnsCollator:
     def __call__(self, features: Sequence[Any]) -> Any:
         """Drop the columns and collate."""
         kept = frozenset(self.signature_columns)
-        # Nearly all have no column to drop; copied here and below, since collators take entries out of what they get.
         return self.data_collator(
             [
-                dict(feature)
-                if type(feature) is dict and feature.keys() <= kept
-                else self._without_extra_columns(feature, kept)
+                self._without_extra_columns(feature, kept) if isinstance(feature, dict) else feature
                 for feature in features
             ]
         )
@@ -54,10 +51,9 @@ class RemoveColumnsCollator:
             self.message_logged = True
             self.logger.info(dropped_columns_message(sorted(extra), self.description, self.model_name))
 
-    def _without_extra_columns(self, feature: Any, kept: frozenset[str]) -> Any:
-        if not isinstance(feature, dict):
-            return feature
+    def _without_extra_columns(self, feature: dict[str, Any], kept: frozenset[str]) -> dict[str, Any]:
         if feature.keys() <= kept:
+            # Copied all the same: collators take entries out of what they get.
             return dict(feature)
         if not feature.keys() <= kept | self.dropped.keys():
             self.note_extra_columns(feature)
