@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 from transformers.trainer_pt_utils import LengthGroupedSampler as TheirLengthGroupedSampler
 
-from littrainer.data import samplers
 from littrainer.data.arrow_lengths import list_lengths, whole_numbers_of
 from littrainer.data.samplers import LengthGroupedSampler, sample_lengths
 from littrainer.data.sampling import train_sampler
@@ -178,26 +177,62 @@ def test_of_a_large_table_the_chunks_alone_are_looked_at_that_have_a_selected_ro
     assert looked_at == [[0, 1, 2, 3], [8, 9, 10, 11]]
 
 
-def test_samples_that_no_table_measures_are_fetched_by_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samplers, "FETCHED_TOGETHER", 8)
+@pytest.mark.parametrize(
+    "empty",
+    [
+        lambda: table().filter(lambda row: False),
+        lambda: table().shuffle(seed=1).select([]),
+        lambda: datasets.Dataset.from_dict({"input_ids": []}),
+    ],
+)
+def test_a_table_without_rows_is_the_error_of_reading_its_first_one(empty: Callable[[], Any]) -> None:
+    dataset = empty()
+    assert list_lengths(dataset, "input_ids") is None
+    for kind in (LengthGroupedSampler, TheirLengthGroupedSampler):
+        with pytest.raises(IndexError):
+            kind(2, dataset=dataset)
 
-    class Batched:
-        def __init__(self) -> None:
-            self.single: list[int] = []
-            self.together: list[list[int]] = []
 
-        def __len__(self) -> int:
-            return 20
+class DrawsByBatches(Dataset[Any]):
+    """Samples of random length, for which a batch draws otherwise than its samples one by one."""
 
-        def __getitem__(self, index: int) -> Any:
-            self.single.append(index)
-            return {"input_ids": SAMPLES[index]}
+    def __len__(self) -> int:
+        return 20
 
-        def __getitems__(self, indices: list[int]) -> Any:
-            self.together.append(indices)
-            return [{"input_ids": SAMPLES[index]} for index in indices]
+    def __getitem__(self, index: int) -> Any:
+        if index >= len(self):
+            raise IndexError
+        return {"input_ids": [0] * int(torch.randint(1, 50, ()))}
 
-    dataset = Batched()
-    assert sample_lengths(dataset) == [len(sample) for sample in SAMPLES]
-    assert dataset.single == [0, 0]
-    assert dataset.together == [list(range(8)), list(range(8, 16)), list(range(16, 20))]
+    def __getitems__(self, indices: list[int]) -> Any:
+        return [{"input_ids": [0] * int(length)} for length in torch.randint(1, 9, (len(indices),))]
+
+
+class ByColumns(DrawsByBatches):
+    """Hands batches to its collator as columns."""
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return {"input_ids": [self[index]["input_ids"] for index in indices]}
+
+
+def padded(batch: dict[str, Any]) -> dict[str, Any]:
+    longest = max(map(len, batch["input_ids"]))
+    return {"input_ids": [row + [0] * (longest - len(row)) for row in batch["input_ids"]]}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: random_split(table().with_transform(padded), [12, 8], generator=torch.Generator().manual_seed(0))[0],
+        DrawsByBatches,
+        ByColumns,
+    ],
+    ids=["padded to their batch", "drawn by batches", "columns"],
+)
+def test_samples_are_measured_one_by_one_also_where_batches_could_be_fetched(make: Callable[[], Any]) -> None:
+    found = []
+    for kind in (LengthGroupedSampler, TheirLengthGroupedSampler):
+        torch.manual_seed(0)
+        found.append((kind(2, dataset=make()).lengths, torch.rand(1).item()))
+    assert found[0] == found[1]
+    assert len(set(found[0][0])) > 4

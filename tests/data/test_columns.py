@@ -11,7 +11,7 @@ from datasets import Dataset
 from torch.utils.data import default_collate
 
 from littrainer import Trainer
-from littrainer.data.columns import without_extra_columns
+from littrainer.data.columns import DroppedColumns, explain_missing_columns, without_extra_columns
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
@@ -227,3 +227,12 @@ def test_kept_columns_reach_collator_and_loss(tmp_path: Path) -> None:
     trainer = over(tmp_path, FORMS["rows"](), Weighing, without_text, remove_unused_columns=False)
     trainer.model = trainer.model_wrapped = Taking()
     assert trainer.train().global_step == 1
+
+
+def test_a_forward_without_a_signature_hides_neither_the_error_nor_its_note() -> None:
+    model: Any = torch.nn.Module()
+    model.forward = map
+    error = KeyError("weight")
+    explain_missing_columns(error, [DroppedColumns(["weight"], "Training", "Model", ["x"])], [], model)
+    (note,) = error.__notes__
+    assert "has left 'weight' out of the training set: Model.forward takes x, and" in note

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import send_to_device
+from transformers import BatchEncoding, BatchFeature
 
-from littrainer.data.device_copies import DeviceCopies, copies_to
+from littrainer.data.device_copies import DeviceCopies, copies_to, copy_stream
 from littrainer.data.loaders import LookaheadLoader
 from tests.data.test_loaders import Numbers, numbered_stream
 from tests.scenarios.data import Rows, vector_rows
@@ -22,7 +24,7 @@ GPU = torch.device("cuda", 0)
 
 
 @pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def events(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> list[str]:
     """What is done with the streams of a GPU that is not there, in order."""
     noted: list[str] = []
     within: list[str] = []
@@ -37,6 +39,8 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     class Stream:
         def __init__(self, device: Any = None, name: str = "side stream") -> None:
             self.name, self.copies = name, 0
+            if name == "side stream":
+                noted.append("stream made")
 
         def record_event(self) -> Event:
             self.copies += 1
@@ -56,6 +60,8 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             noted.append(f"{int(tensor[0])} copied in {within[-1]}, {non_blocking=}")
         return tensor
 
+    copy_stream.cache_clear()
+    request.addfinalizer(copy_stream.cache_clear)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", entered)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(name="computation"))
@@ -83,7 +89,7 @@ def read(non_blocking: bool, events: list[str], count: int = 3) -> list[Any]:
 def test_the_next_batch_is_on_its_way_when_one_is_handed_out(events: list[str]) -> None:
     batches = read(non_blocking=True, events=events)
     assert [batch["x"].tolist() for batch in batches] == [[0], [1], [2]]
-    assert events == [
+    assert [event for event in events if event != "stream made"] == [
         *("0 collated", "0 copied in side stream, non_blocking=True"),
         *("1 collated", "1 copied in side stream, non_blocking=True"),
         *("computation waits for copy 0", "0 kept for computation", "step"),
@@ -106,6 +112,14 @@ def test_host_memory_is_filled_anew_only_when_it_has_been_read_unless_copies_are
         *("1 collated", "1 copied in side stream, non_blocking=True"),
         *("computation waits for copy 0", "0 kept for computation"),
     ]
+
+
+def test_all_passes_over_all_loaders_share_a_stream_of_each_device(events: list[str]) -> None:
+    for _ in range(4):
+        read(non_blocking=False, events=events)
+    assert events.count("stream made") == 1
+    list(DeviceCopies(torch.device("cuda", 1)).begun(iter([torch.ones(1)])))
+    assert events.count("stream made") == 2
 
 
 class MovesItself:
@@ -147,6 +161,59 @@ def test_what_another_stream_cannot_carry_is_copied_when_it_is_needed(events: li
     assert copy.arrived()["own"].place == "cuda:0"
 
 
+class OwnMapping(UserDict[str, Any]):
+    """Keeps more than its items, and moves them itself."""
+
+    extra = "kept"
+
+    def to(self, device: Any, **_: Any) -> OwnMapping:
+        self.data = {name: value.to(device) for name, value in self.data.items()}
+        return self
+
+
+class FixedMapping(dict[str, Any]):
+    """Has a constructor of its own, as outputs of models do."""
+
+    def __init__(self, x: Any) -> None:
+        super().__init__(x=x)
+
+    def to(self, device: Any, **_: Any) -> FixedMapping:
+        return FixedMapping(self["x"].to(device))
+
+
+def test_a_mapping_that_moves_itself_does_so_as_under_accelerate() -> None:
+    for kind in (OwnMapping, FixedMapping, lambda x: OwnMapping(x=[OwnMapping(x=x)][0])):
+        ours = DeviceCopies(ELSEWHERE).on_device({"own": kind(x=torch.ones(1))})["own"]
+        theirs = send_to_device(kind(x=torch.ones(1)), ELSEWHERE)
+        assert type(ours) is type(theirs) and getattr(ours, "extra", None) == getattr(theirs, "extra", None)
+    assert ours["x"]["x"].device == ELSEWHERE
+
+
+def test_a_mapping_that_moves_itself_is_not_taken_apart_for_another_stream(events: list[str]) -> None:
+    for own in (OwnMapping(x=torch.ones(1)), FixedMapping(torch.ones(1))):
+        (copy,) = DeviceCopies(GPU).begun(iter([own]))
+        assert copy.batch is own and not any("copied" in event for event in events)
+        assert type(copy.arrived()) is type(own)
+
+
+@pytest.mark.parametrize("kind", [BatchEncoding, BatchFeature])
+def test_batches_of_transformers_are_on_their_way_early_and_stay_what_they_are(events: list[str], kind: Any) -> None:
+    batch = kind({"x": torch.ones(1), "texts": ["a"]})
+    batch.extra = "kept"
+    (copy,) = DeviceCopies(GPU).begun(iter([batch]))
+    assert [event for event in events if "copied" in event] == ["1 copied in side stream, non_blocking=True"]
+    arrived = copy.arrived()
+    assert arrived is batch and arrived["texts"] == ["a"]
+    assert "1 kept for computation" in events
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_copied_when_it_is_needed(events: list[str]) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    (copy,) = DeviceCopies(GPU).begun(iter([nested]))
+    assert copy.batch is nested and not any("copied" in event for event in events)
+
+
 @pytest.mark.parametrize("dataset", [Numbers(5), numbered_stream(5)])
 def test_batches_of_a_loader_lie_on_the_device_and_are_counted(dataset: Any) -> None:
     def collate(samples: list[Any]) -> torch.Tensor:
@@ -181,3 +248,10 @@ def test_all_loaders_of_a_trainer_and_prepared_ones_hand_out_batches_on_its_devi
     assert {loader.copies for loader in loaders} == {DeviceCopies(ELSEWHERE, non_blocking)}
     assert {next(iter(loader))["x"].device for loader in loaders} == {ELSEWHERE}
     assert trainer.accelerator.prepare_data_loader(own, device_placement=False).copies is None
+
+    class OwnClass(torch.utils.data.DataLoader[Any]):
+        pass
+
+    # Documented in the table of the accelerator's members; `_prepare_inputs` moves these batches.
+    left = trainer.accelerator.prepare(OwnClass(Rows(vector_rows(4)), 2))
+    assert type(left) is OwnClass and next(iter(left))["x"].device.type == "cpu"

@@ -62,3 +62,16 @@ def test_what_was_not_read_is_not_put_back() -> None:
 
 def test_states_can_be_stored_and_loaded_without_running_code() -> None:
     assert loads_safely(host_states())
+
+
+def test_states_lie_on_the_host_whatever_device_new_tensors_are_made_on() -> None:
+    torch.set_default_device("meta")
+    try:
+        before = host_states()
+        np.random.random()
+        after = host_states()
+        assert drawn_from(before, after) == {"numpy"}
+        set_host_states(before)
+    finally:
+        torch.set_default_device(None)
+    assert {state.device.type for state in (after["torch"], after["numpy"][1])} == {"cpu"}

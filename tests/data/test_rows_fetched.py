@@ -79,16 +79,16 @@ def test_training_evaluation_and_prediction_fetch_each_batch_in_one_go(
     assert evaluation.fetched == in_batches(2, 7)
 
 
-@pytest.mark.parametrize(("strategy", "passes"), [("sequential", 1), ("group_by_length", 2), ("batch_rebalance", 2)])
-def test_so_do_other_orders_which_may_measure_all_samples_first(tmp_path: Path, strategy: str, passes: int) -> None:
+# Measuring looks at the first sample twice and then at each, as transformers does.
+@pytest.mark.parametrize(
+    ("strategy", "measured"), [("sequential", 0), ("group_by_length", 2 + ROWS), ("batch_rebalance", 2 + ROWS)]
+)
+def test_so_do_other_orders_which_may_measure_all_samples_first(tmp_path: Path, strategy: str, measured: int) -> None:
     training = FetchedByBatches()
     trainer = trainer_over(tmp_path, training, train_sampling_strategy=strategy)
     trainer.processing_class = SimpleNamespace(model_input_names=["x"])
     assert len(list(trainer.get_train_dataloader())) == ROWS // BATCH
-    fetched = training.fetched
-    # Measuring fetches all in one go, and looks at the first sample twice, as transformers does.
-    assert fetched.pop("one by one") == 2 * (passes - 1)
-    assert fetched == {"batches": ROWS // BATCH + passes - 1, "rows in them": ROWS * passes}
+    assert training.fetched == {**in_batches(ROWS // BATCH, ROWS), "one by one": measured}
 
 
 @pytest.mark.parametrize("kind", [lambda base: Subset(base, range(8)), lambda base: StackDataset(x=base, labels=base)])
@@ -153,7 +153,9 @@ def test_grouping_by_length_decodes_the_rows_that_are_trained_on_alone(
         eval_strategy="epoch",
     )
     trainer.train()
-    assert sum(rows_decoded) == 4 * ROWS and Counter(rows_decoded)[1] == 2
+    # In each of two epochs what is trained and evaluated on; nothing is read to be measured.
+    assert sum(rows_decoded) == 4 * ROWS
+    assert Counter(rows_decoded) == {}
 
 
 def same_width(samples: list[Any]) -> dict[str, torch.Tensor]:
@@ -163,18 +165,15 @@ def same_width(samples: list[Any]) -> dict[str, torch.Tensor]:
 
 
 class Copies(TorchDispatchMode):
-    """Counts the operations that make tensors out of others, or copy them."""
-
-    COPYING = ("_to_copy", "clone", "copy_", "cat", "stack", "lift_fresh", "index", "contiguous")
+    """Counts the operations that fill the memory of a tensor: those that give no view of what they take."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = operation.overloadpacket.__name__
-        if name in self.COPYING:
-            self.counts[name] += 1
+        if not operation.is_view:
+            self.counts[operation.overloadpacket.__name__] += 1
         return operation(*args, **(kwargs or {}))
 
 
@@ -182,15 +181,14 @@ INPUTS = 2
 
 
 @pytest.mark.parametrize(
-    ("rows", "made_by"),
+    "rows",
     [
-        # Tensors are stacked; labels are numbers. Of lists of numbers one tensor each is made.
-        (lambda: vector_rows(ROWS), {"stack": 1, "lift_fresh": 1}),
-        (lambda: table().remove_columns("note"), {"lift_fresh": INPUTS}),
-        (lambda: table().remove_columns("note").with_format("numpy"), {"lift_fresh": INPUTS}),
+        lambda: vector_rows(ROWS),
+        lambda: table().remove_columns("note"),
+        lambda: table().remove_columns("note").with_format("numpy"),
     ],
 )
-def test_on_the_cpu_each_input_of_a_batch_is_written_once(tmp_path: Path, rows: Any, made_by: dict[str, int]) -> None:
+def test_on_the_cpu_each_input_of_a_batch_is_written_once(tmp_path: Path, rows: Any) -> None:
     trainer = trainer_over(tmp_path, rows())
     batches = iter(trainer.get_train_dataloader())
     next(batches)
@@ -198,4 +196,4 @@ def test_on_the_cpu_each_input_of_a_batch_is_written_once(tmp_path: Path, rows: 
         (drawn,), _ = trainer.get_batch_samples(batches, 1, trainer.args.device)
         prepared = trainer._prepare_inputs(drawn)
     assert all(prepared[name] is value for name, value in drawn.items())
-    assert counted.counts == made_by
+    assert sum(counted.counts.values()) <= INPUTS, counted.counts

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, get_worker_info
 
 from littrainer.data.generators import drawn_from, host_states
 from littrainer.data.loaders import LookaheadLoader
+from littrainer.data.progress import DataProgress
+from littrainer.data.skipping import without_first_batches
 from littrainer.data.worker_states import (
     Report,
     ReportingCollate,
@@ -115,9 +117,45 @@ def test_a_dataset_is_not_asked_for_nothing_and_is_the_same_otherwise() -> None:
 
     dataset = UnaskedForNothing(Batched(4))
     assert dataset.__getitems__([]) == [] and dataset.__getitems__([1, 2]) == [1, 2]
-    assert len(dataset) == 4 and dataset[3] == 3 and dataset.count == 4
-    dataset.set_epoch(3)
-    assert dataset.epochs == [3]
-    assert pickle.loads(pickle.dumps(UnaskedForNothing([1, 2])))[1] == 2
-    with pytest.raises(AttributeError):
-        _ = UnaskedForNothing([1]).unheard_of
+    assert len(dataset) == 4 and dataset[3] == 3
+
+
+class Noisy(Numbers):
+    """Samples to which each worker adds what its `worker_init_fn` has set; `dataset` is what many wrappers call theirs."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.noise = 0
+        self.dataset = None
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        assert indices, "asked for nothing"
+        return [index + self.noise for index in indices]
+
+
+def set_noise(worker: int) -> None:
+    get_worker_info().dataset.noise = 100 * (1 + worker)  # type: ignore[union-attr, attr-defined]
+
+
+@pytest.mark.parametrize("states", [{}, {1: host_states()}])
+def test_what_the_scripts_function_sets_on_a_workers_dataset_counts_where_batches_are_left_out(states: Any) -> None:
+    loader = LookaheadLoader(Noisy(6), 1, collate_fn=list, num_workers=2, worker_init_fn=set_noise)
+    later = without_first_batches(loader, 3, keeps_turns=True)
+    with reporting_workers(later, states, has_empty_batches=True):
+        answers = DataLoader.__iter__(later)
+    assert list(without_reports(answers)) == list(loader)[3:] == [[203], [104], [205]]
+
+
+def test_an_attribute_of_a_scripts_batch_sampler_hides_no_dataset() -> None:
+    batches: Any = BatchSampler(SequentialSampler(range(4)), 2, drop_last=False)
+    batches.padding = 2
+    dataset = Noisy(4)
+    loader = LookaheadLoader(dataset, batch_sampler=batches, num_workers=1)
+    seen: list[Any] = []
+
+    def begin() -> Any:
+        seen.append(loader.dataset)
+        return iter(())
+
+    DataProgress().begin(loader, begin)
+    assert seen == [dataset]

@@ -105,8 +105,8 @@ class ContinuingInit:
     def __call__(self, worker: int) -> None:
         info = get_worker_info()
         if info is not None and isinstance(info.dataset, UnaskedForNothing):
-            # Functions of the script's own reach the dataset by it; it refuses assignments.
-            vars(info)["dataset"] = info.dataset.dataset
+            # Where functions of the script's own find the dataset; it refuses plain assignments.
+            object.__setattr__(info, "dataset", info.dataset.dataset)
         if self.own is not None:
             self.own(worker)
         if worker in self.states:

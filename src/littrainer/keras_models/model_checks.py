@@ -49,6 +49,27 @@ def check_model(model: Any) -> None:
         )
 
 
+def check_training_of(model: Any) -> None:
+    """Refuse a model that would be trained otherwise than it says, unless run_model is overridden.
+
+    Raises:
+        NotImplementedError: it has a train_step of its own, or its losses are added up.
+    """
+    import keras
+
+    if type(model).train_step is not keras.Model.train_step:
+        raise NotImplementedError(
+            f"{type(model).__name__} has a train_step of its own, which a TFTrainer does not call, since it steps the "
+            "optimizer itself. Override run_model to return the loss and logits that it computes."
+        )
+    losses = keras.tree.flatten(getattr(model, "loss", None))
+    if any(getattr(loss, "reduction", None) == "sum" for loss in losses):
+        raise NotImplementedError(
+            f"{type(model).__name__} was compiled with a loss of reduction='sum', and a TFTrainer trains on the mean "
+            "over all micro-batches of an optimizer step. Leave the reduction out, and raise the learning rate instead."
+        )
+
+
 def check_arguments(args: Any) -> None:
     """Refuse arguments that mean nothing to a `TFTrainer`.
 

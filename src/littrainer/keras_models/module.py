@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -38,11 +39,17 @@ class KerasModule(nn.Module):
         self.run = run
         # Not one of its modules, whose parameters would be there a second time, under other names.
         vars(self)["keras_model"] = model
-        self._take_parameters()
+        self.take_variables()
 
-    def _take_parameters(self) -> None:
+    def take_variables(self) -> None:
+        """Have the variables that the model has at present, statistics as buffers, which several processes share."""
+        self._parameters.clear()
+        self._buffers.clear()
+        self.constrained: list[Any] = [one for one in vars(self)["keras_model"].trainable_variables if one.constraint is not None]
+        statistics = statistics_in(self.keras_model)
         for name, variable in stable_names(self.keras_model).items():
-            self.register_parameter(name, variable.value)
+            register: Any = self.register_buffer if id(variable) in statistics else self.register_parameter
+            register(name, variable.value)
         # Variables are all that Keras knows of; modules of torch inside the model have buffers besides.
         buffers = {id(buffer): buffer for layer in layers_in(self.keras_model) for buffer in layer.buffers()}
         for number, buffer in enumerate(buffers.values()):
@@ -52,8 +59,13 @@ class KerasModule(nn.Module):
         # The parameters stay the same objects; buffers do not.
         for layer in layers_in(self.keras_model):
             layer._apply(fn, recurse)
-        self._take_parameters()
+        self.take_variables()
         return self
+
+    def apply_constraints(self, *after_step: Any) -> None:
+        """Put variables back where their constraints want them; for after an optimizer step, whose hook it may be."""
+        for variable in self.constrained:
+            variable.assign(variable.constraint(variable))
 
     def forward(self, features: Any, labels: Any = None, num_items_in_batch: Any = None) -> dict[str, Any]:
         """Loss and logits of a micro-batch.
@@ -84,6 +96,14 @@ def layers_in(model: Any) -> Iterator[Any]:
     yield model
     for layer in getattr(model, "layers", ()):
         yield from layers_in(layer)
+
+
+def statistics_in(model: Any) -> set[int]:
+    """The ids of variables that a layer computes itself, such as moving means: never trained, also when not frozen."""
+    # Keras tells them from those of a frozen layer, which stay parameters, by these lists alone. States of random
+    # generators are not in them.
+    variables = (one for layer in model._flatten_layers() for one in layer._non_trainable_variables)
+    return {id(variable) for variable in variables if torch.is_floating_point(variable.value)}
 
 
 def stable_names(model: Any) -> dict[str, Any]:
@@ -125,19 +145,27 @@ def run_keras_model(model: Any, features: Any, labels: Any, training: bool) -> t
     that which it returns itself, called with the labels where its `call` takes them.
 
     Raises:
-        ValueError: there are labels, and no loss.
+        ValueError: there are labels, and no loss; or the batch does not fit the model.
     """
     if has_loss(model):
-        logits = model(features, training=training)
-        return None if labels is None else model.compute_loss(features, labels, logits, training=training), logits
-    keywords: dict[str, Any] = {}
+        with _errors_name_the_batch(model, features, labels, training):
+            logits = model(features, training=training)
+            if labels is None:
+                return None, logits
+            # One written for an earlier Keras takes no `training`, and may want the weights.
+            accepted = inspect.signature(model.compute_loss).parameters
+            given = {"sample_weight": None, "training": training}
+            keywords = {name: value for name, value in given.items() if name in accepted}
+            return model.compute_loss(features, labels, logits, **keywords), logits
+    keywords = {}
     if labels is not None:
         accepted = inspect.signature(model.call).parameters
         if "labels" in accepted:
             keywords = {"labels": labels}
         elif isinstance(labels, Mapping) and labels and all(name in accepted for name in labels):
             keywords = dict(labels)
-    outputs = model(features, training=training, **keywords)
+    with _errors_name_the_batch(model, features, labels, training):
+        outputs = model(features, training=training, **keywords)
     loss, logits = _loss_and_logits(outputs, was_given_labels=bool(keywords))
     if labels is not None and not isinstance(loss, torch.Tensor):
         raise ValueError(
@@ -145,6 +173,28 @@ def run_keras_model(model: Any, features: Any, labels: Any, training: bool) -> t
             "model.compile(loss=...), return (loss, logits) from a call that takes `labels`, or override run_model."
         )
     return (None if labels is None else loss), logits
+
+
+@contextlib.contextmanager
+def _errors_name_the_batch(model: Any, features: Any, labels: Any, training: bool) -> Iterator[None]:
+    try:
+        yield
+    except (IndexError, ValueError) as error:
+        dataset = "train_dataset" if training else "the dataset to evaluate or predict"
+        raise ValueError(
+            f"{type(model).__name__} failed on a batch of {dataset} with features {shapes_in(features)} and labels "
+            f"{shapes_in(labels)}: {error}\nCheck that its features have the shapes that the model was built for, that "
+            "its labels are structured as the outputs are, and that labels of classes are below the number of classes."
+        ) from error
+
+
+def shapes_in(value: Any) -> Any:
+    """Shapes and dtypes instead of tensors, for messages."""
+    if isinstance(value, Mapping):
+        return {name: shapes_in(part) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(shapes_in, value))
+    return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, torch.Tensor) else value
 
 
 def has_loss(model: Any) -> bool:
@@ -177,13 +227,13 @@ def _alone_or_all(values: Any) -> Any:
 def count_instances(labels: Any) -> torch.Tensor:
     """What a loss is a mean over: labels that are not -100, where they are whole numbers, else rows; one number.
 
-    Of several labels the first decides.
+    -100 in an unsigned type would be another label. Of several labels the first decides.
     """
     while not isinstance(labels, torch.Tensor):
         labels = next(iter(labels.values() if isinstance(labels, Mapping) else labels))
     if labels.is_floating_point() or labels.dim() == 0:
         return torch.tensor(labels.shape[0] if labels.dim() else 1, device=labels.device)
-    return labels.ne(PADDING).sum()
+    return labels.ne(PADDING).sum() if labels.dtype.is_signed else torch.ones_like(labels, dtype=torch.int64).sum()
 
 
 def mean_over_window(loss: torch.Tensor, labels: Any, number_of_instances: Any = None) -> torch.Tensor:

@@ -26,8 +26,8 @@ from littrainer.keras_models.torch_trainer import KerasTrainer, add_gradients
 logger = logging.getLogger(__name__)
 
 KERAS_FILE = "model.keras"
-# Methods of a Trainer that nothing calls on a TFTrainer -> what takes their place.
-NOT_OVERRIDDEN_HERE = {
+# Methods that nothing calls on a TFTrainer, and have something in their place.
+INSTEAD = {
     "compute_loss": "run_model, which returns loss and logits",
     "get_train_dataloader": "get_train_tfdataset",
     "get_eval_dataloader": "get_eval_tfdataset",
@@ -36,6 +36,11 @@ NOT_OVERRIDDEN_HERE = {
     "create_scheduler": "create_optimizer_and_scheduler",
     "evaluation_loop": "prediction_loop",
     "apply_gradients": "training_step, which returns the gradients of a micro-batch; the optimizer steps by itself",
+}
+# Methods of a Trainer that scripts alone call, so that an override of theirs takes effect.
+CALLED_BY_SCRIPTS = {
+    *("add_callback", "pop_callback", "remove_callback", "hyperparameter_search", "save_state"),
+    *("log_metrics", "metrics_format", "save_metrics"),
 }
 
 
@@ -69,7 +74,7 @@ class TFTrainer:
         tb_writer: Any = None,
         optimizers: tuple[Any, Any] = (None, None),
     ):
-        model_checks.check_model(model)
+        self._refuse_model(model)
         model_checks.check_arguments(args)
         model_checks.check_optimizers(optimizers)
         self._refuse_overrides_that_nothing_calls()
@@ -79,7 +84,7 @@ class TFTrainer:
                 f"which fp16 would have to scale (world_size={args.world_size}, fp16={args.fp16}): override run_model "
                 "instead, or train in one process with bf16 or neither."
             )
-        self.model = model
+        self._model = model
         self.read_sample = reader_of_samples(model, args)
         datasets = {
             "train_dataset": dataset_of_pairs(train_dataset, self.read_sample, "train_dataset"),
@@ -102,20 +107,31 @@ class TFTrainer:
             return getattr(self.torch_trainer, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        inner = vars(self).get("torch_trainer")
+        is_own = inner is None or name in vars(self) or hasattr(type(self), name) or not hasattr(inner, name)
+        object.__setattr__(self if is_own else inner, name, value)
+
+    def _refuse_model(self, model: Any) -> None:
+        model_checks.check_model(model)
+        if not self.overrides("run_model"):
+            model_checks.check_training_of(model)
+
     def overrides(self, name: str) -> bool:
         """Whether a subclass, or this instance, has its own version of a method of this class."""
         return name in vars(self) or getattr(type(self), name) is not getattr(TFTrainer, name)
 
     def _refuse_overrides_that_nothing_calls(self) -> None:
-        own = [name for kind in type(self).__mro__ if issubclass(kind, TFTrainer) for name in vars(kind)]
-        ignored = [
-            f"{name} (override {instead})"
-            for name, instead in NOT_OVERRIDDEN_HERE.items()
-            if name in own and getattr(TFTrainer, name, None) is not getattr(type(self), name)
-        ]
+        kinds = type(self).__mro__[: type(self).__mro__.index(TFTrainer)]
+        # What this class has itself is called.
+        called = (vars(TFTrainer).keys() | CALLED_BY_SCRIPTS) - INSTEAD.keys()
+        own = {name for kind in kinds for name in vars(kind) if not name.startswith("__")} - called
+        known = sorted(name for name in own if hasattr(KerasTrainer, name) or name in INSTEAD)
+        ignored = [f"{name} (override {INSTEAD[name]})" if name in INSTEAD else name for name in known]
         if ignored:
             raise NotImplementedError(
-                f"{type(self).__name__} overrides what nothing calls in a TFTrainer: {'; '.join(ignored)}."
+                f"{type(self).__name__} overrides what nothing calls in a TFTrainer: {'; '.join(ignored)}. Rename what "
+                "is no override."
             )
 
     def _build_model(self, dataset: Any) -> None:
@@ -157,6 +173,23 @@ class TFTrainer:
                 self.torch_trainer.add_callback(callback)
 
     # ---- What scripts read and set -----------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> Any:
+        """The Keras model; another one that is set has to be built, and an optimizer goes with the one before."""
+        return self._model
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self._refuse_model(model)
+        if not model.built:
+            raise ValueError(f"{type(model).__name__} has no variables yet: call model.build(input_shape) first.")
+        self._model = model
+        self.read_sample = reader_of_samples(model, self.args)
+        for dataset in (self.train_dataset, self.eval_dataset):
+            if dataset is not None:
+                dataset.read = self.read_sample
+        self.torch_trainer.take_model(KerasModule(model, self.run_on_device))
 
     @property
     def train_dataset(self) -> Any:
@@ -270,6 +303,9 @@ class TFTrainer:
         """
         from littrainer.checkpoint.layout import get_last_checkpoint
 
+        # It may have been compiled, frozen or given adapters since.
+        self._refuse_model(self.model)
+        self.torch_trainer.model.take_variables()
         if resume_from_checkpoint is None and os.path.isdir(self.args.output_dir):
             newest = get_last_checkpoint(self.args.output_dir)
             resume_from_checkpoint = newest is not None
@@ -339,6 +375,7 @@ class TFTrainer:
         if self.args.max_grad_norm:
             torch.nn.utils.clip_grad_norm_(self.trainable_parameters(), self.args.max_grad_norm)
         optimizer.step()
+        self.torch_trainer.model.apply_constraints()
         if schedule is not None:
             schedule.step()
 

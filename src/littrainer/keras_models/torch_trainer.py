@@ -50,11 +50,19 @@ class KerasTrainer(Trainer):
         self.loss_of_step: torch.Tensor | None = None
         self.model_of_step: Any = None
         self._is_told_of_missing_loss = False
+        # The hook on the optimizer.
+        self._constraints: Any = None
         super().__init__(model=module, data_collator=collate_pairs, **keywords)
         if owner.overrides("training_step"):
             self.training_step = self._training_step_of_owner  # type: ignore[method-assign]
         if owner.overrides("prediction_step"):
             self.prediction_step = self._prediction_step_of_owner  # type: ignore[method-assign]
+
+    def take_model(self, module: KerasModule) -> None:
+        """Go on with another model, and an optimizer and a schedule of its own."""
+        self.model = self.model_wrapped = module
+        self.optimizer = self.lr_scheduler = None
+        self._model_is_prepared = False
 
     # ---- Data --------------------------------------------------------------------------------------------------------
 
@@ -96,8 +104,11 @@ class KerasTrainer(Trainer):
     # ---- Optimizer ---------------------------------------------------------------------------------------------------
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """The owner's."""
+        """The owner's, followed by the model's constraints after each of its steps."""
         self.owner.create_optimizer_and_scheduler(num_training_steps)
+        if self._constraints is not None:
+            self._constraints.remove()
+        self._constraints = self._existing_optimizer().register_step_post_hook(self.model.apply_constraints)
 
     def own_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Those that the arguments name."""

@@ -34,12 +34,16 @@ class RemoveColumnsCollator:
     def __call__(self, features: Sequence[Any]) -> Any:
         """Drop the columns and collate."""
         kept = frozenset(self.signature_columns)
-        return self.data_collator(
-            [
-                self._without_extra_columns(feature, kept) if isinstance(feature, dict) else feature
-                for feature in features
-            ]
-        )
+        rows = []
+        for feature in features:
+            if not isinstance(feature, dict):
+                rows.append(feature)
+            elif feature.keys() <= kept:
+                # Copied here and below: collators take entries out of what they get.
+                rows.append(dict(feature))
+            else:
+                rows.append(self._without_extra_columns(feature, kept))
+        return self.data_collator(rows)
 
     def note_extra_columns(self, feature: Any) -> None:
         """Remember which columns of a sample are dropped, and log those of the first one that has any."""
@@ -52,9 +56,6 @@ class RemoveColumnsCollator:
             self.logger.info(dropped_columns_message(sorted(extra), self.description, self.model_name))
 
     def _without_extra_columns(self, feature: dict[str, Any], kept: frozenset[str]) -> dict[str, Any]:
-        if feature.keys() <= kept:
-            # Copied all the same: collators take entries out of what they get.
-            return dict(feature)
         if not feature.keys() <= kept | self.dropped.keys():
             self.note_extra_columns(feature)
         return {name: value for name, value in feature.items() if name in kept}
