@@ -99,6 +99,7 @@ def test_what_lean_evaluations_leave_out_is_what_it_was_when_they_were_written(n
 def test_every_protected_name_of_lightning_in_that_file_is_known_here() -> None:
     package = Path(littrainer.__file__).parent
     assert protected_names_in(package / "lean_evaluation.py") == {
+        "_current_fx",
         "_current_fx_name",
         "_first_loop_iter",
         "_logger_connector",
@@ -281,6 +282,106 @@ def test_an_error_inside_fit_that_the_script_catches_leaves_fit_as_it_was(tmp_pa
     trainer = quiet_trainer(tmp_path, kind=Failing, given={"callbacks": [Trying()]}, max_steps=2)
     trainer.train()
     assert states == [True, True] and passes == [False, False] and trainer.state.global_step == 2
+
+
+class LoggingValue(Trainer):
+    """Logs a value in each step of an evaluation; evaluates within one, or fails in a later one, where told to."""
+
+    value = 1.0
+    fails_in = 0
+    is_to_nest = False
+    nested_found: float | None = None
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        running: Any = self.lightning_module
+        running.log("seen", self.value, on_step=False, on_epoch=True, batch_size=1)
+        self.fails_in -= 1
+        if self.fails_in == 0:
+            raise OverflowError
+        if self.is_to_nest:
+            self.is_to_nest, self.value = False, 100.0
+            self.evaluate()
+            self.nested_found, self.value = found_under_seen(self), 1.0
+            # The first value of another name under the same hook must leave what was collected alone.
+            running.log("seen too", self.value, on_step=False, on_epoch=True, batch_size=1)
+        return super().prediction_step(*args, **kwargs)
+
+
+def found_under_seen(trainer: Any) -> float:
+    return float(trainer.lightning_trainer.callback_metrics["seen"])
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_what_one_evaluation_logs_is_not_averaged_with_what_another_did(
+    tmp_path: Path, passes: list[bool], is_nested: bool
+) -> None:
+    found: list[float] = []
+
+    class Evaluating(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            trainer.is_to_nest = is_nested
+            if not is_nested:
+                trainer.value, trainer.fails_in = 100.0, 2
+                with pytest.raises(OverflowError):
+                    trainer.evaluate()
+                trainer.value = 1.0
+            trainer.evaluate()
+            found.append(found_under_seen(trainer))
+
+    given = {"eval_dataset": Rows(vector_rows(6)), "callbacks": [Evaluating()]}
+    trainer: Any = quiet_trainer(tmp_path, kind=LoggingValue, given=given, max_steps=1, per_device_eval_batch_size=2)
+    trainer.train()
+    assert len(passes) == 2 and found == [1.0]
+    assert trainer.nested_found == (100.0 if is_nested else None)
+
+
+@pytest.mark.parametrize("is_lean", [True, False])
+def test_an_evaluation_outside_fit_begins_with_nothing_logged(
+    tmp_path: Path, passes: list[bool], is_lean: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_lean:
+        monkeypatch.setattr(lean_evaluation, "KNOWN_RELEASES", frozenset())
+
+    class Once(Trainer):
+        def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+            if lightning_module is not None:
+                lightning_module.log("seen", 1.0, batch_size=1)
+            return super().prediction_step(*args, **kwargs)
+
+    lightning_module: Any = None
+    trainer: Any = quiet_trainer(tmp_path, kind=Once)
+    trainer.evaluate()
+    lightning_module = trainer.idle_evaluator.module
+    trainer.evaluate()
+    assert found_under_seen(trainer) == 1.0
+    lightning_module = None
+    trainer.evaluate()
+    assert dict(trainer.lightning_trainer.callback_metrics) == {}
+    assert passes == [False, False] * is_lean
+
+
+def test_a_callback_that_lightning_has_been_given_is_set_up_for_each_evaluation(
+    tmp_path: Path, passes: list[bool]
+) -> None:
+    class SetUp(pl.Callback):
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            heard.append("setup")
+
+        def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            heard.append("teardown")
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            heard.append("error")
+
+    heard: list[str] = []
+    trainer: Any = quiet_trainer(tmp_path, kind=Failing)
+    trainer.evaluate()
+    trainer.lightning_trainer.callbacks.append(SetUp())
+    trainer.evaluate()
+    trainer.error = OverflowError()
+    with pytest.raises(OverflowError):
+        trainer.evaluate()
+    assert heard == ["setup", "teardown", "setup", "error"] and passes == []
 
 
 def test_several_sets_are_evaluated_in_short_too(tmp_path: Path, passes: list[bool]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import inspect
+import multiprocessing
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -243,22 +245,21 @@ def test_hooks_that_no_callback_has_are_not_called(tmp_path: Path, monkeypatch: 
     assert [entry[0] for entry in listening.heard] == ["on_after_backward"] * 14
 
 
-def test_a_callback_that_comes_in_the_middle_of_an_epoch_is_heard(tmp_path: Path) -> None:
-    late = Listening(("on_train_batch_end",))
+IN_BOTH_LOOPS = pytest.mark.parametrize("is_lean", [True, False], ids=["lean", "Lightning's own"])
 
-    class Adding(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 3:
-                trainer.lightning_trainer.callbacks.insert(0, late)
 
-    trainer = quiet_trainer(
-        tmp_path,
-        given={"train_dataset": Rows(vector_rows(14)), "callbacks": [Adding()]},
-        num_train_epochs=1,
-        per_device_train_batch_size=2,
-    )
-    trainer.train()
-    assert [entry[1] for entry in late.heard] == [4, 5, 6, 7]
+@IN_BOTH_LOOPS
+def test_a_callback_that_comes_in_the_middle_of_an_epoch_is_heard(tmp_path: Path, is_lean: bool) -> None:
+    late = Listening(("on_train_batch_start",))
+
+    class Adding(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 3:
+                trainer.callbacks.append(late)
+
+    run(tmp_path, is_lean, Trainer, [Adding()], num_train_epochs=1)
+    # In the micro-batch in which it comes too, since it stands behind the one that has added it.
+    assert [entry[1] for entry in late.heard] == [3, 4, 5, 6]
 
 
 def test_a_hook_that_a_callback_gets_in_the_middle_of_an_epoch_is_called(tmp_path: Path) -> None:
@@ -280,6 +281,71 @@ def test_a_hook_that_is_set_on_the_module_is_called(tmp_path: Path) -> None:
     heard = Mock()
     trainer = run(tmp_path, True, Trainer, [Setting()])
     assert heard.step.call_count == trainer.state.global_step == 14
+
+
+@BOTH_MODES
+@pytest.mark.parametrize(
+    "hook, expected",
+    [("on_train_batch_start", 4), ("on_after_backward", 4), ("on_after_batch_transfer", 3)],
+)
+def test_a_hook_that_is_set_on_the_module_in_the_middle_of_an_epoch_is_called(
+    tmp_path: Path, kind: type[Trainer], hook: str, expected: int
+) -> None:
+    """All else goes on as it would have done."""
+    found = []
+    for is_lean in (True, False):
+        calls: list[str] = []
+
+        class Setting(pl.Callback):
+            def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+                if batch_idx == 3 and trainer.current_epoch == 0:
+
+                    def own(*args: Any) -> Any:
+                        calls.append(hook)  # noqa: B023
+                        return args[0] if args else None
+
+                    setattr(module, hook, own)
+
+            def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+                vars(module).pop(hook, None)
+
+        listening = Listening()
+        run(tmp_path / str(is_lean), is_lean, kind, [listening, Setting()], gradient_accumulation_steps=2)
+        found.append((calls, [plain(entry) for entry in listening.heard]))
+    lean, own = found
+    assert lean == own
+    assert len(lean[0]) == expected or kind is StepwiseTrainer
+
+
+@IN_BOTH_LOOPS
+def test_a_limit_of_steps_that_is_set_in_the_middle_of_an_epoch_ends_it(tmp_path: Path, is_lean: bool) -> None:
+    class Limiting(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if batch_idx == 1:
+                trainer.fit_loop.epoch_loop.max_steps = 3
+
+    assert run(tmp_path, is_lean, Trainer, [Limiting()]).state.global_step == 3
+
+
+@pytest.mark.parametrize("error", [None, OverflowError, KeyboardInterrupt])
+def test_no_worker_process_is_left_where_an_epoch_ends_in_its_middle(tmp_path: Path, error: Any) -> None:
+    class Ending(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            during.extend(one for one in multiprocessing.active_children() if one not in before)
+            if error is not None:
+                raise error
+
+    before, during = multiprocessing.active_children(), []
+    given = {"train_dataset": Rows(vector_rows(64)), "callbacks": [Ending()]}
+    trainer = quiet_trainer(tmp_path, given=given, max_steps=1, dataloader_num_workers=1)
+    if error is None:
+        trainer.train()
+    else:
+        with pytest.raises(error):
+            trainer.train()
+    assert len(during) == 1
+    assert [one for one in multiprocessing.active_children() if one not in before] == []
+    assert copy.deepcopy(trainer).state.global_step == 1
 
 
 class Noting(Profiler):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,7 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from littrainer.model_walk import clear_gradients, move_to, parameters_of, train_all
+from littrainer.model_walk import (
+    clear_gradients,
+    eval_all,
+    modules_of,
+    move_to,
+    parameters_of,
+    put_back_modes,
+    train_all,
+)
 
 
 class Tied(nn.Module):
@@ -134,6 +144,31 @@ def test_a_model_of_transformers_with_kernels_is_asked_to_train(monkeypatch: pyt
     assert "train" in functions_called(lambda: train_all(model))
 
 
+def test_a_model_of_transformers_without_a_switch_for_kernels_is_asked_to_train(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = small_bert().train()
+    monkeypatch.setattr(type(model), "train", Mock())
+    monkeypatch.setattr("transformers.modeling_utils.PreTrainedModel.train", type(model).train)
+    monkeypatch.delattr("transformers.modeling_utils.PreTrainedModel.use_kernels", raising=False)
+    train_all(model)
+    assert type(model).train.call_count == 1
+
+
+def test_a_model_that_was_trained_is_not_kept() -> None:
+    def make() -> weakref.ref[Any]:
+        class Own(nn.Linear):
+            def train(self, mode: bool = True) -> Own:
+                return super().train(mode)
+
+        train_all(Own(2, 2).train())
+        return weakref.ref(Own)
+
+    kind = make()
+    gc.collect()
+    assert kind() is None
+
+
 @pytest.mark.parametrize("make", MODELS)
 def test_no_gradient_is_left(make: Callable[[], nn.Module]) -> None:
     model = make()
@@ -181,8 +216,84 @@ def test_a_model_that_is_on_the_device_is_not_gone_through_by_torch() -> None:
             move_to(model, here)
 
 
+def test_a_module_that_moves_something_of_its_own_is_moved_with_the_model() -> None:
+    class Keeping(nn.Linear):
+        def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+            self.kept = fn(torch.empty(1))
+            return super()._apply(fn, recurse)
+
+    inner = Keeping(2, 2)
+    move_to(nn.Sequential(nn.Linear(2, 2), inner), torch.device("cpu"))
+    assert inner.kept.device.type == "cpu"
+    of_the_instance = nn.Linear(2, 2)
+    of_the_instance._apply = Mock()  # type: ignore[method-assign]
+    move_to(nn.Sequential(of_the_instance), torch.device("cpu"))
+    assert of_the_instance._apply.call_count == 1
+
+
 def test_a_to_method_of_a_models_own_is_called() -> None:
     model = Tied()
     model.to = Mock()  # type: ignore[method-assign]
     move_to(model, torch.device("cpu"))
     model.to.assert_called_once_with(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("change", ["none", "all", "one"])
+def test_modules_are_in_the_mode_that_eval_leaves_them_in(make: Callable[[], nn.Module], change: str) -> None:
+    model, other = make(), make()
+    for one in (model, other):
+        if change == "all":
+            one.eval()
+        if change == "one":
+            list(one.modules())[-1].eval()
+    eval_all(model)
+    other.eval()
+    assert [one.training for one in model.modules()] == [one.training for one in other.modules()]
+
+
+def test_eval_of_a_model_of_transformers_is_not_called_where_it_does_what_torchs_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = small_bert().train()
+    assert functions_called(lambda: eval_all(model)).isdisjoint({"train", "eval", "named_children", "__setattr__"})
+    assert not any(one.training for one in model.modules())
+    # Were there more that its `eval` does, it might have to be called.
+    of_torch = functions_called(nn.Sequential(nn.Linear(2, 2)).eval)
+    assert functions_called(model.train().eval) - of_torch <= {"use_kernels", "__getattr__"}
+    monkeypatch.setattr(type(model), "use_kernels", True)
+    for name in ("kernelize", "set_use_kernels"):
+        monkeypatch.setattr(type(model), name, Mock(), raising=False)
+    assert "train" in functions_called(lambda: eval_all(model))
+
+
+@pytest.mark.parametrize("method", ["eval", "train"])
+def test_a_method_set_on_a_module_is_called_for_evaluation_mode(method: str) -> None:
+    model = Tied()
+    own = Mock()
+    setattr(model if method == "eval" else model.last, method, own)
+    eval_all(model)
+    own.assert_called_once()
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_modules_are_those_of_the_model_in_their_order(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    assert list(map(id, modules_of(model))) == list(map(id, model.modules())) != []
+
+
+def test_modes_are_put_back_one_by_one_through_a_modules_own_attribute() -> None:
+    class Noting(nn.Linear):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "training" and "noted" in self.__dict__:
+                self.noted.append(value)
+            super().__setattr__(name, value)
+
+    noting = Noting(1, 1)
+    noting.__dict__["noted"] = []
+    model = nn.Sequential(noting, nn.Dropout())
+    modes = [(one, one is not model) for one in modules_of(model)]
+    put_back_modes(modes)
+    assert [one.training for one in model.modules()] == [False, True, True] and noting.__dict__["noted"] == []
+    put_back_modes([(one, not mode) for one, mode in modes])
+    assert [one.training for one in model.modules()] == [True, False, False] and noting.__dict__["noted"] == [False]

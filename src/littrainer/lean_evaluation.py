@@ -25,7 +25,7 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 
 from littrainer.callbacks.lightning_errors import users_callbacks
-from littrainer.lean_loop import KNOWN_RELEASES, PLAIN_PRECISIONS, PLAIN_STRATEGIES, listens_to
+from littrainer.lean_loop import KNOWN_RELEASES, PLAIN_PRECISIONS, PLAIN_STRATEGIES, hook_of
 from littrainer.module import TrainerModule
 
 # What callbacks may hear of during an evaluation or a prediction.
@@ -49,8 +49,20 @@ def may_be_lean(lightning_trainer: pl.Trainer) -> bool:
         and type(trainer.precision_plugin) in PLAIN_PRECISIONS
         and type(trainer.profiler) is PassThroughProfiler
         and not call.log.isEnabledFor(logging.DEBUG)
-        and not any(listens_to(callback, hook) for callback in users_callbacks(trainer) for hook in HOOKS)
+        and _nobody_listens(trainer)
     )
+
+
+def _nobody_listens(trainer: Any) -> bool:
+    callbacks = users_callbacks(trainer)
+    # Outside of fit Lightning calls `setup`, `teardown` and `on_exception` around each evaluation too.
+    return not callbacks or (
+        _is_inside_fit(trainer) and all(hook_of(callback, hook) is None for callback in callbacks for hook in HOOKS)
+    )
+
+
+def _is_inside_fit(trainer: Any) -> bool:
+    return bool(trainer.state.fn == TrainerFn.FITTING and trainer.state.status == TrainerStatus.RUNNING)
 
 
 def pass_over(lightning_trainer: pl.Trainer, batches: Iterable[Any], is_prediction: bool = False) -> None:
@@ -62,21 +74,25 @@ def pass_over(lightning_trainer: pl.Trainer, batches: Iterable[Any], is_predicti
     """
     trainer: Any = lightning_trainer
     state, module, connector = trainer.state, trainer.lightning_module, trainer._logger_connector
-    is_inside_fit = state.fn == TrainerFn.FITTING and state.status == TrainerStatus.RUNNING
+    is_inside_fit = _is_inside_fit(trainer)
+    loop = trainer.fit_loop.epoch_loop.val_loop if is_inside_fit else trainer.validate_loop
     if is_prediction and not is_inside_fit:
-        fn, stage, results = TrainerFn.PREDICTING, RunningStage.PREDICTING, None
+        fn, stage = TrainerFn.PREDICTING, RunningStage.PREDICTING
         step, name = trainer.strategy.predict_step, "predict_step"
     else:
         fn, stage = TrainerFn.VALIDATING, RunningStage.VALIDATING
-        loop = trainer.fit_loop.epoch_loop.val_loop if is_inside_fit else trainer.validate_loop
-        results = loop._results
         step, name = trainer.strategy.validation_step, "validation_step"
-    outer_hook = module._current_fx_name
+    outer_hook, outer_results = module._current_fx_name, loop._results
     outer_stage, outer_status, outer_iteration = state.stage, state.status, connector._first_loop_iter
+    # Of a validation that this one is nested in, which goes on collecting what is logged under this hook.
+    outer_collecting = connector._current_fx if outer_stage == RunningStage.VALIDATING else None
     if not is_inside_fit:
         state.fn = fn
+        connector.reset_metrics()
     state.stage, state.status = stage, TrainerStatus.RUNNING
     connector._first_loop_iter = None
+    # Nothing of another pass is averaged with what is logged in this one.
+    results = loop._results = type(outer_results)(training=False)
     # `self.log` goes by it.
     module.__dict__["_current_fx_name"] = name
     try:
@@ -90,6 +106,10 @@ def pass_over(lightning_trainer: pl.Trainer, batches: Iterable[Any], is_predicti
             if results:
                 _log_what_was_collected(connector)
     finally:
+        if results:
+            # Metrics that were logged are the script's own objects.
+            connector.reset_results()
+        loop._results, connector._current_fx = outer_results, outer_collecting
         module.__dict__["_current_fx_name"] = outer_hook
         state.stage, state.status, connector._first_loop_iter = outer_stage, outer_status, outer_iteration
 
@@ -98,4 +118,3 @@ def _log_what_was_collected(connector: Any) -> None:
     connector.epoch_end_reached()
     logged = connector.update_eval_epoch_metrics()
     connector.log_eval_end_metrics(logged)
-    connector.reset_results()

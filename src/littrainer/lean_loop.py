@@ -65,15 +65,28 @@ OF_THE_MODULE = (
 
 
 class LeanEpochLoop(_TrainingEpochLoop):
-    """The loop over one epoch; whether it may be lean is found out when an epoch begins."""
+    """The loop over one epoch; whether it may be lean is found out when an epoch begins.
+
+    Profiler, debug log, strategy, precision plugin and loader are looked at there, once for the whole epoch. Callbacks,
+    their hooks and those of them that are set on the module, `max_steps` and `should_stop` are followed at once; other
+    methods that are set on the module, from the next micro-batch on.
+    """
 
     _is_lean = False
     _has_stepped = False
+    # Of the epoch that runs; in between, nothing may keep a loader and its worker processes.
     _module: Any = None
     _batches: Any = None
     _strategy: Any = None
     # The precision plugin where it scales losses.
     _scaling: Any = None
+
+    def run(self, data_fetcher: Any) -> None:
+        """One epoch."""
+        try:
+            super().run(data_fetcher)
+        finally:
+            self._module = self._batches = self._strategy = self._scaling = None
 
     def on_run_start(self, data_fetcher: Any) -> None:
         """An epoch begins, its first micro-batch has not been drawn."""
@@ -93,7 +106,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
         iterator = fetcher.combined_loader._iterator
         return (
             type(trainer.lightning_module) is TrainerModule
-            and not any(name in vars(trainer.lightning_module) for name in OF_THE_MODULE)
+            and not self._module_has_hooks_of_its_own(trainer.lightning_module)
             and (
                 type(trainer.strategy) in PLAIN_STRATEGIES
                 # Asked of the strategy, since importing it takes time where no model is split.
@@ -113,21 +126,29 @@ class LeanEpochLoop(_TrainingEpochLoop):
             and not self._should_check_val_epoch()
         )
 
+    @staticmethod
+    def _module_has_hooks_of_its_own(module: Any) -> bool:
+        return not module.__dict__.keys().isdisjoint(OF_THE_MODULE)
+
     def _tell(self, hook: str, *args: Any) -> None:
-        """Call a hook of the callbacks that have it at this moment, in order, as Lightning does."""
-        trainer, module, nothing = self.trainer, self._module, getattr(pl.Callback, hook)
-        for callback in tuple(trainer.callbacks):  # type: ignore[attr-defined]
-            found = getattr(callback, hook)
-            # What `listens_to` says, without the call: this is asked six times for each micro-batch.
-            if getattr(found, "__func__", found) is not nothing and callable(found):
-                # `self.log` goes by it.
+        """Call a hook of the callbacks that have it at this moment, in order, as Lightning does; then the module's."""
+        trainer, module = self.trainer, self._module
+        # Not over a copy: a callback that another one adds is called for the same hook.
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            found = hook_of(callback, hook)
+            if found is not None:
+                # `self.log` goes by it. What follows a hook sets its own before anything can log, so that nothing
+                # needs to be put back.
                 module.__dict__["_current_fx_name"] = hook
                 found(trainer, module, *args)
+        if hook in module.__dict__:
+            module.__dict__["_current_fx_name"] = hook
+            getattr(module, hook)(*args)
 
     @property
     def done(self) -> bool:
         """Whether the epoch has ended."""
-        if not self._is_lean or self.trainer.should_stop:
+        if not self._is_lean or self.trainer.should_stop or self.max_steps != -1:
             return super().done
         return self._has_reached_the_end()
 
@@ -143,6 +164,9 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     def advance(self, data_fetcher: Any) -> None:
         """One micro-batch."""
+        if self._is_lean and self._module_has_hooks_of_its_own(self._module):
+            # Somebody has set one in the middle of the epoch. Both loops draw from the same iterator and count alike.
+            self._is_lean = False
         if not self._is_lean:
             super().advance(data_fetcher)
             return
@@ -271,10 +295,12 @@ class LeanEpochLoop(_TrainingEpochLoop):
                 counted.increment_completed()
 
 
-def listens_to(callback: Any, hook: str) -> bool:
+def hook_of(callback: Any, hook: str) -> Any:
+    """What a callback does at a hook; None where that is nothing."""
     # Asked of the callback itself, which may make up its hooks.
     found = getattr(callback, hook)
-    return callable(found) and getattr(found, "__func__", found) is not getattr(pl.Callback, hook)
+    is_own = getattr(found, "__func__", found) is not getattr(pl.Callback, hook) and callable(found)
+    return found if is_own else None
 
 
 def run_lean(lightning_trainer: pl.Trainer) -> None:

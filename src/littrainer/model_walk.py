@@ -8,7 +8,6 @@ its forward pass. These functions do what those methods do, and call them where 
 from __future__ import annotations
 
 from collections import OrderedDict
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -47,19 +46,48 @@ def train_all(model: Any) -> None:
             pending.extend(inner.values())
 
 
+def eval_all(model: Any) -> None:
+    """Put a model and all in it into evaluation mode, as `model.eval()` does."""
+    if not isinstance(model, nn.Module) or not _has_plain_eval(model):
+        model.eval()
+        return
+    found: list[nn.Module] = []
+    pending: list[Any] = [model]
+    while pending:
+        module = pending.pop()
+        if module is None:
+            continue
+        inner = module._modules
+        if (
+            "train" in module.__dict__
+            or (type(module).train is not nn.Module.train and not _adds_nothing(module))
+            or type(inner) not in PLAIN_CONTAINERS
+        ):
+            model.eval()
+            return
+        found.append(module)
+        if inner:
+            pending.extend(inner.values())
+    put_back_modes([(module, False) for module in found])
+
+
+def _has_plain_eval(model: Any) -> bool:
+    own = type(model).eval
+    return "eval" not in vars(model) and (
+        # That of transformers calls `train(False)`.
+        own is nn.Module.eval or any(own is kind.eval for kind in known_classes("model of transformers"))  # type: ignore[attr-defined]
+    )
+
+
 def _adds_nothing(module: Any) -> bool:
-    """Whether the `train()` of a module's class does no more than torch's for one that is in training mode already."""
+    """Whether the `train()` of a module's class does no more than torch's."""
     own = type(module).train
     if own is DistributedDataParallel.train:
         return True
     # Where transformers has put its kernels in, it may do so again.
-    return _is_of_transformers(own) and not module.use_kernels
-
-
-# Asked for each model within a model at each micro-batch.
-@lru_cache(maxsize=64)
-def _is_of_transformers(train: Any) -> bool:
-    return any(train is kind.train for kind in known_classes("model of transformers"))  # type: ignore[attr-defined]
+    is_of_transformers = any(own is kind.train for kind in known_classes("model of transformers"))  # type: ignore[attr-defined]
+    # In a release without the switch, what its `train()` does is not known here.
+    return is_of_transformers and not getattr(module, "use_kernels", True)
 
 
 def parameters_of(model: Any) -> list[nn.Parameter]:
@@ -109,8 +137,13 @@ def _moves_as_torch_does(model: Any) -> bool:
 
 
 def is_on(model: nn.Module, device: torch.device) -> bool:
-    """Whether all parameters and buffers of a model are on a device."""
+    """Whether all parameters and buffers of a model are on a device, as far as torch knows of them.
+
+    No where a module has an `_apply()` of its own, which `to()` of the model calls and which may move more than those.
+    """
     for module in modules_of(model):
+        if type(module)._apply is not nn.Module._apply or "_apply" in module.__dict__:
+            return False
         for tensors in (module._parameters, module._buffers):
             for tensor in tensors.values():
                 if tensor is not None and tensor.device != device:

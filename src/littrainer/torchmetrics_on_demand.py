@@ -2,19 +2,20 @@
 
 Lightning needs two base classes of torchmetrics. The package that they lie in loads all of its metrics, and for some of
 these scipy and the models of transformers, where they are installed: more CPU time than `import torch` takes, for a
-training that may use neither. So the package stands in `sys.modules` as a module that has not run yet, as those of
-`importlib.util.LazyLoader` do. It runs when a name that Lightning does not need, or a further part of it, is asked for.
+training that may use neither. So the package stands in `sys.modules` as a module that has not run yet. It runs before
+anybody imports a name from it or a further part of it, asks for a name that Lightning does not need, looks through its
+names, or sets one; from then on it is an ordinary module. What differs from the lazy modules of `importlib.util` is that
+what Lightning needs can be had without running it, and that threads wait for each other by the import system's lock.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import logging
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -30,25 +31,29 @@ NEEDED_BY_LIGHTNING = {
 # The logger that these parts take from the package.
 LOGGER = "_logger"
 
-_lock = threading.RLock()
+# A lock of our own would make a deadlock with those that the import system holds while it loads parts of the package.
+_import_system: Any = importlib._bootstrap  # type: ignore[attr-defined]
+# The names of a module, whatever its class says about them.
+_names_of: Callable[[ModuleType], dict[str, Any]] = ModuleType.__dict__["__dict__"].__get__
 
 
-@contextlib.contextmanager
+@contextmanager
 def torchmetrics_on_demand() -> Iterator[None]:
     """Within it Lightning may be imported; torchmetrics as a whole is loaded when it is first used after that.
 
     Where torchmetrics is loaded already, nothing is different.
     """
     package = None if PACKAGE in sys.modules else _not_yet_run()
-    if package is None:
+    # Another thread may have begun to import it meanwhile.
+    if package is None or sys.modules.setdefault(PACKAGE, package) is not package:
         yield
         return
-    sys.modules[PACKAGE] = package
     try:
         yield
     finally:
-        if type(package) is _OpenToLightning:
-            package.__class__ = _RunsWhenUsed
+        with _lock_of_package() as is_held:
+            if is_held and type(package) is _OpenToLightning:
+                package.__class__ = _RunsWhenUsed
 
 
 def _not_yet_run() -> ModuleType | None:
@@ -67,47 +72,87 @@ class _OpenToLightning(ModuleType):
     """The package while Lightning is being imported: the parts that Lightning loads are loaded one by one."""
 
     def __getattr__(self, name: str) -> Any:
-        with _lock:
-            if type(self) is not ModuleType and not _can_be_had(name, self):
-                _run(self)
+        if _is_running(self) or not _can_be_had(name, self):
+            _run(self)
         try:
-            return self.__dict__[name]
+            return _names_of(self)[name]
         except KeyError:
             raise AttributeError(f"module {PACKAGE!r} has no attribute {name!r}") from None
 
 
 class _RunsWhenUsed(_OpenToLightning):
-    """The package from then on: it runs before any further part of it is imported, as packages do."""
+    """The package from then on."""
 
     @property
     def __path__(self) -> Any:  # type: ignore[override]
-        with _lock:
-            if type(self) is not ModuleType:
-                _run(self)
-        return self.__dict__["__path__"]
+        """Asked for before any name or further part is imported from the package."""
+        _run(self)
+        return _names_of(self)["__path__"]
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        """For `vars`, and for `dir` and `inspect.getmembers`, which ask for it too."""
+        _run(self)
+        return _names_of(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Else the package would set the name once more when it runs.
+        _run(self)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        _run(self)
+        super().__delattr__(name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # What pickles modules knows them by their class.
+        return importlib.import_module, (PACKAGE,)
 
 
 def _can_be_had(name: str, package: ModuleType) -> bool:
     if name == LOGGER:
-        package.__dict__[name] = logging.getLogger(PACKAGE)
+        _names_of(package)[name] = logging.getLogger(PACKAGE)
         return True
     if name not in NEEDED_BY_LIGHTNING:
         return False
     try:
         importlib.import_module(COMES_FIRST)
-        package.__dict__[name] = getattr(importlib.import_module(NEEDED_BY_LIGHTNING[name]), name)
+        _names_of(package)[name] = getattr(importlib.import_module(NEEDED_BY_LIGHTNING[name]), name)
     except (ImportError, AttributeError):
         # Another release may have it elsewhere; the package as a whole knows.
         return False
     return True
 
 
+def _is_running(package: ModuleType) -> bool:
+    return getattr(package.__spec__, "_initializing", False)
+
+
 def _run(package: ModuleType) -> None:
-    kind, spec = type(package), package.__spec__
-    assert spec is not None and spec.loader is not None, f"{PACKAGE} was made from its spec"
-    package.__class__ = ModuleType
+    """Run the package, or wait for the thread that does; that one itself goes on with the names there are."""
+    spec: Any = package.__spec__
+    with _lock_of_package() as is_held:
+        if not is_held or _is_running(package) or type(package) is ModuleType:
+            return
+        # With this, the import statements of other threads wait too.
+        spec._initializing = True
+        try:
+            spec.loader.exec_module(package)
+            ModuleType.__setattr__(package, "__class__", ModuleType)
+        finally:
+            spec._initializing = False
+
+
+@contextmanager
+def _lock_of_package() -> Iterator[bool]:
+    """Hold the import system's lock, or not where its holder waits for this thread: as if the package had been run."""
+    lock = _import_system._ModuleLockManager(PACKAGE)
     try:
-        spec.loader.exec_module(package)
-    except BaseException:
-        package.__class__ = kind
-        raise
+        lock.__enter__()
+    except _import_system._DeadlockError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.__exit__(None, None, None)

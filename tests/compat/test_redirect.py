@@ -1,10 +1,14 @@
 """What a script gets from transformers once `import littrainer.auto` has run. One process collects the facts."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import littrainer
+from littrainer.compat.redirect import RedirectFinder
 
 from .processes import facts_of
 
@@ -279,6 +283,18 @@ def test_later_imports_get_ours_although_transformers_own_were_loaded(late: Any)
 def test_names_that_transformers_has_withdrawn_are_answered_as_long_as_the_redirection_holds(late: Any) -> None:
     assert late["withdrawn"] == ["littrainer.keras_models.training_arguments", True]
     assert late["withdrawn after uninstall"] == [False, False]
+
+
+def test_other_names_of_a_module_that_a_release_still_has_are_its_own(tmp_path: Path) -> None:
+    (tmp_path / "training_args_tf.py").write_text("class TFTrainingArguments: pass\nclass Further: pass\n")
+    name = "transformers.training_args_tf"
+    spec = RedirectFinder().find_spec(name, [str(tmp_path)])
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.TFTrainingArguments is littrainer.TFTrainingArguments
+    assert module.Further.__module__ == name
+    assert {"TFTrainingArguments", "Further"} < set(dir(module))
 
 
 def test_installing_twice_changes_nothing(late: Any) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import UserDict, namedtuple
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -164,7 +165,7 @@ def test_what_another_stream_cannot_carry_is_copied_when_it_is_needed(events: li
 class OwnMapping(UserDict[str, Any]):
     """Keeps more than its items, and moves them itself."""
 
-    extra = "kept"
+    extra: str
 
     def to(self, device: Any, **_: Any) -> OwnMapping:
         self.data = {name: value.to(device) for name, value in self.data.items()}
@@ -174,23 +175,26 @@ class OwnMapping(UserDict[str, Any]):
 class FixedMapping(dict[str, Any]):
     """Has a constructor of its own, as outputs of models do."""
 
-    def __init__(self, x: Any) -> None:
-        super().__init__(x=x)
+    def __init__(self, x: Any, y: Any) -> None:
+        super().__init__(x=x, y=y)
 
     def to(self, device: Any, **_: Any) -> FixedMapping:
-        return FixedMapping(self["x"].to(device))
+        return FixedMapping(self["x"].to(device), self["y"].to(device))
 
 
 def test_a_mapping_that_moves_itself_does_so_as_under_accelerate() -> None:
-    for kind in (OwnMapping, FixedMapping, lambda x: OwnMapping(x=[OwnMapping(x=x)][0])):
-        ours = DeviceCopies(ELSEWHERE).on_device({"own": kind(x=torch.ones(1))})["own"]
-        theirs = send_to_device(kind(x=torch.ones(1)), ELSEWHERE)
-        assert type(ours) is type(theirs) and getattr(ours, "extra", None) == getattr(theirs, "extra", None)
-    assert ours["x"]["x"].device == ELSEWHERE
+    for kind in (OwnMapping, FixedMapping):
+        moved = []
+        for move in (DeviceCopies(ELSEWHERE).on_device, partial(send_to_device, device=ELSEWHERE)):
+            batch: Any = kind(x=torch.ones(1), y=torch.ones(2))
+            batch.extra = "kept"
+            found = move({"own": batch})["own"]
+            moved.append((type(found), getattr(found, "extra", None), found is batch, found["y"].device))
+        assert moved[0] == moved[1]
 
 
 def test_a_mapping_that_moves_itself_is_not_taken_apart_for_another_stream(events: list[str]) -> None:
-    for own in (OwnMapping(x=torch.ones(1)), FixedMapping(torch.ones(1))):
+    for own in (OwnMapping(x=torch.ones(1)), FixedMapping(torch.ones(1), torch.ones(1))):
         (copy,) = DeviceCopies(GPU).begun(iter([own]))
         assert copy.batch is own and not any("copied" in event for event in events)
         assert type(copy.arrived()) is type(own)

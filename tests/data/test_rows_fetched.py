@@ -148,14 +148,15 @@ def test_grouping_by_length_decodes_the_rows_that_are_trained_on_alone(
         *(tmp_path, tiny_gpt2()),
         given={"train_dataset": data, "eval_dataset": data, "data_collator": same_width},
         train_sampling_strategy="group_by_length",
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=3,
         remove_unused_columns=column == "input_ids",
         num_train_epochs=2,
         eval_strategy="epoch",
     )
     trainer.train()
-    # In each of two epochs what is trained and evaluated on; nothing is read to be measured.
-    assert sum(rows_decoded) == 4 * ROWS
-    assert Counter(rows_decoded) == {}
+    # In each of two epochs 16 rows by fours, and 16 by threes, of which one is left for the last batch. Nothing else.
+    assert Counter(rows_decoded) == {4: 2 * 4, 3: 2 * 5, 1: 2 * 1}
 
 
 def same_width(samples: list[Any]) -> dict[str, torch.Tensor]:
@@ -165,15 +166,19 @@ def same_width(samples: list[Any]) -> dict[str, torch.Tensor]:
 
 
 class Copies(TorchDispatchMode):
-    """Counts the operations that fill the memory of a tensor: those that give no view of what they take."""
+    """Counts the operations that fill the memory of a tensor: those that give no view of what they take.
+
+    `torch.tensor` fills it out of sight, and shows what it has made by `lift_fresh`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not operation.is_view:
-            self.counts[operation.overloadpacket.__name__] += 1
+        name = operation.overloadpacket.__name__
+        if operation.namespace == "aten" and (name == "lift_fresh" or not operation.is_view):
+            self.counts[name] += 1
         return operation(*args, **(kwargs or {}))
 
 
@@ -196,4 +201,4 @@ def test_on_the_cpu_each_input_of_a_batch_is_written_once(tmp_path: Path, rows: 
         (drawn,), _ = trainer.get_batch_samples(batches, 1, trainer.args.device)
         prepared = trainer._prepare_inputs(drawn)
     assert all(prepared[name] is value for name, value in drawn.items())
-    assert sum(counted.counts.values()) <= INPUTS, counted.counts
+    assert 0 < sum(counted.counts.values()) <= INPUTS, counted.counts

@@ -121,7 +121,7 @@ def test_a_dataset_is_not_asked_for_nothing_and_is_the_same_otherwise() -> None:
 
 
 class Noisy(Numbers):
-    """Samples to which each worker adds what its `worker_init_fn` has set; `dataset` is what many wrappers call theirs."""
+    """To whose samples workers add what `worker_init_fn` has set; `dataset` is what many wrappers call theirs."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)

@@ -81,6 +81,25 @@ def test_steps_are_profiled_one_by_one(tmp_path: Path, side: ModuleType) -> None
     assert found["waits"] == []
 
 
+def test_whole_steps_are_profiled_from_one_end_to_another(tmp_path: Path, side: ModuleType) -> None:
+    found = TRAININGS["profiled waits in whole steps"](side, tmp_path, use_cpu=True)
+    assert found == {"steps": [STEPS_OF_SETTING_UP + 1, STEPS_OF_SETTING_UP + 2], "waits": []}
+
+
+def test_batches_of_training_and_evaluation_are_noted_as_steps_get_them(tmp_path: Path) -> None:
+    ours, theirs = (
+        TRAININGS["batches"](importlib.import_module(name), tmp_path, use_cpu=True) for name in SIDES.values()
+    )
+    assert ours == theirs
+    # Four steps of two micro-batches, and ten rows by eights.
+    assert [len(ours[non_blocking]["batches"]) for non_blocking in (False, True)] == [4 * 2 + 2] * 2
+
+
+def test_reserved_memory_is_read_after_few_and_after_many_evaluations(tmp_path: Path) -> None:
+    found = trainings.reserved_by_evaluations(littrainer, tmp_path, use_cpu=True)
+    assert len(found) == 2 and (found == [0, 0] or torch.cuda.is_available())
+
+
 def test_the_peak_is_measured_around_a_training(tmp_path: Path, side: ModuleType) -> None:
     measured = trainings.peak_memory(side, tmp_path, use_cpu=True)
     assert measured == 0 or torch.cuda.is_available()

@@ -38,3 +38,22 @@ def test_nothing_waits_for_the_gpu_between_two_logs(both, name: str) -> None:  #
 def test_the_gpu_holds_no_more_than_with_transformers(both) -> None:  # type: ignore[no-untyped-def]
     ours, theirs = both("peak memory")
     assert 0 < ours <= theirs * (1 + FURTHER_MEMORY_SHARE)
+
+
+def test_batches_have_arrived_whole_when_a_step_reads_them(both) -> None:  # type: ignore[no-untyped-def]
+    ours, theirs = both("batches")
+    for non_blocking in (False, True):
+        assert ours[non_blocking]["devices"] == ["cuda"]
+        assert ours[non_blocking]["batches"] == theirs[non_blocking]["batches"]
+
+
+def test_nothing_waits_for_the_gpu_where_the_next_batches_are_drawn(both) -> None:  # type: ignore[no-untyped-def]
+    ours, _ = both("profiled waits in whole steps")
+    assert len(ours["steps"]) == 2
+    assert ours["waits"] == []
+
+
+def test_further_evaluations_reserve_no_further_memory(both) -> None:  # type: ignore[no-untyped-def]
+    # All copies share one stream; memory of a stream of its own for each evaluation would add up.
+    (few, many), _ = both("memory reserved by evaluations")
+    assert 0 < many == few

@@ -27,6 +27,7 @@ from tests.scenarios.models import tiny_llama
 STEPS = 8
 # Steps at the beginning in which kernels and buffers are set up.
 STEPS_OF_SETTING_UP = 2
+MANY_EVALUATIONS = 20
 # What a profiler calls the steps in which calls that wait are counted, and those calls.
 PROFILED_BLOCK = "profiled block"
 WAITING_CALLS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
@@ -53,11 +54,12 @@ LEFT_TO_ARGUMENTS = {
 SIDES = {"ours": "littrainer", "theirs": "transformers"}
 
 
-def trainer_of(side: ModuleType, folder: Path, callbacks: Any = (), **changes: Any) -> Any:
+def trainer_of(side: ModuleType, folder: Path, callbacks: Any = (), kind: Any = None, **changes: Any) -> Any:
     """A Trainer of one side over a small language model, the same on each call.
 
     Parameters:
         side: where its classes come from.
+        kind: the Trainer's class; by default that of the side.
         changes: arguments on top of these.
     """
     torch.manual_seed(0)
@@ -74,7 +76,7 @@ def trainer_of(side: ModuleType, folder: Path, callbacks: Any = (), **changes: A
         "disable_tqdm": True,
         **changes,
     }
-    return side.Trainer(
+    return (side.Trainer if kind is None else kind)(
         model=model,
         args=side.TrainingArguments(**arguments),
         train_dataset=Rows(language_rows(64)),
@@ -143,6 +145,32 @@ def calls_that_wait(events: Iterable[Any]) -> list[str]:
     ]
 
 
+def waits_in_whole_steps(side: ModuleType, folder: Path, counted: Any = syncs_profiled, **changes: Any) -> Any:
+    """Calls at which the host waited from the end of one step to that of the second one after it.
+
+    Unlike `waits_between_logs` it sees what is done between two steps: drawing the next batches and copying them.
+    """
+    found: list[str] = []
+    steps: list[int] = []
+
+    class Watcher(side.TrainerCallback):  # type: ignore[name-defined]
+        block: Any = None
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == STEPS_OF_SETTING_UP:
+                self.block = counted(found)
+                self.block.__enter__()
+            elif self.block is not None:
+                steps.append(state.global_step)
+                if len(steps) == 2:
+                    self.block.__exit__(None, None, None)
+                    self.block = None
+
+    settings = {"logging_steps": 1000, "accelerator_config": {"non_blocking": True}, **changes}
+    trainer_of(side, folder, [Watcher()], **settings).train()
+    return {"steps": steps, "waits": found}
+
+
 def waits_between_logs(side: ModuleType, folder: Path, counted: Any = syncs_counted, **changes: Any) -> Any:
     """Places or calls at which the host waited for the device in steps at whose end nothing is logged.
 
@@ -169,6 +197,46 @@ def waits_between_logs(side: ModuleType, folder: Path, counted: Any = syncs_coun
     settings = {"logging_steps": 1000, "accelerator_config": {"non_blocking": True}, **changes}
     trainer_of(side, folder, [Watcher()], **settings).train()
     return {"steps": steps, "waits": found}
+
+
+def evaluating_batches(side: ModuleType, folder: Path, **changes: Any) -> Any:
+    """The batches of a training and its evaluations, as steps get them, one epoch long.
+
+    Returns:
+        for each `non_blocking`, the devices of the tensors, and their values in the order of the steps. They are read
+        after further work was queued, so that memory that is given away too early shows.
+    """
+    found: dict[bool, Any] = {}
+    for non_blocking in (False, True):
+        drawn: list[dict[str, torch.Tensor]] = []
+
+        class Noting(side.Trainer):  # type: ignore[name-defined]
+            def compute_loss(self, model: Any, inputs: Any, *args: Any, drawn: Any = drawn, **kwargs: Any) -> Any:
+                # In the stream of the step, in which the batch has to have arrived.
+                drawn.append({name: value.clone() for name, value in inputs.items()})
+                return super().compute_loss(model, inputs, *args, **kwargs)
+
+        settings = {"accelerator_config": {"non_blocking": non_blocking}, "max_steps": 4, **changes}
+        trainer = trainer_of(side, folder, kind=Noting, **settings)
+        trainer.eval_dataset = Rows(language_rows(10))
+        trainer.train()
+        trainer.evaluate()
+        devices = sorted({value.device.type for batch in drawn for value in batch.values()})
+        values = [{name: value.tolist() for name, value in batch.items()} for batch in drawn]
+        found[non_blocking] = {"devices": devices, "batches": values}
+    return found
+
+
+def reserved_by_evaluations(side: ModuleType, folder: Path, **changes: Any) -> Any:
+    """Most bytes of the GPU that the allocator has taken after two and after many evaluations; 0 without a GPU."""
+    trainer = trainer_of(side, folder, **changes)
+    rows = Rows(language_rows(16))
+    taken = []
+    for evaluations in (2, MANY_EVALUATIONS):
+        for _ in range(evaluations):
+            trainer.evaluate(rows)
+        taken.append(torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0)
+    return taken
 
 
 def peak_memory(side: ModuleType, folder: Path, **changes: Any) -> Any:
@@ -200,6 +268,9 @@ TRAININGS: dict[str, Callable[..., Any]] = {
     "overflowing": overflowing,
     "waits between logs": waits_between_logs,
     "profiled waits between logs": functools.partial(waits_between_logs, counted=syncs_profiled),
+    "profiled waits in whole steps": waits_in_whole_steps,
+    "batches": evaluating_batches,
+    "memory reserved by evaluations": reserved_by_evaluations,
     "peak memory": peak_memory,
     **{name: spread(name) for name in SPREAD},
 }

@@ -5,7 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from littrainer.keras_models.model_checks import check_arguments, check_model, check_optimizers, check_writer
+from littrainer.keras_models.model_checks import (
+    check_arguments,
+    check_model,
+    check_optimizers,
+    check_training_of,
+    check_writer,
+)
 
 
 def of_module(module: str, name: str = "Model") -> Any:
@@ -49,6 +55,20 @@ def test_a_module_of_torch_belongs_to_trainer(keras: Any) -> None:
 def test_anything_else_is_no_model(keras: Any) -> None:
     with pytest.raises(TypeError, match=r"model is a str. Pass a keras.Model"):
         check_model("bert-base-cased")
+
+
+def test_a_loss_that_is_a_sum_is_refused(make_model: Any, keras: Any) -> None:
+    summed = keras.losses.MeanSquaredError(reduction="sum")
+    for loss in (summed, [summed]):
+        with pytest.raises(NotImplementedError, match=r"reduction='sum'.*Leave the reduction out"):
+            check_training_of(make_model(loss=loss))
+    check_training_of(make_model(loss=["mse"]))
+
+
+def test_a_model_with_a_step_of_its_own_is_refused(keras: Any) -> None:
+    kind = type("Mine", (keras.Sequential,), {"train_step": lambda self, data: {}})
+    with pytest.raises(NotImplementedError, match=r"Mine has a train_step of its own.*Override run_model"):
+        check_training_of(kind())
 
 
 def test_arguments_of_another_kind_are_refused() -> None:

@@ -63,6 +63,18 @@ def test_buffers_of_a_torch_module_inside_are_kept_and_moved(keras: Any) -> None
     assert any(buffer is norm.running_mean for buffer in module.buffers())
 
 
+def test_moving_statistics_are_buffers_and_frozen_weights_parameters(make_model: Any) -> None:
+    model = make_model()
+    model.layers[0].trainable = False
+    module = module_of(model)
+    norm = model.layers[2]
+    shared = {id(norm.moving_mean.value), id(norm.moving_variance.value)}
+    assert {id(one) for one in module.buffers()} == shared
+    assert {id(one) for one in module.parameters()} == {id(one.value) for one in model.variables} - shared
+    module.double()
+    assert {id(one) for one in module.buffers()} == shared and norm.moving_mean.value.dtype == torch.float64
+
+
 def test_biases_and_normalization_have_no_decay(make_model: Any) -> None:
     assert {name for name in module_of(make_model()).parameter_names_with_decay() if "dense" in name} == {
         "sequential/dense/kernel",
@@ -98,6 +110,27 @@ def test_a_model_whose_call_takes_labels_returns_its_own_loss(keras: Any, featur
     assert run_keras_model(WithLabels(), inputs, None, False)[0] is None
 
 
+def test_a_compute_loss_of_an_earlier_keras_is_called_without_training(keras: Any, features: np.ndarray) -> None:
+    class Earlier(keras.Sequential):
+        def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+            return y_pred.sum() * 0 + 7
+
+    model = Earlier([keras.layers.Input((4,)), keras.layers.Dense(2)])
+    assert run_keras_model(model, torch.tensor(features), torch.zeros(12), True)[0] == 7
+
+
+@pytest.mark.parametrize(
+    ("width", "label", "reason"), [(4, 7, "Target 7 is out of bounds"), (5, 1, "is incompatible with the layer")]
+)
+def test_a_batch_that_does_not_fit_the_model_is_named(make_model: Any, width: int, label: int, reason: str) -> None:
+    batch = torch.ones(3, width), torch.full((3,), label)
+    expected = (
+        rf"(?s)batch of train_dataset with features \(3, {width}\) of torch.float32 .*{reason}.*number of classes"
+    )
+    with pytest.raises(ValueError, match=expected):
+        run_keras_model(make_model(), *batch, True)
+
+
 def test_a_model_without_a_loss_is_an_error_that_says_where_one_comes_from(keras: Any, features: np.ndarray) -> None:
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
     with pytest.raises(ValueError, match=r"Sequential has no loss.*model.compile\(loss=\.\.\.\).*run_model"):
@@ -112,6 +145,9 @@ def test_training_without_labels_is_an_error(make_model: Any, features: np.ndarr
 def test_instances_are_labels_that_count_or_rows() -> None:
     assert count_instances(torch.tensor([[1, -100, 0], [2, -100, -100]])) == 3
     assert count_instances(torch.zeros(5, 3)) == 5
+    # What -100 is in 8 bits without a sign.
+    assert count_instances(torch.tensor([156, 156, 3], dtype=torch.uint8)) == 3
+    assert count_instances(torch.tensor([True, False])) == 2
     assert count_instances({"start": torch.tensor([1, 2]), "end": torch.tensor([0, 0])}) == 2
 
 

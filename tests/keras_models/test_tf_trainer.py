@@ -281,12 +281,80 @@ def test_gradients_can_be_applied_by_hand(linear_model: Any, arguments: Any, fea
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("compute_loss", "run_model"), ("get_train_dataloader", "get_train_tfdataset"), ("apply_gradients", "training")],
+    [
+        ("compute_loss", r" \(override run_model"),
+        ("get_train_dataloader", r" \(override get_train_tfdataset"),
+        ("apply_gradients", r" \(override training_step"),
+        ("floating_point_ops", r"\. Rename"),
+        ("_save_checkpoint", r"\. Rename"),
+    ],
 )
 def test_an_override_that_nothing_calls_is_refused(make_model: Any, arguments: Any, name: str, instead: str) -> None:
-    kind = type("Mine", (TFTrainer,), {name: lambda self, *given: None})
-    with pytest.raises(NotImplementedError, match=rf"Mine overrides what nothing calls.*{name} \(override {instead}"):
-        kind(make_model(), arguments())
+    # It may come from another base class.
+    mixin = type("Mixin", (), {name: lambda self, *given: None})
+    for kind in (type("Mine", (TFTrainer,), {name: vars(mixin)[name]}), type("Mine", (mixin, TFTrainer), {})):
+        with pytest.raises(NotImplementedError, match=rf"Mine overrides what nothing calls.*{name}{instead}"):
+            kind(make_model(), arguments())
+
+
+def test_methods_that_scripts_call_and_those_of_their_own_may_be_overridden(make_model: Any, arguments: Any) -> None:
+    names = {name: lambda self, *given: "mine" for name in ("add_callback", "save_metrics", "made_up")}
+    trainer = type("Mine", (TFTrainer,), names)(make_model(), arguments())
+    assert {getattr(trainer, name)() for name in names} == {"mine"}
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_constraints_hold_after_each_optimizer_step(
+    keras: Any, arguments: Any, pairs: Any, features: Any, labels: Any, by_hand: bool
+) -> None:
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Input((4,)), keras.layers.Dense(2, kernel_constraint="non_neg")]
+    model = keras.Sequential(layers)
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    trainer = TFTrainer(model, arguments(learning_rate=1.0, max_steps=1), pairs)
+    if by_hand:
+        trainer.create_optimizer_and_scheduler(1)
+        trainer.apply_gradients(torch.tensor(features), torch.tensor(labels))
+    else:
+        trainer.train()
+    assert weights_of(model)[0].min() == 0 < weights_of(model)[0].max()
+
+
+def test_what_is_set_later_is_heeded(make_model: Any, arguments: Any, pairs: Any) -> None:
+    trainer = trained(TFTrainer(make_model(), arguments(max_steps=1), pairs, pairs))
+    trainer.compute_metrics = accuracy
+    assert "eval_accuracy" in trainer.evaluate()
+    trainer.of_the_script = 1
+    assert not hasattr(trainer.torch_trainer, "of_the_script")
+    other = make_model()
+    before = weights_of(other)[0]
+    trainer.model = other
+    assert trainer.optimizer is None
+    first = trainer.evaluate()["eval_loss"]
+    trainer.train(resume_from_checkpoint=False)
+    assert not np.array_equal(weights_of(other)[0], before) and trainer.evaluate()["eval_loss"] != first
+    with pytest.raises(TypeError, match=r"Pass a keras\.Model"):
+        trainer.model = "other"
+
+
+def test_adapters_that_are_added_later_are_trained(linear_model: Any, arguments: Any, pairs: Any) -> None:
+    trainer = TFTrainer(linear_model, arguments(max_steps=2), pairs)
+    linear_model.layers[0].enable_lora(2)
+    before = weights_of(linear_model)
+    trainer.train()
+    assert len(before) == 3
+    assert not any(np.array_equal(one, now) for one, now in zip(before, weights_of(linear_model), strict=True))
+
+
+def test_a_model_that_is_compiled_later_is_looked_at_when_training_begins(
+    linear_model: Any, keras: Any, arguments: Any, pairs: Any
+) -> None:
+    trainer = TFTrainer(linear_model, arguments(), pairs)
+    linear_model.compile(loss=keras.losses.SparseCategoricalCrossentropy(reduction="sum"))
+    with pytest.raises(NotImplementedError, match="reduction='sum'"):
+        trainer.train()
+    own_loss = {"run_model": lambda self, features, labels, training: None}
+    type("OwnLoss", (TFTrainer,), own_loss)(linear_model, arguments(), pairs)
 
 
 def test_a_model_without_variables_is_built_with_a_sample(keras: Any, arguments: Any, pairs: Any) -> None:

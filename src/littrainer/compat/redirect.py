@@ -45,18 +45,16 @@ class RedirectFinder:
     ) -> ModuleSpec | None:
         """Return the spec of the shim for `fullname`, or None where it is not redirected or transformers has no such
         module."""
-        if fullname in WITHDRAWN:
-            return WithdrawnModuleLoader(fullname).spec()
         if fullname == PACKAGE:
             spec = self._original_spec(fullname, path)
             if spec is not None and spec.loader is not None:
                 answer_when_loaded(spec)
             return spec
-        if fullname not in REPLACED:
+        if fullname not in REPLACED and fullname not in WITHDRAWN:
             return None
         original = self._original_spec(fullname, path)
         if original is None:
-            return None
+            return WithdrawnModuleLoader(fullname).spec() if fullname in WITHDRAWN else None
         from littrainer.compat.shim import ShimLoader
 
         return ShimLoader(fullname, original).spec()

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from littrainer.compat.names import REPLACED
+from littrainer.compat.withdrawn import WITHDRAWN
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class ShimLoader(Loader):
     def __init__(self, fullname: str, original_spec: ModuleSpec) -> None:
         self.fullname = fullname
         self.original_spec = original_spec
+        self.own = REPLACED.get(fullname) or WITHDRAWN[fullname]
         self.original: ModuleType | None = None
         self._bindings: dict[str, Binding] | None = None
         self._shim: ModuleType | None = None
@@ -87,11 +89,11 @@ class ShimLoader(Loader):
 
     def names(self) -> list[str]:
         """Return the names that the module offers, for `dir`; none of them is loaded."""
-        return sorted({*vars(self._shim), *REPLACED[self.fullname], *self.bindings})
+        return sorted({*vars(self._shim), *self.own, *self.bindings})
 
     def public_names(self) -> list[str]:
         """Return the names that `from module import *` takes."""
-        own = REPLACED[self.fullname]
+        own = self.own
         declared = self.bindings.get("__all__")
         if declared is not None:
             return sorted({*own, *self._run_original().__all__})
@@ -107,7 +109,7 @@ class ShimLoader(Loader):
         return self._bindings
 
     def _resolve(self, name: str) -> Any:
-        target = REPLACED[self.fullname].get(name)
+        target = self.own.get(name)
         if target is not None:
             return _ours(target)
         missing = AttributeError(f"module {self.fullname!r} has no attribute {name!r}")
@@ -150,7 +152,7 @@ class ShimLoader(Loader):
 
     def _show_globals_of(self, original: ModuleType) -> None:
         # typing.get_type_hints and dataclasses look annotations up in vars(sys.modules[cls.__module__]).
-        ours = REPLACED[self.fullname]
+        ours = self.own
         for name, value in vars(original).items():
             if name not in ours and not name.startswith("__"):
                 vars(self._shim).setdefault(name, value)

@@ -33,7 +33,7 @@ _METHODS_BEFORE = "_methods_before_withdrawn_names"
 
 
 class WithdrawnModuleLoader:
-    """Loads a module that holds nothing but names of littrainer, each looked up when it is first used.
+    """Loads a module that holds nothing but names of littrainer, where transformers has none, as each is first used.
 
     Parameters:
         fullname: the module's name in an earlier transformers.
@@ -107,9 +107,11 @@ def forget_in(package: ModuleType) -> None:
         for name, method in vars(kind)[_METHODS_BEFORE].items():
             setattr(kind, name, method)
         delattr(kind, _METHODS_BEFORE)
+    from littrainer.compat.shim import ShimLoader
+
     for fullname in WITHDRAWN:
         module = sys.modules.get(fullname)
-        if module is not None and isinstance(module.__loader__, WithdrawnModuleLoader):
+        if module is not None and isinstance(module.__loader__, (WithdrawnModuleLoader, ShimLoader)):
             del sys.modules[fullname]
             vars(package).pop(fullname.rpartition(".")[2], None)
 

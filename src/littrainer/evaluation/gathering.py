@@ -54,15 +54,25 @@ class BatchCollection:
 
     def arrays(self) -> Any:
         """All that was collected as NumPy arrays; None where there was nothing."""
+        self._join_small_batches()
+        if self._joined is None and len(self._waiting) == 1 and self._is_small() and _is_plain_rows(self._waiting[0]):
+            # Room for rows that may follow takes longer to set up than a small model to predict these.
+            return self._waiting[0].numpy(force=True).copy()
         self.move_to_host()
         if not self.join:
             return self._separate or None
         return None if self._joined is None else map_nested(lambda leaf: leaf.joined(), self._joined)
 
-    def _take_in_waiting(self) -> None:
-        if self.join and len(self._waiting) > 1 and self._waiting_bytes < 2 * STRETCH_BYTES:
+    def _is_small(self) -> bool:
+        return self.join and self._waiting_bytes < 2 * STRETCH_BYTES
+
+    def _join_small_batches(self) -> None:
+        if len(self._waiting) > 1 and self._is_small():
             # Many small batches are written faster in one piece.
             self._waiting = deque([concatenated(list(self._waiting))])
+
+    def _take_in_waiting(self) -> None:
+        self._join_small_batches()
         self._waiting_bytes = 0
         while self._waiting:
             batch = self._waiting.popleft()
@@ -99,6 +109,11 @@ def _held_bytes_and_place(batch: Any) -> tuple[int, bool]:
     map_nested(lambda leaf: tensors.append(leaf) if isinstance(leaf, torch.Tensor) else None, batch)
     found = [_held_bytes_and_place(tensor) for tensor in tensors]
     return sum(size for size, _ in found), all(on_host for _, on_host in found)
+
+
+def _is_plain_rows(batch: Any) -> bool:
+    # NumPy has no bfloat16.
+    return type(batch) is torch.Tensor and batch.dim() > 0 and batch.dtype != torch.bfloat16
 
 
 def _without_unused_storage(leaf: Any) -> Any:

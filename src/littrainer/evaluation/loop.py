@@ -25,6 +25,7 @@ from littrainer.evaluation.metrics import call_metric_function, checked_metrics,
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
 from littrainer.evaluation.side_effects import model_device
 from littrainer.evaluation.streaming import StreamingMetrics, streaming_metrics
+from littrainer.model_walk import eval_all
 from littrainer.model_wrapping import move_to_device, prepared_model
 from littrainer.nested_values import PADDING, truncated
 from littrainer.processes.agreement import failing_together, from_first
@@ -127,9 +128,10 @@ class EvaluationPass:
                 if getattr(trainer.args, name):
                     trainer.model.to(dtype=dtype)
                     move_to_device(trainer)
-        for candidate in (trainer.model, trainer.optimizer):
-            if callable(getattr(candidate, "eval", None)):
-                candidate.eval()
+        if callable(getattr(trainer.model, "eval", None)):
+            eval_all(trainer.model)
+        if callable(getattr(trainer.optimizer, "eval", None)):
+            trainer.optimizer.eval()
         trainer.callback_handler.eval_dataloader = self.dataloader
         what = "prediction data" if self.is_prediction else "evaluation data"
         call = f"{self.description.lower()} with metric_key_prefix={self.prefix!r}"

@@ -33,6 +33,9 @@ class KerasModule(nn.Module):
     # The loss is divided by the instances of the whole window.
     accepts_loss_kwargs = True
     main_input_name = "features"
+    keras_model: Any
+    # Variables of it.
+    constrained: list[Any]
 
     def __init__(self, model: Any, run: Callable[[Any, Any, bool], tuple[Any, Any]]):
         super().__init__()
@@ -45,7 +48,7 @@ class KerasModule(nn.Module):
         """Have the variables that the model has at present, statistics as buffers, which several processes share."""
         self._parameters.clear()
         self._buffers.clear()
-        self.constrained: list[Any] = [one for one in vars(self)["keras_model"].trainable_variables if one.constraint is not None]
+        self.constrained = [one for one in self.keras_model.trainable_variables if one.constraint is not None]
         statistics = statistics_in(self.keras_model)
         for name, variable in stable_names(self.keras_model).items():
             register: Any = self.register_buffer if id(variable) in statistics else self.register_parameter

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+from typing import Any
 
 import pytest
 
@@ -37,3 +39,19 @@ def test_every_column_that_was_dropped_is_remembered() -> None:
     collator([{"x": 1, "text": "a"}, {"x": 1}])
     collator([{"x": 1, "id": 2}])
     assert list(collator.dropped) == ["text", "id"]
+
+
+def test_dropping_nothing_makes_no_call_for_each_sample() -> None:
+    calls: list[str] = []
+
+    def noted(frame: Any, event: str, _: Any) -> None:
+        calls.extend([frame.f_code.co_name] if event == "call" else [])
+
+    collator = RemoveColumnsCollator(list, ["x", "labels"])
+    rows = [{"x": number} for number in range(32)]
+    sys.setprofile(noted)
+    try:
+        collator(rows)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 4
