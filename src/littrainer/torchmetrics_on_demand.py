@@ -2,20 +2,22 @@
 
 Lightning needs two base classes of torchmetrics. The package that they lie in loads all of its metrics, and for some of
 these scipy and the models of transformers, where they are installed: more CPU time than `import torch` takes, for a
-training that may use neither. So the package stands in `sys.modules` as a module that has not run yet. It runs before
-anybody imports a name from it or a further part of it, asks for a name that Lightning does not need, looks through its
-names, or sets one; from then on it is an ordinary module. What differs from the lazy modules of `importlib.util` is that
-what Lightning needs can be had without running it, and that threads wait for each other by the import system's lock.
+training that may use neither. So a package that has not run stands in `sys.modules` while Lightning is imported, and is
+taken out then. Whoever imports torchmetrics afterwards imports it as any other package, by the import system's own ways
+with names, threads and failures; only that it runs in the module that Lightning got, which has the parts loaded for it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import importlib
 import importlib.util
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -31,15 +33,13 @@ NEEDED_BY_LIGHTNING = {
 # The logger that these parts take from the package.
 LOGGER = "_logger"
 
-# A lock of our own would make a deadlock with those that the import system holds while it loads parts of the package.
-_import_system: Any = importlib._bootstrap  # type: ignore[attr-defined]
-# The names of a module, whatever its class says about them.
-_names_of: Callable[[ModuleType], dict[str, Any]] = ModuleType.__dict__["__dict__"].__get__
+# Nothing is imported by who holds it.
+_taking_out = threading.Lock()
 
 
-@contextmanager
+@contextlib.contextmanager
 def torchmetrics_on_demand() -> Iterator[None]:
-    """Within it Lightning may be imported; torchmetrics as a whole is loaded when it is first used after that.
+    """Within it Lightning may be imported; torchmetrics as a whole is loaded when it is next imported after that.
 
     Where torchmetrics is loaded already, nothing is different.
     """
@@ -48,12 +48,11 @@ def torchmetrics_on_demand() -> Iterator[None]:
     if package is None or sys.modules.setdefault(PACKAGE, package) is not package:
         yield
         return
+    sys.meta_path.insert(0, _RunsInTheSameModule(package))
     try:
         yield
     finally:
-        with _lock_of_package() as is_held:
-            if is_held and type(package) is _OpenToLightning:
-                package.__class__ = _RunsWhenUsed
+        _take_out(package)
 
 
 def _not_yet_run() -> ModuleType | None:
@@ -64,95 +63,70 @@ def _not_yet_run() -> ModuleType | None:
     if type(package) is not ModuleType:
         # Somebody else has ideas about when it is loaded.
         return None
-    package.__class__ = _OpenToLightning
+    package.__class__ = _NotYetRun
     return package
 
 
-class _OpenToLightning(ModuleType):
-    """The package while Lightning is being imported: the parts that Lightning loads are loaded one by one."""
+def _take_out(package: ModuleType) -> None:
+    with _taking_out:
+        if type(package) is not ModuleType and sys.modules.get(PACKAGE) is package:
+            del sys.modules[PACKAGE]
+
+
+class _NotYetRun(ModuleType):
+    """The package for Lightning: the parts that it loads are loaded one by one."""
 
     def __getattr__(self, name: str) -> Any:
-        if _is_running(self) or not _can_be_had(name, self):
-            _run(self)
+        if type(self) is not ModuleType and not _can_be_had(name, self):
+            _take_out(self)
+            importlib.import_module(PACKAGE)
         try:
-            return _names_of(self)[name]
+            return self.__dict__[name]
         except KeyError:
             raise AttributeError(f"module {PACKAGE!r} has no attribute {name!r}") from None
 
 
-class _RunsWhenUsed(_OpenToLightning):
-    """The package from then on."""
+class _RunsInTheSameModule:
+    """Finds the package, and loads it, where it is imported after Lightning."""
 
-    @property
-    def __path__(self) -> Any:  # type: ignore[override]
-        """Asked for before any name or further part is imported from the package."""
-        _run(self)
-        return _names_of(self)["__path__"]
+    def __init__(self, package: ModuleType) -> None:
+        assert package.__spec__ is not None, f"{PACKAGE} was made from its spec"
+        self.package, self.own_spec = package, package.__spec__
 
-    @property
-    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
-        """For `vars`, and for `dir` and `inspect.getmembers`, which ask for it too."""
-        _run(self)
-        return _names_of(self)
+    def __getattr__(self, name: str) -> Any:
+        # What else the package's loader can do.
+        return getattr(self.own_spec.loader, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Else the package would set the name once more when it runs.
-        _run(self)
-        super().__setattr__(name, value)
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname != PACKAGE:
+            return None
+        spec = copy.copy(self.own_spec)
+        spec.loader = self  # type: ignore[assignment]
+        return spec
 
-    def __delattr__(self, name: str) -> None:
-        _run(self)
-        super().__delattr__(name)
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        self.package.__class__ = ModuleType
+        return self.package
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        # What pickles modules knows them by their class.
-        return importlib.import_module, (PACKAGE,)
+    def exec_module(self, module: ModuleType) -> None:
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(self)  # type: ignore[arg-type]
+        loader = self.own_spec.loader
+        assert module.__spec__ is not None and loader is not None, f"{PACKAGE} was made from its spec"
+        module.__spec__.loader = loader
+        loader.exec_module(module)
 
 
 def _can_be_had(name: str, package: ModuleType) -> bool:
     if name == LOGGER:
-        _names_of(package)[name] = logging.getLogger(PACKAGE)
+        package.__dict__[name] = logging.getLogger(PACKAGE)
         return True
     if name not in NEEDED_BY_LIGHTNING:
         return False
     try:
         importlib.import_module(COMES_FIRST)
-        _names_of(package)[name] = getattr(importlib.import_module(NEEDED_BY_LIGHTNING[name]), name)
+        package.__dict__[name] = getattr(importlib.import_module(NEEDED_BY_LIGHTNING[name]), name)
     except (ImportError, AttributeError):
         # Another release may have it elsewhere; the package as a whole knows.
         return False
     return True
-
-
-def _is_running(package: ModuleType) -> bool:
-    return getattr(package.__spec__, "_initializing", False)
-
-
-def _run(package: ModuleType) -> None:
-    """Run the package, or wait for the thread that does; that one itself goes on with the names there are."""
-    spec: Any = package.__spec__
-    with _lock_of_package() as is_held:
-        if not is_held or _is_running(package) or type(package) is ModuleType:
-            return
-        # With this, the import statements of other threads wait too.
-        spec._initializing = True
-        try:
-            spec.loader.exec_module(package)
-            ModuleType.__setattr__(package, "__class__", ModuleType)
-        finally:
-            spec._initializing = False
-
-
-@contextmanager
-def _lock_of_package() -> Iterator[bool]:
-    """Hold the import system's lock, or not where its holder waits for this thread: as if the package had been run."""
-    lock = _import_system._ModuleLockManager(PACKAGE)
-    try:
-        lock.__enter__()
-    except _import_system._DeadlockError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.__exit__(None, None, None)
