@@ -396,7 +396,8 @@ def test_entry_points_of_the_registry() -> None:
     from lightning.pytorch.trainer.connectors import callback_connector
 
     load = getattr(callback_connector, "_load_external_callbacks", None)
-    needed(hasattr(registry, "entry_points"), "lightning.fabric.utilities.registry.entry_points")
+    own = getattr(registry, "entry_points", None)
+    needed(own is metadata.entry_points, "lightning.fabric.utilities.registry.entry_points")
     needed(getattr(load, "__globals__", None) is vars(registry), "callback_connector._load_external_callbacks")
 
 
@@ -430,6 +431,7 @@ def test_entry_points_are_read_for_the_first_trainer_and_when_a_package_was_inst
         return inspect.unwrap(metadata.entry_points)(group=group)
 
     monkeypatch.setattr(lightning_internals, "entry_points", entry_points)
+    monkeypatch.setattr("lightning.fabric.utilities.registry.entry_points", entry_points)
     # Other tests may write to the working folder meanwhile, which then looks as if a package had been installed there.
     elsewhere = [folder for folder in sys.path if Path(folder).resolve() != Path.cwd()]
     monkeypatch.setattr(sys, "path", [str(tmp_path), *elsewhere])
@@ -438,6 +440,13 @@ def test_entry_points_are_read_for_the_first_trainer_and_when_a_package_was_inst
     install_callbacks(tmp_path, "package_with_callbacks")
     assert [built_without_reading_again() for _ in range(2)] == [["Installed"], ["Installed"]]
     assert len(reads) == 2
+
+
+def test_entry_points_that_somebody_has_put_in_place_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = metadata.EntryPoint("ours", "lightning.pytorch.callbacks:Timer", "lightning.pytorch.callbacks_factory")
+    monkeypatch.setattr(metadata.EntryPoint, "load", lambda self: lambda: [pl.callbacks.Timer()])
+    monkeypatch.setattr("lightning.fabric.utilities.registry.entry_points", lambda group: (ours,))
+    assert built_without_reading_again() == ["Timer"]
 
 
 def test_other_trainers_of_lightning_read_entry_points_themselves() -> None:

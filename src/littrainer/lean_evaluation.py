@@ -25,7 +25,7 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 
 from littrainer.callbacks.lightning_errors import users_callbacks
-from littrainer.lean_loop import KNOWN_RELEASES, PLAIN_PRECISIONS, PLAIN_STRATEGIES, hook_of
+from littrainer.lean_loop import KNOWN_RELEASES, PLAIN_PRECISIONS, PLAIN_STRATEGIES, listens_to
 from littrainer.module import TrainerModule
 
 # What callbacks may hear of during an evaluation or a prediction.
@@ -57,7 +57,7 @@ def _nobody_listens(trainer: Any) -> bool:
     callbacks = users_callbacks(trainer)
     # Outside of fit Lightning calls `setup`, `teardown` and `on_exception` around each evaluation too.
     return not callbacks or (
-        _is_inside_fit(trainer) and all(hook_of(callback, hook) is None for callback in callbacks for hook in HOOKS)
+        _is_inside_fit(trainer) and not any(listens_to(callback, hook) for callback in callbacks for hook in HOOKS)
     )
 
 

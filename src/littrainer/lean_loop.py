@@ -106,7 +106,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
         iterator = fetcher.combined_loader._iterator
         return (
             type(trainer.lightning_module) is TrainerModule
-            and not self._module_has_hooks_of_its_own(trainer.lightning_module)
+            and vars(trainer.lightning_module).keys().isdisjoint(OF_THE_MODULE)
             and (
                 type(trainer.strategy) in PLAIN_STRATEGIES
                 # Asked of the strategy, since importing it takes time where no model is split.
@@ -126,17 +126,14 @@ class LeanEpochLoop(_TrainingEpochLoop):
             and not self._should_check_val_epoch()
         )
 
-    @staticmethod
-    def _module_has_hooks_of_its_own(module: Any) -> bool:
-        return not module.__dict__.keys().isdisjoint(OF_THE_MODULE)
-
     def _tell(self, hook: str, *args: Any) -> None:
         """Call a hook of the callbacks that have it at this moment, in order, as Lightning does; then the module's."""
-        trainer, module = self.trainer, self._module
+        trainer, module, nothing = self.trainer, self._module, getattr(pl.Callback, hook)
         # Not over a copy: a callback that another one adds is called for the same hook.
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            found = hook_of(callback, hook)
-            if found is not None:
+            found = getattr(callback, hook)
+            # What `listens_to` says, without twelve calls for each micro-batch.
+            if getattr(found, "__func__", found) is not nothing and callable(found):
                 # `self.log` goes by it. What follows a hook sets its own before anything can log, so that nothing
                 # needs to be put back.
                 module.__dict__["_current_fx_name"] = hook
@@ -164,7 +161,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     def advance(self, data_fetcher: Any) -> None:
         """One micro-batch."""
-        if self._is_lean and self._module_has_hooks_of_its_own(self._module):
+        if self._is_lean and not self._module.__dict__.keys().isdisjoint(OF_THE_MODULE):
             # Somebody has set one in the middle of the epoch. Both loops draw from the same iterator and count alike.
             self._is_lean = False
         if not self._is_lean:
@@ -295,12 +292,11 @@ class LeanEpochLoop(_TrainingEpochLoop):
                 counted.increment_completed()
 
 
-def hook_of(callback: Any, hook: str) -> Any:
-    """What a callback does at a hook; None where that is nothing."""
+def listens_to(callback: Any, hook: str) -> bool:
+    """Whether a Lightning callback does anything at a hook."""
     # Asked of the callback itself, which may make up its hooks.
     found = getattr(callback, hook)
-    is_own = getattr(found, "__func__", found) is not getattr(pl.Callback, hook) and callable(found)
-    return found if is_own else None
+    return callable(found) and getattr(found, "__func__", found) is not getattr(pl.Callback, hook)
 
 
 def run_lean(lightning_trainer: pl.Trainer) -> None:

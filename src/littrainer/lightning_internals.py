@@ -221,7 +221,11 @@ def entry_points_read_once() -> Iterator[None]:
     them and calls their factories; only the answer is one that was read before, while nothing has been installed.
     """
     with _while_building:
-        own = registry.entry_points
+        own = getattr(registry, "entry_points", None)
+        if own is not entry_points:
+            # Whoever put something else in its place is to be heard; within another Trainer it is replaced already.
+            yield
+            return
         registry.entry_points = _entry_points_of  # type: ignore[assignment]
         try:
             yield

@@ -7,6 +7,7 @@ its forward pass. These functions do what those methods do, and call them where 
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from typing import Any
 
@@ -85,9 +86,10 @@ def _adds_nothing(module: Any) -> bool:
     if own is DistributedDataParallel.train:
         return True
     # Where transformers has put its kernels in, it may do so again.
-    is_of_transformers = any(own is kind.train for kind in known_classes("model of transformers"))  # type: ignore[attr-defined]
-    # In a release without the switch, what its `train()` does is not known here.
-    return is_of_transformers and not getattr(module, "use_kernels", True)
+    # In a release without the switch, what its `train()` does is not known here. Asked for each model within a model
+    # at each micro-batch, and so without going through `known_classes`.
+    loaded = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    return loaded is not None and own is loaded.train and not getattr(module, "use_kernels", True)
 
 
 def parameters_of(model: Any) -> list[nn.Parameter]:

@@ -109,12 +109,12 @@ class _RunsInTheSameModule:
         return self.package
 
     def exec_module(self, module: ModuleType) -> None:
-        with contextlib.suppress(ValueError):
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
         loader = self.own_spec.loader
         assert module.__spec__ is not None and loader is not None, f"{PACKAGE} was made from its spec"
         module.__spec__.loader = loader
         loader.exec_module(module)
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(self)
 
 
 def _can_be_had(name: str, package: ModuleType) -> bool:
