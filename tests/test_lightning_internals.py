@@ -435,6 +435,8 @@ def test_entry_points_are_read_for_the_first_trainer_and_when_a_package_was_inst
     # Other tests may write to the working folder meanwhile, which then looks as if a package had been installed there.
     elsewhere = [folder for folder in sys.path if Path(folder).resolve() != Path.cwd()]
     monkeypatch.setattr(sys, "path", [str(tmp_path), *elsewhere])
+    # A folder of compiled modules beside it would look like another package.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     assert [built_without_reading_again() for _ in range(3)] == [[], [], []]
     assert reads == ["lightning.pytorch.callbacks_factory"]
     install_callbacks(tmp_path, "package_with_callbacks")

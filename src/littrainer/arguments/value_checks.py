@@ -92,7 +92,8 @@ RANGES: dict[str, Range] = {
     "dataloader_num_workers": FROM_0,
     "dataloader_prefetch_factor": FROM_1,
     "ddp_bucket_cap_mb": FROM_1,
-    "ddp_timeout": FROM_1,
+    # What a timedelta holds.
+    "ddp_timeout": Range(low=1, high=86_400 * 10**9 - 1),
     "local_rank": Range(low=-1),
     "generation_max_length": FROM_1,
     "generation_num_beams": FROM_1,
