@@ -5,7 +5,7 @@
 # make test-gpu  run the tests that need GPUs, of which this machine should have one or two
 # make lint    ruff (rules and format) and mypy
 # make format  let ruff rewrite what it can
-# make bench   what littrainer costs beside transformers, plain Lightning and a raw loop; about 12 minutes on two quiet cores
+# make bench   what littrainer costs beside transformers, plain Lightning and a raw loop; about 25 minutes on two quiet cores
 # make bench-short  the same with the smallest sizes, to see that all of it works; about a minute
 # make bench-record  the same as bench, kept in docs/benchmarks/record.json, and from it tables and curves of the documentation
 # make bench-docs  tables and curves of the documentation anew, from docs/benchmarks/record.json

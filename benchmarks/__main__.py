@@ -1,6 +1,6 @@
 """What littrainer costs, beside transformers, plain Lightning and a raw PyTorch loop.
 
-    python -m benchmarks                          all benchmarks: about 12 minutes on two quiet cores
+    python -m benchmarks                          all benchmarks: about 25 minutes on two quiet cores
     python -m benchmarks --only step --rounds 9   one of them, with more rounds
     python -m benchmarks --short                  all of them with the smallest sizes, to see that they work: a minute
     python -m benchmarks --json record.json       keeps each round's figures; later --only runs renew parts of it
