@@ -5,6 +5,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
+from operator import methodcaller
 from typing import Any
 from unittest.mock import Mock
 
@@ -88,15 +89,18 @@ def test_parameters_are_those_of_the_model_in_their_order(make: Callable[[], nn.
 
 @pytest.mark.parametrize("make", MODELS)
 @pytest.mark.parametrize("change", ["none", "all", "one"])
-def test_modules_are_in_the_mode_that_train_leaves_them_in(make: Callable[[], nn.Module], change: str) -> None:
+@pytest.mark.parametrize(("put", "as_torch"), [(train_all, methodcaller("train")), (eval_all, methodcaller("eval"))])
+def test_modules_are_in_the_mode_that_torch_leaves_them_in(
+    make: Callable[[], nn.Module], change: str, put: Callable[[Any], None], as_torch: Callable[[Any], Any]
+) -> None:
     model, other = make(), make()
     for one in (model, other):
         if change == "all":
             one.eval()
         if change == "one":
             list(one.modules())[-1].eval()
-    train_all(model)
-    other.train()
+    put(model)
+    as_torch(other)
     assert [one.training for one in model.modules()] == [one.training for one in other.modules()]
 
 
@@ -236,20 +240,6 @@ def test_a_to_method_of_a_models_own_is_called() -> None:
     model.to = Mock()  # type: ignore[method-assign]
     move_to(model, torch.device("cpu"))
     model.to.assert_called_once_with(torch.device("cpu"))
-
-
-@pytest.mark.parametrize("make", MODELS)
-@pytest.mark.parametrize("change", ["none", "all", "one"])
-def test_modules_are_in_the_mode_that_eval_leaves_them_in(make: Callable[[], nn.Module], change: str) -> None:
-    model, other = make(), make()
-    for one in (model, other):
-        if change == "all":
-            one.eval()
-        if change == "one":
-            list(one.modules())[-1].eval()
-    eval_all(model)
-    other.eval()
-    assert [one.training for one in model.modules()] == [one.training for one in other.modules()]
 
 
 def test_eval_of_a_model_of_transformers_is_not_called_where_it_does_what_torchs_does(

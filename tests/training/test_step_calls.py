@@ -14,9 +14,8 @@ from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.training.step_calls import BATCH_SIZE, SIDES, CountedCalls, run_side
 
 STEPS, FIRST, LAST = 12, 3, 9
-# Of what transformers calls over a raw loop. Lightning's own loop, a walk of torch's through a model at each
-# micro-batch, or its hooks announced to callbacks that have none, each bring more than that.
-# 0.3 to 0.4 in a process of its own, above 0.5 in one that has run many other tests.
+# Of what transformers calls over a raw loop. Lightning's own loop brings more than that. It is 0.3 to 0.4 in a process
+# of its own, above 0.5 in one that has run many other tests.
 MOST = 0.7
 
 
