@@ -3,6 +3,8 @@
 # make test-libraries  run unchanged scripts of TRL, sentence-transformers, setfit and PEFT, and compare with transformers
 # make test-trackers  let the clients of experiment trackers write offline, and compare with transformers
 # make test-gpu  run the tests that need GPUs, of which this machine should have one or two
+# make docs    build the documentation's site into site/, with its links checked
+# make docs-serve  show the site at http://127.0.0.1:8000, anew with each change of a page
 # make lint    ruff (rules and format) and mypy
 # make format  let ruff rewrite what it can
 # make bench   what littrainer costs beside transformers, plain Lightning and a raw loop; about 25 minutes on two quiet cores
@@ -27,13 +29,14 @@ INSTALLED := .venv/.installed
 EARLIER := .venv/transformers-5.3.0
 LIBRARIES := .venv/libraries
 TRACKERS := .venv/trackers
+DOCS := .venv/docs
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 # Where this variable is set, each start would compile our own modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-libraries test-trackers test-gpu lint format bench bench-short bench-record bench-docs clean
+.PHONY: help install demo test test-libraries test-trackers test-gpu docs docs-serve lint format bench bench-short bench-record bench-docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -103,6 +106,22 @@ test-trackers: $(TRACKERS)/.installed
 test-gpu: $(INSTALLED)
 	HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
 
+# Pages are made from the sources, of which nothing is imported: this environment needs neither torch nor the package.
+$(DOCS)/.installed: docs/requirements.txt
+	@echo "installing what builds the site into $(DOCS)"
+	@rm -rf $(DOCS)
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip --disable-pip-version-check --no-input install -qq --no-deps -r $<
+	@touch $@
+
+# The variable keeps an announcement of the theme's successor out of the output.
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict
+	@echo "the site begins at site/index.html"
+
+docs-serve: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve --strict
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -128,5 +147,5 @@ bench-docs: $(INSTALLED)
 	$(BIN)/python -m benchmarks.growth docs/benchmarks/record.json
 
 clean:
-	rm -rf .venv runs lightning_logs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv site runs lightning_logs .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,7 +16,8 @@ from pathlib import Path
 import datasets
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from lightning.pytorch.profilers import SimpleProfiler
-from text_classification import build_model, load_texts, majority_scores, scores, train_tokenizer
+from small_tokenizers import train_wordpiece
+from text_classification import MAX_TOKENS, build_model, load_texts, majority_scores, scores
 from transformers import DataCollatorWithPadding, set_seed
 
 from littrainer import Trainer, TrainingArguments
@@ -44,7 +45,7 @@ def main():
     datasets.disable_progress_bars()
     texts = load_texts(options.labels, options.seed, options.texts)
     packages = texts["train"].features["label"].names
-    tokenizer = train_tokenizer(texts["train"]["text"])
+    tokenizer = train_wordpiece(texts["train"]["text"], max_tokens=MAX_TOKENS)
     tokens = texts.map(lambda rows: tokenizer(rows["text"], truncation=True), batched=True)
 
     def compute_metrics(prediction):

@@ -13,7 +13,8 @@ import argparse
 
 import datasets
 import optuna
-from text_classification import build_model, load_texts, scores, train_tokenizer
+from small_tokenizers import train_wordpiece
+from text_classification import MAX_TOKENS, build_model, load_texts, scores
 from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 
 OBJECTIVE = "eval_macro_f1"
@@ -43,7 +44,7 @@ def main():
     datasets.disable_progress_bars()
     texts = load_texts(options.labels, options.seed, options.texts)
     packages = texts["train"].features["label"].names
-    tokenizer = train_tokenizer(texts["train"]["text"])
+    tokenizer = train_wordpiece(texts["train"]["text"], max_tokens=MAX_TOKENS)
     tokens = texts.map(lambda rows: tokenizer(rows["text"], truncation=True), batched=True)
     # The search is judged by texts of its own, so that the evaluation texts can tell whether it found something.
     held_back = tokens["train"].train_test_split(test_size=0.2, seed=options.seed, stratify_by_column="label")

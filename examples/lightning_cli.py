@@ -15,7 +15,8 @@ from typing import Any
 import datasets
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
-from text_classification import MAX_TOKENS, load_texts, scores, train_tokenizer
+from small_tokenizers import train_wordpiece
+from text_classification import MAX_TOKENS, load_texts, scores
 from transformers import BertConfig, BertForSequenceClassification, DataCollatorWithPadding
 
 from littrainer import TrainerDataModule, TransformersModule
@@ -90,7 +91,7 @@ class Docstrings(TrainerDataModule):
         if self.train_dataset is None:
             datasets.disable_progress_bars()
             texts = load_texts(self.labels, self.seed, self.texts)
-            tokenizer = train_tokenizer(texts["train"]["text"], self.vocabulary_size)
+            tokenizer = train_wordpiece(texts["train"]["text"], self.vocabulary_size, MAX_TOKENS)
             tokens = texts.map(lambda rows: tokenizer(rows["text"], truncation=True), batched=True)
             self.train_dataset, self.eval_dataset = tokens["train"], tokens["test"]
             self.data_collator = DataCollatorWithPadding(tokenizer)

@@ -17,7 +17,8 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from text_classification import build_model, load_texts, majority_scores, scores, train_tokenizer
+from small_tokenizers import train_wordpiece
+from text_classification import MAX_TOKENS, build_model, load_texts, majority_scores, scores
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding
 
 from littrainer import TrainerDataModule, TransformersModule
@@ -48,7 +49,7 @@ def main():
     lightning.seed_everything(options.seed)
     texts = load_texts(options.labels, options.seed, options.texts)
     packages = texts["train"].features["label"].names
-    tokenizer = train_tokenizer(texts["train"]["text"])
+    tokenizer = train_wordpiece(texts["train"]["text"], max_tokens=MAX_TOKENS)
     tokens = texts.map(lambda rows: tokenizer(rows["text"], truncation=True), batched=True)
 
     def compute_metrics(prediction):

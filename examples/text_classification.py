@@ -1,8 +1,8 @@
 """Which package of the standard library does a docstring come from?
 
 An ordinary transformers script that needs no network. Its texts are the docstrings in the Python standard library on
-this machine, its labels the packages they document. It trains a WordPiece tokenizer on the texts and a small BERT from
-scratch, evaluates after every epoch and keeps the best checkpoint.
+this machine, its labels the packages they document (local_texts.py). It trains a WordPiece tokenizer on the texts
+(small_tokenizers.py) and a small BERT from scratch, evaluates after every epoch and keeps the best checkpoint.
 
     python examples/text_classification.py
     littrainer run examples/text_classification.py
@@ -11,9 +11,6 @@ Both lines print the same numbers; the second one trains on Lightning.
 """
 
 import argparse
-import ast
-import sysconfig
-import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -21,12 +18,12 @@ import datasets
 import matplotlib
 import numpy as np
 from datasets import ClassLabel, Dataset, Features, Value
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from local_texts import read_docstrings
+from small_tokenizers import train_wordpiece
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
     DataCollatorWithPadding,
-    PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
     set_seed,
@@ -35,9 +32,6 @@ from transformers import (
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-MIN_CHARACTERS = 40
 MAX_TOKENS = 48
 
 
@@ -55,38 +49,9 @@ def parse_options():
 # ---------------------------------------------------------------- texts
 
 
-def docstrings_in(path):
-    """The docstrings of one source file: the module's own and those of its classes and functions."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return []
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    found = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented))
-    return [" ".join(docstring.split()) for docstring in found if docstring]
-
-
-def read_standard_library():
-    """(text, package) of every docstring that is long enough to say something; equal texts count once."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    package_of = {}
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
-        if parts[0].startswith("_") or SKIPPED_FOLDERS.intersection(parts):
-            continue
-        for text in docstrings_in(path):
-            if len(text) >= MIN_CHARACTERS:
-                package_of.setdefault(text, parts[0])
-    if not package_of:
-        raise SystemExit(f"No Python sources under {root}: use an interpreter that is installed with its .py files.")
-    return list(package_of.items())
-
-
 def load_texts(label_count, seed, most_to_train_on=None):
     """Training and evaluation texts, four to one, with every package in the same proportion on both sides."""
-    documented = read_standard_library()
+    documented = read_docstrings()
     sizes = Counter(package for _, package in documented)
     packages = sorted(sizes, key=lambda package: (-sizes[package], package))[:label_count]
     rows = [(text, package) for text, package in documented if package in packages]
@@ -99,32 +64,7 @@ def load_texts(label_count, seed, most_to_train_on=None):
     return texts
 
 
-# ---------------------------------------------------------------- tokenizer and model
-
-
-def train_tokenizer(texts, vocab_size=4000):
-    """A lower-casing WordPiece tokenizer whose vocabulary comes from the given texts."""
-    normalizer = normalizers.BertNormalizer()
-    characters = sorted({character for text in texts for character in normalizer.normalize_str(text)} - {" "})
-    # The trainer numbers the "##x" pieces in the order in which a hash map yields them and breaks ties by number.
-    # Numbered beforehand, they give the same vocabulary in every run.
-    pieces = [*SPECIAL_TOKENS.values(), *(f"##{character}" for character in characters)]
-    learner = Tokenizer(models.WordPiece(unk_token=SPECIAL_TOKENS["unk"]))
-    learner.normalizer = normalizer
-    learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    learner.train_from_iterator(
-        texts, trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=pieces, show_progress=False)
-    )
-
-    # A second tokenizer takes the vocabulary over, since to the first one the numbered pieces are special tokens.
-    vocabulary = learner.get_vocab()
-    tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token=SPECIAL_TOKENS["unk"]))
-    tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    separator, start = (SPECIAL_TOKENS[name] for name in ("sep", "cls"))
-    tokenizer.post_processor = processors.BertProcessing((separator, vocabulary[separator]), (start, vocabulary[start]))
-    names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=MAX_TOKENS, **names)
+# ---------------------------------------------------------------- model
 
 
 def build_model(tokenizer, packages):
@@ -198,7 +138,7 @@ def main():
     print(f"{len(texts['train'])} docstrings to train on, {len(texts['test'])} to evaluate on")
     print(f"labels: {', '.join(packages)}")
 
-    tokenizer = train_tokenizer(texts["train"]["text"])
+    tokenizer = train_wordpiece(texts["train"]["text"], max_tokens=MAX_TOKENS)
     tokens = texts.map(lambda rows: tokenizer(rows["text"], truncation=True), batched=True)
 
     def compute_metrics(prediction):

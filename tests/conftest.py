@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import os
 import signal
+import sys
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -96,3 +98,26 @@ def loggers_tell_warnings() -> None:
     theirs = logging.getLogger("transformers")
     if theirs.level != logging.NOTSET:
         theirs.setLevel(logging.WARNING)
+
+
+@pytest.fixture(autouse=True)
+def loaders_are_those_of_torch() -> Iterator[None]:
+    """While a hook makes a loader, Lightning wraps methods of every loader class, and an error there leaves them so."""
+    yield
+    if "torch.utils.data" not in sys.modules:
+        return
+    from torch.utils.data import BatchSampler, DataLoader
+
+    if any(hasattr(each.__dict__.get("__setattr__"), "__wrapped__") for each in (DataLoader, BatchSampler)):
+        for each in [*with_subclasses(DataLoader), *with_subclasses(BatchSampler)]:
+            for name in ("__init__", "__setattr__", "__delattr__"):
+                if name in vars(each):
+                    setattr(each, name, inspect.unwrap(vars(each)[name]))
+                if f"__old{name}" in vars(each):
+                    delattr(each, f"__old{name}")
+
+
+def with_subclasses(of: type) -> Iterator[type]:
+    yield of
+    for each in of.__subclasses__():
+        yield from with_subclasses(each)

@@ -25,6 +25,7 @@ from littrainer.callbacks.lightning_errors import NotedLightningCallbacks, users
 from littrainer.callbacks.published_metrics import publish as publish_metrics
 from littrainer.data.limits import CARRIED_OUT, development_batches, further_keywords
 from littrainer.ecosystem import known_classes
+from littrainer.error_places import NotedBatches
 from littrainer.evaluation.batch_stream import BATCHES_PER_STRETCH, BatchStream
 from littrainer.interruptions import CarriedStopIteration, PythonInterruptions
 from littrainer.model_walk import train_all
@@ -274,6 +275,7 @@ def fit(trainer: Trainer, run: TrainingRun) -> None:
     try:
         with (
             quiet_lightning(),
+            NotedBatches(trainer),
             NotedLightningCallbacks(trainer, lightning_trainer),
             PythonInterruptions(),
             naming_failed_processes("training"),
@@ -299,7 +301,7 @@ def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
         trainer.lightning_trainer = lightning_trainer
     module.evaluation_pass = evaluation_pass
     if has_evaluated and lean_evaluation.may_be_lean(lightning_trainer):
-        with CarriedStopIteration(), naming_failed_processes("the evaluation"):
+        with NotedBatches(trainer), CarriedStopIteration(), naming_failed_processes("the evaluation"):
             lean_evaluation.pass_over(lightning_trainer, _stretches(evaluation_pass), evaluation_pass.is_prediction)
     else:
         _evaluate_with_lightning(trainer, lightning_trainer, module, evaluation_pass)
@@ -335,6 +337,7 @@ def _evaluate_with_lightning(
     batches = _batch_stream(trainer, lightning_trainer, evaluation_pass)
     with (
         quiet_lightning(),
+        NotedBatches(trainer),
         NotedLightningCallbacks(trainer, lightning_trainer),
         PythonInterruptions(),
         naming_failed_processes("the evaluation"),

@@ -66,6 +66,7 @@ from littrainer.processes.collectives import sum_over_processes
 from littrainer.processes.layout import follow_model, tensor_parallel_size
 from littrainer.search import searching
 from littrainer.search.results import BestRun
+from littrainer.tracebacks import ShortTraceback
 from littrainer.tracking.selection import trackers_for
 from littrainer.training import checks, loss, reports, run, train_call
 from littrainer.training.development_run import pushes_by_itself, trackers_reported_to
@@ -425,7 +426,11 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         """
         continue_random_draws()
         try:
-            with naming_dropped_columns(self), checkpoint_of_trainer(self, resume_from_checkpoint) as checkpoint:
+            with (
+                ShortTraceback(),
+                naming_dropped_columns(self),
+                checkpoint_of_trainer(self, resume_from_checkpoint) as checkpoint,
+            ):
                 return train_call.train(self, checkpoint, trial, ignore_keys_for_eval)
         finally:
             self._has_modes_of_training = True
@@ -530,6 +535,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         if isinstance(chosen, dict):
             return self._evaluate_each(chosen, eval_dataset is None, ignore_keys, metric_key_prefix)
         with (
+            ShortTraceback(),
             engine.validation_round(self),
             left_as_found(self),
             naming_dropped_columns(self),
@@ -563,7 +569,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         Returns:
             predictions and labels as NumPy arrays, padded with -100 where batches differ in length, and metrics.
         """
-        with left_as_found(self), naming_dropped_columns(self), self._memory.measuring("test"):
+        with ShortTraceback(), left_as_found(self), naming_dropped_columns(self), self._memory.measuring("test"):
             dataloader = self.get_test_dataloader(test_dataset)
             start_time = time.time()
             output = self.evaluation_loop(
@@ -796,9 +802,10 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
             RuntimeError: there is no model_init, the backend is not installed, or no trial was completed.
             ValueError, TypeError: the input is wrong, or what the functions return.
         """
-        found: Any = searching.hyperparameter_search(
-            self, hp_space, compute_objective, n_trials, direction, backend, hp_name, **kwargs
-        )
+        with ShortTraceback():
+            found: Any = searching.hyperparameter_search(
+                self, hp_space, compute_objective, n_trials, direction, backend, hp_name, **kwargs
+            )
         return found
 
     # ---- Callbacks --------------------------------------------------------------------------------------------------

@@ -8,9 +8,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-BAD_INPUT = 2
+from littrainer.commands.command_parser import CommandParser, complain, option_names, unrecognized
+from littrainer.commands.ending import status_of
+from littrainer.processes.environment import PROCESSES
+
 DESCRIPTION = """\
 Say what training arguments turn into: keywords and parts of lightning.Trainer, and for each argument away from its
 default where it went. A script is run, redirected to littrainer, up to its first Trainer, and stopped there: it loads
@@ -21,16 +24,9 @@ littrainer explain [OPTIONS] --ARGUMENT VALUE ...
        littrainer explain [OPTIONS] SCRIPT [ARGS ...]"""
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose complaint is one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"littrainer explain: {message}\n")
-
-
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """The parser of the command's own options; training arguments and scripts are told apart by `split`."""
-    parser = _Parser(prog="littrainer explain", description=DESCRIPTION, usage=USAGE, allow_abbrev=False)
+    parser = CommandParser("littrainer explain", description=DESCRIPTION, usage=USAGE)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--as-code", action="store_true", help="print the equivalent plain Lightning program")
     parser.add_argument(
@@ -47,14 +43,18 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(words: Sequence[str]) -> int:
     """Run the command on what follows `littrainer explain`; returns the exit status."""
+    # What is explained needs no further processes.
+    os.environ.setdefault(PROCESSES, "1")
     own, script, rest = split(words)
     options = build_parser().parse_args(own)
     source = {"model": options.model, "data": options.data}
     if not options.as_code and any(source.values()):
-        return _complain("--model and --data say what --as-code prints; give it too")
+        return complain("explain", "--model and --data say what --as-code prints; give it too")
     if script is not None:
         if "--as-code" in rest or "--as_code" in rest:
-            return _complain(f"--as-code behind {script!r} would be an argument of the script; write it before")
+            return complain(
+                "explain", f"--as-code behind {script!r} would be an argument of the script; write it before"
+            )
         return _explain_script(script, rest, options.as_code, source)
     from littrainer.arguments.parser import HfArgumentParser
     from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
@@ -62,10 +62,13 @@ def main(words: Sequence[str]) -> int:
 
     parser = HfArgumentParser(Seq2SeqTrainingArguments, prog="littrainer explain", add_help=False)
     try:
-        (args,) = parser.parse_args_into_dataclasses(rest, look_for_args_file=False)
+        (args, left) = parser.parse_args_into_dataclasses(rest, look_for_args_file=False, return_remaining_strings=True)
+        if left:
+            known = [*option_names(build_parser()), *option_names(parser)]
+            return complain("explain", unrecognized(left, known))
         text = render(None if options.as_code else trainer_for(args), args, source, "these arguments")
     except (TypeError, ValueError, NotImplementedError, ImportError) as error:
-        return _complain(str(error))
+        return complain("explain", str(error))
     print(text, end="")
     return 0
 
@@ -108,15 +111,13 @@ def _explain_script(script: str, rest: list[str], as_code: bool, source: dict[st
     from littrainer.compat.redirect import extend_to_children
 
     if not os.path.isfile(script):
-        return _complain(f"no script {script!r} (looked in {os.path.abspath(os.path.dirname(script) or '.')})")
+        return complain(
+            "explain", f"no script {script!r} (looked in {os.path.abspath(os.path.dirname(script) or '.')})"
+        )
     environment = dict(os.environ)
     extend_to_children(environment)
     wish = json.dumps({"as_code": as_code, "source": source})
     command = [sys.executable, "-m", "littrainer.explain.in_script", wish, script, *rest]
-    sys.stdout.flush()
-    return subprocess.run(command, env=environment, check=False).returncode
-
-
-def _complain(message: str) -> int:
-    print(f"littrainer explain: {message}", file=sys.stderr)
-    return BAD_INPUT
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return status_of(subprocess.run(command, env=environment, check=False).returncode)

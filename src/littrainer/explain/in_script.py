@@ -15,7 +15,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from littrainer.explain.command import BAD_INPUT, render
+from littrainer.commands.command_parser import complain
+from littrainer.commands.ending import quietly
+from littrainer.explain.command import render
 from littrainer.explain.stand_ins import with_folder
 
 
@@ -41,10 +43,14 @@ def main(words: list[str]) -> int:
         with contextlib.redirect_stdout(sys.stderr), stopping_at_a_trainer(_renderer(options, script)):
             runpy.run_path(script, run_name="__main__")
     except TrainerReached as reached:
-        print(reached.text, end="")
-        return 0
-    print(f"littrainer explain: {script} ended without making a Trainer; nothing to explain", file=sys.stderr)
-    return BAD_INPUT
+        text = reached.text
+        return quietly(lambda: _printed(text))
+    return complain("explain", f"{script} ended without making a Trainer; nothing to explain")
+
+
+def _printed(text: str) -> int:
+    print(text, end="")
+    return 0
 
 
 def _renderer(options: dict[str, Any], script: str) -> Callable[[Any, Any], str]:

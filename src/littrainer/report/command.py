@@ -6,15 +6,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from littrainer.checkpoint.names import PREFIX_CHECKPOINT_DIR
+from littrainer.commands.command_parser import CommandParser, complain
 from littrainer.report.page import MARK, page
 from littrainer.report.picture import can_draw, picture
 from littrainer.report.reading import Findings, NothingToReport, read_folders
 from littrainer.whole_files import write_whole
 
-BAD_INPUT = 2
 DEFAULT_NAME = "report.html"
 PAGE_ENDINGS = (".html", ".htm")
 # So far into a file its mark is looked for.
@@ -27,16 +26,9 @@ that stands in their files is run.
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose complaint is one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"littrainer report: {message}\n")
-
-
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> CommandParser:
     """The parser of the command line."""
-    parser = _Parser(prog="littrainer report", description=DESCRIPTION, allow_abbrev=False)
+    parser = CommandParser("littrainer report", description=DESCRIPTION)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "folders", nargs="+", metavar="OUTPUT_DIR", help="output_dir of a training or a search, or a checkpoint folder"
@@ -79,9 +71,11 @@ def main(words: Sequence[str]) -> int:
         write_whole(drawn, picture(found.runs, options.scale, MARK, found.searches))
         print(f"picture: {drawn}")
     except NothingToReport as error:
-        return _complain(str(error))
+        return complain("report", str(error))
     except OSError as error:
-        return _complain(f"{error.filename} cannot be written: {error.strerror}; give another place with -o FILE.html.")
+        return complain(
+            "report", f"{error.filename} cannot be written: {error.strerror}; give another place with -o FILE.html."
+        )
     return 0
 
 
@@ -122,8 +116,3 @@ def _is_report(path: Path) -> bool:
         return False
     with open(path, "rb") as file:
         return MARK.encode() in file.read(HEAD_BYTES)
-
-
-def _complain(message: str) -> int:
-    print(f"littrainer report: {message}", file=sys.stderr)
-    return BAD_INPUT

@@ -1,4 +1,4 @@
-"""The examples run as their heads say, with less to do; the classifier that they train is run by `make demo`."""
+"""The examples that use Lightning by name run as their heads say, with less to do."""
 
 from __future__ import annotations
 
@@ -15,34 +15,9 @@ from typing import Any
 
 import pytest
 
-from littrainer.cli import main
-from littrainer.search.record import best_of, read_record
-from tests.compat.processes import run_python
-
-pytest.importorskip("optuna")
 pytest.importorskip("matplotlib")
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-def test_the_example_of_a_search_compares_its_learning_rate_with_the_default_and_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small = ["--trials", "3", "--labels", "2", "--texts", "160", "--epochs", "1", "--output_dir", "out"]
-    done = run_python("-m", "littrainer", "run", str(EXAMPLES / "hyperparameter_search.py"), *small, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    (found,) = re.findall(r"^(\S+) \(trial (\d)\) +([01]\.\d{3})$", done.stdout, re.MULTILINE)
-    assert re.search(r"^5\.00e-05 \(default\) +[01]\.\d{3}$", done.stdout, re.MULTILINE)
-    assert len(re.findall(r"^\[littrainer\] trial \d \(\d of 3\)", done.stderr, re.MULTILINE)) == 3
-
-    stored = read_record(tmp_path / "out")
-    (best,) = best_of(stored.trials, stored.directions)
-    assert len(stored.trials) == 3 and stored.backend == "optuna"
-    assert found[:2] == (f"{best.parameters['learning_rate']:.2e}", best.id)
-
-    assert main(["report", str(tmp_path / "out")]) == 0
-    assert capsys.readouterr().out.count("\n") == 2
-    assert f"Best trial: {best.id}" in (tmp_path / "out" / "report.html").read_text()
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 Example = Callable[..., None]
@@ -54,15 +29,15 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Example:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    classifier: Any = importlib.import_module("text_classification")
-
-    def read_two_packages() -> list[tuple[str, str]]:
-        paths = [path for package in (asyncio, email) for path in sorted(Path(package.__path__[0]).glob("*.py"))]
-        texts = {text: path.parent.name for path in paths for text in classifier.docstrings_in(path)}
-        return [(text, package) for text, package in texts.items() if len(text) >= classifier.MIN_CHARACTERS]
-
+    texts: Any = importlib.import_module("local_texts")
+    two_packages = [
+        (path, f"{package.__name__}.{path.stem}")
+        for package in (asyncio, email)
+        for path in sorted(Path(package.__path__[0]).glob("*.py"))
+    ]
     # Reading all of them takes longer than these trainings.
-    monkeypatch.setattr(classifier, "read_standard_library", read_two_packages)
+    monkeypatch.setattr(texts, "source_files", lambda: iter(two_packages))
+    texts.read_documentation.cache_clear()
 
     def run(name: str, *options: str) -> None:
         monkeypatch.setattr(sys, "argv", [name, *options])

@@ -1,0 +1,271 @@
+"""The command `littrainer run`.
+
+It hands over to a fresh interpreter, started exactly as `python script.py` would be, with the redirection in its
+environment. So sys.argv, `__main__`, tracebacks, signals, exit status and the processes that the script spawns are
+those of python itself. `littrainer run --devices 2` starts that interpreter twice, and waits for both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from typing import TYPE_CHECKING, Any
+
+from littrainer.commands.command_parser import CommandParser, complain
+from littrainer.compat.redirect import extend_to_children
+from littrainer.processes.accelerate_launch import FALSE_WORDS, TRUE_WORDS, USE_DEEPSPEED, USE_FSDP
+from littrainer.processes.environment import PROCESSES, is_launched
+from littrainer.processes.parent_watch import SECONDS_TO_SAVE
+
+if TYPE_CHECKING:
+    from littrainer.processes.launcher import Launch
+
+# As number of devices: a process for each GPU.
+ALL = "all"
+# How `accelerate launch`, and the script's own arguments, ask for the CPU.
+USE_CPU = "ACCELERATE_USE_CPU"
+CPU_OPTIONS = ("--use_cpu", "--use-cpu", "--no_cuda", "--no-cuda")
+# Strategy -> variables with which `accelerate launch` asks for it; what they leave open is as with the argument alone.
+STRATEGIES: dict[str, dict[str, str]] = {
+    "ddp": {},
+    "fsdp": {
+        USE_FSDP: "true",
+        "FSDP_VERSION": "2",
+        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+        "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+    },
+    "deepspeed": {USE_DEEPSPEED: "true"},
+}
+# Options of `littrainer run`, each with a value.
+RUN_OPTIONS: dict[str, dict[str, Any]] = {
+    "--devices": {"metavar": "N", "help": "processes on this machine, one for each GPU; `all` for all GPUs"},
+    "--nodes": {"metavar": "M", "type": int, "help": "machines that train together"},
+    "--node-rank": {"metavar": "R", "type": int, "help": "number of this machine, from 0 up"},
+    "--main-address": {"metavar": "HOST", "help": "address of machine 0"},
+    "--main-port": {"metavar": "P", "type": int, "help": "free port on machine 0; on one machine found by itself"},
+    "--grace": {
+        "metavar": "SECONDS",
+        "type": int,
+        "help": f"time to save a checkpoint and end after Ctrl-C or SIGTERM; {SECONDS_TO_SAVE} by default",
+    },
+    "--strategy": {
+        "choices": list(STRATEGIES),
+        "help": "how the model is spread, where the script's arguments do not say",
+    },
+}
+
+
+class BadInput(Exception):
+    """What the user asked for cannot be run; the message is one line that says what to do."""
+
+
+def build_parser() -> CommandParser:
+    """The parser of the command's own options and of the program's name."""
+    parser = CommandParser(
+        "littrainer run",
+        description="Run a script or a module as python would, with littrainer's Trainer for transformers'.",
+        usage=(
+            "littrainer run [-h] [OPTIONS] SCRIPT [ARGS ...]\n       littrainer run [-h] [OPTIONS] -m MODULE [ARGS ...]"
+        ),
+    )
+    for name, settings in RUN_OPTIONS.items():
+        parser.add_argument(name, **settings)
+    program = parser.add_mutually_exclusive_group(required=True)
+    program.add_argument(
+        "script", nargs="?", metavar="SCRIPT", help="path of a script, or of a folder with __main__.py"
+    )
+    program.add_argument("-m", dest="module", metavar="MODULE", help="name of a module to run, as in python -m")
+    parser.epilog = "Everything after SCRIPT or MODULE belongs to the program that is run."
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command on what follows `littrainer run`.
+
+    Returns:
+        The exit status. Where the operating system can replace a process by another, and one is enough, it does not
+        return.
+    """
+    own, program = _split_at_program(list(words))
+    options = build_parser().parse_args(own)
+    try:
+        return _run(program, options)
+    except BadInput as error:
+        return complain("run", str(error))
+
+
+def _split_at_program(given: list[str]) -> tuple[list[str], list[str]]:
+    """Divide the arguments into those that littrainer parses and the program's: ["-m", MODULE, ...] or [SCRIPT, ...].
+
+    The first list names the program too, for the parser to check. Both stand where python's own command line has them,
+    which argparse cannot express: it would take options of the program for its own.
+    """
+    is_value = False
+    for position, argument in enumerate(given):
+        if is_value or argument in RUN_OPTIONS:
+            is_value = not is_value
+            continue
+        if argument == "-m":
+            return given[: position + 2], given[position:]
+        if argument.startswith("-m"):
+            return given[: position + 1], ["-m", argument[2:], *given[position + 1 :]]
+        if argument == "--":
+            return given[: position + 2], given[position + 1 :]
+        if not argument.startswith("-"):
+            return given[: position + 1], given[position:]
+    return given, []
+
+
+def _run(program: list[str], options: argparse.Namespace) -> int:
+    """Check that the program exists, then become it, or start it several times."""
+    if sys.flags.ignore_environment or sys.flags.no_site:
+        raise BadInput("python runs with -E, -I or -S, which keep littrainer out of the script; start it without")
+    if not sys.executable:
+        raise BadInput("this process does not know its python interpreter (sys.executable is empty)")
+    if program[0] == "-m":
+        _check_module(program[1])
+    else:
+        _check_script(program[0])
+    environment = {**os.environ, **_variables_of_strategy(options.strategy)}
+    extend_to_children(environment)
+    # How python itself repeats its options (-O, -W, -X, -u ...) for the interpreters that multiprocessing starts.
+    interpreter_options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *interpreter_options, *program]
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
+    if any(getattr(options, name) is not None for name in ("devices", "nodes", "strategy")):
+        # What starts processes takes longer to load than all else here.
+        from littrainer.processes.launcher import LaunchError
+
+        try:
+            launch = _launch(options, program)
+            if launch.world_size > 1:
+                return _start(launch, command, environment)
+        except LaunchError as error:
+            raise BadInput(str(error)) from error
+        environment[PROCESSES] = "1"
+    elif options.node_rank or options.main_address or options.main_port:
+        raise BadInput("--node-rank, --main-address and --main-port are about several machines; give --nodes too")
+    elif options.grace is not None:
+        raise BadInput("--grace is about processes that are started together; give --devices too")
+    if os.name == "posix":
+        os.execve(sys.executable, command, environment)
+    return _wait_for(command, environment)
+
+
+def _wait_for(command: list[str], environment: dict[str, str]) -> int:
+    """Run the command as a child: Windows would give the terminal back to the user while an exec'd program runs."""
+    with subprocess.Popen(command, env=environment) as child:
+        while True:
+            try:
+                return child.wait()
+            except KeyboardInterrupt:
+                # The terminal interrupts the child too, and how it ends is for the child to say.
+                continue
+
+
+def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
+    """What to start, from the options of the command line."""
+    import torch
+
+    from littrainer.processes.launcher import Launch, check
+
+    on_cpu = os.environ.get(USE_CPU, "").lower() in TRUE_WORDS or _asks_for_cpu(program)
+    gpus = 0 if on_cpu else torch.cuda.device_count()
+    devices = max(gpus, 1)
+    if options.devices not in (None, ALL):
+        if not options.devices.lstrip("-").isdecimal():
+            raise BadInput(f"--devices {options.devices}: give the number of processes on this node, or `{ALL}`")
+        devices = int(options.devices)
+    if gpus and devices > gpus:
+        raise BadInput(
+            f"--devices {devices}, and this node has {gpus} GPU{'' if gpus == 1 else 's'}: give at most {gpus}. For "
+            f"processes on the CPU, give the script --use_cpu, or set {USE_CPU}=true where it takes no such argument"
+        )
+    if is_launched():
+        raise BadInput(
+            "--devices, --nodes and --strategy start processes, and this one was started by a launcher (RANK, "
+            "WORLD_SIZE or LOCAL_RANK is set); give them to one of the two"
+        )
+    launch = Launch(
+        devices, options.nodes or 1, options.node_rank or 0, options.main_address, options.main_port, options.grace
+    )
+    check(launch)
+    return launch
+
+
+def _asks_for_cpu(program: list[str]) -> bool:
+    """Whether the program's arguments set `use_cpu`, as HfArgumentParser reads them."""
+    asks = False
+    for position, argument in enumerate(program):
+        name, _, value = argument.partition("=")
+        if name not in CPU_OPTIONS:
+            continue
+        following = program[position + 1] if position + 1 < len(program) else ""
+        if not value and following.lower() in (*TRUE_WORDS, *FALSE_WORDS):
+            value = following
+        asks = not value or value.lower() not in FALSE_WORDS
+    return asks
+
+
+def _start(launch: Launch, command: list[str], environment: dict[str, str]) -> int:
+    """Run the command in several processes; they inherit this one's environment."""
+    from littrainer.processes.launcher import run_processes
+
+    os.environ.update(environment)
+    return run_processes(launch, command)
+
+
+def _variables_of_strategy(name: str | None) -> dict[str, str]:
+    return {} if name is None else {**dict.fromkeys((USE_FSDP, USE_DEEPSPEED), "false"), **STRATEGIES[name]}
+
+
+def _check_script(script: str) -> None:
+    if os.path.isdir(script):
+        if not os.path.exists(os.path.join(script, "__main__.py")):
+            raise BadInput(f"{script!r} is a folder without a __main__.py; name the script in it")
+    elif not os.path.exists(script):
+        raise BadInput(f"no script {script!r}{_near_script(script)}")
+
+
+def _near_script(script: str) -> str:
+    folder, name = os.path.split(script)
+    if not os.path.isdir(folder or "."):
+        return f": there is no folder {folder!r}"
+    scripts = [entry for entry in os.listdir(folder or ".") if entry.endswith(".py")]
+    near = [os.path.join(folder, entry) for entry in _near(name, scripts)]
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else f" (looked in {os.path.abspath(folder)})"
+
+
+def _near(name: str, known: Sequence[str]) -> list[str]:
+    import difflib
+
+    return difflib.get_close_matches(name, known, n=2)
+
+
+def _check_module(name: str) -> None:
+    """Look a module up without importing the packages it lies in, which may take seconds and would happen twice."""
+    import importlib.util
+
+    top, *rest = name.split(".")
+    # As for `python -m`, the working directory comes first.
+    spec = PathFinder.find_spec(top, [os.getcwd()]) or (importlib.util.find_spec(top) if top else None)
+    fullname = top
+    for part in [*rest, "__main__"]:
+        if spec is None:
+            break
+        folders = spec.submodule_search_locations
+        if folders is None:
+            if part == "__main__":
+                return
+            raise BadInput(f"no module {name!r}: {fullname!r} is not a package")
+        fullname = f"{fullname}.{part}"
+        spec = PathFinder.find_spec(fullname, list(folders))
+        if spec is None and part == "__main__":
+            raise BadInput(f"{name!r} is a package without a __main__ module; name a module in it")
+    if spec is None:
+        raise BadInput(f"no module {name!r}: {fullname!r} is not found; is its package installed, or the folder right?")

@@ -1,0 +1,94 @@
+"""Tracebacks without the calls between a Trainer's method and the code that an error came from.
+
+Between `trainer.train()` and a script's own `forward` lie some twenty calls of Lightning and of littrainer, which say
+nothing about a mistake in the script. `ShortTraceback` takes them out of the traceback of an error that passes through.
+What stays: the public method that was called, each frame of the script and of other libraries, and before each of these
+the last call of ours, which shows what it was called for. The error itself stays the object that was raised.
+
+A fault of littrainer or Lightning keeps all its frames: nobody else can find it.
+"""
+
+from __future__ import annotations
+
+import dis
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from littrainer.log_levels import tells_everything
+
+# Set to "full", it leaves tracebacks as they are; so does log_level="debug".
+SWITCH, FULL = "LITTRAINER_TRACEBACK", "full"
+INTERNAL = frozenset({"littrainer", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"})
+# What may stand between two calls of the former: decorators and contexts, the wrapper of an optimizer's step.
+CARRYING = frozenset({"torch", "contextlib", "functools"})
+
+
+class ShortTraceback(AbstractContextManager[None]):
+    """An error that leaves it has a traceback without internal calls, below the frame that holds the `with`."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, raised_in: TracebackType | None
+    ) -> None:
+        if error is None or raised_in is None or os.environ.get(SWITCH) == FULL or tells_everything():
+            return
+        for one in _and_its_reasons(error):
+            # The first entry is the method that was called; for a reason, what caught it.
+            trace = raised_in if one is error else one.__traceback__
+            if trace is not None:
+                _link([trace, *_telling(_entries(trace)[1:], one)])
+
+
+def _and_its_reasons(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it came from and during, and the errors in a group."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+
+
+def _entries(trace: TracebackType | None) -> list[TracebackType]:
+    found = []
+    while trace is not None:
+        found.append(trace)
+        trace = trace.tb_next
+    return found
+
+
+def _telling(entries: list[TracebackType], error: BaseException) -> list[TracebackType]:
+    """The entries that stay."""
+    packages = [str(entry.tb_frame.f_globals.get("__name__")).partition(".")[0] for entry in entries]
+    stay = []
+    # From the innermost call outwards: what lies right below the entry at hand, leaving out what only carries calls on.
+    leads_to_internal = is_fault = bool(packages) and packages[-1] in INTERNAL and not _is_raised_on_purpose(
+        entries[-1], error
+    )
+    for entry, package in zip(reversed(entries), reversed(packages), strict=True):
+        if package in INTERNAL:
+            if is_fault or not leads_to_internal:
+                stay.append(entry)
+            leads_to_internal = True
+        elif package in CARRYING:
+            if is_fault or not leads_to_internal:
+                stay.append(entry)
+        else:
+            stay.append(entry)
+            leads_to_internal = is_fault = False
+    return stay[::-1]
+
+
+def _is_raised_on_purpose(entry: TracebackType, error: BaseException) -> bool:
+    """Whether an error comes out of a `raise`, and not out of an operation that failed."""
+    operation = dis.opname[entry.tb_frame.f_code.co_code[entry.tb_lasti]]
+    return operation == "RAISE_VARARGS" and not isinstance(error, AssertionError)
+
+
+def _link(entries: list[TracebackType]) -> None:
+    for entry, following in zip(entries, [*entries[1:], None], strict=True):
+        entry.tb_next = following

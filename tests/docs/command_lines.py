@@ -1,0 +1,244 @@
+"""The command lines of a page: each is carried out, or held against what it names."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.docs.blocks import COMMANDS, ROOT, Block
+from tests.docs.forks import Forks
+from tests.docs.programs import become
+
+CARRIED_OUT = ("littrainer", "python", "python3", "torchrun", "accelerate")
+SECONDS_FOR_A_LINE = 200
+
+
+class PageError(AssertionError):
+    """What a page says is not so; the message names the place."""
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """One command of a block.
+
+    Parameters:
+        place: page and line.
+        text: the command, with continued lines joined.
+        shown: the lines of output that stand below it, in a block where commands have a prompt.
+    """
+
+    place: str
+    text: str
+    shown: tuple[str, ...] = ()
+
+
+@dataclass
+class Shell:
+    """Where commands of a page are carried out.
+
+    Parameters:
+        folder: the working folder.
+        forks: starts processes.
+        environment: variables for them; `export` adds to it.
+    """
+
+    folder: Path
+    forks: Forks
+    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def carry_out(self, line: CommandLine) -> None:
+        """Carry out the command, or check what it names where that would take long or needs the network.
+
+        Raises:
+            PageError: it fails, or names what is not there.
+        """
+        if is_synopsis(line.text):
+            return check_options(line, self)
+        if re.search(r"[|;&`]|\$\(|<", re.sub(r"'[^']*'|\"[^\"$`]*\"", "", line.text)):
+            return self._run_by_bash(line)
+        words = shlex.split(line.text, comments=True)
+        variables = {}
+        while words and re.match(r"[A-Za-z_]\w*=", words[0]):
+            name, _, value = words.pop(0).partition("=")
+            variables[name] = value
+        if not words:
+            return None
+        program = os.path.basename(words[0])
+        if program == "export":
+            self.environment.update(word.split("=", 1) for word in words[1:])
+            return None
+        if is_example(words):
+            return check_example(line, words)
+        if check := CHECKS.get(program) or CHECKS_OF_MODULES.get(" ".join(words[1:3]) if program[:6] == "python" else ""):
+            return check(line, words)
+        if program not in CARRIED_OUT:
+            raise PageError(f"{line.place}: nothing is known about how to execute {words[0]!r}: {line.text}")
+        output = None
+        if ">" in words[:-1]:
+            output, words = words[words.index(">") + 1], words[: words.index(">")]
+        status = self.forks.run(
+            become,
+            [program, *words[1:]],
+            output,
+            folder=str(self.folder),
+            environment={**self.environment, **variables},
+            seconds=SECONDS_FOR_A_LINE,
+        )
+        if status != 0:
+            raise PageError(f"{line.place}: ended with status {status}: {line.text}")
+        return None
+
+    def _run_by_bash(self, line: CommandLine) -> None:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{self.environment.get('PATH', '')}"
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", line.text],
+            cwd=self.folder,
+            env={**self.environment, "PATH": path},
+            timeout=SECONDS_FOR_A_LINE,
+        )
+        if done.returncode != 0:
+            raise PageError(f"{line.place}: ended with status {done.returncode}: {line.text}")
+
+
+def command_lines_of(block: Block) -> list[CommandLine]:
+    """The commands of a block; where some line has the prompt `$ `, the other lines are what commands print."""
+    assert block.language in COMMANDS
+    has_prompts = any(text.startswith("$ ") for text in block.code.splitlines())
+    found: list[CommandLine] = []
+    continued: tuple[int, str] | None = None
+    for number, text in enumerate(block.code.splitlines(), start=block.line):
+        if continued is not None:
+            number, text = continued[0], f"{continued[1]} {text.strip().removeprefix('> ')}"
+        elif has_prompts and not text.startswith("$ "):
+            if found:
+                found[-1] = CommandLine(found[-1].place, found[-1].text, (*found[-1].shown, text))
+            continue
+        else:
+            text = text.removeprefix("$ ").strip()
+        continued = (number, text[:-1].rstrip()) if text.endswith("\\") else None
+        if continued is None and text and not text.startswith("#"):
+            found.append(CommandLine(f"{block.page}:{number}", text))
+    return found
+
+
+def is_synopsis(text: str) -> bool:
+    """Whether a line says how a command is used in general, as in `littrainer report DIR [-o FILE]`."""
+    text = text.partition("  #")[0]
+    return bool(re.search(r"(?<![\w=.])\[[^\]]+\]|\s[A-Z][A-Z_]+(?=\s|$)|\s\.\.\.(?=\s|$)|<[a-z_ -]+>", text))
+
+
+def check_options(line: CommandLine, shell: Shell) -> None:
+    """Every option in a synopsis is one that the command's help tells."""
+    words = re.findall(r"[\w./-]+", line.text.partition("  #")[0])
+    assert words[0] == "littrainer", f"{line.place}: a synopsis of something else: {line.text}"
+    told = shell.folder / ".help"
+    status = shell.forks.run(
+        become, ["littrainer", words[1], "--help"], str(told), folder=str(shell.folder), environment=shell.environment
+    )
+    if status != 0:
+        raise PageError(f"{line.place}: littrainer {words[1]} --help ended with status {status}")
+    options = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", told.read_text(encoding="utf-8")))
+    unknown = [word for word in words[2:] if re.match(r"--?[A-Za-z]", word) and word not in options]
+    told.unlink()
+    if unknown:
+        raise PageError(f"{line.place}: `littrainer {words[1]} --help` does not tell of {', '.join(unknown)}")
+
+
+# ---- What is checked and not carried out -----------------------------------------------------------------------------
+
+
+def is_example(words: list[str]) -> bool:
+    """Whether a command trains one of our examples, which tests of their own do."""
+    return any(word.startswith("examples/") for word in words) and "report" not in words[:2]
+
+
+def check_example(line: CommandLine, words: list[str]) -> None:
+    """The script is there, some test runs it, and it has the options."""
+    from littrainer import Seq2SeqTrainingArguments
+
+    (script,) = (word for word in words if word.startswith("examples/"))
+    path = ROOT / script
+    if not path.is_file():
+        raise PageError(f"{line.place}: there is no {script}")
+    tests = [*ROOT.glob("tests/*.py"), *ROOT.glob("tests/examples/**/*.py")]
+    if not any(path.name in test.read_text(encoding="utf-8") or path.stem in test.stem for test in tests):
+        raise PageError(f"{line.place}: no test runs {script}")
+    text = path.read_text(encoding="utf-8")
+    for word in words[words.index(script) + 1 :]:
+        option = re.match(r"--([\w.-]+)", word)
+        if option is None:
+            continue
+        name = option[1].split(".")[-1]
+        fields = Seq2SeqTrainingArguments.__dataclass_fields__
+        spellings = {name, name.replace("-", "_")}
+        if not any(re.search(rf"\b{re.escape(spelling)}\b", text) or spelling in fields for spelling in spellings):
+            raise PageError(f"{line.place}: {script} has no option --{option[1]}")
+
+
+def check_make(line: CommandLine, words: list[str]) -> None:
+    """The targets are there, and so are the variables that are set; what they do is what CI does."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for word in words[1:]:
+        name, assigned, _ = word.partition("=")
+        wanted = rf"^{re.escape(name)} \?=" if assigned else rf"^{re.escape(name)}:"
+        if not re.search(wanted, makefile, re.MULTILINE):
+            raise PageError(f"{line.place}: the Makefile has no {'variable' if assigned else 'target'} {name}")
+
+
+def check_pip(line: CommandLine, words: list[str]) -> None:
+    """What is installed has a name that pip takes, and our own extras are there."""
+    from packaging.requirements import Requirement
+
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert "install" in words, f"{line.place}: {line.text}"
+    for word in words[words.index("install") + 1 :]:
+        if word.startswith("-") or word.endswith(".whl"):
+            continue
+        of_a_folder = re.fullmatch(r"\./?(?:\[(.*)\])?", word)
+        named = Requirement(f"littrainer[{of_a_folder[1] or ''}]" if of_a_folder else word.partition("+")[0])
+        unknown = named.extras - set(project["optional-dependencies"]) if named.name == "littrainer" else set()
+        if unknown:
+            raise PageError(f"{line.place}: pyproject.toml has no extra {', '.join(sorted(unknown))}")
+
+
+def check_tests(line: CommandLine, words: list[str]) -> None:
+    """The tests that pytest is asked for are there."""
+    for word in words[words.index("pytest") + 1 :]:
+        if not word.startswith("-") and not (ROOT / word.partition("::")[0]).exists():
+            raise PageError(f"{line.place}: there is no {word}")
+
+
+def needs_the_network(line: CommandLine, words: list[str]) -> None:
+    """Fetches the sources."""
+    if words[:2] != ["git", "clone"]:
+        raise PageError(f"{line.place}: nothing is known about {line.text}")
+
+
+def enters_a_folder(line: CommandLine, words: list[str]) -> None:
+    """Of what was fetched, in which each page's commands stand anyway."""
+    if words[1:] != ["littrainer"]:
+        raise PageError(f"{line.place}: only the fetched sources are entered: {line.text}")
+
+
+def makes_an_environment(line: CommandLine, words: list[str]) -> None:
+    """Everything here runs in one."""
+
+
+CHECKS = {
+    "make": check_make,
+    "pip": check_pip,
+    "git": needs_the_network,
+    "cd": enters_a_folder,
+    "source": makes_an_environment,
+    ".": makes_an_environment,
+}
+CHECKS_OF_MODULES = {"-m pytest": check_tests, "-m pip": check_pip, "-m venv": makes_an_environment}

@@ -1,0 +1,15 @@
+"""What stands on a page and is not executed, each with the reason."""
+
+from __future__ import annotations
+
+NOT_EXECUTED: dict[str, dict[str, str]] = {
+    "docs/architecture.md": {"script ──► TrainingArguments": "a drawing"},
+    "docs/callbacks.md": {"ValueError: no such file": "an error; expectations.py has it raised, and compares"},
+}
+"""page -> the beginning of a block's code or of a command line -> why it is not executed."""
+
+
+def reason_for(page: str, text: str) -> str | None:
+    """Why a block's code, or a command line, is not executed, or None where it is."""
+    rows = NOT_EXECUTED.get(page, {})
+    return next((reason for beginning, reason in rows.items() if text.startswith(beginning)), None)

@@ -1,0 +1,189 @@
+"""What pages take for granted: a model and data of the reader's, scripts, folders of earlier trainings, a Hub."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.scenarios.data import Rows, tiny_tokenizer, token_rows, vector_rows
+from tests.scenarios.metrics import accuracy
+from tests.scenarios.models import CLASSES, VectorClassifier, tiny_bert_classifier
+
+Names = dict[str, Any]
+
+SCRIPT = """
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.models import VectorClassifier
+
+(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+trainer = Trainer(VectorClassifier(), args, train_dataset=Rows(vector_rows(16)), eval_dataset=Rows(vector_rows(8)))
+trainer.train()
+"""
+COMMAND_LINE_OF_LIGHTNING = """
+from lightning.pytorch.cli import LightningCLI
+
+from littrainer import TrainerDataModule, TransformersModule
+
+
+class MyDataModule(TrainerDataModule):
+    def __init__(self):
+        rows = [{"input_ids": [5, 6, 7, 8], "labels": label} for label in (0, 1, 2, 0)]
+        super().__init__(rows, rows)
+
+
+if __name__ == "__main__":
+    LightningCLI(TransformersModule, MyDataModule)
+"""
+
+
+def model_and_data(folder: Path) -> Names:
+    """A model of the reader's, datasets and a metric function."""
+    return {
+        "model": VectorClassifier(),
+        "train_dataset": Rows(vector_rows(16)),
+        "eval_dataset": Rows(vector_rows(8)),
+        "compute_metrics": accuracy,
+    }
+
+
+def scenario_names(folder: Path) -> Names:
+    """What the files of scenarios import."""
+    from tests.fidelity.cases import saving
+
+    return dict(vars(saving))
+
+
+def lightning_module_and_checkpoint(folder: Path) -> Names:
+    """A LightningModule with a model, and a checkpoint that a Trainer has written of such a model."""
+    import lightning
+    import torch
+
+    from littrainer import Trainer, TrainingArguments
+
+    class MyModule(lightning.LightningModule):
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.model(**batch)["loss"]
+
+        def configure_optimizers(self) -> Any:
+            decayed = [self.model.inner.weight, self.model.head.weight]
+            others = [parameter for parameter in self.model.parameters() if not any(parameter is one for one in decayed)]
+            return torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}])
+
+    rows = Rows(vector_rows(500))
+    args = TrainingArguments("runs", max_steps=500, per_device_train_batch_size=2, report_to="none", disable_tqdm=True)
+    Trainer(VectorClassifier(), args, train_dataset=rows).train()
+    return {
+        "MyModule": MyModule,
+        "model": VectorClassifier(),
+        "tokenizer": tiny_tokenizer(),
+        "loader": torch.utils.data.DataLoader(rows, batch_size=2),
+    }
+
+
+def hub_on_this_machine(folder: Path) -> Names:
+    """A Hub to which the reader is logged in; the process ends with it."""
+    import huggingface_hub
+
+    from tests.hub.client import turn_client_to
+    from tests.hub.server import GOOD_TOKEN, serving
+
+    hub = serving().__enter__()
+    hub.tokens = {GOOD_TOKEN: "me"}
+    home = folder.parent / "home"
+    home.mkdir()
+    turn_client_to(hub, home, pytest.MonkeyPatch())
+    huggingface_hub.login(GOOD_TOKEN)
+    return {**model_and_data(folder), "hub_on_this_machine": hub}
+
+
+def model_on_the_disk_for_a_search(folder: Path) -> Names:
+    """A very small model under the name that the page loads; what Ray and a sweep would start is not started."""
+    tiny_bert_classifier().save_pretrained(folder / "bert-base-uncased")
+
+    def f1(prediction: Any) -> dict[str, float]:
+        guesses, labels = prediction.predictions.argmax(axis=-1), prediction.label_ids
+        scores = []
+        for label in range(CLASSES):
+            hits = np.sum((guesses == label) & (labels == label))
+            scores.append(2 * hits / max(np.sum(guesses == label) + np.sum(labels == label), 1))
+        return {"f1": float(np.mean(scores))}
+
+    _keep_ray_to_its_keywords()
+    _keep_sweeps_to_this_machine(folder)
+    rows = token_rows(24, shortest=6, longest=6)
+    return {"train_dataset": Rows(rows[:16]), "eval_dataset": Rows(rows[16:]), "compute_metrics": f1}
+
+
+def _keep_ray_to_its_keywords() -> None:
+    """A search on Ray takes processes that each import everything: tests/search/ray_tune has one.
+
+    Here the space is drawn from, and everything is checked that is checked before the first trial.
+    """
+    from littrainer.search.ray_tune import running
+    from littrainer.search.ray_tune.keywords import checked_keywords
+    from littrainer.search.results import BestRun
+    from littrainer.search.trial_parameters import checked_space
+
+    def search(trainer: Any, n_trials: int, direction: str, **keywords: Any) -> BestRun:
+        from ray import tune
+
+        space = checked_space(trainer.hp_space(None))
+        checked = checked_keywords(trainer, {"minimize": "min", "maximize": "max"}[direction], keywords)
+        inspect.signature(tune.run).bind(None, config=space, num_samples=n_trials, **checked)
+        return BestRun("0", 0.0, {name: domain.sample() for name, domain in space.items()})
+
+    running.run_hp_search_ray = search
+
+
+def _keep_sweeps_to_this_machine(folder: Path) -> None:
+    """A sweep without a server, of two runs that are kept on the disk."""
+    os.environ.update(WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DIR=str(folder))
+    import wandb
+
+    from tests.search.test_wandb_sweep import Server
+
+    server = Server()
+    agent = server.agent
+
+    def two_runs(*arguments: Any, count: int, **keywords: Any) -> None:
+        agent(*arguments, count=min(count, 2), **keywords)
+
+    wandb.sweep, wandb.agent = server.sweep, two_runs
+
+
+def runs_offline(folder: Path) -> Names:
+    """A training whose runs in Weights & Biases stay on the disk."""
+    os.environ.update(WANDB_MODE="offline", WANDB_SILENT="true", WANDB_DIR=str(folder))
+    return model_and_data(folder)
+
+
+def command_line_of_lightning(folder: Path) -> Names:
+    """A script of Lightning's command line, and a very small model under the name that it is given."""
+    (folder / "train.py").write_text(COMMAND_LINE_OF_LIGHTNING, encoding="utf-8")
+    tiny_bert_classifier().save_pretrained(folder / "google-bert" / "bert-base-uncased")
+    return {}
+
+
+PREPARATIONS: dict[str, Callable[[Path], Names]] = {
+    "CONTRIBUTING.md": scenario_names,
+    "docs/callbacks.md": model_and_data,
+    "docs/checkpoints.md": lightning_module_and_checkpoint,
+    "docs/hub.md": hub_on_this_machine,
+    "docs/lightning-users.md": command_line_of_lightning,
+    "docs/search.md": model_on_the_disk_for_a_search,
+    "docs/tracking.md": runs_offline,
+}
+"""page -> writes what it takes for granted into its folder, and returns the names that it takes for granted."""
