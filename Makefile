@@ -111,7 +111,7 @@ $(DOCS)/.installed: docs/requirements.txt
 	@echo "installing what builds the site into $(DOCS)"
 	@rm -rf $(DOCS)
 	@$(PYTHON) -m venv $(DOCS)
-	@$(DOCS)/bin/python -m pip --disable-pip-version-check --no-input install -qq --no-deps -r $<
+	@$(DOCS)/bin/python -m pip --disable-pip-version-check --no-input install -qq --no-compile --no-deps -r $<
 	@touch $@
 
 # The variable keeps an announcement of the theme's successor out of the output.

@@ -1,9 +1,9 @@
 """A small Llama that learns to write Python from the source code of the standard library.
 
-An ordinary transformers script that needs no network. It learns a byte-level BPE vocabulary, packs the source files into
-blocks of equal length, trains from scratch, and compares the perplexity on modules that it has not seen with that of a
-unigram model, which knows how frequent each token is and nothing of what stands before it. It ends with a text that it
-writes.
+An ordinary transformers script that needs no network. It learns a byte-level BPE vocabulary, packs the source files
+into blocks of equal length, trains from scratch, and compares the perplexity on modules that it has not seen with that
+of a unigram model, which knows how frequent each token is and nothing of what stands before it. At the end it writes a
+text.
 
     python examples/causal_language_model.py
     littrainer run examples/causal_language_model.py
@@ -35,15 +35,15 @@ from transformers import (
 
 DEFAULTS = {
     "output_dir": "runs/causal_language_model",
-    "max_steps": 300,
+    "max_steps": 320,
     "per_device_train_batch_size": 8,
     "per_device_eval_batch_size": 16,
     "learning_rate": 3e-3,
     "lr_scheduler_type": "cosine",
-    "warmup_steps": 30,
-    "logging_steps": 25,
+    "warmup_steps": 20,
+    "logging_steps": 20,
     "eval_strategy": "steps",
-    "eval_steps": 100,
+    "eval_steps": 160,
     "save_strategy": "no",
     "dataloader_pin_memory": False,
     "seed": 0,
@@ -53,8 +53,8 @@ DEFAULTS = {
 
 @dataclass
 class Options:
-    characters: int = field(default=1_500_000, metadata={"help": "of source code to read at most"})
-    vocabulary: int = field(default=2000, metadata={"help": "tokens at most"})
+    characters: int = field(default=1_000_000, metadata={"help": "of source code to read at most"})
+    vocabulary: int = field(default=1500, metadata={"help": "tokens at most"})
     block: int = field(default=128, metadata={"help": "tokens that the model sees at once"})
     prompt: str = field(default="def read(self,", metadata={"help": "what the text at the end begins with"})
 
@@ -65,8 +65,8 @@ def choose_sources(characters, seed):
     random.Random(seed).shuffle(sources)
     chosen, total = [], 0
     for text in sources:
-        # A file of encodings or of Unicode tables would be a tenth of all that is read.
-        if total < characters and len(text) < 60_000:
+        # One long file would be a large part of what the model learns from.
+        if total < characters and len(text) < 40_000:
             chosen.append(text)
             total += len(text)
     held_out = max(1, len(chosen) // 10)
@@ -75,7 +75,7 @@ def choose_sources(characters, seed):
 
 def pack(texts, tokenizer, block):
     """One long row of all tokens, with the end token between texts, cut into blocks."""
-    rows = tokenizer(texts)["input_ids"]
+    rows = tokenizer(texts, verbose=False)["input_ids"]
     tokens = list(chain.from_iterable([*row, tokenizer.eos_token_id] for row in rows))
     starts = range(0, len(tokens) - block + 1, block)
     return Dataset.from_dict({"input_ids": [tokens[start : start + block] for start in starts]})

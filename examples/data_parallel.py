@@ -1,8 +1,8 @@
 """The digits of digits.py in one process or in two: what Trainer scripts do to run in several processes.
 
 Each process trains a copy of the model on images of its own (DDP). --batch_size counts the images of all processes
-together, so that two processes take the same optimizer steps as one. Each run notes its losses in the output folder;
-whoever runs the script a second time, in another number of processes, sees them side by side.
+together, so that two processes take the same optimizer steps as one, and have its losses but for rounding. Each run
+notes its losses in the output folder; the second one, in another number of processes, shows them side by side.
 
     python examples/data_parallel.py                              one process
     torchrun --nproc_per_node 2 examples/data_parallel.py         two
@@ -93,7 +93,7 @@ def main():
     heads = [f"{size} process{'es' if size > 1 else ''}" for size in runs]
     print("\nloss    " + "".join(f"{head:>14}" for head in heads))
     for epoch, row in enumerate(zip(*runs.values(), strict=True), start=1):
-        print(f"epoch{epoch:>3}" + "".join(f"{loss:14.6f}" for loss in row))
+        print(f"epoch{epoch:>3}" + "".join(f"{loss:14.4f}" for loss in row))
     if len(runs) == 1:
         print(f"(run the script in another number of processes to compare; {options.output_dir} keeps these)")
 

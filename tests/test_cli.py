@@ -1,378 +1,180 @@
-import json
 import os
-import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from littrainer import __version__, cli
-from littrainer.cli import _wait_for, main
-from littrainer.processes.launcher import Launch
+from littrainer.cli import COMMANDS, main
+from littrainer.commands import ending
+from littrainer.processes.environment import PROCESSES
 
-from .compat.processes import environment, run_python
+from .compat.processes import environment
 
-REPORT = """
-import json, os, pickle, sys
+COMMAND = [sys.executable, "-m", "littrainer"]
+# Prints more than a pipe holds, so that it is still printing when its reader has gone.
+TALKS = """
+import sys
+from littrainer import cli
+from littrainer.commands.ending import quietly
 
-class Point:
-    def __init__(self, x):
-        self.x = x
+def talk():
+    for _ in range(100_000):
+        print("a line that nobody reads")
+    return 0
 
-def double(point):
-    return Point(2 * point.x)
-
-if __name__ == "__main__":
-    import multiprocessing
-    main = sys.modules["__main__"]
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        (doubled,) = pool.map(double, [Point(21)])
-    print(json.dumps({
-        "argv": sys.argv,
-        "path[0]": sys.path[0],
-        "name": __name__,
-        "file": __file__,
-        "package": __package__,
-        "spec": __spec__ and __spec__.name,
-        "is __main__": main.Point is Point,
-        "pickled": pickle.loads(pickle.dumps(Point(3))).x,
-        "spawned": [type(doubled) is Point, doubled.x],
-        "redirected": type(sys.meta_path[0]).__name__ == "RedirectFinder",
-        "optimized": sys.flags.optimize,
-    }))
+sys.exit(quietly(talk))
 """
 
 
-def littrainer(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return run_python("-m", "littrainer", *arguments, cwd=cwd)
-
-
-def complaint_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that the command prints for `arguments` that it cannot run."""
+def ended(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[Any, str, str]:
+    """Exit status of a command in this process, and what it printed."""
     try:
-        status = main(arguments)
+        status: Any = main(arguments)
     except SystemExit as end:
-        assert isinstance(end.code, int)
         status = end.code
-    printed = capsys.readouterr()
-    assert status == 2
-    assert printed.out == ""
-    assert printed.err.startswith("littrainer: ")
-    assert printed.err.count("\n") == 1
-    return printed.err
+    return (status, *capsys.readouterr())
 
 
-@pytest.mark.parametrize("how", [["folder/report.py"], ["-m", "folder.report"]], ids=["script", "module"])
-def test_a_program_sees_what_it_sees_under_plain_python_and_is_redirected(tmp_path: Path, how: list[str]) -> None:
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "report.py").write_text(REPORT)
-    arguments = [*how, "--lr", "1e-4", "-m", "--help", "--", "run"]
-    ours = json.loads(littrainer("run", *arguments, cwd=tmp_path).stdout)
-    plain = json.loads(run_python(*arguments, cwd=tmp_path).stdout)
-    assert ours.pop("redirected") is True
-    assert plain.pop("redirected") is False
-    assert ours == plain
-    assert ours["spawned"] == [True, 42]
+def test_version_and_help_are_printed_with_status_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(["--version"], capsys) == (0, f"littrainer {__version__}\n", "")
+    status, page, complaint = ended(["--help"], capsys)
+    assert (status, complaint) == (0, "")
+    for name, command in COMMANDS.items():
+        assert f" {name} " in page or f" {name}\n" in page
+        assert command.purpose.split()[0] in page
 
 
-def test_options_of_the_interpreter_reach_the_script(tmp_path: Path) -> None:
-    (tmp_path / "report.py").write_text(REPORT)
-    done = run_python("-O", "-m", "littrainer", "run", "report.py", cwd=tmp_path)
-    assert json.loads(done.stdout)["optimized"] == 1
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_a_help_page_of_the_same_kind(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, page, complaint = ended([name, "--help"], capsys)
+    assert (status, complaint) == (0, "")
+    assert page.startswith(f"usage: littrainer {name} [") and "-h, --help" in page
 
 
-def test_a_traceback_shows_the_script_alone(tmp_path: Path) -> None:
-    (tmp_path / "fails.py").write_text("def f():\n    raise ValueError('as it was')\n\nf()\n")
-    ours = littrainer("run", "fails.py", cwd=tmp_path)
-    assert ours.returncode == 1
-    assert "ValueError: as it was" in ours.stderr
-    assert ours.stderr == run_python("fails.py", cwd=tmp_path).stderr
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "nothing to do: try `littrainer run script.py`, or `littrainer --help`"),
+        (["explian"], "no command 'explian'; did you mean 'explain'?"),
+        (["train"], "no command 'train'; "),
+        (["xyz"], "no command 'xyz'; commands are run, explain, report, env, completion"),
+        (["script.py", "--lr", "1"], "to run a script, put `run` before it: littrainer run script.py"),
+        (["--verson"], "unrecognized arguments: --verson; --verson: did you mean '--version'?"),
+        (["--nothing"], "unrecognized arguments: --nothing; see --help"),
+        (["--devices", "2", "run", "x.py"], "options of a command stand behind it: littrainer run --devices ..."),
+    ],
+)
+def test_a_wrong_command_line_is_answered_in_one_line_with_status_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
+) -> None:
+    status, printed, told = ended(arguments, capsys)
+    assert (status, printed) == (2, "")
+    assert told.startswith(f"littrainer: {complaint}") and told.count("\n") == 1
 
 
-@pytest.mark.parametrize(("ending", "status"), [("sys.exit(7)", 7), ("sys.exit('reason')", 1), ("os._exit(9)", 9)])
-def test_the_exit_status_of_the_script_is_passed_on(tmp_path: Path, ending: str, status: int) -> None:
-    (tmp_path / "ends.py").write_text(f"import os, sys\n{ending}\n")
-    assert littrainer("run", "ends.py", cwd=tmp_path).returncode == status
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (
+            ["report", "--scal", "log", "runs"],
+            "littrainer report: unrecognized arguments: --scal; --scal: did you mean '",
+        ),
+        (
+            ["explain", "--modle", "a:b"],
+            "littrainer explain: unrecognized arguments: --modle a:b; --modle: did you mean '",
+        ),
+        (["env", "--jsn"], "littrainer env: unrecognized arguments: --jsn; --jsn: did you mean '--json'?"),
+        (["env", "more"], "littrainer env: unrecognized arguments: more; see --help"),
+        (["completion", "tcsh"], "littrainer completion: argument shell: invalid choice: 'tcsh'"),
+    ],
+)
+def test_a_wrong_option_of_a_command_is_answered_in_one_line_with_status_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], complaint: str
+) -> None:
+    status, printed, told = ended(arguments, capsys)
+    assert (status, printed) == (2, "")
+    assert told.startswith(complaint) and told.count("\n") == 1
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
-def test_an_interrupt_ends_the_script_as_it_ends_under_plain_python(tmp_path: Path) -> None:
-    (tmp_path / "waits.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(300)\n")
-    command = [sys.executable, "-m", "littrainer", "run", "waits.py"]
+def test_what_is_explained_starts_no_further_processes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(PROCESSES, "")
+    monkeypatch.delenv(PROCESSES)
+    assert ended(["explain", "no-such-script"], capsys)[0] == 2
+    assert os.environ[PROCESSES] == "1"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes are those of POSIX")
+def test_a_reader_that_leaves_ends_a_command_without_a_word() -> None:
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", TALKS], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=200)
-    assert process.returncode == -signal.SIGINT
-    assert errors.splitlines()[-1] == "KeyboardInterrupt"
-    assert "littrainer" not in errors.replace(str(tmp_path), "")
+        assert process.stdout.readline() == b"a line that nobody reads" + os.linesep.encode()
+        process.stdout.close()
+        assert process.stderr is not None and process.stderr.read() == b""
+    assert process.returncode == ending.NOBODY_READS == 141
 
 
-def test_where_a_process_cannot_be_replaced_the_script_runs_as_a_child_with_its_status() -> None:
-    assert _wait_for([sys.executable, "-S", "-c", "raise SystemExit(7)"], dict(os.environ)) == 7
-
-
-def test_isolated_interpreters_are_refused_since_they_would_train_without_littrainer(tmp_path: Path) -> None:
-    (tmp_path / "script.py").touch()
-    start = "import sys; sys.path.append(sys.argv.pop(1)); from littrainer.cli import main; sys.exit(main())"
-    source_root = environment()["PYTHONPATH"]
-    done = run_python("-E", "-c", start, source_root, "run", "script.py", cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("littrainer: python runs with -E")
-
-
-def test_a_missing_script_is_named_with_the_nearest_scripts_of_its_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "finetune.py").touch()
-    complaint = complaint_of(["run", str(tmp_path / "finetuen.py"), "--lr", "1"], capsys)
-    assert "finetuen.py'; did you mean" in complaint
-    assert str(tmp_path / "finetune.py") in complaint
-
-
-def test_a_missing_script_with_no_near_name_says_where_it_was_looked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert f"(looked in {tmp_path})" in complaint_of(["run", str(tmp_path / "nothing_like_it.py")], capsys)
-
-
-def test_a_script_in_a_missing_folder_names_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"there is no folder '{tmp_path / 'absent'}'" in complaint_of(
-        ["run", str(tmp_path / "absent" / "script.py")], capsys
+@pytest.mark.skipif(os.name != "posix", reason="pipes are those of POSIX")
+def test_a_help_page_that_nobody_reads_ends_without_a_word() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [*COMMAND, "--help"], env=environment(), stdout=write, stderr=subprocess.PIPE, check=False, timeout=300
     )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_a_folder_without_a_main_module_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "folder without a __main__.py" in complaint_of(["run", str(tmp_path)], capsys)
+def test_an_error_of_another_pipe_is_not_taken_for_a_reader_that_left(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> int:
+        raise BrokenPipeError("of a socket")
 
-
-def test_a_folder_with_a_main_module_runs(tmp_path: Path) -> None:
-    (tmp_path / "__main__.py").write_text("print('from the folder')")
-    assert littrainer("run", ".", cwd=tmp_path).stdout == "from the folder\n"
-
-
-@pytest.mark.parametrize(
-    ("module", "words"),
-    [
-        ("no_such_module", "'no_such_module' is not found"),
-        ("json.no_such_module", "'json.no_such_module' is not found"),
-        ("json", "'json' is a package without a __main__ module"),
-        ("glob.part", "'glob' is not a package"),
-        ("", "no module ''"),
-    ],
-)
-def test_a_module_that_cannot_be_run_is_refused_with_the_reason(
-    capsys: pytest.CaptureFixture[str], module: str, words: str
-) -> None:
-    assert words in complaint_of(["run", "-m", module], capsys)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "littrainer run script.py"),
-        (["run"], "required"),
-        (["run", "-m"], "expected one argument"),
-        (["run", "--no-such-option", "script.py"], "--no-such-option"),
-        (["train"], "'train'"),
-        (["script.py", "--lr", "1"], "littrainer run script.py"),
-    ],
-)
-def test_a_wrong_command_line_is_answered_in_one_line(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
-) -> None:
-    assert words in complaint_of(arguments, capsys)
-
-
-SEVERAL = """
-import json, os, signal, sys, time
-
-names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "ACCELERATE_USE_FSDP", "FSDP_VERSION")
-facts = {name: os.environ.get(name) for name in names}
-facts["argv"], facts["name"] = sys.argv, __name__
-facts["redirected"] = type(sys.meta_path[0]).__name__ == "RedirectFinder"
-try:
-    with open(f"facts{os.environ['RANK']}.json", "w") as file:
-        json.dump(facts, file)
-    if "wait" in sys.argv:
-        time.sleep(300)
-except KeyboardInterrupt:
-    open(f"interrupted{os.environ['RANK']}", "w").close()
-    raise
-if "fail" in sys.argv and os.environ["RANK"] == "1":
-    sys.exit(7)
-if "fail" in sys.argv:
-    time.sleep(300)
-"""
-
-
-def facts_of_both(folder: Path, expected: int = 2) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"facts{rank}.json").read_text()) for rank in range(expected)]
-
-
-def test_a_module_is_run_in_several_processes_with_the_strategy_that_is_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "several.py").write_text(SEVERAL)
-    own = ["--lr", "1e-4", "--devices", "$${local_rank}"]
-    done = littrainer("run", "--devices=2", "--strategy", "fsdp", "-m", "several", *own, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    for rank, facts in enumerate(facts_of_both(tmp_path)):
-        assert facts == {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "LOCAL_WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "ACCELERATE_USE_FSDP": "true",
-            "FSDP_VERSION": "2",
-            "argv": [str(tmp_path / "several.py"), *own],
-            "name": "__main__",
-            "redirected": True,
-        }
-
-
-def test_a_process_that_fails_ends_the_others_and_is_named_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "several.py").write_text(SEVERAL)
-    done = littrainer("run", "--devices", "2", "several.py", "fail", cwd=tmp_path)
-    assert done.returncode == 7
-    assert re.fullmatch(
-        r"littrainer: process 1 of 2 \(local rank 1, pid \d+\) ended with status 7; the others were ended too\n",
-        done.stderr,
-    )
+    with pytest.raises(BrokenPipeError, match="of a socket"):
+        ending.quietly(fail)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
-def test_an_interrupt_reaches_all_processes(tmp_path: Path) -> None:
-    (tmp_path / "several.py").write_text(SEVERAL)
-    command = [sys.executable, "-m", "littrainer", "run", "--devices", "2", "several.py", "wait"]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 120
-        while len(list(tmp_path.glob("facts*.json"))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=200)
-    assert process.returncode == -signal.SIGINT
-    assert sorted(path.name for path in tmp_path.glob("interrupted*")) == ["interrupted0", "interrupted1"]
+def test_ctrl_c_ends_a_command_by_the_signal_and_without_a_traceback() -> None:
+    program = "import sys; from littrainer.commands.ending import quietly\n"
+    program += "def wait():\n    raise KeyboardInterrupt\nsys.exit(quietly(wait))"
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, check=False)
+    # A shell reports it as 130.
+    assert (done.returncode, done.stderr) == (-2, b"")
+    assert ending.INTERRUPTED == 130
+
+
+@pytest.mark.parametrize(("returncode", "status"), [(0, 0), (7, 7), (-15, 143), (-2, 130)])
+def test_a_child_that_a_signal_ended_is_passed_on_as_shells_count_it(returncode: int, status: int) -> None:
+    assert ending.status_of(returncode) == status
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--devices", "0"], "--devices 0: give the number of processes on this node, 1 or more"),
-        (["--devices", "two"], "--devices two: give the number of processes on this node, or `all`"),
-        (["--devices", "2", "--nodes", "2"], "--nodes 2 needs --main-address"),
-        (["--nodes", "two"], "invalid int value: 'two'"),
-        (["--strategy", "horovod"], "invalid choice: 'horovod'"),
-        (["--grace", "7"], "--grace is about processes that are started together; give --devices too"),
-        (["--devices", "2", "--grace", "-1"], "--grace -1: give the seconds"),
-        (["--main-port", "4711"], "--main-port are about several machines; give --nodes too"),
-        (["--devices"], "one of the arguments SCRIPT -m is required"),
-        (["--device", "2"], "--device"),
-    ],
+    "setting", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}], ids=str
 )
-def test_wrong_options_for_several_processes_are_answered_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
-) -> None:
-    (tmp_path / "script.py").touch()
-    assert words in complaint_of(["run", *options, str(tmp_path / "script.py")], capsys)
-
-
-def test_more_devices_than_there_are_gpus_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "script.py").touch()
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    complaint = complaint_of(["run", "--devices", "3", str(tmp_path / "script.py")], capsys)
-    assert "--devices 3, and this node has 2 GPUs: give at most 2. " in complaint
-    assert "give the script --use_cpu, or set ACCELERATE_USE_CPU=true" in complaint
-
-
-@pytest.mark.parametrize(
-    ("words", "asks"),
-    [
-        ("--use_cpu", True),
-        ("--use_cpu --seed 1", True),
-        ("--use_cpu data.json", True),
-        ("--use_cpu=True", True),
-        ("--use-cpu 1", True),
-        ("--no_cuda", True),
-        ("--use_cpu False", False),
-        ("--use_cpu=no", False),
-        ("--use_cpu --use_cpu=false", False),
-        ("--model use_cpu", False),
-    ],
-)
-def test_a_script_is_told_to_use_the_cpu_as_its_arguments_say(words: str, asks: bool) -> None:
-    assert cli._asks_for_cpu(["script.py", *words.split()]) is asks
-
-
-def test_processes_are_not_started_by_two_launchers(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "script.py").touch()
-    monkeypatch.setenv("RANK", "0")
-    assert "was started by a launcher" in complaint_of(["run", "--devices", "2", str(tmp_path / "script.py")], capsys)
-
-
-@pytest.mark.parametrize(
-    ("options", "gpus", "devices"),
-    [
-        (["--devices", "all", "--grace", "7"], 3, 3),
-        (["--strategy", "ddp"], 2, 2),
-        (["--devices", "2", "--use_cpu"], 1, 2),
-    ],
-)
-def test_devices_are_counted_where_no_number_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], gpus: int, devices: int
-) -> None:
-    script = tmp_path / "script.py"
-    script.touch()
-    started: list[tuple[Launch, dict[str, str]]] = []
-
-    def start(launch: Launch, command: list[str], environment: dict[str, str]) -> int:
-        started.append((launch, environment))
-        return 0
-
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(cli, "_start", start)
-    own = [option for option in options if option != "--use_cpu"]
-    assert main(["run", *own, str(script), *(["--use_cpu"] if "--use_cpu" in options else [])]) == 0
-    ((launch, environment),) = started
-    assert launch.devices == devices
-    assert launch.grace_seconds == (7 if "--grace" in options else None)
-    assert environment.get("ACCELERATE_USE_FSDP") == ("false" if "--strategy" in options else None)
-
-
-def test_what_is_explained_starts_no_further_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    import littrainer.explain.command
-
-    monkeypatch.setenv("LITTRAINER_PROCESSES", "")
-    monkeypatch.delenv("LITTRAINER_PROCESSES")
-    seen: list[str | None] = []
-    monkeypatch.setattr(
-        littrainer.explain.command, "main", lambda words: seen.append(os.environ.get("LITTRAINER_PROCESSES"))
+def test_letters_that_the_output_cannot_hold_are_written_as_escapes(tmp_path: Path, setting: dict[str, str]) -> None:
+    words = ["explain", "--as-code", "--output_dir", "läufe", "--max_steps", "1"]
+    command = [*COMMAND, *words]
+    done = subprocess.run(
+        command, env={**environment(), **setting}, cwd=tmp_path, capture_output=True, check=False, timeout=300
     )
-    main(["explain", "--max_steps", "1"])
-    assert seen == ["1"]
+    assert done.returncode == 0, done.stderr
+    program = done.stdout.decode("ascii")
+    assert r'OUTPUT_DIR = "l' in program
+    compile(program, "printed", "exec")
 
 
-def test_version_and_help_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, words in (
-        (["--version"], __version__),
-        (["--help"], "run"),
-        (["--help"], "write what trainings logged"),
-        (["run", "--help"], "-m MODULE"),
-        (["run", "--help"], "--main-address HOST"),
-        (["report", "--help"], "OUTPUT_DIR"),
-    ):
-        with pytest.raises(SystemExit) as end:
-            main(arguments)
-        assert end.value.code == 0
-        assert words in capsys.readouterr().out
+def test_a_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert ending.quietly(lambda: 0) == 0
+
+
+def test_each_command_can_be_had_from_the_table() -> None:
+    for name, command in cli.COMMANDS.items():
+        module = __import__(command.module, fromlist=["main"])
+        assert callable(module.main) and module.build_parser().prog == f"littrainer {name}"

@@ -13,7 +13,7 @@ SECTION = re.compile(r"^(?P<indent> *)(?:Parameters|Raises):\n(?:(?P=indent) +.*
 
 
 class OurDocstrings(griffe.Extension):
-    """Splits a line that describes several parameters or errors, and lets the fields of a NamedTuple be its parameters."""
+    """Splits a line that describes several parameters or errors; the fields of a NamedTuple are its parameters."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         if obj.docstring is not None:
@@ -34,6 +34,4 @@ class OurDocstrings(griffe.Extension):
 
 
 def _one_a_line(section: str) -> str:
-    return SEVERAL.sub(
-        lambda found: "\n".join(f"{found[1]}{name}{found[3]}" for name in found[2].split(", ")), section
-    )
+    return SEVERAL.sub(lambda found: "\n".join(f"{found[1]}{name}{found[3]}" for name in found[2].split(", ")), section)

@@ -1,7 +1,7 @@
 """Files of the repository that lie outside docs/ and that pages link to, as pages of the site.
 
 A link such as `../examples/lightning_module.py` works wherever the repository is looked at. The site has no repository
-beside it: there, each file that is linked to is a page under `repository/`, Markdown as it is and anything else as text.
+beside it: there, each file that is linked to is a page under `repository/`, Markdown as it is, anything else as text.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def on_files(files: Any, config: Any) -> Any:
     waiting += [root / name for name in IN_NAVIGATION]
     while waiting:
         source = waiting.pop()
-        for target, _ in _links(source.read_text("utf-8")):
+        for target in _links(source.read_text("utf-8")):
             path = _path_of(target, source.parent)
             if path is None or path.is_relative_to(docs) or _stand_in(path, root) or not path.is_relative_to(root):
                 continue
@@ -120,9 +120,14 @@ def _path_of(target: str, folder: Path) -> Path | None:
     return (folder / target.split("#")[0]).resolve()
 
 
-def _links(markdown: str) -> list[tuple[str, int]]:
-    found: list[tuple[str, int]] = []
-    _with_links(markdown, lambda target: found.append((target, 0)) or target)
+def _links(markdown: str) -> list[str]:
+    found: list[str] = []
+
+    def noted(target: str) -> str:
+        found.append(target)
+        return target
+
+    _with_links(markdown, noted)
     return found
 
 

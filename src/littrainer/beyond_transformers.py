@@ -131,6 +131,9 @@ class BeyondTransformers:
                 `lightning.Trainer`.
             keywords: for the Trainer, in the place of what module and data module give.
 
+        Returns:
+            the Trainer, of the class that this is called on.
+
         Raises:
             TypeError: the module is no `TransformersModule`, or the data module no `TrainerDataModule`.
             ValueError, RuntimeError, NotImplementedError: what it was trained with is nothing that a Trainer has.

@@ -185,7 +185,7 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
         try:
             built = pl.Trainer(callbacks=callbacks, **keywords)
         except MisconfigurationException as error:
-            raise ValueError(f"lightning.Trainer refuses a keyword given as `lightning`: {error}") from error
+            raise ValueError(f"lightning.Trainer refuses a keyword given as `lightning`: {error}") from None
     if run is not None:
         run_lean(built)
     save_in_each_process(built.strategy)

@@ -108,7 +108,7 @@ def _classes(found: Circumstances) -> str | None:
     classes = getattr(getattr(found.model, "config", None), "num_labels", None)
     if "Classification" not in type(found.model).__name__ or not isinstance(classes, int):
         return f"{name} has numbers from {least} to {greatest}; they have to be from 0 to the number of classes less 1."
-    if 0 <= least and greatest < classes:
+    if least >= 0 and greatest < classes:
         return None
     mended = "" if least < 0 else f"load it with num_labels={greatest + 1} or more, or "
     return (

@@ -61,7 +61,7 @@ class NotedBatches(AbstractContextManager[None]):
         if not isinstance(error, Exception) or getattr(error, "__notes__", None):
             return
         # Whatever goes wrong here must not stand in the place of the error.
-        with suppress(ZeroDivisionError):
+        with suppress(Exception):
             found = _found_in(raised_in)
             if found is None or (found.batch is not None and _is_ours(raised_in)):
                 return

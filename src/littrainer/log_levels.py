@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
+    StreamHandler = logging.StreamHandler[Any]
+else:
+    # Python 3.10's takes no type in brackets.
+    StreamHandler = logging.StreamHandler
+
 OURS, THEIRS = "littrainer", "transformers"
 
 
-class _Stderr(logging.StreamHandler[Any]):
+class _Stderr(StreamHandler):
     """Writes to what stderr is at the moment, as long as the script has no handler of its own."""
 
     def __init__(self) -> None:

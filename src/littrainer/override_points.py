@@ -237,6 +237,10 @@ class OverridePoints:
 
     def _prepare_inputs(self: Any, inputs: Any) -> Any:
         inputs = self._prepare_input(inputs)
+        if inputs is None:
+            raise TypeError(
+                "The batch is None: let data_collator return a dict such as {'input_ids': ..., 'labels': ...}."
+            )
         if len(inputs) == 0:
             raise ValueError(
                 f"A batch without any input: none of the data's columns is one that {type(self.model).__name__}"

@@ -45,6 +45,7 @@ def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
     """Seed everything and switch torch, cuDNN and cuBLAS to deterministic kernels.
 
     Parameters:
+        seed: for Python, NumPy and torch.
         warn_only: warn about an operation without a deterministic implementation where the default is to fail.
     """
     set_seed(seed)

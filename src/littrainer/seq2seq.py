@@ -35,7 +35,11 @@ class Seq2SeqTrainer(Trainer):
         generation.prepare(self, self.model)
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
-        """Make a model with `model_init`, with the generation config of the arguments."""
+        """Make a model with `model_init`, with the generation config of the arguments.
+
+        Parameters:
+            trial: the trial of a search; None outside of one.
+        """
         model = super().call_model_init(trial)
         generation.prepare(self, model)
         return model
@@ -43,6 +47,9 @@ class Seq2SeqTrainer(Trainer):
     @staticmethod
     def load_generation_config(gen_config_arg: Any) -> Any:
         """A generation config of its own from what the argument `generation_config` names.
+
+        Parameters:
+            gen_config_arg: a folder or file, a model's name, or a generation config.
 
         Raises:
             OSError: there is none to be read.
@@ -64,6 +71,9 @@ class Seq2SeqTrainer(Trainer):
             eval_dataset, ignore_keys, metric_key_prefix: as `Trainer.evaluate`.
             gen_kwargs: keywords of the model's `generate` for this call, such as `max_length` and `num_beams`. They
                 come before the arguments, and those before the model's generation config.
+
+        Returns:
+            as `Trainer.evaluate`.
         """
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, dict):
@@ -85,7 +95,8 @@ class Seq2SeqTrainer(Trainer):
             gen_kwargs: as in `evaluate`.
 
         Returns:
-            generated token ids and labels as NumPy arrays, padded to the generation config's `max_length`, and metrics.
+            generated token ids and labels as NumPy arrays `(samples, tokens)`, padded to the generation config's
+            `max_length`, and metrics.
         """
         with generation.keywords_for_a_call(self, gen_kwargs):
             return super().predict(test_dataset, ignore_keys, metric_key_prefix)
@@ -101,7 +112,11 @@ class Seq2SeqTrainer(Trainer):
         """Loss, generated token ids and labels of one batch; override to change what a prediction is.
 
         Parameters:
+            model, inputs, prediction_loss_only, ignore_keys: as `Trainer.prediction_step`.
             gen_kwargs: keywords of the model's `generate` instead of those of the call and the arguments.
+
+        Returns:
+            a tensor with one element, and token ids and labels of shape `(samples in the batch, tokens)`.
         """
         if prediction_loss_only or not generation.is_asked_for(self.args):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dis
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -25,13 +26,29 @@ INTERNAL = frozenset({"littrainer", "lightning", "lightning_fabric", "lightning_
 CARRYING = frozenset({"torch", "contextlib", "functools"})
 
 
+class _Nesting(threading.local):
+    depth = 0
+
+
+_nesting = _Nesting()
+
+
 class ShortTraceback(AbstractContextManager[None]):
-    """An error that leaves it has a traceback without internal calls, below the frame that holds the `with`."""
+    """An error that leaves it has a traceback without internal calls, below the frame that holds the `with`.
+
+    One within another leaves tracebacks alone: on the way out they are still looked at, for what goes into notes.
+    """
+
+    def __enter__(self) -> None:
+        _nesting.depth += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, raised_in: TracebackType | None
     ) -> None:
-        if error is None or raised_in is None or os.environ.get(SWITCH) == FULL or tells_everything():
+        _nesting.depth -= 1
+        if error is None or raised_in is None or _nesting.depth:
+            return
+        if os.environ.get(SWITCH) == FULL or tells_everything():
             return
         for one in _and_its_reasons(error):
             # The first entry is the method that was called; for a reason, what caught it.
@@ -66,8 +83,12 @@ def _telling(entries: list[TracebackType], error: BaseException) -> list[Traceba
     packages = [str(entry.tb_frame.f_globals.get("__name__")).partition(".")[0] for entry in entries]
     stay = []
     # From the innermost call outwards: what lies right below the entry at hand, leaving out what only carries calls on.
-    leads_to_internal = is_fault = bool(packages) and packages[-1] in INTERNAL and not _is_raised_on_purpose(
-        entries[-1], error
+    leads_to_internal = is_fault = (
+        bool(packages)
+        and packages[-1] in INTERNAL
+        and not _is_raised_on_purpose(entries[-1], error)
+        # A function of the script that cannot be called as it is called, and so has no entry, is named in a note.
+        and not getattr(error, "__notes__", None)
     )
     for entry, package in zip(reversed(entries), reversed(packages), strict=True):
         if package in INTERNAL:

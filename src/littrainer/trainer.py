@@ -30,7 +30,7 @@ from littrainer.callbacks.progress import PrinterCallback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.callbacks.validation_rounds import ValidationRounds
 from littrainer.checkpoint.background import BackgroundSaves
-from littrainer.checkpoint.layout import TRAINER_STATE_NAME
+from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
 from littrainer.checkpoint.shards import free_gathered
 from littrainer.checkpoint.storage import storage_of
 from littrainer.compat.earlier_signatures import accept_earlier_signatures
@@ -68,7 +68,7 @@ from littrainer.search import searching
 from littrainer.search.results import BestRun
 from littrainer.tracebacks import ShortTraceback
 from littrainer.tracking.selection import trackers_for
-from littrainer.training import checks, loss, reports, run, train_call
+from littrainer.training import checks, input_kinds, loss, reports, run, train_call
 from littrainer.training.development_run import pushes_by_itself, trackers_reported_to
 from littrainer.training.label_smoothing import smoother_for
 from littrainer.training.memory_report import CONSTRUCTION, MemoryReport
@@ -135,7 +135,8 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         lightning: dict[str, Any] | None = None,
     ):
         self.args = args = TrainingArguments(output_dir="tmp_trainer") if args is None else args
-        self.lightning_keywords = dict(lightning or {})
+        input_kinds.check_args(args)
+        self.lightning_keywords = input_kinds.checked_lightning_keywords(lightning)
         refuse_ignored_overrides(self)
         warn_of_earlier_overrides(self)
         checks.check_arguments(args)
@@ -161,7 +162,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self.data_collator = data_collator or default_collator_for(processing_class)
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self.optimizer, self.lr_scheduler = optimizers
+        self.optimizer, self.lr_scheduler = input_kinds.checked_optimizers(optimizers)
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
 
         self._read_model_facts()
@@ -186,7 +187,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
                 self.init_hf_repo()
         with failing_together(f"creating output_dir={args.output_dir}"):
             if args.should_save:
-                os.makedirs(args.output_dir, exist_ok=True)
+                make_output_dir(args.output_dir)
 
         self.control = TrainerControl()
         exportable = [*self.callback_handler.callbacks, self.control]
@@ -283,7 +284,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         """
         if self.train_dataset is None:
             raise ValueError("train() needs a train_dataset: pass one to the Trainer.")
-        checks.check_is_no_loader(self.train_dataset, "train_dataset", "get_train_dataloader")
+        input_kinds.check_is_dataset(self.train_dataset, "train_dataset", "get_train_dataloader")
         return self._get_dataloader(
             dataset=self.train_dataset,
             description="Training",
@@ -320,12 +321,15 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
     def get_test_dataloader(self, test_dataset: Any) -> Any:
         """The DataLoader of `predict()`; override to bring your own.
 
+        Parameters:
+            test_dataset: a map-style or iterable dataset.
+
         Raises:
             ValueError: the dataset is None or empty.
         """
         if test_dataset is None:
-            raise ValueError("predict() needs a test_dataset, and was given None.")
-        checks.check_is_no_loader(test_dataset, "test_dataset", "get_test_dataloader")
+            raise ValueError("predict() needs a test_dataset, and was given None: pass a dataset.")
+        input_kinds.check_is_dataset(test_dataset, "test_dataset", "get_test_dataloader")
         checks.check_not_empty(test_dataset, "test_dataset")
         return self._get_dataloader(
             dataset=test_dataset,
@@ -335,13 +339,22 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         )
 
     def num_examples(self, dataloader: Any) -> int:
-        """Samples in a loader, estimated from its length where its dataset has none."""
+        """Samples in a loader, estimated from its length where its dataset has none.
+
+        Parameters:
+            dataloader: the loader to count.
+        """
         return count_examples(dataloader, self.args.per_device_train_batch_size)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor | int | None]:
         """Draw the micro-batches of one optimizer step.
+
+        Parameters:
+            epoch_iterator: hands out the epoch's micro-batches.
+            num_batches: micro-batches to draw.
+            device: where the count of label tokens goes.
 
         Returns:
             the micro-batches, fewer where the data ends, and their label tokens where the loss is divided by them.
@@ -361,7 +374,11 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self.create_scheduler(num_training_steps=num_training_steps)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Make the optimizer that the arguments name, unless there is one; norms and biases have no weight decay."""
+        """Make the optimizer that the arguments name, unless there is one; norms and biases have no weight decay.
+
+        Parameters:
+            model: whose parameters it trains; by default the Trainer's.
+        """
         if self.optimizer is None:
             model = self.model if model is None else model
             # What forward passes have gathered and kept would be trained in the place of the shards.
@@ -394,11 +411,23 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: nn.Module | None = None) -> tuple[Any, Any]:
-        """The class and keywords of the optimizer that the arguments name."""
+        """The class and keywords of the optimizer that the arguments name.
+
+        Parameters:
+            args: `optim`, `optim_args`, `learning_rate` and the Adam settings count.
+            model: needed by optimizers that treat parameters by name or layer.
+
+        Raises:
+            ValueError, ImportError: its settings cannot be read, or the library that has it is not installed.
+        """
         return optimizer_class_and_keywords(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Names of the parameters that weight decay applies to: all but norms and biases."""
+        """Names of the parameters that weight decay applies to: all but norms and biases.
+
+        Parameters:
+            model: whose parameters are named.
+        """
         return decayed_parameter_names(model)
 
     # ---- Training ---------------------------------------------------------------------------------------------------
@@ -410,7 +439,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         trial: Any = None,
         ignore_keys_for_eval: Sequence[str] | None = None,
     ) -> TrainOutput:
-        """Train the model.
+        """Train the model as the arguments say.
 
         Parameters:
             resume_from_checkpoint: a checkpoint's folder, or True for the newest one in `output_dir`; or a .ckpt that
@@ -444,10 +473,12 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         """Forward and backward pass of one micro-batch; override to change what a step does.
 
         Parameters:
+            model: the model in training mode, as it is wrapped for several processes.
+            inputs: the micro-batch, what the collator made.
             num_items_in_batch: label tokens in the whole window of the optimizer step.
 
         Returns:
-            the detached loss, as it went into the backward pass.
+            the detached loss, a tensor with one element, as it went into the backward pass.
         """
         scaled = self._forward_for_training(model, inputs, num_items_in_batch)
         # DeepSpeed would divide once more by the number of micro-batches.
@@ -468,8 +499,16 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         """The loss of a micro-batch; override for a loss of your own.
 
         Parameters:
+            model: the model, as it is wrapped for several processes.
+            inputs: the micro-batch, on the model's device.
             return_outputs: return the model's outputs too.
             num_items_in_batch: label tokens in the whole window; a loss summed over the micro-batch is divided by it.
+
+        Returns:
+            the loss, a tensor with one element; a pair of it and the outputs where they are asked for.
+
+        Raises:
+            ValueError: the model returns no loss.
         """
         value, outputs = loss.loss_and_outputs(self, model, inputs, num_items_in_batch)
         value = loss.scaled_for_mean_gradient(self, value, num_items_in_batch)
@@ -485,17 +524,34 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
     def autocast_smart_context_manager(
         self, cache_enabled: bool | None = True
     ) -> contextlib.AbstractContextManager[Any]:
-        """A context for forward passes of your own precision; override it. Mixed precision needs none."""
+        """A context for forward passes of your own precision; override it. Mixed precision needs none.
+
+        Parameters:
+            cache_enabled: as in `torch.autocast`.
+        """
         return contextlib.nullcontext()
 
     def set_initial_training_values(
         self, args: TrainingArguments, dataloader: Any
     ) -> tuple[int, int, int, float, int, int, int]:
-        """The length of a training over a loader, as a `TrainingPlan`."""
+        """The length of a training over a loader.
+
+        Parameters:
+            args: the Trainer's.
+            dataloader: the training DataLoader.
+
+        Returns:
+            a `TrainingPlan`: epochs, optimizer steps of an epoch, samples of an epoch and of the training, samples of an
+            optimizer step over all devices, micro-batches of an epoch, and optimizer steps of the training.
+        """
         return plan_training(self, dataloader)
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
-        """Samples per optimizer step, over all processes."""
+        """Samples per optimizer step, over all processes.
+
+        Parameters:
+            args: whose accumulation and processes count.
+        """
         copies = args.world_size // self.get_tp_size() // self.get_cp_size() // self.get_sp_size()
         return self._train_batch_size * args.gradient_accumulation_steps * copies
 
@@ -529,7 +585,12 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
             metric_key_prefix: prefix of the metrics' names.
 
         Returns:
-            loss, metrics and speed, each name with the prefix, and the epoch during training.
+            loss, metrics and speed (seconds, samples and batches per second), each name with the prefix, and the epoch
+            during training.
+
+        Raises:
+            ValueError: there is no dataset, or it is empty.
+            KeyError: none of the Trainer's has that name.
         """
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, dict):
@@ -562,12 +623,16 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         """Predict a dataset; metrics are computed where it has labels.
 
         Parameters:
-            test_dataset: the dataset.
+            test_dataset: a map-style or iterable dataset, with labels or without.
             ignore_keys: model outputs that are no predictions.
             metric_key_prefix: prefix of the metrics' names.
 
         Returns:
-            predictions and labels as NumPy arrays, padded with -100 where batches differ in length, and metrics.
+            predictions and labels as NumPy arrays of shape `(samples, ...)`, padded with -100 where batches differ in
+            length, and metrics.
+
+        Raises:
+            ValueError: the dataset is None or empty.
         """
         with ShortTraceback(), left_as_found(self), naming_dropped_columns(self), self._memory.measuring("test"):
             dataloader = self.get_test_dataloader(test_dataset)
@@ -588,7 +653,15 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         ignore_keys: Sequence[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """One pass over a loader on Lightning's loop, shared by `evaluate()` and `predict()`."""
+        """One pass over a loader on Lightning's loop, shared by `evaluate()` and `predict()`.
+
+        Parameters:
+            dataloader: the batches.
+            description: what is told of the pass, such as `"Evaluation"`.
+            prediction_loss_only: keep the loss and no predictions; by default what the arguments say.
+            ignore_keys: model outputs that are no predictions.
+            metric_key_prefix: prefix of the metrics' names.
+        """
         if prediction_loss_only is None:
             prediction_loss_only = self.args.prediction_loss_only
         accept_earlier_signatures(self)
@@ -607,7 +680,18 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         prediction_loss_only: bool,
         ignore_keys: Sequence[str] | None = None,
     ) -> tuple[Any, Any, Any]:
-        """Loss, predictions and labels of one batch; override to change what a prediction is."""
+        """Loss, predictions and labels of one batch; override to change what a prediction is.
+
+        Parameters:
+            model: the model in evaluation mode.
+            inputs: the batch, what the collator made.
+            prediction_loss_only: nothing but the loss is wanted.
+            ignore_keys: model outputs that are no predictions.
+
+        Returns:
+            a tensor with one element, and tensors of shape `(samples in the batch, ...)`, possibly nested; each is None
+            where there is none.
+        """
         return predict_batch(self, model, inputs, prediction_loss_only, ignore_keys)
 
     # ---- Saving and loading -----------------------------------------------------------------------------------------
@@ -734,12 +818,20 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
 
         Parameters:
             split: `train`, `eval` or `test`, for the heading.
+            metrics: numbers by name; `..._runtime` is in seconds.
         """
         if self.is_world_process_zero():
             reports.print_metrics(split, metrics)
 
     def metrics_format(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """The metrics as `log_metrics` prints them."""
+        """The metrics as `log_metrics` prints them.
+
+        Parameters:
+            metrics: numbers by name.
+
+        Returns:
+            times as `h:mm:ss.cc`, memory in MB, operations in GF, other numbers with four decimals.
+        """
         return reports.metrics_format(metrics)
 
     def save_metrics(self, split: str, metrics: dict[str, Any], combined: bool = True) -> None:
@@ -747,6 +839,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
 
         Parameters:
             split: `train`, `eval`, `test` or `all`.
+            metrics: numbers by name.
             combined: add them to `all_results.json` too.
         """
         if self.is_world_process_zero():
@@ -761,6 +854,9 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         """Operations of forward and backward over a micro-batch: 6 for each token and parameter outside embeddings.
 
         (Kaplan et al. 2020, "Scaling laws for neural language models".) 0 for models that do not count parameters.
+
+        Parameters:
+            inputs: the micro-batch, whose tokens are counted in the model's main input.
         """
         main_input = getattr(self.model, "main_input_name", "input_ids")
         if main_input not in inputs or not hasattr(self.model, "num_parameters"):
@@ -811,20 +907,35 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
     # ---- Callbacks --------------------------------------------------------------------------------------------------
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback or an instance of a callback class; one of Lightning's kind joins with the next train()."""
+        """Add a callback; one of Lightning's kind joins with the next `train()`.
+
+        Parameters:
+            callback: a callback, or a class of which an instance is made.
+
+        Raises:
+            TypeError: it is neither a Trainer callback nor one of Lightning's.
+        """
         if engine.is_lightning_callback(callback):
             add_lightning_callback(self, callback)
         else:
             self.callback_handler.add_callback(callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Remove and return a callback, or the first one of a class; None where there is none."""
+        """Remove and return a callback; None where there is none.
+
+        Parameters:
+            callback: the callback, or a class of which the first one is taken.
+        """
         if engine.is_lightning_callback(callback):
             return pop_lightning_callback(self, callback)
         return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Remove a callback, or the first one of a class."""
+        """Remove a callback.
+
+        Parameters:
+            callback: the callback, or a class of which the first one is taken.
+        """
         if engine.is_lightning_callback(callback):
             remove_lightning_callback(self, callback)
         else:
@@ -847,13 +958,19 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Make a model with `model_init`, which takes the trial or nothing.
 
+        Parameters:
+            trial: the trial of a search; None outside of one.
+
         Raises:
             RuntimeError: `model_init` takes several parameters, or returned None.
         """
         assert self.model_init is not None
         parameters = len(inspect.signature(self.model_init).parameters)
         if parameters > 1:
-            raise RuntimeError(f"model_init takes no parameter, or the trial; this one takes {parameters}.")
+            raise RuntimeError(
+                f"model_init takes no parameter, or the trial; this one takes {parameters}: wrap it, as in "
+                "lambda: make_model(...)."
+            )
         model = self.model_init(trial) if parameters == 1 else self.model_init()
         if model is None:
             raise RuntimeError("model_init returned None; it has to return the model.")

@@ -73,7 +73,9 @@ def blocks_of(page: str, root: Path = ROOT) -> list[Block]:
 
 def _block(page: str, line: int, info: str, code: str) -> Block:
     language = info.split()[0].strip("{}.") if info.split() else ""
-    titled = re.search(r'title="([^"]+)"', info) or re.match(r"#!?\s*([\w./-]+\.(?:py|json|yaml|yml|toml|sh))\s*$", code)
+    titled = re.search(r'title="([^"]+)"', info) or re.match(
+        r"#!?\s*([\w./-]+\.(?:py|json|yaml|yml|toml|sh))\s*$", code
+    )
     if titled is None and language in (*PYTHON, *CONFIGURATION):
         titled = re.match(r"#\s+([\w./-]+\.(?:py|json|yaml|yml|toml))\n", code)
     title = titled[1] if titled else None

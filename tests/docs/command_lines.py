@@ -15,7 +15,7 @@ from tests.docs.forks import Forks
 from tests.docs.programs import become
 
 CARRIED_OUT = ("littrainer", "python", "python3", "torchrun", "accelerate")
-SECONDS_FOR_A_LINE = 200
+SECONDS_FOR_A_LINE = 300
 
 
 class PageError(AssertionError):
@@ -74,7 +74,9 @@ class Shell:
             return None
         if is_example(words):
             return check_example(line, words)
-        if check := CHECKS.get(program) or CHECKS_OF_MODULES.get(" ".join(words[1:3]) if program[:6] == "python" else ""):
+        if check := CHECKS.get(program) or CHECKS_OF_MODULES.get(
+            " ".join(words[1:3]) if program[:6] == "python" else ""
+        ):
             return check(line, words)
         if program not in CARRIED_OUT:
             raise PageError(f"{line.place}: nothing is known about how to execute {words[0]!r}: {line.text}")

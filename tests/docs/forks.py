@@ -33,7 +33,7 @@ LIBRARIES = (
     "tests.docs.page_run",
 )
 """None of them imports transformers' trainer, whose names `littrainer run` has to redirect before they are taken."""
-SECONDS_FOR_A_PAGE = 300
+SECONDS_FOR_A_PAGE = 600
 
 
 class Forks:

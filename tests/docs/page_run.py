@@ -96,18 +96,19 @@ class PageRun:
             if said and text.startswith("print("):
                 value = said[1].partition(": ")[0].partition(", ")[0] if said[1][0] in "-0123456789" else said[1]
                 if value not in (line.strip() for line in printed.splitlines()):
-                    raise PageError(f"{block.place}: `{text}` prints {printed.strip()[:500]!r}")
+                    raise PageError(f"{block.page}:{statement.end_lineno}: `{text}` prints {printed.strip()[:500]!r}")
 
     def _use_redirection_for(self, block: Block) -> None:
         """Code that takes Trainer names from transformers is shown as a script that `littrainer run` starts."""
         from littrainer.compat.names import REPLACED
         from littrainer.compat.redirect import install, is_installed
 
-        names = {name for row in REPLACED.values() for name in row}
-        for node in ast.walk(ast.parse(block.code)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "transformers":
-                if names & {alias.name for alias in node.names} and not is_installed():
-                    install()
+        redirected = {name for row in REPLACED.values() for name in row}
+        imports = [node for node in ast.walk(ast.parse(block.code)) if isinstance(node, ast.ImportFrom)]
+        of_transformers = [node for node in imports if (node.module or "").partition(".")[0] == "transformers"]
+        taken = {alias.name for node in of_transformers for alias in node.names}
+        if taken & redirected and not is_installed():
+            install()
 
     def _execute_command(self, line: CommandLine) -> None:
         if reason_for(self.page, line.text):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import inspect
 import os
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,25 @@ from tests.scenarios.models import CLASSES, VectorClassifier, tiny_bert_classifi
 Names = dict[str, Any]
 
 SCRIPT = """
+import torch
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 
-from tests.scenarios.data import Rows, vector_rows
-from tests.scenarios.models import VectorClassifier
 
-(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
-trainer = Trainer(VectorClassifier(), args, train_dataset=Rows(vector_rows(16)), eval_dataset=Rows(vector_rows(8)))
-trainer.train()
+class Classifier(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(2, 3)
+
+    def forward(self, x, labels=None):
+        logits = self.head(x)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+if __name__ == "__main__":
+    (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+    rows = [{"x": torch.tensor([index / 8, 1.0]), "labels": index % 3} for index in range(8)]
+    trainer = Trainer(Classifier(), args, train_dataset=rows, eval_dataset=rows)
+    print(trainer.train())
 """
 COMMAND_LINE_OF_LIGHTNING = """
 from lightning.pytorch.cli import LightningCLI
@@ -55,6 +67,14 @@ def model_and_data(folder: Path) -> Names:
     }
 
 
+def scripts_and_data(folder: Path) -> Names:
+    """Scripts of the reader's, and what the code in the middle of one refers to."""
+    from lightning.pytorch.callbacks import Timer
+
+    (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
+    return {**model_and_data(folder), "Timer": Timer}
+
+
 def scenario_names(folder: Path) -> Names:
     """What the files of scenarios import."""
     from tests.fidelity.cases import saving
@@ -79,7 +99,9 @@ def lightning_module_and_checkpoint(folder: Path) -> Names:
 
         def configure_optimizers(self) -> Any:
             decayed = [self.model.inner.weight, self.model.head.weight]
-            others = [parameter for parameter in self.model.parameters() if not any(parameter is one for one in decayed)]
+            others = [
+                parameter for parameter in self.model.parameters() if not any(parameter is one for one in decayed)
+            ]
             return torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}])
 
     rows = Rows(vector_rows(500))
@@ -95,17 +117,17 @@ def lightning_module_and_checkpoint(folder: Path) -> Names:
 
 def hub_on_this_machine(folder: Path) -> Names:
     """A Hub to which the reader is logged in; the process ends with it."""
-    import huggingface_hub
-
     from tests.hub.client import turn_client_to
     from tests.hub.server import GOOD_TOKEN, serving
 
-    hub = serving().__enter__()
+    running = contextlib.ExitStack()
+    hub = running.enter_context(serving())
+    atexit.register(running.close)
     hub.tokens = {GOOD_TOKEN: "me"}
     home = folder.parent / "home"
     home.mkdir()
     turn_client_to(hub, home, pytest.MonkeyPatch())
-    huggingface_hub.login(GOOD_TOKEN)
+    os.environ["HF_TOKEN"] = GOOD_TOKEN
     return {**model_and_data(folder), "hub_on_this_machine": hub}
 
 
@@ -114,12 +136,11 @@ def model_on_the_disk_for_a_search(folder: Path) -> Names:
     tiny_bert_classifier().save_pretrained(folder / "bert-base-uncased")
 
     def f1(prediction: Any) -> dict[str, float]:
-        guesses, labels = prediction.predictions.argmax(axis=-1), prediction.label_ids
-        scores = []
-        for label in range(CLASSES):
-            hits = np.sum((guesses == label) & (labels == label))
-            scores.append(2 * hits / max(np.sum(guesses == label) + np.sum(labels == label), 1))
-        return {"f1": float(np.mean(scores))}
+        """F1 of probabilities, by which very short trainings differ."""
+        exponentials = np.exp(prediction.predictions)
+        likely = exponentials / exponentials.sum(axis=-1, keepdims=True)
+        right = np.eye(CLASSES)[prediction.label_ids]
+        return {"f1": float(np.mean(2 * (likely * right).sum(axis=0) / (likely + right).sum(axis=0)))}
 
     _keep_ray_to_its_keywords()
     _keep_sweeps_to_this_machine(folder)
@@ -179,6 +200,7 @@ def command_line_of_lightning(folder: Path) -> Names:
 
 PREPARATIONS: dict[str, Callable[[Path], Names]] = {
     "CONTRIBUTING.md": scenario_names,
+    "README.md": scripts_and_data,
     "docs/callbacks.md": model_and_data,
     "docs/checkpoints.md": lightning_module_and_checkpoint,
     "docs/hub.md": hub_on_this_machine,

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.docs.blocks import COMMANDS, ROOT, blocks_of, pages
 from tests.docs.command_lines import command_lines_of
-from tests.docs.forks import Forks, forks_of_a_fresh_process
+from tests.docs.forks import Forks
 from tests.docs.not_executed import NOT_EXECUTED
 from tests.docs.page_run import environment_of_a_page, run_page
 
 WITH_CODE = [page for page in pages() if blocks_of(page)]
-
-
-@pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
-    with forks_of_a_fresh_process() as started:
-        yield started
 
 
 @pytest.mark.parametrize("page", WITH_CODE)

@@ -11,7 +11,8 @@ import torch
 
 from littrainer import Trainer, TrainingArguments
 from littrainer.arguments.choices import SchedulerType
-from littrainer.explain.program import IN_PROGRAM, NotPrintable, Source, program
+from littrainer.explain.heading import IN_PROGRAM, Source
+from littrainer.explain.program import NotPrintable, program
 from tests.explain.factories import seeded_classifier, twelve_rows
 from tests.scenarios.models import tiny_bert_config, tiny_gpt2
 

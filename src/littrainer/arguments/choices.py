@@ -6,14 +6,21 @@ import warnings
 from enum import Enum
 from typing import Any
 
+from littrainer.arguments.nearest import nearest_name
+from littrainer.arguments.script_line import stacklevel_of_script
+
 
 class ExplicitEnum(str, Enum):
     """Base of the choices that stand for a string: a member equals its string and serialises to JSON as that string."""
 
     @classmethod
     def _missing_(cls, value: object) -> Any:
-        valid = ", ".join(repr(member.value) for member in cls)
-        raise ValueError(f"{value!r} is not a valid {cls.__name__}; choose one of {valid}.")
+        values = [member.value for member in cls]
+        meant = nearest_name(value, values) if isinstance(value, str) else None
+        hint = "" if meant is None else f" (did you mean {meant!r}?)"
+        raise ValueError(
+            f"{value!r} is not a valid {cls.__name__}{hint}; choose one of {', '.join(map(repr, values))}."
+        )
 
 
 class IntervalStrategy(ExplicitEnum):
@@ -124,7 +131,8 @@ class OptimizerNames(ExplicitEnum):
         today = EARLIER_OPTIMIZERS.get(value) if isinstance(value, str) else None
         if today is None:
             return super()._missing_(value)
-        warnings.warn(f"optim={value!r} is an earlier spelling: write {today!r}.", FutureWarning, stacklevel=3)
+        told = f"optim={value!r} is an earlier spelling: write {today!r}."
+        warnings.warn(told, FutureWarning, stacklevel=stacklevel_of_script())
         return cls(today)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from littrainer.arguments.earlier_names import EARLIER_NAMES, EarlierName
+from littrainer.arguments.script_line import stacklevel_of_script
 from littrainer.arguments.unknown_names import RefusesUnknownNames
 
 
@@ -19,13 +20,12 @@ def earlier_names_of(cls: type, names: Any) -> list[str]:
     return [name for name in EARLIER_NAMES if name in names and name not in own]
 
 
-def translated(cls: type, given: Mapping[str, Any], stacklevel: int = 2) -> dict[str, Any]:
+def translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords with each earlier name replaced by what it means today; one FutureWarning for each tells the new name.
 
     Parameters:
         cls: the argument class that the keywords are for.
         given: keywords under any mixture of names.
-        stacklevel: as `warnings.warn` counts it, from the caller of this function.
 
     Raises:
         ValueError: names what asks for something that is gone, or contradicts a keyword that is given besides.
@@ -42,7 +42,7 @@ def translated(cls: type, given: Mapping[str, Any], stacklevel: int = 2) -> dict
             errors.append(str(error))
             continue
         today.update(found)
-        warnings.warn(_told(rule, name, value, found), FutureWarning, stacklevel=stacklevel + 1)
+        warnings.warn(_told(rule, name, value, found), FutureWarning, stacklevel=stacklevel_of_script())
     if errors:
         raise ValueError(f"{cls.__name__}: {'; '.join(errors)}.")
     return today
@@ -111,7 +111,7 @@ class EarlierAttribute:
         found = _meaning(rule, self.name, value, functools.partial(getattr, args))
         if not found and rule.read is not None and rule.kind is bool and rule.read(args) and rule.replaced_by:
             found = {rule.replaced_by: _default(type(args), rule.replaced_by)}
-        warnings.warn(_told(rule, self.name, value, found), FutureWarning, stacklevel=2)
+        warnings.warn(_told(rule, self.name, value, found), FutureWarning, stacklevel=stacklevel_of_script())
         for name, meant in found.items():
             setattr(args, name, meant)
         if rule.read is None:
@@ -157,7 +157,7 @@ def _prepare_constructor(owner: type) -> None:
             return
         # The folder, which a name on the Hub may follow from, usually comes first and without its name.
         positional = dict(zip(list(parameters)[1:], args, strict=False))
-        today = translated(type(self), {**positional, **kwargs}, stacklevel=2)
+        today = translated(type(self), {**positional, **kwargs})
         constructor(self, **today)
         for name in names:
             if EARLIER_NAMES[name].read is None:

@@ -21,6 +21,7 @@ from littrainer.arguments.choices import (
 )
 from littrainer.arguments.fields import ArgumentFields
 from littrainer.arguments.json_values import parse_json_object, plain_values
+from littrainer.arguments.script_line import stacklevel_of_script
 from littrainer.ecosystem import is_a
 
 DEFAULT_OUTPUT_DIR = "trainer_output"
@@ -121,12 +122,11 @@ def apply_warmup_ratio(args: ArgumentFields) -> None:
     # A ratio of 0 was the default once: scripts that give it beside their warmup_steps mean the steps.
     decides = steps if ratio == 0 else ratio
     set_aside = f", and warmup_steps={steps} is set aside" if decides != steps and steps != 0 else ""
-    # With the default filters Python shows a warning once for each place that raises it, and this is the only place.
     warnings.warn(
         f"warmup_ratio={ratio} is an earlier spelling: write warmup_steps={decides}, which below 1 is a share of all "
         f"steps{set_aside}.",
         FutureWarning,
-        stacklevel=1,
+        stacklevel=stacklevel_of_script(),
     )
     args.warmup_steps = decides
 
@@ -161,7 +161,7 @@ def _normalize_report_to(args: ArgumentFields) -> None:
             'report_to=None reports to no tracker; transformers 4 took it for all that are installed. Write "none" or '
             '"all".',
             FutureWarning,
-            stacklevel=1,
+            stacklevel=stacklevel_of_script(),
         )
     args.report_to = trackers_in(args.report_to)
     if args.report_to == ["all"]:

@@ -15,7 +15,7 @@ from typing import Any
 from littrainer.arguments.earlier_names import EARLIER_NAMES
 from littrainer.arguments.earlier_spelling import UnderstandsEarlierNames, earlier_names_of
 from littrainer.arguments.nearest import suggestion
-from littrainer.arguments.parser_help import OneLineHelpFormatter, sections_of
+from littrainer.arguments.parser_help import DEFAULT_ALONE, OneLineHelpFormatter, sections_of
 from littrainer.arguments.parser_values import argparse_keywords, kind_of, truth
 
 
@@ -36,6 +36,9 @@ def HfArg(
         default, default_factory: as in `dataclasses.field`; without either the option is required.
         metadata: further metadata.
         kwargs: further keywords of `dataclasses.field`.
+
+    Returns:
+        the field, for the body of a dataclass.
     """
     described = dict(metadata or {})
     described.update({key: value for key, value in (("aliases", aliases), ("help", help)) if value is not None})
@@ -87,6 +90,8 @@ class HfArgumentParser(argparse.ArgumentParser):
         aliases = field.metadata.get("aliases", [])
         aliases = [aliases] if isinstance(aliases, str) else aliases
         keywords = argparse_keywords(field, hint)
+        if keywords.get("default") not in (None, "", []):
+            keywords.setdefault("help", DEFAULT_ALONE)
         group.add_argument(*_spellings(field.name), *aliases, **keywords)
         if field.default is True and kind_of(hint, field.name).is_truth:
             group.add_argument(
@@ -161,19 +166,45 @@ class HfArgumentParser(argparse.ArgumentParser):
         return tuple(filled)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in argparse, with the names of earlier transformers releases understood."""
+        """As in argparse, with the names of earlier transformers releases understood.
+
+        Parameters:
+            args: the command line's texts; by default those of the process.
+            namespace: an object to fill.
+
+        Returns:
+            the namespace, and the texts that no option took.
+        """
         self._add_earlier_names()
         return super().parse_known_args(args, namespace)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in argparse; an unknown option is refused with the nearest known one."""
+        """As in argparse; an unknown option is refused with the nearest known one.
+
+        Parameters:
+            args: the command line's texts; by default those of the process.
+            namespace: an object to fill.
+
+        Returns:
+            the namespace.
+
+        Raises:
+            SystemExit: an option is not known, missing or wrong; the status is 2.
+        """
         found, remaining = self.parse_known_args(args, namespace)
         if remaining:
             self._refuse(remaining)
         return found
 
     def error(self, message: str) -> typing.NoReturn:
-        """End the program with exit status 2 and one line."""
+        """End the program with exit status 2 and one line.
+
+        Parameters:
+            message: what was wrong.
+
+        Raises:
+            SystemExit: always.
+        """
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())}\n")
 
     def _fill(self, cls: type, given: dict[str, Any]) -> Any:
@@ -237,10 +268,17 @@ class HfArgumentParser(argparse.ArgumentParser):
         return self._from_mapping(args, allow_extra_keys, "the dict")
 
     def parse_json_file(self, json_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Fill the dataclasses from a JSON file; parameters and errors besides the file as in `parse_dict`.
+        """Fill the dataclasses from a JSON file.
+
+        Parameters:
+            json_file: its path.
+            allow_extra_keys: as in `parse_dict`.
+
+        Returns:
+            the instances in the order of the dataclasses.
 
         Raises:
-            ValueError: the file holds no JSON object.
+            ValueError: the file holds no JSON object, or as in `parse_dict`.
             OSError: the file cannot be read.
         """
         try:
@@ -250,12 +288,19 @@ class HfArgumentParser(argparse.ArgumentParser):
         return self._from_mapping(values, allow_extra_keys, os.fspath(json_file))
 
     def parse_yaml_file(self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
-        """Fill the dataclasses from a YAML file; parameters and errors besides the file as in `parse_dict`.
+        """Fill the dataclasses from a YAML file.
 
         A number such as 5e-5, which YAML 1.1 takes for text, is read as a number where the field holds one.
 
+        Parameters:
+            yaml_file: its path.
+            allow_extra_keys: as in `parse_dict`.
+
+        Returns:
+            the instances in the order of the dataclasses.
+
         Raises:
-            ValueError: the file is not YAML, or holds no mapping.
+            ValueError: the file is not YAML, holds no mapping, or as in `parse_dict`.
             OSError: the file cannot be read.
             ImportError: PyYAML is not installed.
         """

@@ -13,6 +13,9 @@ from littrainer.arguments.fields import topics_of
 MOST_OPTIONS_IN_USAGE = 12
 MOST_CHOICES_BESIDE_OPTION = 6
 
+# The help of a field that describes nothing: argparse shows no default where there is no help.
+DEFAULT_ALONE = "(default: %(default)s)"
+
 Section = tuple[str, str | None, list[dataclasses.Field[Any]]]
 
 
@@ -81,7 +84,7 @@ class OneLineHelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
             action.choices = kept
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        text = action.help or ""
+        text = "" if action.help == DEFAULT_ALONE else action.help or ""
         choices = [str(choice) for choice in action.choices or ()]
         if len(choices) > MOST_CHOICES_BESIDE_OPTION:
             text = f"{text} One of {', '.join(choices)}.".strip()

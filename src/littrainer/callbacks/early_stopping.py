@@ -28,7 +28,14 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         self.early_stopping_patience_counter = 0
 
     def check_metric_value(self, args: Any, state: TrainerState, control: TrainerControl, metric_value: float) -> None:
-        """Count one more evaluation without improvement, or start counting anew."""
+        """Count one more evaluation without improvement, or start counting anew.
+
+        Parameters:
+            args: whether greater is better.
+            state: the best value so far.
+            control: not used.
+            metric_value: what the evaluation came to.
+        """
         gain = None
         if state.best_metric is not None:
             gain = metric_value - state.best_metric if args.greater_is_better else state.best_metric - metric_value

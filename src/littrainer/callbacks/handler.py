@@ -153,6 +153,8 @@ def _say_where(error: Exception, callback: Any, event: str, state: Any) -> None:
     if isinstance(error, ControlSwitchError) and where not in str(error):
         error.args = (f"{where}: {error}",)
     add_note(error, f"It came from the callback {where}, at optimizer step {getattr(state, 'global_step', '?')}.")
+    if isinstance(error, TypeError) and f"{event}() got an unexpected keyword argument" in str(error):
+        add_note(error, f"Events are called with further keywords: def {event}(self, args, state, control, **kwargs).")
 
 
 def _forwarded_event(name: str) -> Any:

@@ -30,7 +30,11 @@ class ExportableState:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Any:
-        """A new object from what `state()` returned."""
+        """A new object from what `state()` returned.
+
+        Parameters:
+            state: that dict, as it was read from trainer_state.json.
+        """
         instance = cls(**state["args"])
         vars(instance).update(state["attributes"])
         return instance
@@ -143,7 +147,14 @@ class TrainerState:
             self.stateful_callbacks = exported_states(self.stateful_callbacks or [])
 
     def save_to_json(self, json_path: str) -> None:
-        """Write the state to a JSON file, whole or not at all."""
+        """Write the state to a JSON file, whole or not at all.
+
+        Parameters:
+            json_path: the file; its folder has to be there.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         write_whole(json_path, self.to_json())
 
     def to_json(self) -> str:
@@ -154,7 +165,11 @@ class TrainerState:
     def load_from_json(cls, json_path: str) -> TrainerState:
         """Read a state that `save_to_json`, or transformers, wrote; fields that are not known here are passed over.
 
+        Parameters:
+            json_path: the file.
+
         Raises:
+            OSError: it cannot be read.
             ValueError: the file is not JSON, counts no steps, or a field is not of its type.
         """
         try:
@@ -178,14 +193,26 @@ class TrainerState:
         return state
 
     def compute_steps(self, args: TrainingArguments, max_steps: int) -> None:
-        """Resolve the logging, evaluation and saving intervals; one below 1 is a fraction of `max_steps`."""
+        """Resolve the logging, evaluation and saving intervals.
+
+        Parameters:
+            args: the intervals, in optimizer steps; one below 1 is a fraction of the training.
+            max_steps: optimizer steps of the training.
+        """
         for name in ("logging_steps", "eval_steps", "save_steps"):
             interval = getattr(args, name)
             if interval is not None:
                 setattr(self, name, math.ceil(max_steps * interval) if interval < 1 else interval)
 
     def init_training_references(self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any) -> None:
-        """Note how long this training will be, which trial of a search it is, and which process this is."""
+        """Note how long this training will be, which trial of a search it is, and which process this is.
+
+        Parameters:
+            trainer: the Trainer that trains.
+            max_steps: optimizer steps of the training.
+            num_train_epochs: its epochs, rounded up.
+            trial: the trial of a search, or None.
+        """
         if trainer.hp_name is not None and trainer._trial is not None:
             search, hp_name = trainer._search, trainer.hp_name
             self.trial_name = hp_name(trainer._trial) if search is None else search.name_of(trainer._trial, hp_name)

@@ -54,7 +54,10 @@ def load_adapters(model: Any, folder: Path, *, is_trainable: bool) -> list[str]:
     """
     folders = adapter_folders(folder)
     if not folders:
-        raise ValueError(f"No adapter in {folder}: expected {' or '.join(ADAPTER_WEIGHTS_NAMES)}.")
+        raise ValueError(
+            f"No adapter in {folder}: expected {' or '.join(ADAPTER_WEIGHTS_NAMES)}. Give a folder that "
+            "save_pretrained or a Trainer wrote of this model."
+        )
     if not is_a(model, "peft model"):
         return _load_carried_adapter(model, folders.get("", folder))
     active = model.active_adapters[0]

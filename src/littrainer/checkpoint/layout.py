@@ -53,13 +53,35 @@ def checkpoint_step(path: str | Path) -> int | None:
     return int(match.group(1)) if match else None
 
 
+def make_output_dir(folder: str) -> None:
+    """Make the folder of a run, unless there is one.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        is_file = os.path.isfile(folder)
+        raise OSError(
+            error.errno,
+            f"output_dir={folder!r} {'is a file' if is_file else f'cannot be made ({error.strerror})'}. Give the path "
+            "of a folder that can be written to",
+            error.filename,
+        ) from None
+
+
 def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
     """The newest intact checkpoint in a folder, or None where there is none.
 
     Newer ones that are damaged are passed over with a warning that names the damaged files.
 
     Parameters:
+        folder: an output folder, which holds the `checkpoint-<step>` folders.
         without: names of checkpoints that do not count.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
     """
     found, damaged = find_last_checkpoint(folder, without)
     for name, damage in damaged.items():

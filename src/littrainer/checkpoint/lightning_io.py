@@ -73,6 +73,7 @@ class TransformersCheckpointIO(CheckpointIO):
         Parameters:
             checkpoint: Lightning's checkpoint.
             path: the folder.
+            storage_options: none are taken.
 
         Raises:
             TypeError: storage options are given; there are none.
@@ -135,6 +136,9 @@ class TransformersCheckpointIO(CheckpointIO):
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Delete a checkpoint, a folder or a file of Lightning's own format.
+
+        Parameters:
+            path: the folder or file.
 
         Raises:
             ValueError: the path is not local, or a folder that holds no checkpoint.

@@ -86,7 +86,15 @@ def checkpoint_to_resume(
         given = newest
     folder = Path(str(given))
     if not folder.is_dir():
-        raise ValueError(f"There is no checkpoint folder {folder} to resume from.")
+        told = str(given).lower() in ("true", "false")
+        raise ValueError(
+            f"There is no checkpoint folder {folder} to resume from. "
+            + (
+                f"{given!r} is text: write {str(given).capitalize()} without quotes."
+                if told
+                else "Give the path of a checkpoint-<step> folder, or True for the newest one in output_dir."
+            )
+        )
     missing = [name for name in needed if not _is_there(folder, name)]
     if missing:
         within = next(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), None)

@@ -203,7 +203,7 @@ def read_weights(folder: Path) -> dict[str, Any]:
     else:
         raise ValueError(
             f"No model weights in {folder}: expected {SAFE_WEIGHTS_NAME}, {SAFE_WEIGHTS_INDEX_NAME}, {WEIGHTS_NAME} or "
-            f"{WEIGHTS_INDEX_NAME}."
+            f"{WEIGHTS_INDEX_NAME}. Give a checkpoint's folder, or one that save_pretrained wrote."
         )
     if (folder / EXTRA_STATE_NAME).is_file():
         state = {**state, **load_tensors(folder / EXTRA_STATE_NAME)}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from littrainer.arguments.nearest import suggestion
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, rotate_checkpoints, sort_checkpoints
 from littrainer.compat.earlier_signatures import SIGNATURES, accept_earlier_signature
 from littrainer.nested_values import as_numpy
@@ -33,6 +35,9 @@ def accepts_earlier_keywords(**today: str) -> Callable[[Method], Method]:
     """
 
     def decorate(method: Method) -> Method:
+        known = [name for name in inspect.signature(method).parameters if name != "self"]
+        taken = frozenset(known)
+
         @functools.wraps(method)
         def with_earlier_keywords(*args: Any, **kwargs: Any) -> Any:
             for earlier in [name for name in today if name in kwargs]:
@@ -41,6 +46,12 @@ def accepts_earlier_keywords(**today: str) -> Callable[[Method], Method]:
                     raise TypeError(f"{method.__name__}() got both {earlier} and {name}; give {name} alone.")
                 _tell(f"{method.__qualname__}({earlier}=...)", f"{name}=...", stacklevel=3)
                 kwargs[name] = kwargs.pop(earlier)
+            if not taken.issuperset(kwargs):
+                unknown = next(name for name in kwargs if name not in taken)
+                raise TypeError(
+                    f"{method.__qualname__}() got an unexpected keyword argument {unknown!r} "
+                    f"({suggestion(unknown, known)})"
+                )
             return method(*args, **kwargs)
 
         return cast("Method", with_earlier_keywords)

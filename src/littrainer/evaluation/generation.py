@@ -125,7 +125,7 @@ def _read(wanted: str | os.PathLike[str], named: str) -> Any:
         raise OSError(
             f"{named} cannot be read: {error} Give a GenerationConfig, the path of a file or of a folder that holds "
             "one, or a model id."
-        ) from error
+        ) from None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{named} is not valid: {error}") from error
 

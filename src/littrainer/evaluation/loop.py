@@ -21,7 +21,13 @@ from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.evaluation.loss_mean import ExactLossMean, mean_over_samples
 from littrainer.evaluation.metric_inputs import task_facts
-from littrainer.evaluation.metrics import call_metric_function, checked_metrics, noting_where, warn_without_result
+from littrainer.evaluation.metrics import (
+    NotedLogits,
+    call_metric_function,
+    checked_metrics,
+    noting_where,
+    warn_without_result,
+)
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
 from littrainer.evaluation.side_effects import model_device
 from littrainer.evaluation.streaming import StreamingMetrics, streaming_metrics
@@ -250,7 +256,8 @@ class EvaluationPass:
         main_inputs = self._padded(self._main_inputs(inputs))
         labels, logits = self._padded(labels), self._padded(logits)
         if logits is not None and trainer.preprocess_logits_for_metrics is not None:
-            logits = trainer.preprocess_logits_for_metrics(logits, labels)
+            with NotedLogits(trainer, logits, labels):
+                logits = trainer.preprocess_logits_for_metrics(logits, labels)
         return BatchOutputs(losses, logits, labels, main_inputs)
 
     def _main_inputs(self, inputs: Any) -> Any:

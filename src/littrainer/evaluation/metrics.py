@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from numbers import Number
 from typing import Any, Protocol
 
@@ -54,6 +54,22 @@ def noting_where(trainer: MetricPlace, prediction: EvalPrediction | None = None)
         name, given = _name_of(trainer.compute_metrics), _what_was_given(prediction)
         add_note(error, f"{name} raised this {_where(trainer)}.{given}{_what_is_left(trainer)}")
         raise
+
+
+class NotedLogits(AbstractContextManager[None]):
+    """Errors of `preprocess_logits_for_metrics` within leave with a note that says what it was called with."""
+
+    def __init__(self, trainer: Any, logits: Any, labels: Any):
+        self._trainer, self._given = trainer, (logits, labels)
+
+    def __exit__(self, kind: Any, error: BaseException | None, raised_in: Any) -> None:
+        if isinstance(error, Exception):
+            logits, labels = map(described, self._given)
+            add_note(
+                error,
+                f"preprocess_logits_for_metrics raised this {_where(self._trainer)}. It was called with the logits "
+                f"of a batch, {logits}, and its labels, {labels}.",
+            )
 
 
 def checked_metrics(trainer: MetricPlace, metrics: Any) -> dict[str, Any]:

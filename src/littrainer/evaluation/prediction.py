@@ -49,7 +49,13 @@ def predict_batch(
             if trainer.args.use_liger_kernel and prediction_loss_only:
                 # Liger's fused loss needs no logits, and they are large.
                 inputs = {**inputs, "skip_logits": True}
-            loss, outputs = trainer.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
+            found = trainer.compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items)
+            if found is None or isinstance(found, torch.Tensor):
+                raise TypeError(
+                    f"{type(trainer).__name__}.compute_loss returned {'None' if found is None else 'the loss alone'}, "
+                    "and evaluations call it with return_outputs=True: let it return (loss, outputs) then."
+                )
+            loss, outputs = found
             loss = loss.detach()
             loss = loss.mean() if loss.dim() else loss
         else:

@@ -11,7 +11,14 @@ import torch
 
 
 class TrainOutput(NamedTuple):
-    """What `train()` returns: optimizer steps done, mean training loss over them, and metrics."""
+    """What `train()` returns.
+
+    Parameters:
+        global_step: optimizer steps done, those before a resume included.
+        training_loss: the mean loss over the steps of this call.
+        metrics: `train_runtime` in seconds, `train_samples_per_second`, `train_steps_per_second`, `total_flos`,
+            `train_loss` and `epoch`.
+    """
 
     global_step: int
     training_loss: float
@@ -19,7 +26,14 @@ class TrainOutput(NamedTuple):
 
 
 class EvalLoopOutput(NamedTuple):
-    """What `evaluation_loop()` returns; predictions and labels are NumPy arrays, possibly nested."""
+    """What `evaluation_loop()` returns.
+
+    Parameters:
+        predictions: NumPy arrays of shape `(samples, ...)`, possibly nested; None where only the loss was wanted.
+        label_ids: the labels in the same way; None where there are none.
+        metrics: numbers by name, each name with the prefix.
+        num_samples: samples that were evaluated.
+    """
 
     predictions: Any
     label_ids: Any
@@ -28,7 +42,14 @@ class EvalLoopOutput(NamedTuple):
 
 
 class PredictionOutput(NamedTuple):
-    """What `predict()` returns; predictions and labels are NumPy arrays, possibly nested."""
+    """What `predict()` returns.
+
+    Parameters:
+        predictions: NumPy arrays of shape `(samples, ...)`, possibly nested, padded with -100 where batches differ in
+            length.
+        label_ids: the labels in the same way; None where there are none.
+        metrics: numbers by name, each name with the prefix.
+    """
 
     predictions: Any
     label_ids: Any
@@ -39,8 +60,8 @@ class EvalPrediction:
     """What `compute_metrics` is given; it unpacks as a tuple of what there is, predictions and labels first.
 
     Parameters:
-        predictions: the model's outputs without the loss, one array or a tuple of them.
-        label_ids: the labels, one array or a tuple of them.
+        predictions: the model's outputs without the loss, one array of shape `(samples, ...)` or a tuple of them.
+        label_ids: the labels, one array of shape `(samples, ...)` or a tuple of them.
         inputs: the model's main input, with `include_for_metrics=["inputs"]`.
         losses: the loss for each sample's batch, with `include_for_metrics=["loss"]`.
     """

@@ -71,6 +71,7 @@ class StreamingMetrics:
         """Forget what earlier evaluations have left, and move to the device of the model.
 
         Parameters:
+            device: where the metrics keep their states.
             read_facts: tells what is known of the model's task, once a batch has been predicted.
         """
         self._guess, self._facts, self.batches = None, None, 0

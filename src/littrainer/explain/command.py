@@ -7,8 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
-from typing import Any
 
 from littrainer.commands.command_parser import CommandParser, complain, option_names, unrecognized
 from littrainer.commands.ending import status_of
@@ -58,6 +58,8 @@ def main(words: Sequence[str]) -> int:
         return _explain_script(script, rest, options.as_code, source)
     from littrainer.arguments.parser import HfArgumentParser
     from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
+    from littrainer.explain.program import Source, program
+    from littrainer.explain.report import explanation
     from littrainer.explain.stand_ins import trainer_for
 
     parser = HfArgumentParser(Seq2SeqTrainingArguments, prog="littrainer explain", add_help=False)
@@ -66,7 +68,7 @@ def main(words: Sequence[str]) -> int:
         if left:
             known = [*option_names(build_parser()), *option_names(parser)]
             return complain("explain", unrecognized(left, known))
-        text = render(None if options.as_code else trainer_for(args), args, source, "these arguments")
+        text = program(args, Source(**source)) if options.as_code else explanation(trainer_for(args), args)
     except (TypeError, ValueError, NotImplementedError, ImportError) as error:
         return complain("explain", str(error))
     print(text, end="")
@@ -94,17 +96,6 @@ def split(words: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
             rest.append(word)
         position += 1
     return own, None, rest
-
-
-def render(trainer: Any, args: Any, source: dict[str, str | None], origin: str) -> str:
-    """The report on a Trainer, or the program for its arguments where there is none."""
-    if trainer is not None:
-        from littrainer.explain.report import explanation
-
-        return explanation(trainer, args)
-    from littrainer.explain.program import Source, program
-
-    return program(args, Source(**source), origin)
 
 
 def _explain_script(script: str, rest: list[str], as_code: bool, source: dict[str, str | None]) -> int:

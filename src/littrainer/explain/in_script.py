@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 from littrainer.commands.command_parser import complain
 from littrainer.commands.ending import quietly
-from littrainer.explain.command import render
 from littrainer.explain.stand_ins import with_folder
 
 
@@ -54,8 +53,13 @@ def _printed(text: str) -> int:
 
 
 def _renderer(options: dict[str, Any], script: str) -> Callable[[Any, Any], str]:
-    origin = f"the arguments of {os.path.basename(script)}"
-    return lambda trainer, args: render(None if options["as_code"] else trainer, args, options["source"], origin)
+    from littrainer.explain.program import Source, program
+    from littrainer.explain.report import explanation
+
+    if not options["as_code"]:
+        return explanation
+    source, origin = Source(**options["source"]), f"the arguments of {os.path.basename(script)}"
+    return lambda trainer, args: program(args, source, origin, trainer)
 
 
 @contextlib.contextmanager

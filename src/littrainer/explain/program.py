@@ -8,30 +8,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from littrainer.arguments.choices import IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
-from littrainer.arguments.destinations import DESTINATIONS, lightning_precision
+from littrainer.arguments.destinations import lightning_precision
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.data.limits import DEVELOPMENT_RUN, LIMITS, OVERFIT
-from littrainer.explain.report import changed_arguments
+from littrainer.explain.heading import NO_SOURCE, Source, further_keywords, heading, is_carried_out, watches_the_loss
+from littrainer.explain.printed_values import code, plain_part
 from littrainer.explain.schedule_code import METRIC_SCHEDULE, schedule_constants, schedule_function
-
-# Arguments that the program carries out.
-IN_PROGRAM: frozenset[str] = frozenset().union(
-    ("output_dir", "per_device_train_batch_size", "per_device_eval_batch_size", "num_train_epochs", "max_steps"),
-    ("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim"),
-    ("optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "gradient_accumulation_steps"),
-    ("max_grad_norm", "label_smoothing_factor", "bf16", "fp16", "gradient_checkpointing"),
-    ("gradient_checkpointing_kwargs", "activation_checkpointing", "activation_checkpointing_kwargs"),
-    ("torch_compile", "torch_compile_backend", "torch_compile_mode", "tf32", "use_cache", "logging_strategy"),
-    ("logging_steps", "eval_strategy", "eval_steps", "eval_on_start", "save_strategy", "save_steps"),
-    ("save_total_limit", "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "seed"),
-    ("full_determinism", "use_cpu", "dataloader_drop_last", "dataloader_num_workers", "dataloader_pin_memory"),
-    ("dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_multiprocessing_context"),
-    ("dataloader_in_order", "train_sampling_strategy", "do_train", "do_eval", "do_predict", "disable_tqdm"),
-    ("lightning",),
-)
 
 # Argument of the DataLoader -> argument it comes from.
 LOADER_KEYWORDS = {
@@ -47,29 +31,16 @@ class NotPrintable(ValueError):
     """These arguments have no plain program; the message says which, and what to do."""
 
 
-class Source(NamedTuple):
-    """Where the program takes its model and its training data from.
-
-    Parameters:
-        model: `module:name` of something that is called to make the model, or the path of a transformers configuration;
-            None for a small stand-in.
-        data: `module:name` of something that is called to make a map-style dataset of dicts; None for random rows.
-    """
-
-    model: str | None = None
-    data: str | None = None
-
-
-NO_SOURCE = Source()
-
-
-def program(args: TrainingArguments, source: Source = NO_SOURCE, origin: str = "these arguments") -> str:
+def program(
+    args: TrainingArguments, source: Source = NO_SOURCE, origin: str = "these arguments", trainer: Any = None
+) -> str:
     """The text of the program.
 
     Parameters:
         args: the arguments.
         source: its model and data.
         origin: whose arguments they are, for the first line.
+        trainer: the Trainer of a script, whose objects the first lines name.
 
     Raises:
         NotPrintable: the optimizer needs the parameters of a particular model, or the schedule has no plain form.
@@ -81,7 +52,7 @@ def program(args: TrainingArguments, source: Source = NO_SOURCE, origin: str = "
             "leave out --as-code for the explanation, or choose another schedule."
         )
     parts = [
-        _heading(args, source, origin),
+        heading(args, source, origin, trainer),
         _imports(args, source),
         "\n".join([*_constants(args), *schedule_constants(args)]),
         *("\n".join(part) for part in (*_model_and_data(source), _optimizer(args), schedule_function(args))),
@@ -89,49 +60,6 @@ def program(args: TrainingArguments, source: Source = NO_SOURCE, origin: str = "
         "\n".join(_main(args)),
     ]
     return f"{parts[0]}\n\n{parts[1]}\n\n{parts[2]}\n\n\n" + "\n\n\n".join(parts[3:]) + "\n"
-
-
-def code(value: Any) -> str:
-    """A plain value as Python code, text in double quotes."""
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{code(key)}: {code(item)}" for key, item in value.items()) + "}"
-    return repr(value)
-
-
-def _is_carried_out(args: TrainingArguments, name: str) -> bool:
-    if name == "train_sampling_strategy":
-        return args.train_sampling_strategy in ("random", "sequential")
-    if name in ("metric_for_best_model", "greater_is_better"):
-        return _watches_the_loss(args)
-    if name == "lightning":
-        further = _further_keywords(args)
-        is_plain = all(isinstance(value, bool | int | float | str | None) for value in further.values())
-        # The program counts its optimizer steps from all of the data.
-        return is_plain and not any(further.get(name) for name in (DEVELOPMENT_RUN, OVERFIT, *LIMITS["training"]))
-    return name in IN_PROGRAM
-
-
-def _watches_the_loss(args: TrainingArguments) -> bool:
-    # A stand-in has no other metric.
-    return args.metric_for_best_model in (None, "loss", "eval_loss")
-
-
-def _further_keywords(args: TrainingArguments) -> dict[str, Any]:
-    further: Any = args.lightning
-    return dict(further or {})
-
-
-def _heading(args: TrainingArguments, source: Source, origin: str) -> str:
-    lines = [f'"""The training that {origin} describe, as a plain Lightning program.']
-    if source.model is None or source.data is None:
-        lines += ["", "Where no --model or --data was named a small model and random rows stand in: put yours there."]
-    left_out = [name for name in changed_arguments(args) if not _is_carried_out(args, name)]
-    if left_out:
-        lines += ["", "Not in this program:"]
-        lines += [f"- {name}: {DESTINATIONS[name].sentence}" for name in left_out]
-    return "\n".join([*(line.replace("\\", "/") for line in lines), '"""'])
 
 
 def _imports(args: TrainingArguments, source: Source) -> str:
@@ -175,6 +103,7 @@ def _model_and_data(source: Source) -> list[list[str]]:
 
 _STAND_IN_MODEL = """\
 class StandIn(nn.Module):
+    # In the place of your model.
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.norm, self.head = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 3)
@@ -189,6 +118,7 @@ def make_model() -> nn.Module:
 
 _STAND_IN_ROWS = """\
 def make_rows() -> Any:
+    # Random rows in the place of your data.
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(64, 8, generator=generator)
     return [{"x": row, "labels": int(row[:3].argmax())} for row in rows]""".splitlines()
@@ -230,6 +160,7 @@ def _rows_for_config(path: str) -> list[str]:
         labels = "row"
     return [
         "def make_rows() -> Any:",
+        "    # Random rows in the place of your data.",
         "    generator = torch.Generator().manual_seed(0)",
         f"    rows = torch.randint({vocabulary}, (64, 8), generator=generator)",
         f'    return [{{"input_ids": row, "labels": {labels}}} for row in rows]',
@@ -394,7 +325,7 @@ def _model_changes(args: TrainingArguments) -> list[str]:
     if args.activation_checkpointing:
         lines += [
             '    if hasattr(model, "gradient_checkpointing_enable"):',
-            f"        model.gradient_checkpointing_enable({code(args.activation_checkpointing_kwargs)})",
+            f"        model.gradient_checkpointing_enable({code(plain_part(args.activation_checkpointing_kwargs))})",
         ]
     lines += ['    if hasattr(model, "config"):', f"        model.config.use_cache = {args.use_cache}"]
     if args.torch_compile:
@@ -423,7 +354,7 @@ def _checkpoints(args: TrainingArguments) -> list[str]:
         settings.append(f"every_n_train_steps={_steps(args.save_steps)}")
     keeps_all = args.save_total_limit is None or args.save_total_limit <= 0
     if args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST:
-        highest = args.greater_is_better and _watches_the_loss(args)
+        highest = args.greater_is_better and watches_the_loss(args)
         settings += ['monitor="eval_loss"', f"mode={code('max' if highest else 'min')}"]
     elif not keeps_all:
         settings += ['monitor="step"', 'mode="max"']
@@ -457,6 +388,6 @@ def _trainer_keywords(args: TrainingArguments) -> dict[str, str]:
     if args.eval_strategy == IntervalStrategy.STEPS:
         keywords["val_check_interval"] = f"ACCUMULATION * {_steps(args.eval_steps)}"
         keywords["check_val_every_n_epoch"] = "None"
-    if _is_carried_out(args, "lightning"):
-        keywords.update({name: code(value) for name, value in _further_keywords(args).items()})
+    if is_carried_out(args, "lightning"):
+        keywords.update({name: code(value) for name, value in further_keywords(args).items()})
     return keywords

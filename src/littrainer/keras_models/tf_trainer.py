@@ -346,6 +346,7 @@ class TFTrainer:
         """Gradients of a micro-batch; an override may change those that this one returns.
 
         Parameters:
+            features, labels: as in `run_model`.
             nb_instances_in_global_batch: labels that are not -100, or rows, in all micro-batches of the optimizer step.
 
         Returns:
@@ -362,6 +363,7 @@ class TFTrainer:
         """One optimizer step on a batch, by hand; `train` does this by itself.
 
         Parameters:
+            features, labels: as in `run_model`.
             nb_instances_in_global_batch: what the losses are divided by; by default what the batch has.
 
         Raises:
@@ -407,7 +409,8 @@ class TFTrainer:
             test_dataset: samples (features, labels), or features alone that are no tuples.
 
         Returns:
-            predictions and labels as NumPy arrays, and metrics, each name with `eval_` in front.
+            predictions and labels as NumPy arrays of shape `(samples, ...)`, and metrics, each name with `eval_` in
+            front.
         """
         return self.torch_trainer.predict(test_dataset, metric_key_prefix="eval")
 
@@ -427,6 +430,9 @@ class TFTrainer:
             num_examples: samples in them.
             description: "Evaluation" or "Prediction".
             prediction_loss_only: compute nothing but the loss; by default as the arguments say.
+
+        Returns:
+            predictions and labels as NumPy arrays of shape `(samples, ...)`, and metrics.
         """
         return self.torch_trainer.own_prediction_loop(dataset, steps, num_examples, description, prediction_loss_only)
 
@@ -434,6 +440,7 @@ class TFTrainer:
         """Logits of a batch to evaluate or predict; override to change what a prediction is.
 
         Parameters:
+            features, labels: as in `run_model`.
             nb_instances_in_global_batch: labels that are not -100, or rows; None where there are no labels.
         """
         return self.torch_trainer.run_step(features, labels, nb_instances_in_global_batch, training=False)["logits"]

@@ -68,7 +68,13 @@ class Adafactor(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; what the closure returned.
+        """Take one optimizer step.
+
+        Parameters:
+            closure: computes the loss and its gradients anew; by default the gradients are there.
+
+        Returns:
+            what the closure returned.
 
         Raises:
             RuntimeError: a gradient is sparse.

@@ -170,7 +170,12 @@ class GreedyLR:
             self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
 
     def is_better(self, current: float, best: float) -> bool:
-        """Whether a value improves on the best one by more than the threshold."""
+        """Whether a value improves on the best one by more than the threshold.
+
+        Parameters:
+            current: the value of the last evaluation.
+            best: the best one before it.
+        """
         margin = self.threshold
         if self.mode == "min":
             return current < (best * (1.0 - margin) if self.threshold_mode == "rel" else best - margin)
@@ -219,7 +224,11 @@ class GreedyLR:
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a saved schedule stood; the optimizer's learning rates are set to the saved ones."""
+        """Go on where a saved schedule stood; the optimizer's learning rates are set to the saved ones.
+
+        Parameters:
+            state_dict: what `state_dict()` returned.
+        """
         for name in STATE_NAMES:
             setattr(self, name, state_dict.get(name, getattr(self, name)))
         if "_streaming_avg" in state_dict:

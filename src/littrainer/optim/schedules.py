@@ -49,14 +49,27 @@ def get_constant_schedule(optimizer: Optimizer, last_epoch: Steps = -1) -> Lambd
 def get_constant_schedule_with_warmup(
     optimizer: Optimizer, num_warmup_steps: Steps, last_epoch: Steps = -1
 ) -> LambdaLR:
-    """A linear rise from 0 over `num_warmup_steps` optimizer steps, then the optimizer's own learning rate."""
+    """A linear rise from 0, then the optimizer's own learning rate.
+
+    Parameters:
+        optimizer: the optimizer it drives.
+        num_warmup_steps: optimizer steps of the rise.
+        last_epoch: optimizer steps already done, -1 for a new schedule.
+    """
     return _warm_up_then(factors.constant, optimizer, last_epoch, warmup_steps=num_warmup_steps)
 
 
 def get_linear_schedule_with_warmup(
     optimizer: Optimizer, num_warmup_steps: Steps, num_training_steps: Steps, last_epoch: Steps = -1
 ) -> LambdaLR:
-    """A linear rise from 0 over `num_warmup_steps`, then a linear fall to 0 at `num_training_steps`."""
+    """A linear rise from 0, then a linear fall to 0.
+
+    Parameters:
+        optimizer: the optimizer it drives.
+        num_warmup_steps: optimizer steps of the rise.
+        num_training_steps: optimizer steps of the whole training.
+        last_epoch: optimizer steps already done, -1 for a new schedule.
+    """
     return _warm_up_then(
         factors.linear, optimizer, last_epoch, warmup_steps=num_warmup_steps, total_steps=num_training_steps
     )
@@ -69,7 +82,15 @@ def get_cosine_schedule_with_warmup(
     num_cycles: float = 0.5,
     last_epoch: Steps = -1,
 ) -> LambdaLR:
-    """A linear rise from 0, then `num_cycles` cosine waves; half a wave falls from the learning rate to 0."""
+    """A linear rise from 0, then cosine waves.
+
+    Parameters:
+        optimizer: the optimizer it drives.
+        num_warmup_steps: optimizer steps of the rise.
+        num_training_steps: optimizer steps of the whole training.
+        num_cycles: waves; half a wave falls from the learning rate to 0.
+        last_epoch: optimizer steps already done, -1 for a new schedule.
+    """
     return _warm_up_then(
         factors.cosine,
         optimizer,
@@ -87,7 +108,15 @@ def get_cosine_with_hard_restarts_schedule_with_warmup(
     num_cycles: int = 1,
     last_epoch: Steps = -1,
 ) -> LambdaLR:
-    """A linear rise from 0, then `num_cycles` cosine falls to 0, each starting again from the full learning rate."""
+    """A linear rise from 0, then cosine falls to 0, each starting again from the full learning rate.
+
+    Parameters:
+        optimizer: the optimizer it drives.
+        num_warmup_steps: optimizer steps of the rise.
+        num_training_steps: optimizer steps of the whole training.
+        num_cycles: falls.
+        last_epoch: optimizer steps already done, -1 for a new schedule.
+    """
     return _warm_up_then(
         factors.cosine_with_restarts,
         optimizer,
@@ -106,7 +135,15 @@ def get_polynomial_decay_schedule_with_warmup(
     power: float = 1.0,
     last_epoch: Steps = -1,
 ) -> LambdaLR:
-    """A linear rise from 0, then a fall to the learning rate `lr_end` by `power` of the share that remains.
+    """A linear rise from 0, then a polynomial fall.
+
+    Parameters:
+        optimizer: the optimizer it drives.
+        num_warmup_steps: optimizer steps of the rise.
+        num_training_steps: optimizer steps of the whole training.
+        lr_end: the learning rate at the end.
+        power: to which the share of steps that remain is raised; 1 is a linear fall.
+        last_epoch: optimizer steps already done, -1 for a new schedule.
 
     Raises:
         ValueError: `lr_end` is not below the learning rate, or no step is left for the fall.
@@ -140,7 +177,10 @@ def get_inverse_sqrt_schedule(
     """A linear rise from 0, then a fall with the inverse square root of the steps.
 
     Parameters:
+        optimizer: the optimizer it drives.
+        num_warmup_steps: optimizer steps of the rise.
         timescale: steps that count as one; by default `num_warmup_steps`, or 10,000 where there is no warm-up.
+        last_epoch: optimizer steps already done, -1 for a new schedule.
 
     Raises:
         ValueError: `timescale` is not above 0.
@@ -163,9 +203,14 @@ def get_cosine_with_min_lr_schedule_with_warmup(
     min_lr: float | None = None,
     min_lr_rate: float | None = None,
 ) -> LambdaLR:
-    """A linear rise from 0, then `num_cycles` cosine waves that go no lower than a given learning rate.
+    """A linear rise from 0, then cosine waves that go no lower than a given learning rate.
 
     Parameters:
+        optimizer: the optimizer it drives.
+        num_warmup_steps: optimizer steps of the rise.
+        num_training_steps: optimizer steps of the whole training.
+        num_cycles: waves; half a wave falls from the learning rate to the lowest one.
+        last_epoch: optimizer steps already done, -1 for a new schedule.
         min_lr: the lowest learning rate; give this or `min_lr_rate`.
         min_lr_rate: the lowest learning rate as a share of the optimizer's.
 
@@ -196,6 +241,7 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
     """As `get_cosine_with_min_lr_schedule_with_warmup`, but the rise starts above 0.
 
     Parameters:
+        optimizer, num_warmup_steps, num_training_steps, num_cycles, last_epoch, min_lr, min_lr_rate: as there.
         warmup_lr_rate: where the rise starts, as a share of the optimizer's learning rate; by default one step up.
 
     Raises:
@@ -235,10 +281,15 @@ def get_wsd_schedule(
     """Warm-up, a stable stretch at the full learning rate, and decay.
 
     Parameters:
+        optimizer: the optimizer it drives.
+        num_warmup_steps: optimizer steps of the rise.
+        num_decay_steps: optimizer steps of the decay.
+        num_training_steps: optimizer steps of the whole training; needed without `num_stable_steps`.
         num_stable_steps: optimizer steps of the stretch; by default what `num_training_steps` leaves for it.
         warmup_type, decay_type: `linear`, `cosine` or `1-sqrt`.
         min_lr_ratio: the learning rate at both ends, as a share of the optimizer's.
         num_cycles: waves of a decay of the type `cosine`.
+        last_epoch: optimizer steps already done, -1 for a new schedule.
 
     Raises:
         ValueError: a type is not known, or neither number of steps is given.
@@ -264,12 +315,22 @@ def get_wsd_schedule(
 
 
 def get_reduce_on_plateau_schedule(optimizer: Optimizer, **kwargs: Any) -> ReduceLROnPlateau:
-    """A learning rate that falls when a metric stops improving; keywords are those of torch's `ReduceLROnPlateau`."""
+    """A learning rate that falls when a metric stops improving.
+
+    Parameters:
+        optimizer: the optimizer it drives.
+        kwargs: keywords of torch's `ReduceLROnPlateau`.
+    """
     return ReduceLROnPlateau(optimizer, **kwargs)
 
 
 def get_greedy_schedule(optimizer: Optimizer, **kwargs: Any) -> GreedyLR:
-    """A learning rate that rises while a metric improves and falls when it stops; keywords are those of `GreedyLR`."""
+    """A learning rate that rises while a metric improves and falls when it stops.
+
+    Parameters:
+        optimizer: the optimizer it drives.
+        kwargs: keywords of `GreedyLR`.
+    """
     return GreedyLR(optimizer, **kwargs)
 
 
@@ -307,10 +368,14 @@ def get_scheduler(
     """The schedule that `lr_scheduler_type` names, attached to an optimizer.
 
     Parameters:
-        name: one of the keys of `SCHEDULES`.
+        name: as in `lr_scheduler_type`.
+        optimizer: the optimizer it drives.
         num_warmup_steps: optimizer steps of the rise; needed by all but `constant` and those that follow a metric.
         num_training_steps: optimizer steps of the whole training; needed where the schedule's function needs it.
         scheduler_specific_kwargs: `lr_scheduler_kwargs`, such as `num_cycles`.
+
+    Returns:
+        a `LambdaLR`, or the schedule's own class where it follows a metric.
 
     Raises:
         ValueError: the name is not known, a number of steps is missing, or an option has a value that cannot be.

@@ -31,7 +31,8 @@ from littrainer.plain_lightning.batches import CountItems, EvaluationBatches, Tr
 from littrainer.plain_lightning.data_state import PlaceInData, places_in, state_of_places
 from littrainer.plain_lightning.module_arguments import arguments_from
 from littrainer.processes.agreement import are_several, from_each
-from littrainer.training.checks import check_is_no_loader, check_not_empty
+from littrainer.training.checks import check_not_empty
+from littrainer.training.input_kinds import check_is_dataset
 from littrainer.training.plan import why_empty
 
 logger = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class TrainerDataModule(pl.LightningDataModule):
         """
         for name, method in LOADERS.items():
             for description, dataset in _by_description(name, getattr(self, name)).items():
-                check_is_no_loader(dataset, description, method)
+                check_is_dataset(dataset, description, method)
                 check_not_empty(dataset, description)
         vars(self).pop("val_dataloader", None)
         if stage == TrainerFn.FITTING:

@@ -216,6 +216,7 @@ class TransformersModule(pl.LightningModule):
         """Loss, predictions and labels of one batch of an evaluation; override to change what a prediction is.
 
         Parameters:
+            inputs: the batch, on the module's device.
             wants_loss: false where nothing but predictions is asked for, in `predict`.
 
         Returns:
@@ -286,6 +287,9 @@ class TransformersModule(pl.LightningModule):
         """Label tokens of an optimizer step's micro-batches, where the loss is divided by them; all processes ask.
 
         Without a lightning.Trainer, those of this process.
+
+        Parameters:
+            window: the micro-batches of the step.
         """
         return losses.items_in_window(self.loss_settings, window, self.device)
 
@@ -362,6 +366,9 @@ class TransformersModule(pl.LightningModule):
         Parameters:
             num_training_steps: optimizer steps of the whole training.
 
+        Returns:
+            the two; the schedule steps once for each optimizer step.
+
         Raises:
             ValueError: the schedule needs to know the number of steps.
         """
@@ -411,6 +418,9 @@ class TransformersModule(pl.LightningModule):
             kwargs: keywords of the module, which come before what the checkpoint says. `model=` has to be among them
                 where the model is none of transformers' classes.
 
+        Returns:
+            the module, of the class that this is called on.
+
         Raises:
             ValueError: the folder is damaged, or the checkpoint does not say how its model is made.
         """
@@ -459,5 +469,11 @@ class TransformersModule(pl.LightningModule):
         return self.evaluations.step(self, TEST, self.trainer.test_dataloaders, batch, dataloader_idx)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
-        """The logits of a batch, or generated tokens where `predict_with_generate` is set."""
+        """The logits of a batch, or generated tokens where `predict_with_generate` is set.
+
+        Parameters:
+            batch: what the loader hands out.
+            batch_idx: its number, from 0.
+            dataloader_idx: the number of its loader, from 0.
+        """
         return self.prediction_outputs(model_inputs(batch), wants_loss=False)[1]

@@ -111,10 +111,13 @@ def evaluation_prefixes(entries: Iterable[dict[str, Any]]) -> dict[str, str]:
 
 
 def _key_of(name: str, prefixes: dict[str, str]) -> tuple[str, str]:
-    longest = max((prefix for prefix in prefixes if name.startswith(f"{prefix}_")), key=len, default=None)
-    if longest is None:
-        return name, TRAINING
-    return name[len(longest) + 1 :], prefixes[longest]
+    # The longest prefix, found without a look at each of them: a dict may name thousands of evaluation sets.
+    prefix = name
+    while "_" in prefix:
+        prefix = prefix.rpartition("_")[0]
+        if prefix in prefixes:
+            return name[len(prefix) + 1 :], prefixes[prefix]
+    return name, TRAINING
 
 
 def _is_step(step: Any) -> bool:

@@ -117,7 +117,7 @@ def _panel(metric: str, runs: list[Run]) -> Panel:
                 continue
             place = places[source]
             alone = len(runs) == 1
-            look = Look(place, 0, place) if alone else Look(number, place if len(sources) > 1 else 0, number)
+            look = Look(place, 0, place) if alone else Look(number, place, number)
             parts = [] if alone else [run.name]
             parts += [source] if alone or len(sources) > 1 else []
             curves.append(Curve(number, source, ", ".join(parts), look, points, _best(run, source, points)))

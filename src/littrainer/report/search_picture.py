@@ -41,7 +41,7 @@ from littrainer.search.record import COMPLETE, FAILED, PRUNED
 # As the page has them in its light mode, from worse to better.
 GRADE_COLOURS = ("#d5dae1", "#b5cbe0", "#7fb0d8", "#3d8dc4", "#00568a")
 BEST_COLOUR = PALETTE[1]
-PARALLEL_HEIGHT, PARALLEL_ABOVE, PARALLEL_BELOW = 2.9, 1.0, 0.55
+PARALLEL_HEIGHT, PARALLEL_ABOVE, PARALLEL_BELOW = 2.9, 1.3, 0.55
 # Names of bars stand beside them, in the plot's own room.
 NAME_SHARE, NAME_LETTERS = 0.42, 30
 TICK_INCHES = 0.16

@@ -84,13 +84,27 @@ class TrackerCallback(TrainerCallback):
             args: the training arguments.
             state: the Trainer's state.
             model: the model, or None.
+            kwargs: what else events are given by keyword, such as `processing_class`; an override names what it needs.
         """
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
-        """Write logged values, as `Trainer.log` got them, at `state.global_step`; called on the first process only."""
+        """Write logged values; called on the first process only.
+
+        Parameters:
+            logs: values by name, as `Trainer.log` got them.
+            args: the training arguments.
+            state: the Trainer's state, whose `global_step` counts the optimizer steps.
+            model: the model, or None.
+        """
 
     def write_prediction_metrics(self, metrics: dict[str, Any], args: Any, state: Any) -> None:
-        """Write the metrics of `predict()`; called on the first process only, where `reports_predictions`."""
+        """Write the metrics of `predict()`; called on the first process only, where `reports_predictions`.
+
+        Parameters:
+            metrics: values by name.
+            args: the training arguments.
+            state: the Trainer's state.
+        """
 
     @survives_failure
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -110,7 +124,12 @@ class TrackerCallback(TrainerCallback):
         """End the run of a trial, if it is open; called on the first process only."""
 
     def run_name(self, args: Any, state: Any) -> str | None:
-        """What a run is called: `args.run_name`, and after it the name of the trial, in a search."""
+        """What a run is called: `args.run_name`, and after it the name of the trial, in a search.
+
+        Parameters:
+            args: the training arguments.
+            state: the Trainer's state.
+        """
         return "-".join(part for part in (args.run_name, self.trial_name(state)) if part) or None
 
     def trial_name(self, state: Any) -> str | None:
@@ -158,7 +177,13 @@ class TrackerCallback(TrainerCallback):
             self.end_failed_run(args, state, error)
 
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
-        """Mark the run as failed; called on the first process only. By default a trial's run ends as it always does."""
+        """Mark the run as failed; called on the first process only. By default a trial's run ends as it always does.
+
+        Parameters:
+            args: the training arguments.
+            state: the Trainer's state.
+            error: what ended the training.
+        """
         if self._is_trial:
             self.end_trial()
 

@@ -6,8 +6,6 @@ import inspect
 import logging
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
-
 from littrainer.arguments.accelerator_config import settle_accelerator_config
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.arguments.sharding import check_processes
@@ -16,11 +14,13 @@ from littrainer.arguments.validation import check_loader_processes
 from littrainer.arguments.value_checks import check_values
 from littrainer.data.limits import check_limits
 from littrainer.data.loaders import has_length
+from littrainer.error_notes import kind_of
 from littrainer.evaluation.streaming import streaming_metrics
 from littrainer.log_levels import apply_log_level
 from littrainer.processes.group import ensure_process_group
 from littrainer.processes.layout import process_layout
 from littrainer.strategies.deepspeed_checks import check_deepspeed
+from littrainer.training.input_kinds import check_is_dataset, check_is_trainable, check_model_kind
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -54,12 +54,15 @@ def check_model_source(model: Any, model_init: Any) -> None:
 
     Raises:
         RuntimeError: neither is given.
-        ValueError: both are given.
+        ValueError: both are given, or a quantized model that cannot be trained.
+        TypeError: one of them is something else.
     """
+    check_model_kind(model, model_init)
+    check_is_trainable(model)
     if model is None and model_init is None:
-        raise RuntimeError("Trainer takes a `model` or a `model_init`, and was given neither.")
+        raise RuntimeError("Trainer takes a `model` or a `model_init`, and was given neither: pass one of them.")
     if model is not None and model_init is not None:
-        raise ValueError("Trainer takes a `model` or a `model_init`, and was given both.")
+        raise ValueError("Trainer takes a `model` or a `model_init`, and was given both: pass one of them.")
 
 
 def check_construction(trainer: Trainer) -> None:
@@ -77,7 +80,10 @@ def check_construction(trainer: Trainer) -> None:
     _check_metrics(trainer)
     _say_if_nothing_is_generated(trainer)
     if not callable(trainer.data_collator):
-        raise TypeError(f"data_collator has to be callable, and is a {type(trainer.data_collator).__name__}.")
+        raise TypeError(
+            f"data_collator has to be callable, and is {kind_of(trainer.data_collator)}: pass a function of a list of "
+            "samples that returns a batch, and datasets by their names, train_dataset=... and eval_dataset=... ."
+        )
     dataset = trainer.train_dataset
     if dataset is not None and not has_length(dataset) and trainer.args.max_steps <= 0:
         raise ValueError(
@@ -87,7 +93,7 @@ def check_construction(trainer: Trainer) -> None:
 
 def _check_optimizers(trainer: Trainer) -> None:
     if trainer.optimizer_cls_and_kwargs is not None and trainer.optimizer is not None:
-        raise RuntimeError("Pass either `optimizers` or `optimizer_cls_and_kwargs`, not both.")
+        raise RuntimeError("`optimizers` and `optimizer_cls_and_kwargs` are both given: pass one of them.")
     if trainer.model_init is not None and (trainer.optimizer is not None or trainer.lr_scheduler is not None):
         raise RuntimeError(
             "`model_init` makes a new model at each train(), so `optimizers` made beforehand would hold other "
@@ -112,7 +118,10 @@ def _check_metrics(trainer: Trainer) -> None:
         )
     needs_metric = args.save_strategy == SaveStrategy.BEST or args.load_best_model_at_end
     if needs_metric and args.metric_for_best_model is None:
-        raise ValueError("save_strategy='best' and load_best_model_at_end need metric_for_best_model to be set.")
+        raise ValueError(
+            "save_strategy='best' and load_best_model_at_end need metric_for_best_model: set it to 'loss', or to a name "
+            "that compute_metrics returns."
+        )
     compute_metrics = trainer.compute_metrics
     if streaming_metrics(compute_metrics) is not None or not args.batch_eval_metrics or compute_metrics is None:
         return
@@ -174,7 +183,7 @@ def chosen_eval_dataset(of_trainer: Any, wanted: Any) -> Any:
                 f"A loader reads one dataset, and eval_dataset is a dict of them ({', '.join(map(str, dataset))}): "
                 "name one, as in get_eval_dataloader(name)."
             )
-        check_is_no_loader(dataset, "eval_dataset", "get_eval_dataloader")
+        check_is_dataset(dataset, "eval_dataset", "get_eval_dataloader")
         return dataset
     if not isinstance(of_trainer, dict):
         raise KeyError(
@@ -183,25 +192,8 @@ def chosen_eval_dataset(of_trainer: Any, wanted: Any) -> Any:
         )
     if wanted not in of_trainer:
         raise KeyError(f"There is no eval_dataset named {wanted!r}; there are {', '.join(map(str, of_trainer))}.")
-    check_is_no_loader(of_trainer[wanted], f"eval_dataset {wanted!r}", "get_eval_dataloader")
+    check_is_dataset(of_trainer[wanted], f"eval_dataset {wanted!r}", "get_eval_dataloader")
     return of_trainer[wanted]
-
-
-def check_is_no_loader(dataset: Any, name: str, method: str) -> None:
-    """Refuse a loader where a dataset is asked for.
-
-    Parameters:
-        name: the dataset's, for the error.
-        method: the Trainer's method that a loader belongs into.
-
-    Raises:
-        TypeError: it is a DataLoader.
-    """
-    if isinstance(dataset, DataLoader):
-        raise TypeError(
-            f"{name} is a {type(dataset).__name__}, and the Trainer makes one from a dataset: pass its dataset, or "
-            f"override {method}() to return the loader itself."
-        )
 
 
 def check_not_empty(dataset: Any, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from littrainer.compat.earlier_signatures import returns_the_mean
 from littrainer.data.windows import count_label_tokens
+from littrainer.error_notes import kind_of
 from littrainer.processes.collectives import gathered, process_count, reduced
 from littrainer.training.label_smoothing import smoothed_loss
 
@@ -45,12 +47,18 @@ def loss_and_outputs(
 
     Raises:
         ValueError: the model returned no loss.
+        TypeError: the batch has no named entries to call the model with.
     """
     labels = None
     if (trainer.compute_loss_func is not None or trainer.label_smoother is not None) and "labels" in inputs:
         labels = inputs.pop("labels")
     if trainer.model_accepts_loss_kwargs and num_items_in_batch is not None:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
+    if type(inputs) is not dict and not isinstance(inputs, Mapping):
+        raise TypeError(
+            f"The batch is {kind_of(inputs)}, and {type(model).__name__} is called with its entries as keywords: let "
+            "data_collator return a dict such as {'input_ids': ..., 'labels': ...}, or override compute_loss."
+        )
     outputs = model(**inputs)
     if trainer.compute_loss_func is not None:
         if labels is None:
@@ -113,7 +121,18 @@ def normalised(
         by_model = trainer.model_accepts_loss_kwargs and num_items_in_batch is not None
         is_divided = by_model or trainer.compute_loss_func is not None
         is_divided = is_divided and not returns_the_mean(trainer)
+    if loss is None:
+        raise no_loss_returned(loss, "compute_loss")
     return loss if is_divided else loss / trainer.current_gradient_accumulation_steps
+
+
+def no_loss_returned(returned: Any, by: str) -> TypeError:
+    """The error for a method that returned something else than a loss.
+
+    Parameters:
+        by: the method.
+    """
+    return TypeError(f"{by} returned {_described(returned)}, and has to return the loss, a tensor with one number.")
 
 
 def items_in_window(trainer: LossSettings, window: list[Any], device: torch.device) -> torch.Tensor | int | None:
@@ -179,7 +198,12 @@ class PendingLosses:
 
     def append(self, running: torch.Tensor, loss: torch.Tensor, steps_since_logging: int, filtered: bool) -> None:
         """Take a loss, which `add_to_running_loss` would add to the running sum."""
-        can_wait = loss.dim() == 0 and loss.dtype is torch.float32 is running.dtype and loss.device == running.device
+        try:
+            can_wait = (
+                loss.dim() == 0 and loss.dtype is torch.float32 is running.dtype and loss.device == running.device
+            )
+        except AttributeError:
+            raise no_loss_returned(loss, "training_step or compute_loss") from None
         if not can_wait or filtered is not self._is_filtered or len(self._losses) >= self.MOST:
             self.add_to(running, reads=False)
             self._is_filtered = filtered
@@ -187,8 +211,14 @@ class PendingLosses:
             # A copy: graphs of a compiled model write the next loss to the same place.
             self._losses.append(loss.detach().clone())
             self._steps.append(steps_since_logging)
-        else:
+        elif loss.numel() == 1:
             add_to_running_loss(running, loss.detach(), steps_since_logging, filtered)
+        else:
+            # As torch's backward pass would have it, which comes next.
+            raise RuntimeError(
+                f"The loss has the shape {tuple(loss.shape)}, and has to be one number: take its mean, as "
+                "reduction='mean' and loss.mean() do, in forward, compute_loss or compute_loss_func."
+            )
 
     def discard(self) -> None:
         """The sum that they belong to is gone."""

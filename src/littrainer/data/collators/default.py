@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from littrainer.error_notes import kind_of
+
 LABEL_NAMES = ("label", "label_ids")
 
 DataCollator = Callable[[list[Any]], dict[str, Any]]
@@ -52,13 +54,20 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
         features: samples, mappings or objects with attributes; the first one decides which keys there are.
         return_tensors: `"pt"` for torch tensors, `"np"` for NumPy arrays.
 
+    Returns:
+        an array of shape `(samples, ...)` for each key.
+
     Raises:
         ValueError: samples of different length, which need a collator that pads.
+        TypeError: a sample without named values, as a text or a tuple is.
     """
     if return_tensors not in _STACKERS:
         raise ValueError(unknown_kind_message(return_tensors))
     stack = _STACKERS[return_tensors]
-    samples = [feature if isinstance(feature, Mapping) else vars(feature) for feature in features]
+    try:
+        samples = [feature if isinstance(feature, Mapping) else vars(feature) for feature in features]
+    except TypeError:
+        raise TypeError(_without_names(features)) from None
     first = samples[0]
     batch: dict[str, Any] = {}
     label_name = next((name for name in LABEL_NAMES if first.get(name) is not None), None)
@@ -76,6 +85,16 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
                 "in the dataset, or pass a data_collator that pads (with a tokenizer: processing_class=tokenizer)."
             ) from error
     return batch
+
+
+def _without_names(features: Sequence[Any]) -> str:
+    sample = next(one for one in features if not isinstance(one, Mapping) and not hasattr(one, "__dict__"))
+    shown = " ".join(repr(sample).split())
+    return (
+        f"A sample of the dataset is {kind_of(sample)} ({shown[:80]}{'...' if len(shown) > 80 else ''}), and the "
+        'default data_collator makes batches of dicts such as {"input_ids": [...], "labels": 0}. Let the dataset give '
+        "dicts (texts have to be tokenized), or pass a data_collator that takes such samples."
+    )
 
 
 def _labels_are_whole(name: str, first: Any) -> bool:

@@ -101,11 +101,27 @@ class DataCollatorForLanguageModeling(DataCollatorMixin):
         return self._batch(examples, "np")
 
     def torch_mask_tokens(self, inputs: Any, special_tokens_mask: Any = None, offset_mapping: Any = None) -> Any:
-        """Hide tokens of a torch tensor, in place; returns it and the labels."""
+        """Hide tokens of a torch tensor, in place; override to hide others.
+
+        Parameters:
+            inputs: token ids `(samples, tokens)`.
+            special_tokens_mask: 1 where a token is never hidden, of the same shape; by default the tokenizer says so.
+            offset_mapping: first and last character of each token `(samples, tokens, 2)`, for whole words.
+
+        Returns:
+            the ids, and labels of the same shape: -100 where nothing is to be found.
+        """
         return self._hide_tokens(TorchDraws(self.generator), inputs, special_tokens_mask, offset_mapping)
 
     def numpy_mask_tokens(self, inputs: Any, special_tokens_mask: Any = None, offset_mapping: Any = None) -> Any:
-        """Hide tokens of a NumPy array, in place; returns it and the labels."""
+        """Hide tokens of a NumPy array, in place; as `torch_mask_tokens`.
+
+        Parameters:
+            inputs, special_tokens_mask, offset_mapping: as there.
+
+        Returns:
+            the ids and labels.
+        """
         return self._hide_tokens(NumpyDraws(self.generator), inputs, special_tokens_mask, offset_mapping)
 
     def create_rng(self) -> None:
@@ -115,7 +131,11 @@ class DataCollatorForLanguageModeling(DataCollatorMixin):
         self.generator = self.get_generator(self.seed + (0 if worker is None else worker.id))
 
     def get_generator(self, seed: int) -> Any:
-        """A generator of the library whose tensors the collator returns."""
+        """A generator of the library whose tensors the collator returns.
+
+        Parameters:
+            seed: with the worker's number added.
+        """
         return torch.Generator().manual_seed(seed) if self.return_tensors == "pt" else np.random.default_rng(seed)
 
     def _batch(self, examples: Sequence[Any], kind: str) -> Any:
@@ -198,6 +218,9 @@ class DataCollatorForWholeWordMask(DataCollatorForLanguageModeling):
     """Earlier releases' name for `DataCollatorForLanguageModeling` that hides whole words.
 
     It replaces some words by random tokens, as it did then; `whole_word_mask=True` replaces all by the mask token.
+
+    Parameters:
+        args, kwargs: as there.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):

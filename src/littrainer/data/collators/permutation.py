@@ -47,7 +47,15 @@ class DataCollatorForPermutationLanguageModeling(DataCollatorMixin):
         return self._batch(examples, "np")
 
     def torch_mask_tokens(self, inputs: Any) -> tuple[Any, Any, Any, Any]:
-        """Inputs with hidden tokens, what each position may not see, which position is predicted, and labels."""
+        """Hide spans of tokens, and draw an order for each sample.
+
+        Parameters:
+            inputs: token ids `(samples, tokens)`, with an even number of tokens.
+
+        Returns:
+            the ids with hidden tokens; what each position may not see and which position is predicted, of shape
+            `(samples, tokens, tokens)`; and labels `(samples, tokens)`.
+        """
         arrays = self._hide_spans(
             inputs.numpy(),
             draw=lambda least, most: int(torch.randint(least, most + 1, (1,)).item()),
@@ -57,7 +65,14 @@ class DataCollatorForPermutationLanguageModeling(DataCollatorMixin):
         return inputs, perm_mask, target_mapping, labels
 
     def numpy_mask_tokens(self, inputs: Any) -> tuple[Any, Any, Any, Any]:
-        """Inputs with hidden tokens, what each position may not see, which position is predicted, and labels."""
+        """As `torch_mask_tokens`, of NumPy arrays.
+
+        Parameters:
+            inputs: token ids `(samples, tokens)`, with an even number of tokens.
+
+        Returns:
+            the four arrays.
+        """
         # One more than with torch: transformers gives both the same upper bound, and only Python's draws include it.
         return self._hide_spans(
             inputs,

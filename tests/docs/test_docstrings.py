@@ -1,0 +1,47 @@
+"""The examples in docstrings, lines behind `>>>`, print what stands below them."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT
+
+SOURCES = ROOT / "src"
+
+
+def modules_with_examples(sources: Path) -> list[str]:
+    """Names of the modules below a folder that have an example anywhere."""
+    with_examples = [path for path in sorted(sources.rglob("*.py")) if ">>> " in path.read_text(encoding="utf-8")]
+    return [
+        ".".join(path.relative_to(sources).with_suffix("").parts).removesuffix(".__init__") for path in with_examples
+    ]
+
+
+def failures_in(module: str) -> str:
+    """What the examples of a module print instead, or nothing."""
+    told: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    examples = [test for test in doctest.DocTestFinder().find(importlib.import_module(module)) if test.examples]
+    assert examples, f"{module} has `>>>` outside of docstrings, where nobody executes it"
+    for test in examples:
+        runner.run(test, out=told.append)
+    return "".join(told)
+
+
+def test_the_examples_in_our_docstrings_print_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert {module: told for module in modules_with_examples(SOURCES) if (told := failures_in(module))} == {}
+
+
+def test_an_example_that_prints_something_else_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "true_to_its_word.py").write_text('"""\n>>> 1 + 1\n2\n"""\n')
+    (tmp_path / "untrue_to_its_word.py").write_text('"""\n>>> 1 + 1\n3\n"""\n')
+    (tmp_path / "without_examples.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = modules_with_examples(tmp_path)
+    assert found == ["true_to_its_word", "untrue_to_its_word"]
+    assert [bool(failures_in(module)) for module in found] == [False, True]

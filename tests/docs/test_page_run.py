@@ -1,0 +1,123 @@
+"""Pages whose code fails, or that say what is not so, fail; commands are carried out as a shell would."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import blocks_of, pages
+from tests.docs.command_lines import command_lines_of, is_synopsis
+from tests.docs.forks import Forks
+from tests.docs.page_run import run_page
+
+PAGE = """
+# A page
+
+```python title="script.py"
+import sys
+
+from transformers import TrainingArguments
+
+print("in", TrainingArguments.__module__, sys.argv[1:])
+```
+
+```console
+$ littrainer run script.py \\
+    --learning_rate 0.1
+in littrainer.arguments.training_arguments ['--learning_rate', '0.5']
+```
+
+- In a list:
+
+  ```python
+  numbers = [1, 2]
+  print(sum(numbers))  # 3: both
+  ```
+
+```
+3
+```
+"""
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "GUIDE.md").write_text(PAGE)
+    return root / "GUIDE.md"
+
+
+def told_by(page: Path, forks: Forks) -> str | None:
+    """What is printed where the page fails, None where it does not."""
+    folder = page.parent.parent / "work"
+    folder.mkdir(exist_ok=True)
+    log = page.parent.parent / "log"
+    log.unlink(missing_ok=True)
+    status = forks.run(
+        run_page, page.name, str(page.parent), str(log), folder=str(folder), environment=dict(os.environ), log=str(log)
+    )
+    return log.read_text() if status else None
+
+
+def test_a_page_that_is_true_passes(page: Path, forks: Forks) -> None:
+    assert told_by(page, forks) is None
+
+
+@pytest.mark.parametrize(
+    ("true", "untrue", "told"),
+    [
+        ("sum(numbers)", "sum(number)", "NameError"),
+        ("# 3: both", "# 4: both", "GUIDE.md:22: `print(sum(numbers))  # 4: both` prints '3'"),
+        ("```\n3\n```", "```\nthree\n```", "GUIDE.md:26: nothing above prints 'three'"),
+        ("in littrainer.arguments", "in transformers", "GUIDE.md:13: nothing above prints"),
+        ("run script.py", "run scrip.py", "GUIDE.md:13: ended with status 2: littrainer run scrip.py"),
+        ("```python\n  numbers", "```ruby\n  numbers", "GUIDE.md:21: nothing is known about how to execute a block"),
+        ("littrainer run script.py", "ls script.py", "nothing is known about how to execute 'ls'"),
+        ("littrainer run script.py", "make no-such-target", "the Makefile has no target no-such-target"),
+        ("littrainer run script.py", "pip install 'littrainer[nothing]'", "pyproject.toml has no extra nothing"),
+        ("littrainer run script.py", "littrainer run examples/nothing.py", "there is no examples/nothing.py"),
+        ("littrainer run script.py", "littrainer report DIR [--nothing]", "does not tell of --nothing"),
+    ],
+)
+def test_a_page_that_is_not_true_is_told_with_the_line(
+    true: str, untrue: str, told: str, page: Path, forks: Forks
+) -> None:
+    assert true in PAGE
+    page.write_text(PAGE.replace(true, untrue))
+    assert told in (told_by(page, forks) or "")
+
+
+def test_a_script_that_no_command_runs_is_run(page: Path, forks: Forks) -> None:
+    page.write_text('```python title="script.py"\nraise SystemExit("it ran")\n```\n')
+    assert "it ran" in (told_by(page, forks) or "")
+
+
+def test_pages_and_their_blocks_are_found_whatever_their_indentation(page: Path) -> None:
+    below = page.parent / "docs" / "more"
+    below.mkdir(parents=True)
+    (below / "new.md").write_text("````text\n```\nno fence\n```\n````\n")
+    assert pages(page.parent) == ["GUIDE.md", "docs/more/new.md"]
+    (text,) = blocks_of("docs/more/new.md", page.parent)
+    assert text.code == "```\nno fence\n```\n"
+    languages = [(block.language, block.title) for block in blocks_of("GUIDE.md", page.parent)]
+    assert languages == [("python", "script.py"), ("console", None), ("python", None), ("text", None)]
+
+
+def test_a_fence_without_an_end_is_refused(page: Path) -> None:
+    page.write_text("```python\n1\n")
+    with pytest.raises(ValueError, match=r"GUIDE.md:1: a fence without an end"):
+        blocks_of("GUIDE.md", page.parent)
+
+
+def test_continued_lines_are_one_command_and_output_is_none(page: Path) -> None:
+    (_, console, *_) = blocks_of("GUIDE.md", page.parent)
+    (line,) = command_lines_of(console)
+    assert line.text == "littrainer run script.py --learning_rate 0.1" and len(line.shown) == 1
+
+
+@pytest.mark.parametrize("text", ["littrainer report DIR", "littrainer run [-h] x.py", "littrainer run x.py ..."])
+def test_a_line_with_placeholders_says_how_a_command_is_used(text: str) -> None:
+    assert is_synopsis(text) and not is_synopsis("A=B littrainer run x.py --name VALUE=[1]  # ARGS ...")

@@ -1,0 +1,125 @@
+"""The site's pages: all are in the navigation, links lead somewhere, the reference names what is public.
+
+`make docs` builds the site, which checks the same of what it has made; here nothing is built.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+import littrainer
+from littrainer.beyond_transformers import BeyondTransformers
+from tests.docs.markdown_links import FENCED, anchors_of, links_of, prose
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+# Files at the top of the repository are pages of the site under this name.
+OF_REPOSITORY = "repository/"
+
+
+def in_navigation(entries: Any) -> Iterator[str]:
+    for entry in entries if isinstance(entries, list) else [entries]:
+        if isinstance(entry, dict):
+            yield from (page for below in entry.values() for page in in_navigation(below))
+        else:
+            yield entry
+
+
+def documented() -> dict[str, str]:
+    """Names that the pages of the reference document, with the page of each."""
+    return {
+        name: page.name
+        for page in sorted((DOCS / "api").glob("*.md"))
+        for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+
+
+def public(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def test_the_navigation_has_each_page_once_and_nothing_else() -> None:
+    pages = [page for page in in_navigation(SITE["nav"]) if not page.startswith(OF_REPOSITORY)]
+    assert sorted(pages) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+def test_pages_of_the_navigation_that_lie_outside_docs_are_there() -> None:
+    pages = [page for page in in_navigation(SITE["nav"]) if page.startswith(OF_REPOSITORY)]
+    assert pages and all((ROOT / page.removeprefix(OF_REPOSITORY)).is_file() for page in pages)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_each_link_of_a_page_leads_to_a_file_and_an_anchor_that_are_there(page: Path) -> None:
+    lost = []
+    for target in links_of(page):
+        address = urlsplit(target)
+        if address.scheme:
+            # Nothing is asked on the web; an address has to be one.
+            is_sound = address.scheme == "mailto" or (address.scheme in ("http", "https") and "." in address.netloc)
+        else:
+            file = (page.parent / address.path).resolve() if address.path else page
+            is_sound = file.exists() and file.is_relative_to(ROOT)
+            if is_sound and address.fragment:
+                is_sound = file.suffix == ".md" and address.fragment in anchors_of(file)
+        if not is_sound:
+            lost.append(target)
+    assert not lost
+
+
+def test_links_and_anchors_are_read_as_they_are_written(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# The `first` one, of [two](a.md)\n\n## Twice\n\n## Twice\n\n"
+        '[one](b.md#x "title") ![two](<c.svg>) `[code](d.md)`\n<img src="e.png">\n[f]: g.md\n\n'
+        "```\n# no heading [no link](h.md)\n```\n",
+        encoding="utf-8",
+    )
+    assert anchors_of(page) == {"the-first-one-of-two", "twice", "twice-1"}
+    assert sorted(links_of(page)) == ["a.md", "b.md#x", "c.svg", "e.png", "g.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_what_belongs_to_an_item_of_a_list_is_indented_by_four(page: Path) -> None:
+    """With two or three spaces a code host takes a paragraph or a block into the item, and the site does not."""
+    text = page.read_text(encoding="utf-8")
+    fences = [fence[0].split("\n")[0] for fence in FENCED.finditer(text)]
+    after_a_gap = re.findall(r"\n\n( {1,3}(?![-*\d ]).*)", prose(page))
+    assert [line for line in [*fences, *after_a_gap] if re.match(r" {1,3}\S", line)] == []
+
+
+def test_the_reference_documents_each_public_name() -> None:
+    names = {name.removeprefix("littrainer.") for name in documented()}
+    assert set(littrainer.__all__) - {"__version__"} <= names
+
+
+@pytest.mark.parametrize("name", documented())
+def test_what_the_reference_documents_can_be_imported_and_says_what_it_is_for(name: str) -> None:
+    found = public(name)
+    # What is no class or function, as a type alias, is described on the page.
+    assert inspect.getdoc(found) or name in (DOCS / "api" / documented()[name]).read_text(encoding="utf-8")
+
+
+def test_the_reference_lists_each_public_method_of_the_trainer() -> None:
+    page = (DOCS / "api" / "trainer.md").read_text(encoding="utf-8").split("::: littrainer.Seq2SeqTrainer")[0]
+    listed = re.findall(r"^ +- (\w+)$", page, re.MULTILINE)
+    methods = {
+        name
+        for kind in (littrainer.Trainer, BeyondTransformers)
+        for name, member in vars(kind).items()
+        if not name.startswith("_") and callable(getattr(kind, name)) and not isinstance(member, type)
+    }
+    assert len(listed) == len(set(listed))
+    assert set(listed) == methods
