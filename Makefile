@@ -5,6 +5,7 @@
 # make test-gpu  run the tests that need GPUs, of which this machine should have one or two
 # make docs    build the documentation's site into site/, with its links checked
 # make docs-serve  show the site at http://127.0.0.1:8000, anew with each change of a page
+# make package  build the wheel and the sdist into dist/, and check how they describe themselves
 # make lint    ruff (rules and format) and mypy
 # make format  let ruff rewrite what it can
 # make bench   what littrainer costs beside transformers, plain Lightning and a raw loop; about 25 minutes on two quiet cores
@@ -30,13 +31,14 @@ EARLIER := .venv/transformers-5.3.0
 LIBRARIES := .venv/libraries
 TRACKERS := .venv/trackers
 DOCS := .venv/docs
+PACKAGING := .venv/packaging
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 # Where this variable is set, each start would compile our own modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-libraries test-trackers test-gpu docs docs-serve lint format bench bench-short bench-record bench-docs clean
+.PHONY: help install demo test test-libraries test-trackers test-gpu docs docs-serve package lint format bench bench-short bench-record bench-docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -49,9 +51,11 @@ install: $(INSTALLED)
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "The development environment needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
-	@test -x $(BIN)/python || { echo "creating .venv"; $(PYTHON) -m venv .venv; }
+	@test -x $(BIN)/python || { echo "creating .venv"; $(PYTHON) -m venv .venv; } || { rm -rf .venv; \
+		echo "$(PYTHON) cannot make an environment: install its venv module (Debian, Ubuntu: apt-get install python3-venv)"; \
+		exit 1; }
 	@echo "installing torch and the build backend (1 of 2)"
-	@$(PIP) install -qq -c constraints.txt torch==2.13.0 hatchling editables
+	@$(PIP) install -qq -c constraints.txt torch==2.13.0 hatchling hatch-fancy-pypi-readme editables
 	@echo "installing littrainer with its test and demo extras (2 of 2)"
 	@$(PIP) install -qq -c constraints.txt --no-build-isolation --editable '.[test,demo]'
 	@touch $@
@@ -121,6 +125,18 @@ docs: $(DOCS)/.installed
 
 docs-serve: $(DOCS)/.installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve --strict
+
+$(PACKAGING)/.installed: tests/packaging/requirements.txt $(INSTALLED)
+	@echo "installing what checks distributions beside it"
+	$(environment_beside)
+	@$(PIP) --python $(PACKAGING)/bin/python install -qq -c constraints.txt -r $<
+	@touch $@
+
+# `build` makes the wheel of the sdist, in an environment of its own, as an installer does.
+package: $(PACKAGING)/.installed
+	@rm -rf dist
+	$(PACKAGING)/bin/python -m build
+	$(PACKAGING)/bin/python -m twine check --strict dist/*
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -33,7 +33,9 @@ def parse_options():
     parser.add_argument("--output_dir", default="runs/fully_sharded", help="where the model goes")
     parser.add_argument("--images", type=int, default=1344, help="images to train on at most")
     parser.add_argument("--epochs", type=int, default=12, help="passes over the training images")
-    parser.add_argument("--batch_size", type=int, default=64, help="images per optimizer step, of all processes together")
+    parser.add_argument(
+        "--batch_size", type=int, default=64, help="images per optimizer step, of all processes together"
+    )
     parser.add_argument("--width", type=int, default=64, help="of the model's layers")
     parser.add_argument("--layers", type=int, default=2, help="of the model")
     parser.add_argument("--learning_rate", type=float, default=3e-3, help="peak learning rate")
@@ -42,23 +44,31 @@ def parse_options():
 
 
 def build_model(width, layers):
-    """A ViT with fresh weights that sees an image as 16 patches of 2x2 pixels."""
+    """A ViT with fresh weights that sees an image as four patches of 4x4 pixels."""
     config = ViTConfig(
         image_size=8,
-        patch_size=2,
+        patch_size=4,
         num_channels=1,
         hidden_size=width,
         num_hidden_layers=layers,
         num_attention_heads=4,
         intermediate_size=2 * width,
         num_labels=10,
+        initializer_range=0.1,  # the default of 0.02 is for wide layers
     )
     return ViTForImageClassification(config)
 
 
 def as_dataset(pixels, digits):
-    """A ViT wants its images as (channels, height, width) under the name of pixel_values."""
-    return [{"pixel_values": image[None], "labels": int(digit)} for image, digit in zip(pixels, digits, strict=True)]
+    """A ViT takes images as (channels, height, width), spread around zero, under the name of pixel_values."""
+    return [
+        {"pixel_values": spread(image[None]), "labels": int(digit)} for image, digit in zip(pixels, digits, strict=True)
+    ]
+
+
+def spread(pixels):
+    """Pixels from -2 to 2, which were between 0 and 1."""
+    return 4 * pixels - 2
 
 
 def held_here(tensor):
@@ -123,7 +133,7 @@ def main():
 
     saved = ViTForImageClassification.from_pretrained(options.output_dir).eval()
     with torch.no_grad():
-        answers = saved(pixel_values=torch.from_numpy(test[0]).unsqueeze(1)).logits.argmax(dim=-1)
+        answers = saved(pixel_values=torch.from_numpy(spread(test[0])).unsqueeze(1)).logits.argmax(dim=-1)
     loaded_accuracy = float((answers.numpy() == test[1]).mean())
 
     print(f"\n{'':32}accuracy")

@@ -63,6 +63,14 @@ def source_files():
             yield path, ".".join(part for part in parts if part != "__init__")
 
 
+def unless_empty(found):
+    """What has been found in the source files, or an end of the script with the reason why there is nothing."""
+    if not found:
+        root = sysconfig.get_paths()["stdlib"]
+        raise SystemExit(f"No Python sources under {root}: use an interpreter that is installed with its .py files.")
+    return found
+
+
 def documented_in(path, module):
     """What has a docstring in one source file: the module, then its classes and functions, outer before inner ones."""
     try:
@@ -91,10 +99,7 @@ def documented_in(path, module):
 def read_documentation():
     """Every `Documented` of the standard library, in the order of its files."""
     found = tuple(entry for path, module in source_files() for entry in documented_in(path, module))
-    if not found:
-        root = sysconfig.get_paths()["stdlib"]
-        raise SystemExit(f"No Python sources under {root}: use an interpreter that is installed with its .py files.")
-    return found
+    return unless_empty(found)
 
 
 def read_docstrings():
@@ -123,7 +128,7 @@ def read_sources():
             found.append((module, path.read_text(encoding="utf-8")))
         except UnicodeDecodeError:
             continue
-    return found
+    return unless_empty(found)
 
 
 def read_prose():

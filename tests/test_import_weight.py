@@ -39,6 +39,14 @@ facts["redirection"] = loaded(slow | {"argparse", "importlib.abc", "re", "typing
 import littrainer.cli
 facts["cli"] = loaded(heavy)
 facts["command line"] = loaded(slow)
+import contextlib, io
+with contextlib.redirect_stdout(io.StringIO()) as printed:
+    for word in ("--version", "--help"):
+        try:
+            littrainer.cli.main([word])
+        except SystemExit:
+            pass
+facts["version and help"] = [loaded(heavy | slow), len(printed.getvalue()) > 500]
 facts["listed"] = [name for name in littrainer.__all__ if name not in dir(littrainer)]
 from littrainer import HfArgumentParser, Seq2SeqTrainingArguments, TrainingArguments
 facts["names of arguments"] = loaded(heavy)
@@ -105,6 +113,7 @@ def test_importing_littrainer_loads_none_of_the_libraries_underneath(facts: Any)
 def test_the_redirection_and_the_command_line_load_no_slow_part_of_the_standard_library(facts: Any) -> None:
     assert facts["redirection"] == []
     assert facts["command line"] == []
+    assert facts["version and help"] == [[], True]
 
 
 def test_trainer_and_arguments_load_torch_and_nothing_else(facts: Any) -> None:

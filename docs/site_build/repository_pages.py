@@ -61,7 +61,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     root, docs = _folders(config)
     source = root / getattr(page.file, "of_repository", Path("docs") / page.file.src_uri)
     if source.suffix != ".md":
-        page.meta["search"] = {"exclude": True}
+        page.meta.update(search={"exclude": True}, hide=["toc"])
         return markdown
 
     def led(target: str) -> str:

@@ -385,3 +385,22 @@ def test_a_field_helper_needs_no_metadata_dict() -> None:
     metadata = {"mine": 1}
     assert HfArg(default=1, metadata=metadata, help="Text.").metadata == {"mine": 1, "help": "Text."}
     assert metadata == {"mine": 1}
+
+
+@dataclasses.dataclass
+class DerivedArguments(TrainingArguments):
+    further: int = 0
+
+
+@pytest.mark.parametrize("cls", [TrainingArguments, DerivedArguments])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("evaluation_strategy", "epoch"), ("warmup_ratio", "0.1"), ("optim", "adamw_hf"), ("no_cuda", "true")],
+)
+def test_an_earlier_spelling_is_told_at_the_line_of_the_script(cls: type, option: str, value: str) -> None:
+    parser = HfArgumentParser(cls)
+    with pytest.warns(FutureWarning, match="earlier spelling") as told:
+        parser.parse_args_into_dataclasses(["--output_dir", "out", f"--{option}", value])
+        parser.parse_dict({"output_dir": "out", option: {"0.1": 0.1, "true": True}.get(value, value)})
+    assert [warning.filename for warning in told] == [__file__, __file__]
+    assert told[0].lineno + 1 == told[1].lineno

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import dataclasses
 
 from littrainer.arguments import TrainingArguments
@@ -63,3 +64,20 @@ def test_many_choices_stand_in_the_help_and_few_beside_the_option() -> None:
     assert "--eval_strategy {no,steps,epoch}" in page
     assert "--optim OPTIM" in page
     assert "One of adagrad" in " ".join(page.split())
+
+
+def test_a_field_without_help_shows_its_default_too() -> None:
+    assert [line.split() for line in page_of(Named).splitlines()[-1:]] == [["--depth", "INT", "(default:", "2)"]]
+    page = page_of(Script)
+    assert "--shuffle [BOOL]" in page and "(default: True)" in page
+    plain = HfArgumentParser(Named, prog="train.py", formatter_class=argparse.HelpFormatter).format_help()
+    assert plain.count("(default: 2)") == 1
+
+
+def test_a_field_whose_default_says_nothing_has_none_shown() -> None:
+    @dataclasses.dataclass
+    class Empty:
+        folder: str | None = None
+        word: str = ""
+
+    assert "default" not in page_of(Empty)

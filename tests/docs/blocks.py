@@ -26,7 +26,7 @@ class Block:
         page: its file, relative to the root of the repository.
         line: number of the first line of its code on the page.
         language: what stands behind the fence, or what its code looks like where nothing does.
-        title: the file that the block is, where the fence or a first line such as `# train.py` names one.
+        title: the file that the block is, where the fence names one: ```python title="train.py".
         code: without the indentation that it has as a whole.
     """
 
@@ -73,16 +73,11 @@ def blocks_of(page: str, root: Path = ROOT) -> list[Block]:
 
 def _block(page: str, line: int, info: str, code: str) -> Block:
     language = info.split()[0].strip("{}.") if info.split() else ""
-    titled = re.search(r'title="([^"]+)"', info) or re.match(
-        r"#!?\s*([\w./-]+\.(?:py|json|yaml|yml|toml|sh))\s*$", code
-    )
-    if titled is None and language in (*PYTHON, *CONFIGURATION):
-        titled = re.match(r"#\s+([\w./-]+\.(?:py|json|yaml|yml|toml))\n", code)
-    title = titled[1] if titled else None
+    titled = re.search(r'title="([^"]+)"', info)
     if not language:
         is_commands = any(_begins_with_a_program(text) for text in code.splitlines())
         language = "bash" if is_commands else "text"
-    return Block(page, line, language, title, code)
+    return Block(page, line, language, titled[1] if titled else None, code)
 
 
 def _begins_with_a_program(line: str) -> bool:

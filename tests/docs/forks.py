@@ -7,6 +7,7 @@ that process, and the seconds that the imports take are spent once.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import signal
@@ -33,7 +34,7 @@ LIBRARIES = (
     "tests.docs.page_run",
 )
 """None of them imports transformers' trainer, whose names `littrainer run` has to redirect before they are taken."""
-SECONDS_FOR_A_PAGE = 600
+SECONDS_FOR_A_PAGE = 1200
 
 
 class Forks:
@@ -69,7 +70,8 @@ class Forks:
         return self._orders.recv()
 
     @classmethod
-    def of_this_process(cls) -> Forks:
+    @contextlib.contextmanager
+    def of_this_process(cls) -> Iterator[Forks]:
         """Forks of this process as it is."""
         here, there = Pipe()
         process = os.fork()
@@ -77,7 +79,11 @@ class Forks:
             here.close()
             _leave(lambda: _serve(there))
         there.close()
-        return cls(here)
+        try:
+            yield cls(here)
+        finally:
+            here.close()
+            os.waitpid(process, 0)
 
 
 @contextlib.contextmanager
@@ -111,7 +117,7 @@ def _serve(orders: Connection) -> None:
             if log is not None:
                 for descriptor in (1, 2):
                     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), descriptor)
-            _leave(lambda function=function, arguments=arguments: function(*arguments))
+            _leave(functools.partial(function, *arguments))
         # A deadline for the process and whatever it has started.
         killer = threading.Timer(seconds, _kill_group, [process])
         killer.start()

@@ -7,6 +7,10 @@ NOT_EXECUTED: dict[str, dict[str, str]] = {
     "docs/callbacks.md": {"ValueError: no such file": "an error; expectations.py has it raised, and compares"},
 }
 """page -> the beginning of a block's code or of a command line -> why it is not executed."""
+OUTPUT_TESTED_BY: dict[str, str] = {
+    "docs/errors.md": "tests/test_errors_page.py",
+}
+"""page -> the test that holds all its blocks of text against what is printed, which no code on the page does."""
 
 
 def reason_for(page: str, text: str) -> str | None:

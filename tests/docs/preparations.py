@@ -67,12 +67,23 @@ def model_and_data(folder: Path) -> Names:
     }
 
 
-def scripts_and_data(folder: Path) -> Names:
-    """Scripts of the reader's, and what the code in the middle of one refers to."""
+def script(folder: Path) -> Names:
+    """A script of the reader's."""
+    (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
+    return {}
+
+
+def script_for_several_processes(folder: Path) -> Names:
+    """A script that takes its names from littrainer, since each of its processes imports what it needs anew."""
+    (folder / "train.py").write_text(SCRIPT.replace("transformers", "littrainer"), encoding="utf-8")
+    return {}
+
+
+def script_and_data(folder: Path) -> Names:
+    """A script of the reader's, and what the code in the middle of one refers to."""
     from lightning.pytorch.callbacks import Timer
 
-    (folder / "train.py").write_text(SCRIPT, encoding="utf-8")
-    return {**model_and_data(folder), "Timer": Timer}
+    return {**script(folder), **model_and_data(folder), "Timer": Timer}
 
 
 def scenario_names(folder: Path) -> Names:
@@ -98,11 +109,12 @@ def lightning_module_and_checkpoint(folder: Path) -> Names:
             return self.model(**batch)["loss"]
 
         def configure_optimizers(self) -> Any:
-            decayed = [self.model.inner.weight, self.model.head.weight]
-            others = [
+            decayed: list[Any] = [self.model.inner.weight, self.model.head.weight]
+            others: list[Any] = [
                 parameter for parameter in self.model.parameters() if not any(parameter is one for one in decayed)
             ]
-            return torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}])
+            groups: list[dict[str, Any]] = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+            return torch.optim.AdamW(groups)
 
     rows = Rows(vector_rows(500))
     args = TrainingArguments("runs", max_steps=500, per_device_train_batch_size=2, report_to="none", disable_tqdm=True)
@@ -166,7 +178,7 @@ def _keep_ray_to_its_keywords() -> None:
         inspect.signature(tune.run).bind(None, config=space, num_samples=n_trials, **checked)
         return BestRun("0", 0.0, {name: domain.sample() for name, domain in space.items()})
 
-    running.run_hp_search_ray = search
+    pytest.MonkeyPatch().setattr(running, "run_hp_search_ray", search)
 
 
 def _keep_sweeps_to_this_machine(folder: Path) -> None:
@@ -179,10 +191,12 @@ def _keep_sweeps_to_this_machine(folder: Path) -> None:
     server = Server()
     agent = server.agent
 
-    def two_runs(*arguments: Any, count: int, **keywords: Any) -> None:
-        agent(*arguments, count=min(count, 2), **keywords)
+    def two_runs(*arguments: Any, **keywords: Any) -> None:
+        agent(*arguments, **{**keywords, "count": min(keywords["count"], 2)})
 
-    wandb.sweep, wandb.agent = server.sweep, two_runs
+    patch = pytest.MonkeyPatch()
+    patch.setattr(wandb, "sweep", server.sweep)
+    patch.setattr(wandb, "agent", two_runs)
 
 
 def runs_offline(folder: Path) -> Names:
@@ -200,10 +214,13 @@ def command_line_of_lightning(folder: Path) -> Names:
 
 PREPARATIONS: dict[str, Callable[[Path], Names]] = {
     "CONTRIBUTING.md": scenario_names,
-    "README.md": scripts_and_data,
+    "README.md": script_and_data,
     "docs/callbacks.md": model_and_data,
     "docs/checkpoints.md": lightning_module_and_checkpoint,
+    "docs/command-line.md": script_for_several_processes,
+    "docs/errors.md": script,
     "docs/hub.md": hub_on_this_machine,
+    "docs/index.md": script_and_data,
     "docs/lightning-users.md": command_line_of_lightning,
     "docs/search.md": model_on_the_disk_for_a_search,
     "docs/tracking.md": runs_offline,

@@ -9,7 +9,7 @@ import pytest
 from tests.docs.blocks import COMMANDS, ROOT, blocks_of, pages
 from tests.docs.command_lines import command_lines_of
 from tests.docs.forks import Forks
-from tests.docs.not_executed import NOT_EXECUTED
+from tests.docs.not_executed import NOT_EXECUTED, OUTPUT_TESTED_BY
 from tests.docs.page_run import environment_of_a_page, run_page
 
 WITH_CODE = [page for page in pages() if blocks_of(page)]
@@ -39,3 +39,8 @@ def test_what_is_left_out_stands_on_the_page(page: str) -> None:
     texts = [*(block.code for block in blocks), *lines]
     for beginning, reason in NOT_EXECUTED[page].items():
         assert reason and any(text.startswith(beginning) for text in texts), f"{beginning!r} is not on {page}"
+
+
+@pytest.mark.parametrize("page", OUTPUT_TESTED_BY)
+def test_output_that_another_test_is_about_is_that_of_this_page(page: str) -> None:
+    assert Path(page).name in (ROOT / OUTPUT_TESTED_BY[page]).read_text(encoding="utf-8")

@@ -1,12 +1,10 @@
-"""The site's pages: all are in the navigation, links lead somewhere, the reference names what is public.
+"""The site's pages: all are in the navigation, and links lead somewhere.
 
 `make docs` builds the site, which checks the same of what it has made; here nothing is built.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +14,6 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-import littrainer
-from littrainer.beyond_transformers import BeyondTransformers
 from tests.docs.markdown_links import FENCED, anchors_of, links_of, prose
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,20 +31,6 @@ def in_navigation(entries: Any) -> Iterator[str]:
             yield from (page for below in entry.values() for page in in_navigation(below))
         else:
             yield entry
-
-
-def documented() -> dict[str, str]:
-    """Names that the pages of the reference document, with the page of each."""
-    return {
-        name: page.name
-        for page in sorted((DOCS / "api").glob("*.md"))
-        for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    }
-
-
-def public(name: str) -> Any:
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def test_the_navigation_has_each_page_once_and_nothing_else() -> None:
@@ -98,28 +80,3 @@ def test_what_belongs_to_an_item_of_a_list_is_indented_by_four(page: Path) -> No
     fences = [fence[0].split("\n")[0] for fence in FENCED.finditer(text)]
     after_a_gap = re.findall(r"\n\n( {1,3}(?![-*\d ]).*)", prose(page))
     assert [line for line in [*fences, *after_a_gap] if re.match(r" {1,3}\S", line)] == []
-
-
-def test_the_reference_documents_each_public_name() -> None:
-    names = {name.removeprefix("littrainer.") for name in documented()}
-    assert set(littrainer.__all__) - {"__version__"} <= names
-
-
-@pytest.mark.parametrize("name", documented())
-def test_what_the_reference_documents_can_be_imported_and_says_what_it_is_for(name: str) -> None:
-    found = public(name)
-    # What is no class or function, as a type alias, is described on the page.
-    assert inspect.getdoc(found) or name in (DOCS / "api" / documented()[name]).read_text(encoding="utf-8")
-
-
-def test_the_reference_lists_each_public_method_of_the_trainer() -> None:
-    page = (DOCS / "api" / "trainer.md").read_text(encoding="utf-8").split("::: littrainer.Seq2SeqTrainer")[0]
-    listed = re.findall(r"^ +- (\w+)$", page, re.MULTILINE)
-    methods = {
-        name
-        for kind in (littrainer.Trainer, BeyondTransformers)
-        for name, member in vars(kind).items()
-        if not name.startswith("_") and callable(getattr(kind, name)) and not isinstance(member, type)
-    }
-    assert len(listed) == len(set(listed))
-    assert set(listed) == methods

@@ -1,8 +1,9 @@
-"""Runs examples one after the other: `littrainer run tests/examples/in_one_process.py FOLDER "NAME OPTIONS" ...`.
+"""Runs examples one after the other: `littrainer run tests/examples/in_one_process.py FOLDER "NAME.py OPTIONS" ...`.
 
 Loading torch, Lightning and transformers takes longer than an example at a small setting. Each example runs in a
 folder of its own within FOLDER, and leaves there what it printed (`stdout`, `stderr`) and, in `facts.json`, the module
-that its Trainer comes from and the traceback that it ended with, if it did.
+that its Trainer comes from and the traceback that it ended with, if it did. Under `--devices 2` both processes run each
+example, and have the folders FOLDER/0 and FOLDER/1.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ def run_one(folder: Path, name: str, options: list[str]) -> None:
         with (folder / stream).open("wb") as file:
             os.dup2(file.fileno(), number)
     os.chdir(folder)
-    sys.argv = [f"{name}.py", *options]
+    sys.argv = [name, *options]
     try:
-        names = runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        names = runpy.run_path(str(EXAMPLES / name), run_name="__main__")
         facts["trainer_module"] = getattr(names.get("Trainer") or names.get("Seq2SeqTrainer"), "__module__", None)
     except BaseException:
         facts["traceback"] = traceback.format_exc()
@@ -65,6 +66,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(EXAMPLES))
     use_few_texts()
     place, *lines = sys.argv[1:]
+    if "RANK" in os.environ:
+        place = os.path.join(place, os.environ["RANK"])
     for line in lines:
         script, *rest = shlex.split(line)
-        run_one(Path(place).absolute() / script, script, rest)
+        run_one(Path(place).absolute() / Path(script).stem, script, rest)

@@ -40,7 +40,16 @@ def test_examples_end_with_their_tables_and_leave_what_they_say(process: str, tm
     failures = {}
     for example in PROCESSES[process]:
         try:
-            check(example, tmp_path / example.name)
+            check(example, tmp_path / Path(example.name).stem)
         except AssertionError as error:
             failures[example.name] = str(error)
     assert not failures, "\n\n".join(f"{name}: {failure}" for name, failure in failures.items())
+
+
+def test_every_example_is_run_by_a_test_and_has_a_row_on_its_page() -> None:
+    root = Path(__file__).parents[2]
+    scripts = {path.name for path in (root / "examples").glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
+    tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py"))
+    assert {name for name in scripts if f'"{name}"' not in tests} == set()
+    page = (root / "docs" / "examples.md").read_text(encoding="utf-8")
+    assert {name for name in scripts if f"(../examples/{name})" not in page} == set()

@@ -68,6 +68,16 @@ def test_arguments_about_generation_are_explained(capsys: pytest.CaptureFixture[
     assert "predict_with_generate=True" in printed and "`num_beams` of `generate`" in printed
 
 
+def test_an_earlier_spelling_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["explain", "--evaluation_strategy", "epoch", "--use_cpu"]) == 0
+    told = capsys.readouterr().err
+    assert (
+        told == "littrainer explain: evaluation_strategy='epoch' is an earlier spelling: write eval_strategy='epoch'.\n"
+    )
+
+
 def test_arguments_become_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--as-code", "--data", "mine:rows", "--output_dir", "out", "--optim", "sgd"]) == 0
     printed = capsys.readouterr().out

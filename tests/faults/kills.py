@@ -2,6 +2,7 @@
 
     python -m tests.faults.kills                         50 kills
     python -m tests.faults.kills --trainer transformers  transformers' own Trainer through the same
+    python -m tests.faults.kills --trainer lightning     a plain Lightning program through the same
 
 After each kill a copy of the run's folder is resumed with `resume_from_checkpoint=True` and trained to its end: the
 final weights have to be those of a run that was never killed, bit for bit, and the newest checkpoint that the killed
@@ -33,6 +34,7 @@ from tests.faults.damage import SIDES, is_equal
 
 WIDTH, STEPS, SAVE_STEPS, KEPT = 400, 40, 2, 3
 FINISHED = "final.pt"
+PLAIN = "lightning"
 
 
 class Dropping(nn.Module):
@@ -54,6 +56,9 @@ def samples() -> list[dict[str, torch.Tensor]]:
 
 def train(library: str, folder: Path, report: Callable[[int], object] = lambda step: None) -> None:
     """Train to the end, from the newest checkpoint where there is one, and leave the final weights in a file."""
+    if library == PLAIN:
+        _train_plainly(folder, report)
+        return
     names = importlib.import_module(library)
 
     class Report(names.TrainerCallback):  # type: ignore[name-defined]
@@ -77,6 +82,15 @@ def train(library: str, folder: Path, report: Callable[[int], object] = lambda s
     trainer = names.Trainer(model=Dropping(), args=arguments, train_dataset=samples(), callbacks=[Report()])
     trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")))
     torch.save(trainer.model.state_dict(), folder / FINISHED)
+
+
+def _train_plainly(folder: Path, report: Callable[[int], object]) -> None:
+    from tests.faults import lightning_runs
+
+    torch.manual_seed(0)
+    model = Dropping()
+    lightning_runs.train(model, samples(), folder, report, steps=STEPS, save_steps=SAVE_STEPS, kept=KEPT)
+    torch.save(model.state_dict(), folder / FINISHED)
 
 
 @dataclass
@@ -187,15 +201,18 @@ def kill_often(library: str, root: Path, kills: int, seed: int) -> collections.C
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trainer", choices=SIDES, default=SIDES[0], help="which library trains")
+    parser.add_argument("--trainer", choices=(*SIDES, PLAIN), default=SIDES[0], help="which library trains")
     parser.add_argument("--kills", type=int, default=50, help="how often a run is killed (default: 50)")
     parser.add_argument("--seed", type=int, default=0, help="which moments (default: 0)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
-    names = importlib.import_module(options.trainer)
-    for name in ("Trainer", "TrainingArguments", "TrainerCallback"):
-        getattr(names, name)
+    if options.trainer == PLAIN:
+        importlib.import_module("tests.faults.lightning_runs")
+    else:
+        names = importlib.import_module(options.trainer)
+        for name in ("Trainer", "TrainingArguments", "TrainerCallback"):
+            getattr(names, name)
     if options.trainer == "littrainer":
         importlib.import_module("littrainer.engine").import_lightning()
     with tempfile.TemporaryDirectory() as root:

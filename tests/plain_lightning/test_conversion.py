@@ -118,10 +118,10 @@ def test_what_is_not_there_or_in_the_way_is_named(tmp_path: Path, run: Path) -> 
 
 
 def test_weights_of_another_model_are_refused_in_both_directions(tmp_path: Path, run: Path) -> None:
-    with pytest.raises(ValueError, match="are not those of this model"):
+    with pytest.raises(RuntimeError, match="are not those of this model"):
         checkpoint_to_lightning(run / "checkpoint-1", tmp_path / "a.ckpt", VectorClassifier(hidden=5))
     file = checkpoint_to_lightning(run / "checkpoint-1", tmp_path / "a.ckpt", fresh_model())
-    with pytest.raises(ValueError, match=r"a\.ckpt are not those of this model"):
+    with pytest.raises(RuntimeError, match=r"a\.ckpt are not those of this model"):
         checkpoint_from_lightning(file, tmp_path / "b", VectorClassifier(hidden=5))
     assert not (tmp_path / "b").exists()
 

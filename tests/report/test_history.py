@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
+from littrainer.report import history
 from littrainer.report.history import EVALUATION, TRAINING, Point, read_history
 
 from .folders import LOGGED
@@ -69,3 +71,22 @@ def test_entries_without_a_step_are_left_out_and_counted() -> None:
     history = read_history([{"loss": 1.0}, "text", {"step": "3", "loss": 1.0}, {"step": 1, "loss": 1.0}])
     assert [point.step for point in history.curves["loss", TRAINING]] == [1]
     assert history.notes == ["3 of 4 entries of log_history are left out: they have no step."]
+
+
+class NeverWalkedThrough(dict[str, str]):
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("as many names as there are evaluation sets were looked at for one metric")
+
+
+def test_a_metric_finds_its_evaluation_set_without_a_look_at_each_of_thousands() -> None:
+    prefixes = NeverWalkedThrough({"eval": EVALUATION, "eval_a": "a", "eval_a_b": "a_b"})
+    for name, key in (
+        ("eval_a_b_loss", ("loss", "a_b")),
+        ("eval_a_loss", ("loss", "a")),
+        ("eval_c_loss", ("c_loss", EVALUATION)),
+        ("eval_a_b", ("b", "a")),
+        ("eval", ("eval", TRAINING)),
+        ("evaluation_loss", ("evaluation_loss", TRAINING)),
+        ("loss", ("loss", TRAINING)),
+    ):
+        assert history._key_of(name, prefixes) == key

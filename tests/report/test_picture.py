@@ -95,3 +95,13 @@ def test_half_a_letter_in_a_name_is_drawn(tmp_path: Path) -> None:
     folder = write_state(tmp_path, [{"step": 1, "m\ud800x": 1.0, "$\\frac{": 2.0}])
     assert titles_of(drawn(folder)) == ["m\\ud800x", "$\\frac{"]
     assert picture(read_folders([str(folder)]).runs, "auto", "mark").startswith(b"\x89PNG")
+
+
+def test_a_source_has_one_line_style_in_all_charts_of_a_comparison_and_one_entry_in_the_legend(tmp_path: Path) -> None:
+    figure = drawn(write_state(tmp_path / "first"), write_state(tmp_path / "second"))
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["first", "second", "training", "evaluation"]
+    charts = dict(zip(titles_of(figure), figure.axes, strict=True))
+    # In the chart of the accuracy there are evaluations alone.
+    styles = {line.get_linestyle() for line in charts["accuracy"].lines}
+    assert styles == {legend.legend_handles[3].get_linestyle()} != {legend.legend_handles[2].get_linestyle()}

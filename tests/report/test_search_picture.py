@@ -79,3 +79,12 @@ def test_hostile_names_are_drawn_as_they_stand(tmp_path: Path) -> None:
     folder = write_search(tmp_path / "$x^", trials, objective_names=["$\\bad"])
     found = read_folders([str(folder)])
     assert size_of(picture(found.runs, "auto", "mark", found.searches))[0] > 500
+
+
+def test_the_legend_of_a_chart_keeps_its_distance_from_the_heading_below(tmp_path: Path) -> None:
+    figure = drawn(write_search(tmp_path))
+    figure.draw_without_rendering()
+    objective, _, parallel = figure.axes
+    (heading,) = [text for text in parallel.texts if text.get_text().startswith("Complete trials")]
+    room = objective.get_legend().get_window_extent().y0 - heading.get_window_extent().y1
+    assert room > 0.15 * figure.dpi

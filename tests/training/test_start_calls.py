@@ -13,9 +13,8 @@ from tests.scenarios.data import token_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.training.step_calls import BATCH_SIZE, run_side
 
-# 6,700 where two layers are trained, and 2,200 more in a process that has run many other tests. Reading the metadata of
-# installed packages would be 60 more for each of them.
-MOST = 10_000
+# 6,700 where two layers are trained. Reading the metadata of installed packages would be 60 more for each of them.
+MOST = 7_500
 # torch notes at each seeding who called it, which takes the longer the deeper a test lies.
 STACK = ("traceback.py", "linecache.py")
 

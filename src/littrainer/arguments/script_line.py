@@ -8,8 +8,8 @@ import sys
 from types import FrameType
 
 PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-# Constructors of dataclasses, and of enumerations that look for what a text means.
-BETWEEN = frozenset({"<string>", enum.__file__})
+# Constructors of dataclasses, enumerations that look for what a text means, and parsers that ask them.
+BETWEEN = frozenset({"<string>", enum.__file__, os.path.join(os.path.dirname(os.__file__), "argparse.py")})
 
 
 def stacklevel_of_script() -> int:

@@ -206,7 +206,9 @@ def read_config(given: Any) -> dict[str, Any]:
         except ValueError as error:
             raise ValueError(f"fsdp_config={str(path)!r} is not readable as JSON ({error}).") from error
         if not isinstance(content, dict):
-            raise ValueError(f"fsdp_config={str(path)!r} holds no JSON object with keys and values.")
+            raise ValueError(
+                f"fsdp_config={str(path)!r} holds no JSON object with keys and values; correct it, or give a dict."
+            )
         given = content
     if not isinstance(given, Mapping):
         raise ValueError(f"fsdp_config={given!r} is not usable; give a dict, or the path of a JSON file.")

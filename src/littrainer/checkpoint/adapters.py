@@ -90,7 +90,10 @@ def read_adapter(folder: Path) -> dict[str, torch.Tensor]:
     """
     path = _weights_file(folder)
     if path is None:
-        raise ValueError(f"No adapter in {folder}: expected {' or '.join(ADAPTER_WEIGHTS_NAMES)}.")
+        raise ValueError(
+            f"No adapter in {folder}: expected {' or '.join(ADAPTER_WEIGHTS_NAMES)}. Give a folder that "
+            "save_pretrained or a Trainer wrote of this model."
+        )
     return load_safetensors(path) if path.suffix == ".safetensors" else load_tensors(path)
 
 

@@ -102,7 +102,7 @@ def read_weights_into(folder: Path, own: Mapping[str, Any]) -> tuple[list[str], 
     for name, value in own.items():
         entry = stored.get(name)
         if entry is not None and entry.size != value.shape:
-            raise ValueError(
+            raise RuntimeError(
                 f"The weights in {folder} are not those of this model: {name} is {tuple(entry.size)} in the "
                 f"checkpoint and {tuple(value.shape)} in the model. Make the model as it was when the checkpoint was "
                 "written."

@@ -219,7 +219,7 @@ def _load_parts(model: nn.Module, folder: Path, to_resume: bool, tell: Callable[
         left_out = _left_out(model)
         missing = [name for name in missing if name not in left_out]
         if to_resume and (missing or unexpected):
-            raise ValueError(
+            raise RuntimeError(
                 f"The weights in {folder} are not those of this model: {', '.join([*missing, *unexpected][:8])} "
                 "are only on one side. Make the model as it was when the checkpoint was written."
             )

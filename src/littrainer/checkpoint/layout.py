@@ -124,6 +124,7 @@ def sort_checkpoints(
     """Checkpoint directories, the oldest first.
 
     Parameters:
+        output_dir: the folder that holds them.
         checkpoint_prefix: what stands before the step in their names.
         use_mtime: order by when they were written, as their manifests say, or their modification times where one has no
             manifest and the times tell them apart; else by step.

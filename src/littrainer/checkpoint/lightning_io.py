@@ -109,7 +109,8 @@ class TransformersCheckpointIO(CheckpointIO):
 
         Raises:
             FileNotFoundError: there is no such folder.
-            ValueError: the path is not local or a file, the folder is damaged, or its weights are another model's.
+            ValueError: the path is not local or a file, or the folder is damaged.
+            RuntimeError: its weights are another model's.
         """
         folder = _local(path)
         if folder.is_file():

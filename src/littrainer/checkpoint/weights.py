@@ -267,14 +267,15 @@ def load_weights(
             they are logged. It is not called for adapters.
 
     Raises:
-        ValueError: the folder holds no weights, a file is damaged, or the weights are those of another model.
+        ValueError: the folder holds no weights, or a file is damaged.
+        RuntimeError: the weights are those of another model.
     """
     inner = without_wrappers(model)
     has_other_weights = _has_whole_weights(folder) or (holds_fsdp_weights(folder) and not adapter_folders(folder))
     if carries_adapters(inner) and not has_other_weights:
         complaints = load_adapters(inner, folder, is_trainable=to_resume) or load_left_out(inner, folder)
         if complaints:
-            raise ValueError(_another_model(folder, _listed(complaints)))
+            raise RuntimeError(_another_model(folder, _listed(complaints)))
         return
     state, differences = fitted(model, read_weights(folder))
     refuse_other_weights(model, folder, differences, to_resume)
@@ -290,12 +291,12 @@ def refuse_other_weights(model: nn.Module, folder: Path, differences: Difference
         to_resume: a training goes on with them; else only shapes that differ are refused.
 
     Raises:
-        ValueError: they are those of another model.
+        RuntimeError: they are those of another model, as torch's `load_state_dict` has it.
     """
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     only_frozen_missing = not differences.unexpected and frozen.issuperset(differences.missing)
     if differences.shapes or (to_resume and differences and not only_frozen_missing):
-        raise ValueError(_another_model(folder, str(differences)))
+        raise RuntimeError(_another_model(folder, str(differences)))
 
 
 def log_names_that_differ(load_result: Any) -> None:

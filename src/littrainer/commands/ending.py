@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
 
+FAILURE = 1
 # As shells count a program that a signal has ended.
 ENDED_BY_SIGNAL = 128
 NOBODY_READS = ENDED_BY_SIGNAL + 13
@@ -37,6 +39,13 @@ def quietly(answer: Callable[[], int]) -> int:
         if not _reader_has_left():
             raise
         return NOBODY_READS
+    except OSError as error:
+        # Without a name it is standard output that has no room; files are named.
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        _leave_the_output()
+        print(f"littrainer: standard output cannot be written: {error.strerror}", file=sys.stderr)
+        return FAILURE
     except KeyboardInterrupt:
         return _interrupted()
 
@@ -47,13 +56,25 @@ def status_of(returncode: int) -> int:
 
 
 def _reader_has_left() -> bool:
+    """Whether nobody reads standard output; a BrokenPipeError may come from elsewhere too."""
+    import select
+
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The interpreter flushes once more when it ends, and would tell of the error then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return True
-    return False
+        output = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):
+        return False
+    if hasattr(select, "poll"):
+        ends = select.poll()
+        ends.register(output, select.POLLOUT)
+        if not any(event & select.POLLERR for _, event in ends.poll(0)):
+            return False
+    _leave_the_output()
+    return True
+
+
+def _leave_the_output() -> None:
+    # The interpreter flushes once more when it ends, and would tell of the error then.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _interrupted() -> int:

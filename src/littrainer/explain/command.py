@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from collections.abc import Sequence
 
 from littrainer.commands.command_parser import CommandParser, complain, option_names, unrecognized

@@ -142,7 +142,7 @@ def _objects_of(trainer: Any, source: Source) -> list[str]:
         for callback in callbacks
         if not isinstance(callback, usual) and not type(callback).__module__.startswith("littrainer.tracking")
     ]
-    place = "hand it to lightning.Trainer if it is one of Lightning's, or rewrite it as one"
+    place = "rewrite it as a callback of Lightning, unless it is one"
     lines += [f"- callback {type(callback).__name__}: {place}" for callback in own]
     for kind in type(trainer).__mro__:
         if kind in (Trainer, Seq2SeqTrainer):

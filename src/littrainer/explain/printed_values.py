@@ -27,9 +27,11 @@ def is_plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def plain_part(settings: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Those of some settings that have a form as code."""
-    return settings and {name: value for name, value in settings.items() if is_plain(value)}
+def plain_part(settings: Any) -> Any:
+    """Settings without those that have no form as code; anything but a dict as it is."""
+    if not isinstance(settings, dict):
+        return settings
+    return {name: value for name, value in settings.items() if is_plain(value)}
 
 
 def objects_in(value: Any) -> list[str]:

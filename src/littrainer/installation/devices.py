@@ -81,7 +81,7 @@ def _nccl(torch: Any) -> str:
 def _devices(torch: Any) -> list[str]:
     found = []
     for kind in ("cuda", "xpu"):
-        module = getattr(torch, kind, None)
+        module: Any = getattr(torch, kind, None)
         for number in range(module.device_count() if module is not None and module.is_available() else 0):
             about = module.get_device_properties(number)
             capability = f", compute capability {about.major}.{about.minor}" if kind == "cuda" else ""

@@ -241,11 +241,17 @@ def _stacked(values: list[Any], place: str) -> Any:
     first = values[0]
     if isinstance(first, Mapping):
         if any(not isinstance(value, Mapping) or value.keys() != first.keys() for value in values):
-            raise ValueError(f"The samples of a batch differ in the names in {place}: {', '.join(map(str, first))}.")
+            raise ValueError(
+                f"The samples of a batch differ in the names in {place}: the first one has "
+                f"{', '.join(map(str, first))}. Give all samples the same."
+            )
         return {name: _stacked([value[name] for value in values], f"{place}[{name!r}]") for name in first}
     if isinstance(first, tuple) and not all(isinstance(part, (int, float, np.generic)) for part in first):
         if any(not isinstance(value, tuple) or len(value) != len(first) for value in values):
-            raise ValueError(f"The samples of a batch differ in the length of the tuple in {place}.")
+            raise ValueError(
+                f"The samples of a batch differ in the length of the tuple in {place}: the first one has {len(first)} "
+                "entries. Give all samples as many."
+            )
         return tuple(_stacked([value[i] for value in values], f"{place}[{i}]") for i in range(len(first)))
     tensors = [as_tensor(value, place) for value in values]
     shapes = sorted({tuple(tensor.shape) for tensor in tensors})

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput
 from littrainer.keras_models.module import KerasModule, count_instances
@@ -19,7 +20,7 @@ from littrainer.keras_models.pairs import (
     dataset_of_pairs,
     loader_of,
 )
-from littrainer.processes.collectives import reduced
+from littrainer.processes.collectives import process_count, reduced
 from littrainer.trainer import Trainer
 from littrainer.training.loss import averages_over_processes
 
@@ -182,11 +183,21 @@ class KerasTrainer(Trainer):
         metric_key_prefix: str = PREFIX,
     ) -> EvalLoopOutput:
         """One pass over a loader, by the owner's `prediction_loop`."""
+        self._share_statistics()
         steps, number = len(dataloader), self.num_examples(dataloader)
         found = self.owner.prediction_loop(BatchedPairs(dataloader), steps, number, description, prediction_loss_only)
         if not isinstance(found, tuple) or len(found) != 3:
             raise TypeError(f"prediction_loop returned a {type(found).__name__}, and has to return a PredictionOutput.")
         return EvalLoopOutput(*found, num_samples=number)
+
+    def _share_statistics(self) -> None:
+        """Give each process the first one's moving statistics, which are those that are saved.
+
+        Processes share them before a forward pass in training, and that pass leaves each with its own.
+        """
+        if process_count() > 1 and self.args.ddp_broadcast_buffers is not False:
+            for buffer in self.model.buffers():
+                dist.broadcast(buffer, src=0)
 
     def own_prediction_loop(
         self, batches: Any, steps: int, num_examples: int, description: str, prediction_loss_only: bool | None
@@ -227,7 +238,8 @@ def add_gradients(parameters: list[Any], gradients: Any, name: str) -> None:
         raise TypeError(f"{name} returned a {type(gradients).__name__}, and has to return a list of gradients.")
     if len(gradients) != len(parameters):
         raise ValueError(
-            f"{name} returned {len(gradients)} gradients, and the model has {len(parameters)} trainable variables."
+            f"{name} returned {len(gradients)} gradients, and the model has {len(parameters)} trainable variables: "
+            "return one for each of model.trainable_variables."
         )
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if gradient is not None:

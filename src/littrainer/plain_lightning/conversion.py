@@ -52,7 +52,8 @@ def checkpoint_to_lightning(
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: it is damaged, or its weights are another model's.
+        ValueError: it is damaged.
+        RuntimeError: its weights are another model's.
     """
     source, target = Path(folder), Path(file)
     if not source.is_dir():
@@ -109,7 +110,8 @@ def checkpoint_from_lightning(
     Raises:
         FileNotFoundError: there is no such file.
         FileExistsError: there is something where the folder is to be written.
-        ValueError: it is no checkpoint of a `TransformersModule`, holds a model alone, or another model.
+        ValueError: it is no checkpoint of a `TransformersModule`, or holds a model alone.
+        RuntimeError: its weights are another model's.
     """
     source, target = Path(file), Path(folder)
     if not source.exists():

@@ -228,7 +228,8 @@ def write_trainer_folder(
         source: where the checkpoint comes from, for errors.
 
     Raises:
-        ValueError: it cannot be resumed from, or its weights are another model's.
+        ValueError: it cannot be resumed from.
+        RuntimeError: its weights are another model's.
         OSError: the folder cannot be written.
     """
     states = states_of(checkpoint, args, source)

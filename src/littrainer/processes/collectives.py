@@ -92,7 +92,7 @@ def reduced(value: Any, reduction: str = "sum") -> Any:
 
     def reduce(tensor: Any) -> torch.Tensor:
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"Only tensors can be reduced, not {type(tensor).__name__}.")
+            raise TypeError(f"Only tensors can be reduced, not {type(tensor).__name__}; make it a tensor first.")
         total = tensor.clone()
         if process_count() > 1:
             dist.all_reduce(total, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM)

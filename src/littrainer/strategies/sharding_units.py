@@ -109,7 +109,7 @@ def ignored_modules(model: nn.Module, pattern: str) -> list[nn.Module]:
     if not modules:
         raise ValueError(
             f"fsdp_config has ignored_modules={pattern!r}, which matches the whole name of no module of "
-            f"{type(model).__name__}."
+            f"{type(model).__name__}. Write it for names as model.named_modules() has them, such as 'encoder.*'."
         )
     return modules
 

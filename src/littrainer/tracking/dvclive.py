@@ -35,7 +35,9 @@ class DVCLiveCallback(TrackerCallback):
         from dvclive import Live
 
         if live is not None and not isinstance(live, Live):
-            raise TypeError(f"DVCLiveCallback: live has to be a dvclive.Live, got a {type(live).__name__}.")
+            raise TypeError(
+                f"DVCLiveCallback: live has to be a dvclive.Live, got a {type(live).__name__}: pass dvclive.Live(...)."
+            )
         self.live: Any = live
         self._log_model = log_model if log_model is not None else _wish_of_environment()
 

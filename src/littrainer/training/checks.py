@@ -119,8 +119,8 @@ def _check_metrics(trainer: Trainer) -> None:
     needs_metric = args.save_strategy == SaveStrategy.BEST or args.load_best_model_at_end
     if needs_metric and args.metric_for_best_model is None:
         raise ValueError(
-            "save_strategy='best' and load_best_model_at_end need metric_for_best_model: set it to 'loss', or to a name "
-            "that compute_metrics returns."
+            "save_strategy='best' and load_best_model_at_end need metric_for_best_model: set it to 'loss', or to a "
+            "name that compute_metrics returns."
         )
     compute_metrics = trainer.compute_metrics
     if streaming_metrics(compute_metrics) is not None or not args.batch_eval_metrics or compute_metrics is None:

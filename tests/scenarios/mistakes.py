@@ -1,0 +1,416 @@
+"""Mistakes that people make with a Trainer, each a function that ends in the error they get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from littrainer import EarlyStoppingCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
+from littrainer.data.collators import DataCollatorForLanguageModeling
+from tests.scenarios.data import Rows, Stream, vector_rows
+from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
+from tests.scenarios.trainers import QUIET_RUN
+
+Mistake = Callable[[Path], object]
+MISTAKES: dict[str, Mistake] = {}
+EVALUATED: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
+
+
+def mistake(function: Mistake) -> Mistake:
+    MISTAKES[function.__name__] = function
+    return function
+
+
+def arguments(folder: Path, kind: Any = TrainingArguments, **changes: Any) -> Any:
+    return kind(str(folder), **{**QUIET_RUN, "max_steps": 2, **changes})
+
+
+def trainer(folder: Path, model: Any = None, data: Any = None, given: Any = None, **changes: Any) -> Trainer:
+    """A Trainer with what a mistake is about in the place of what would be right.
+
+    Parameters:
+        given: further keywords of the Trainer.
+        changes: arguments.
+    """
+    keywords: dict[str, Any] = {"eval_dataset": Rows(vector_rows(4)), **(given or {})}
+    return Trainer(
+        model=VectorClassifier() if model is None else model,
+        args=arguments(folder, **changes),
+        train_dataset=Rows(vector_rows(8)) if data is None else data,
+        **keywords,
+    )
+
+
+def sentences(length: int = 4, largest: int = 10, label: int = 1) -> list[dict[str, Any]]:
+    return [{"input_ids": [5, *[largest] * (length - 1)], "labels": label}] * 8
+
+
+# ---- Before training ------------------------------------------------------------------------------------------------
+
+
+@mistake
+def argument_with_a_slip_of_the_pen(folder: Path) -> object:
+    return arguments(folder, learning_rat=1e-4)
+
+
+@mistake
+def learning_rate_as_text(folder: Path) -> object:
+    return arguments(folder, learning_rate="5e-5")
+
+
+@mistake
+def unknown_interval(folder: Path) -> object:
+    return arguments(folder, eval_strategy="epochs")
+
+
+@mistake
+def evaluations_without_a_dataset(folder: Path) -> object:
+    return trainer(folder, given={"eval_dataset": None}, eval_strategy="epoch")
+
+
+@mistake
+def best_model_without_evaluations_that_fit(folder: Path) -> object:
+    return arguments(folder, load_best_model_at_end=True, eval_strategy="epoch", save_strategy="steps")
+
+
+@mistake
+def bfloat16_without_a_gpu(folder: Path) -> object:
+    return TrainingArguments(str(folder), bf16=True)
+
+
+@mistake
+def optimizer_that_is_not_installed(folder: Path) -> object:
+    return trainer(folder, optim="adamw_8bit").train()
+
+
+@mistake
+def unknown_tracker(folder: Path) -> object:
+    return trainer(folder, report_to="wandbb")
+
+
+@mistake
+def unknown_keyword_of_the_trainer(folder: Path) -> object:
+    slip: Any = {"train_data": Rows(vector_rows(8))}
+    return Trainer(model=VectorClassifier(), args=arguments(folder), **slip)
+
+
+@mistake
+def name_for_a_model(folder: Path) -> object:
+    return trainer(folder, model="bert-base-uncased")
+
+
+@mistake
+def arguments_as_a_dict(folder: Path) -> object:
+    given: Any = {"output_dir": "out"}
+    return Trainer(model=VectorClassifier(), args=given)
+
+
+@mistake
+def dataset_in_third_place(folder: Path) -> object:
+    third: Any = Rows(vector_rows(8))
+    return Trainer(VectorClassifier(), arguments(folder), third)
+
+
+@mistake
+def quantized_model(folder: Path) -> object:
+    model = VectorClassifier()
+    model.is_quantized = True  # type: ignore[assignment]
+    return trainer(folder, model)
+
+
+# ---- Data -----------------------------------------------------------------------------------------------------------
+
+
+@mistake
+def texts_for_samples(folder: Path) -> object:
+    return trainer(folder, data=["a text"] * 8).train()
+
+
+@mistake
+def splits_for_a_dataset(folder: Path) -> object:
+    return trainer(folder, data={"train": vector_rows(8), "test": vector_rows(8)}).train()
+
+
+@mistake
+def path_for_a_dataset(folder: Path) -> object:
+    return trainer(folder, data="data.csv").train()
+
+
+@mistake
+def untokenized_texts(folder: Path) -> object:
+    return trainer(folder, tiny_bert_classifier(), [{"text": "a text", "label": 1}] * 8).train()
+
+
+@mistake
+def no_column_that_the_model_takes(folder: Path) -> object:
+    return trainer(folder, data=[{"text": "a text"}] * 8).train()
+
+
+@mistake
+def samples_of_unequal_length(folder: Path) -> object:
+    rows = [{"input_ids": [5] * (2 + number), "labels": 1} for number in range(8)]
+    return trainer(folder, tiny_bert_classifier(), rows).train()
+
+
+class Tokenizer:
+    """What a language modelling collator asks of a tokenizer, without a padding token."""
+
+    pad_token = None
+    padding_side = "right"
+
+
+@mistake
+def tokenizer_without_a_padding_token(folder: Path) -> object:
+    rows = [[5] * (2 + number) for number in range(8)]
+    collator = DataCollatorForLanguageModeling(Tokenizer(), mlm=False)
+    return trainer(folder, tiny_bert_classifier(), rows, {"data_collator": collator}).train()
+
+
+@mistake
+def empty_dataset(folder: Path) -> object:
+    return trainer(folder, data=[]).train()
+
+
+@mistake
+def stream_without_max_steps(folder: Path) -> object:
+    return trainer(folder, data=Stream(vector_rows(8)), max_steps=-1)
+
+
+@mistake
+def unreadable_sample(folder: Path) -> object:
+    class Broken(Rows):
+        def __getitem__(self, index: int) -> Any:
+            raise OSError("image 3 is broken")
+
+    return trainer(folder, data=Broken(vector_rows(8))).train()
+
+
+@mistake
+def batch_as_a_list(folder: Path) -> object:
+    return trainer(folder, given={"data_collator": list}).train()
+
+
+# ---- Model ----------------------------------------------------------------------------------------------------------
+
+
+@mistake
+def data_without_labels(folder: Path) -> object:
+    return trainer(folder, data=[{"x": row["x"]} for row in vector_rows(8)]).train()
+
+
+@mistake
+def model_without_a_loss(folder: Path) -> object:
+    class NoLoss(VectorClassifier):
+        def forward(self, x: Any, labels: Any = None) -> Any:
+            return {"logits": self.logits(x)}
+
+    NoLoss.__name__ = "Model"
+    return trainer(folder, NoLoss()).train()
+
+
+@mistake
+def labels_out_of_range(folder: Path) -> object:
+    return trainer(folder, tiny_bert_classifier(), sentences(label=5)).train()
+
+
+@mistake
+def labels_of_floats(folder: Path) -> object:
+    rows = [{**row, "labels": 1.0} for row in sentences()]
+    return trainer(folder, tiny_bert_classifier(), rows).train()
+
+
+@mistake
+def token_ids_out_of_range(folder: Path) -> object:
+    return trainer(folder, tiny_bert_classifier(), sentences(largest=60)).train()
+
+
+@mistake
+def samples_that_are_too_long(folder: Path) -> object:
+    return trainer(folder, tiny_bert_classifier(max_position_embeddings=16), sentences(20)).train()
+
+
+@mistake
+def column_that_forward_does_not_take(folder: Path) -> object:
+    rows = [{**row, "text_id": 1} for row in vector_rows(8)]
+    return trainer(folder, data=rows, remove_unused_columns=False).train()
+
+
+@mistake
+def all_parameters_frozen(folder: Path) -> object:
+    return trainer(folder, VectorClassifier().requires_grad_(False)).train()
+
+
+@mistake
+def loss_for_each_sample(folder: Path) -> object:
+    class PerSample(VectorClassifier):
+        def forward(self, x: Any, labels: Any = None) -> Any:
+            return {"loss": nn.functional.cross_entropy(self.logits(x), labels, reduction="none")}
+
+    return trainer(folder, PerSample()).train()
+
+
+class Failing(VectorClassifier):
+    """Fails as torch does on a GPU."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, x: Any, labels: Any = None) -> Any:
+        raise self.error
+
+
+@mistake
+def memory_of_a_gpu(folder: Path) -> object:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    return trainer(folder, Failing(error)).train()
+
+
+@mistake
+def assertion_on_a_gpu(folder: Path) -> object:
+    return trainer(folder, Failing(RuntimeError("CUDA error: device-side assert triggered"))).train()
+
+
+@mistake
+def tensor_on_another_device(folder: Path) -> object:
+    text = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+    return trainer(folder, Failing(RuntimeError(text))).train()
+
+
+@mistake
+def lost_loader_process(folder: Path) -> object:
+    error = RuntimeError("DataLoader worker (pid(s) 4242) exited unexpectedly")
+    return trainer(folder, Failing(error), dataloader_num_workers=2).train()
+
+
+# ---- Evaluation -----------------------------------------------------------------------------------------------------
+
+
+@mistake
+def metric_that_no_evaluation_gives(folder: Path) -> object:
+    saving = {"save_strategy": "steps", "save_steps": 1, "load_best_model_at_end": True}
+    return trainer(folder, metric_for_best_model="f1", **EVALUATED, **saving).train()
+
+
+@mistake
+def metrics_without_names(folder: Path) -> object:
+    return trainer(folder, given={"compute_metrics": accuracy}).evaluate()
+
+
+def accuracy(prediction: Any) -> Any:
+    return 0.5
+
+
+@mistake
+def metrics_that_fail(folder: Path) -> object:
+    return trainer(folder, given={"compute_metrics": f1}).evaluate()
+
+
+def f1(prediction: Any) -> Any:
+    return {"f1": prediction.predictions["logits"]}
+
+
+@mistake
+def loss_without_outputs(folder: Path) -> object:
+    class OwnLoss(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+            return model(**inputs)["loss"]
+
+    OwnLoss.__name__ = "MyTrainer"
+    rows = Rows(vector_rows(4))
+    return OwnLoss(model=VectorClassifier(), args=arguments(folder), eval_dataset=rows).evaluate()
+
+
+@mistake
+def early_stopping_without_a_metric(folder: Path) -> object:
+    return trainer(folder, given={"callbacks": [EarlyStoppingCallback()]}, **EVALUATED).train()
+
+
+@mistake
+def model_that_generates_nothing(folder: Path) -> object:
+    args = arguments(folder, Seq2SeqTrainingArguments, predict_with_generate=True)
+    return Seq2SeqTrainer(model=tiny_bert_classifier(), args=args, eval_dataset=sentences()).evaluate()
+
+
+# ---- Checkpoints ----------------------------------------------------------------------------------------------------
+
+
+@mistake
+def checkpoint_that_is_not_there(folder: Path) -> object:
+    return trainer(folder).train(resume_from_checkpoint=str(folder / "checkpoint-500"))
+
+
+@mistake
+def no_checkpoint_to_resume(folder: Path) -> object:
+    return trainer(folder).train(resume_from_checkpoint=True)
+
+
+@mistake
+def folder_that_is_no_checkpoint(folder: Path) -> object:
+    return trainer(folder).train(resume_from_checkpoint=str(folder))
+
+
+@mistake
+def checkpoint_of_another_model(folder: Path) -> object:
+    trainer(folder, save_strategy="steps", save_steps=2).train()
+    return trainer(folder, VectorClassifier(hidden=4), max_steps=4).train(resume_from_checkpoint=True)
+
+
+@mistake
+def damaged_checkpoint(folder: Path) -> object:
+    trainer(folder, save_strategy="steps", save_steps=2).train()
+    saved = folder / "checkpoint-2"
+    (saved / "optimizer.pt").write_bytes(b"")
+    return trainer(folder, max_steps=4).train(resume_from_checkpoint=str(saved))
+
+
+@mistake
+def output_dir_that_is_a_file(folder: Path) -> object:
+    (folder / "out").touch()
+    return trainer(folder / "out")
+
+
+# ---- Devices, processes and Lightning -------------------------------------------------------------------------------
+
+
+@mistake
+def shards_in_one_process(folder: Path) -> object:
+    return trainer(folder, fsdp="full_shard")
+
+
+@mistake
+def unknown_keyword_of_lightning(folder: Path) -> object:
+    return trainer(folder, given={"lightning": {"profilr": "simple"}}).train()
+
+
+@mistake
+def keyword_that_arguments_decide(folder: Path) -> object:
+    return trainer(folder, given={"lightning": {"max_epochs": 3}}).train()
+
+
+@mistake
+def name_of_a_metric_in_lightning(folder: Path) -> object:
+    from lightning.pytorch.callbacks import EarlyStopping
+
+    return trainer(folder, given={"callbacks": [EarlyStopping("val_loss")]}, **EVALUATED).train()
+
+
+# ---- Search ---------------------------------------------------------------------------------------------------------
+
+
+@mistake
+def search_without_model_init(folder: Path) -> object:
+    return trainer(folder).hyperparameter_search(n_trials=1)
+
+
+@mistake
+def unknown_direction(folder: Path) -> object:
+    rows = Rows(vector_rows(4))
+    searching = Trainer(
+        model_init=lambda: VectorClassifier(), args=arguments(folder), train_dataset=rows, eval_dataset=rows
+    )
+    return searching.hyperparameter_search(n_trials=1, direction="min")
