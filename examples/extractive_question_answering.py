@@ -55,7 +55,7 @@ DEFAULTS = {
     "warmup_steps": 50,
     "weight_decay": 0.01,
     "logging_steps": 20,
-    "eval_strategy": "epoch",
+    "eval_strategy": "no",
     "save_strategy": "no",
     "dataloader_pin_memory": False,
     "seed": 0,
@@ -78,14 +78,14 @@ def functions_in(source):
         if isinstance(node, ast.FunctionDef):
             text = textwrap.dedent("\n".join(source.splitlines()[node.lineno - 1 : node.end_lineno]))
             # Positions in a syntax tree count bytes; in ASCII these are characters.
-            if 150 <= len(text) <= 600 and text.isascii():
+            if 150 <= len(text) <= 450 and text.isascii():
                 yield text
 
 
 def answers_in(function):
     """(question, node of the syntax tree that answers it) for one function."""
     parameters = function.args.posonlyargs + function.args.args
-    if parameters:
+    if len(parameters) > 1:
         yield LAST_PARAMETER, parameters[-1]
     if function.args.defaults:
         yield LAST_DEFAULT, function.args.defaults[-1]

@@ -1,4 +1,4 @@
-"""A small T5 writes the first line of a docstring from the rest of it, and from what it documents.
+"""A small BART writes the first line of a docstring from the rest of it, and from what it documents.
 
 The docstrings are those of the standard library on this machine: their first paragraph is the summary that is asked
 for, the signature and the other paragraphs are what it is written from. The model is trained from scratch; its
@@ -22,21 +22,21 @@ from datasets import Dataset
 from local_texts import read_documentation
 from small_tokenizers import train_byte_level_bpe
 from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
     DataCollatorForSeq2Seq,
     HfArgumentParser,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
-    T5Config,
-    T5ForConditionalGeneration,
     set_seed,
 )
 
 DEFAULTS = {
     "output_dir": "runs/summarization",
-    "num_train_epochs": 10,
+    "num_train_epochs": 6,
     "per_device_train_batch_size": 16,
     "per_device_eval_batch_size": 64,
-    "learning_rate": 4e-3,
+    "learning_rate": 3e-3,
     "lr_scheduler_type": "cosine",
     "warmup_steps": 50,
     "logging_steps": 50,
@@ -106,18 +106,22 @@ def main():
         return {**inputs, "labels": summaries["input_ids"]}
 
     tokens = documents.map(tokenize, batched=True, remove_columns=documents["train"].column_names)
-    model = T5ForConditionalGeneration(
-        T5Config(
+    model = BartForConditionalGeneration(
+        BartConfig(
             vocab_size=len(tokenizer),
             d_model=96,
-            d_kv=24,
-            d_ff=192,
-            num_layers=2,
-            num_heads=4,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=192,
+            decoder_ffn_dim=192,
+            max_position_embeddings=options.source_tokens,
+            init_std=0.1,  # the default of 0.02 is for wide layers
             pad_token_id=tokenizer.pad_token_id,
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
-            decoder_start_token_id=tokenizer.pad_token_id,
+            decoder_start_token_id=tokenizer.eos_token_id,
         )
     )
 

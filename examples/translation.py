@@ -1,4 +1,4 @@
-"""A small T5 translates the messages of programs, such as "file not found", into another language.
+"""A small BART translates the messages of programs, such as "file not found", into another language.
 
 The sentences and their translations are in the message catalogues that the programs on this machine have brought
 along. Where there are hardly any for the language, the model learns to write Korean syllables instead, from how they
@@ -21,25 +21,25 @@ from datasets import Dataset
 from local_texts import read_translations, romanised_syllables
 from small_tokenizers import train_byte_level_bpe
 from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
     DataCollatorForSeq2Seq,
     HfArgumentParser,
     Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
-    T5Config,
-    T5ForConditionalGeneration,
     set_seed,
 )
 
 DEFAULTS = {
     "output_dir": "runs/translation",
-    "num_train_epochs": 4,
+    "num_train_epochs": 3,
     "per_device_train_batch_size": 32,
     "per_device_eval_batch_size": 128,
-    "learning_rate": 4e-3,
+    "learning_rate": 3e-3,
     "lr_scheduler_type": "cosine",
     "warmup_steps": 50,
     "logging_steps": 50,
-    "eval_strategy": "epoch",
+    "eval_strategy": "no",
     "save_strategy": "no",
     "predict_with_generate": True,
     "dataloader_pin_memory": False,
@@ -52,9 +52,9 @@ FEWEST_MESSAGES = 2000
 @dataclass
 class Options:
     language: str = field(default="uk", metadata={"help": "as the folders of /usr/share/locale are called"})
-    messages: int = field(default=8000, metadata={"help": "to train on at most"})
+    messages: int = field(default=7000, metadata={"help": "to train on at most"})
     test_messages: int = field(default=400, metadata={"help": "to test on"})
-    characters: int = field(default=24, metadata={"help": "of an English message at most"})
+    characters: int = field(default=20, metadata={"help": "of an English message at most"})
     vocabulary: int = field(default=1500, metadata={"help": "tokens at most"})
 
 
@@ -106,18 +106,22 @@ def main():
         return tokenizer(rows["english"], text_target=rows["other"], truncation=True)
 
     tokens = messages.map(tokenize, batched=True, remove_columns=messages["train"].column_names)
-    model = T5ForConditionalGeneration(
-        T5Config(
+    model = BartForConditionalGeneration(
+        BartConfig(
             vocab_size=len(tokenizer),
             d_model=96,
-            d_kv=24,
-            d_ff=192,
-            num_layers=2,
-            num_heads=4,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=4,
+            decoder_attention_heads=4,
+            encoder_ffn_dim=192,
+            decoder_ffn_dim=192,
+            max_position_embeddings=tokenizer.model_max_length,
+            init_std=0.1,  # the default of 0.02 is for wide layers
             pad_token_id=tokenizer.pad_token_id,
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
-            decoder_start_token_id=tokenizer.pad_token_id,
+            decoder_start_token_id=tokenizer.eos_token_id,
         )
     )
 

@@ -41,14 +41,25 @@ def texts_in_the_sources() -> tuple[str, ...]:
 def is_in_the_sources(line: str) -> bool:
     """Whether the fixed parts of a line are those of one text of ours, filled in as the line has it."""
     text = NAME_OF_AN_ERROR.sub("", line)
-    for template in texts_in_the_sources():
-        fixed = [part for part in template.split(GAP) if part]
-        if sum(map(len, fixed)) < 20:
-            continue
-        pattern = ".*".join(map(re.escape, template.split(GAP)))
-        if re.fullmatch(pattern, text):
-            return True
-    return False
+    return any(has_the_form_of(text, template) for template in texts_in_the_sources())
+
+
+def has_the_form_of(text: str, template: str) -> bool:
+    """Whether a text is a template with something in the place of each gap."""
+    first, *parts = template.split(GAP)
+    # A template of gaps fits anything.
+    if len(first) + sum(map(len, parts)) < 20 or not text.startswith(first):
+        return False
+    if not parts:
+        return text == first
+    *inner, last = parts
+    at = len(first)
+    for part in inner:
+        found = text.find(part, at)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return text.endswith(last) and len(text) - len(last) >= at
 
 
 def errors_of(name: str, folder: Path) -> list[str]:

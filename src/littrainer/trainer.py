@@ -541,8 +541,8 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
             dataloader: the training DataLoader.
 
         Returns:
-            a `TrainingPlan`: epochs, optimizer steps of an epoch, samples of an epoch and of the training, samples of an
-            optimizer step over all devices, micro-batches of an epoch, and optimizer steps of the training.
+            a `TrainingPlan`: epochs, optimizer steps of an epoch, samples of an epoch and of the training, samples of
+            an optimizer step over all devices, micro-batches of an epoch, and optimizer steps of the training.
         """
         return plan_training(self, dataloader)
 

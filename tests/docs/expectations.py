@@ -40,6 +40,11 @@ def callbacks_are_called(names: Names, folder: Path, printed: str) -> None:
     ]
 
 
+def both_processes_are_started(names: Names, folder: Path, printed: str) -> None:
+    assert sorted(re.findall(r"rank \d of 2", printed)) == ["rank 0 of 2", "rank 1 of 2"]
+    assert (folder / "runs" / "first" / "report.html").is_file() and (folder / "environment.json").is_file()
+
+
 def folders_are_written_and_resumed(names: Names, folder: Path, printed: str) -> None:
     assert names["trainer"].global_step == 750
     folders = [path.parent for path in (folder / "lightning_logs").rglob("lightning_state.pt")]
@@ -101,6 +106,7 @@ EXPECTATIONS: dict[str, Callable[[Names, Path, str], None]] = {
     "CONTRIBUTING.md": scenario_is_recorded,
     "docs/callbacks.md": callbacks_are_called,
     "docs/checkpoints.md": folders_are_written_and_resumed,
+    "docs/command-line.md": both_processes_are_started,
     "docs/compatibility.md": keras_model_learns_and_is_saved,
     "docs/evaluation.md": metrics_are_printed,
     "docs/hub.md": repository_is_resumed_from,

@@ -40,6 +40,13 @@ if __name__ == "__main__":
     trainer = Trainer(Classifier(), args, train_dataset=rows, eval_dataset=rows)
     print(trainer.train())
 """
+SAYS_ITS_RANK = """
+import os
+
+if os.environ.get("WORLD_SIZE", "1") != "1":
+    print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}")
+    raise SystemExit
+"""
 COMMAND_LINE_OF_LIGHTNING = """
 from lightning.pytorch.cli import LightningCLI
 
@@ -74,8 +81,11 @@ def script(folder: Path) -> Names:
 
 
 def script_for_several_processes(folder: Path) -> Names:
-    """A script that takes its names from littrainer, since each of its processes imports what it needs anew."""
-    (folder / "train.py").write_text(SCRIPT.replace("transformers", "littrainer"), encoding="utf-8")
+    """A script that says only which process it is where there are several, each of which would import everything.
+
+    Trainings of several processes are in tests/processes and tests/distributed.
+    """
+    (folder / "train.py").write_text(SAYS_ITS_RANK + SCRIPT, encoding="utf-8")
     return {}
 
 

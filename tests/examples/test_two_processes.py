@@ -15,7 +15,7 @@ from tests.compat.processes import run_python
 pytest.importorskip("sklearn")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SMALL = "--images 128 --batch_size 32 --epochs 2"
+SMALL = "--images 64 --batch_size 32 --epochs 2"
 
 
 def test_two_processes_have_the_losses_of_one_under_transformers_and_hold_half_a_model_each(
@@ -55,7 +55,7 @@ def test_two_processes_have_the_losses_of_one_under_transformers_and_hold_half_a
     for one, two in losses:
         assert float(one) == pytest.approx(float(two), abs=2e-3)
     assert re.search(r"^this model +[01]\.\d{3}$", table, re.MULTILINE), table
-    assert printed["data_parallel.py", 1] == "process 1 of 2: batches of 16 from 128 images\n"
+    assert printed["data_parallel.py", 1] == "process 1 of 2: batches of 16 from 64 images\n"
     assert (tmp_path / "copies" / "model.safetensors").is_file()
 
     shares = []

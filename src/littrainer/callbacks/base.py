@@ -15,10 +15,10 @@ Steering = Union["TrainerControl", None]
 class TrainerCallback:
     """Derive from this class and override the events of interest.
 
-    Each event is called as `event(args, state, control, **kwargs)`: with the training arguments, the `TrainerState`, the
-    `TrainerControl`, and by keyword `model`, `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader` and
-    `eval_dataloader`; `on_log` also has `logs`, `on_evaluate` and `on_predict` have `metrics`. An event may change the
-    control in place, or return the one to go on with; nothing else may be returned.
+    Each event is called as `event(args, state, control, **kwargs)`: with the training arguments, the `TrainerState`,
+    the `TrainerControl`, and by keyword `model`, `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader`
+    and `eval_dataloader`; `on_log` also has `logs`, `on_evaluate` and `on_predict` have `metrics`. An event may change
+    the control in place, or return the one to go on with; nothing else may be returned.
     """
 
     def on_init_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 
 from littrainer.commands.command_parser import CommandParser, complain, option_names, unrecognized
@@ -63,7 +64,12 @@ def main(words: Sequence[str]) -> int:
 
     parser = HfArgumentParser(Seq2SeqTrainingArguments, prog="littrainer explain", add_help=False)
     try:
-        (args, left) = parser.parse_args_into_dataclasses(rest, look_for_args_file=False, return_remaining_strings=True)
+        with warnings.catch_warnings(record=True) as told:
+            (args, left) = parser.parse_args_into_dataclasses(
+                rest, look_for_args_file=False, return_remaining_strings=True
+            )
+        for warning in told:
+            print(f"littrainer explain: {warning.message}", file=sys.stderr)
         if left:
             known = [*option_names(build_parser()), *option_names(parser)]
             return complain("explain", unrecognized(left, known))

@@ -85,11 +85,8 @@ def get_cosine_schedule_with_warmup(
     """A linear rise from 0, then cosine waves.
 
     Parameters:
-        optimizer: the optimizer it drives.
-        num_warmup_steps: optimizer steps of the rise.
-        num_training_steps: optimizer steps of the whole training.
+        optimizer, num_warmup_steps, num_training_steps, last_epoch: as in `get_linear_schedule_with_warmup`.
         num_cycles: waves; half a wave falls from the learning rate to 0.
-        last_epoch: optimizer steps already done, -1 for a new schedule.
     """
     return _warm_up_then(
         factors.cosine,
@@ -111,11 +108,8 @@ def get_cosine_with_hard_restarts_schedule_with_warmup(
     """A linear rise from 0, then cosine falls to 0, each starting again from the full learning rate.
 
     Parameters:
-        optimizer: the optimizer it drives.
-        num_warmup_steps: optimizer steps of the rise.
-        num_training_steps: optimizer steps of the whole training.
+        optimizer, num_warmup_steps, num_training_steps, last_epoch: as in `get_linear_schedule_with_warmup`.
         num_cycles: falls.
-        last_epoch: optimizer steps already done, -1 for a new schedule.
     """
     return _warm_up_then(
         factors.cosine_with_restarts,
@@ -138,12 +132,9 @@ def get_polynomial_decay_schedule_with_warmup(
     """A linear rise from 0, then a polynomial fall.
 
     Parameters:
-        optimizer: the optimizer it drives.
-        num_warmup_steps: optimizer steps of the rise.
-        num_training_steps: optimizer steps of the whole training.
+        optimizer, num_warmup_steps, num_training_steps, last_epoch: as in `get_linear_schedule_with_warmup`.
         lr_end: the learning rate at the end.
         power: to which the share of steps that remain is raised; 1 is a linear fall.
-        last_epoch: optimizer steps already done, -1 for a new schedule.
 
     Raises:
         ValueError: `lr_end` is not below the learning rate, or no step is left for the fall.
@@ -206,11 +197,8 @@ def get_cosine_with_min_lr_schedule_with_warmup(
     """A linear rise from 0, then cosine waves that go no lower than a given learning rate.
 
     Parameters:
-        optimizer: the optimizer it drives.
-        num_warmup_steps: optimizer steps of the rise.
-        num_training_steps: optimizer steps of the whole training.
+        optimizer, num_warmup_steps, num_training_steps, last_epoch: as in `get_linear_schedule_with_warmup`.
         num_cycles: waves; half a wave falls from the learning rate to the lowest one.
-        last_epoch: optimizer steps already done, -1 for a new schedule.
         min_lr: the lowest learning rate; give this or `min_lr_rate`.
         min_lr_rate: the lowest learning rate as a share of the optimizer's.
 
