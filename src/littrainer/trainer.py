@@ -93,7 +93,8 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         model: the module to train; its forward returns the loss under `"loss"` or as first element of a tuple.
         args: how to train; by default `TrainingArguments("tmp_trainer")`.
         data_collator: turns a list of samples into a batch; by default pads with `processing_class`, else stacks.
-        train_dataset, eval_dataset: map-style or iterable datasets; `eval_dataset` may be a dict of them by name.
+        train_dataset: map-style or iterable dataset.
+        eval_dataset: one of these, or a dict of them by name.
         processing_class: tokenizer or processor, saved with the model.
         model_init: makes the model anew at each `train()`; instead of `model`.
         compute_loss_func: takes outputs, labels and `num_items_in_batch`, returns the loss.
@@ -106,8 +107,10 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         lightning: further keywords for `lightning.Trainer`, such as `profiler`.
 
     Raises:
-        RuntimeError, ValueError, TypeError: arguments that contradict each other.
-        NotImplementedError: an argument that is not supported yet is set.
+        ValueError: parameters or arguments that contradict each other, or that this machine cannot carry out.
+        TypeError: a parameter that is unknown or of another kind, such as the name of a model in the place of one.
+        RuntimeError: no model, or optimizers beside what makes the model or the optimizer itself.
+        NotImplementedError: an argument that is refused by name.
     """
 
     # Whether `compute_loss` already divides by the window; None: it does where `num_items_in_batch` reached the model.
