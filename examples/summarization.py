@@ -33,13 +33,13 @@ from transformers import (
 
 DEFAULTS = {
     "output_dir": "runs/summarization",
-    "num_train_epochs": 6,
-    "per_device_train_batch_size": 16,
+    "num_train_epochs": 8,
+    "per_device_train_batch_size": 32,
     "per_device_eval_batch_size": 64,
     "learning_rate": 3e-3,
     "lr_scheduler_type": "cosine",
     "warmup_steps": 50,
-    "logging_steps": 50,
+    "logging_steps": 20,
     "eval_strategy": "no",
     "save_strategy": "no",
     "predict_with_generate": True,
@@ -52,8 +52,8 @@ DEFAULTS = {
 @dataclass
 class Options:
     docstrings: int = field(default=3000, metadata={"help": "to read at most, a fifth of them to test on"})
-    vocabulary: int = field(default=1500, metadata={"help": "tokens at most"})
-    source_tokens: int = field(default=40, metadata={"help": "of signature and body that the model reads"})
+    vocabulary: int = field(default=3000, metadata={"help": "tokens at most"})
+    source_tokens: int = field(default=32, metadata={"help": "of signature and body that the model reads"})
     summary_tokens: int = field(default=20, metadata={"help": "that it writes at most"})
 
 
@@ -124,6 +124,9 @@ def main():
             decoder_start_token_id=tokenizer.eos_token_id,
         )
     )
+
+    # Without this a model that has seen so little likes to say a word again and again.
+    model.generation_config.no_repeat_ngram_size = 2
 
     def decoded(rows):
         # Rows are filled up with -100, which is no token.

@@ -85,6 +85,10 @@ def test_a_wrong_command_line_is_answered_in_one_line_with_status_2(
             ["explain", "--modle", "a:b"],
             "littrainer explain: unrecognized arguments: --modle a:b; --modle: did you mean",
         ),
+        (
+            ["explain", "--eval_strategy", "never"],
+            "littrainer explain: argument --eval_strategy/--eval-strategy: invalid choice: 'never'",
+        ),
         (["env", "--jsn"], "littrainer env: unrecognized arguments: --jsn; --jsn: did you mean '--json'?"),
         (["env", "more"], "littrainer env: unrecognized arguments: more; see --help"),
         (["completion", "tcsh"], "littrainer completion: argument shell: invalid choice: 'tcsh'"),

@@ -167,6 +167,8 @@ def test_a_folder_with_a_main_module_runs(tmp_path: Path) -> None:
         ("json", "'json' is a package without a __main__ module"),
         ("glob.part", "'glob' is not a package"),
         ("", "no module ''"),
+        ("folder/train.py", "leave it out before the path of a script"),
+        ("glob.py", "leave it out before the path of a script"),
     ],
 )
 def test_a_module_that_cannot_be_run_is_refused_with_the_reason(
@@ -178,7 +180,9 @@ def test_a_module_that_cannot_be_run_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run"], "required"),
+        (["run"], "no program is named; give a SCRIPT, or -m MODULE"),
+        (["run", "--"], "no program is named"),
+        (["run", "-script.py"], "unrecognized arguments: -script.py"),
         (["run", "-m"], "expected one argument"),
         (["run", "--no-such-option", "script.py"], "unrecognized arguments: --no-such-option; "),
         (["run", "--devces", "2", "script.py"], "--devces: did you mean '--devices'?"),
@@ -189,6 +193,33 @@ def test_a_wrong_command_line_is_answered_in_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     assert words in complaint_of(arguments, capsys)
+
+
+def test_a_module_in_folders_without_init_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "outer" / "inner").mkdir(parents=True)
+    (tmp_path / "outer" / "inner" / "train.py").write_text("print('from the inner folder')")
+    assert littrainer("run", "-m", "outer.inner.train", cwd=tmp_path).stdout == "from the inner folder\n"
+
+
+def test_a_script_whose_name_begins_with_a_dash_is_run_behind_two_dashes(tmp_path: Path) -> None:
+    (tmp_path / "-two words.py").write_text("import sys\nprint(sys.argv[1:])")
+    assert littrainer("run", "--", "-two words.py", "--", "-m", cwd=tmp_path).stdout == "['--', '-m']\n"
+
+
+def test_a_script_is_read_from_standard_input_by_one_process_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "littrainer", "run", "-", "--lr"],
+        input="import sys\nprint(sys.argv, type(sys.meta_path[0]).__name__)",
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.stdout, done.stderr) == ("['-', '--lr'] RedirectFinder\n", "")
+    assert "cannot read one script from standard input" in complaint_of(["run", "--devices", "2", "-"], capsys)
 
 
 SEVERAL = """
@@ -207,7 +238,8 @@ except KeyboardInterrupt:
     open(f"interrupted{os.environ['RANK']}", "w").close()
     raise
 if "fail" in sys.argv and os.environ["RANK"] == "1":
-    sys.exit(7)
+    number = int(sys.argv[-1])
+    sys.exit(number) if number >= 0 else os.kill(os.getpid(), -number)
 if "fail" in sys.argv:
     time.sleep(300)
 """
@@ -237,12 +269,18 @@ def test_a_module_is_run_in_several_processes_with_the_strategy_that_is_asked_fo
         }
 
 
-def test_a_process_that_fails_ends_the_others_and_is_named_in_one_line(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+@pytest.mark.parametrize(
+    ("number", "status", "words"), [(3, 3, "ended with status 3"), (-9, 137, "was ended by SIGKILL")]
+)
+def test_a_process_that_fails_ends_the_others_and_is_named_in_one_line(
+    tmp_path: Path, number: int, status: int, words: str
+) -> None:
     (tmp_path / "several.py").write_text(SEVERAL)
-    done = littrainer("run", "--devices", "2", "several.py", "fail", cwd=tmp_path)
-    assert done.returncode == 7
+    done = littrainer("run", "--devices", "2", "several.py", "fail", str(number), cwd=tmp_path)
+    assert done.returncode == status
     assert re.fullmatch(
-        r"littrainer: process 1 of 2 \(local rank 1, pid \d+\) ended with status 7; the others were ended too\n",
+        rf"littrainer: process 1 of 2 \(local rank 1, pid \d+\) {words}; the others were ended too\n",
         done.stderr,
     )
 
@@ -272,7 +310,7 @@ def test_an_interrupt_reaches_all_processes(tmp_path: Path) -> None:
         (["--grace", "7"], "--grace is about processes that are started together; give --devices too"),
         (["--devices", "2", "--grace", "-1"], "--grace -1: give the seconds"),
         (["--main-port", "4711"], "--main-port are about several machines; give --nodes too"),
-        (["--devices"], "one of the arguments SCRIPT -m is required"),
+        (["--devices"], "no program is named; give a SCRIPT"),
         (["--device", "2"], "--device: did you mean '--devices'?"),
     ],
 )

@@ -91,9 +91,7 @@ def script_for_several_processes(folder: Path) -> Names:
 
 def script_and_data(folder: Path) -> Names:
     """A script of the reader's, and what the code in the middle of one refers to."""
-    from lightning.pytorch.callbacks import Timer
-
-    return {**script(folder), **model_and_data(folder), "Timer": Timer}
+    return {**script(folder), **model_and_data(folder)}
 
 
 def scenario_names(folder: Path) -> Names:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -125,6 +126,38 @@ def test_the_text_is_markdown_with_a_heading_for_each_part(
     assert headings[0].startswith("### littrainer ")
     assert headings[1:] == ["### Findings", "### Machine", "### torch", "### Packages", "### Environment variables"]
     assert "- `HF_HOME=~/hf`" in printed
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_a_value_of_several_lines_stays_within_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCH_LOGS", "a`b\n### c\x1b[31m")
+    monkeypatch.setattr(devices, "read", lambda asked: {"error": "first\n  second"})
+    assert main(["env"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "`` TORCH_LOGS=a`b\\n### c\\x1b[31m ``" in [line[2:] for line in lines]
+    assert "- first second" in lines and "- error: first second" in lines
+
+
+def gpu(number: int) -> Any:
+    return SimpleNamespace(name=f"Accelerator {number}", total_memory=80 << 30, major=9, minor=0)
+
+
+def test_each_gpu_is_named_with_its_memory_and_its_compute_capability(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind = SimpleNamespace(is_available=lambda: True, device_count=lambda: 2, get_device_properties=gpu)
+    mps = SimpleNamespace(is_available=lambda: False)
+    stand_in: Any = ModuleType("torch")
+    stand_in.cuda, stand_in.xpu, stand_in.backends = kind, None, SimpleNamespace(mps=mps)
+    monkeypatch.setitem(sys.modules, "torch", stand_in)
+    devices.answer()
+    told = json.loads(capsys.readouterr().out)
+    assert told["devices"] == [
+        f"cuda:{number} Accelerator {number}, 80.0 GiB, compute capability 9.0" for number in (0, 1)
+    ]
+    assert told["threads"].startswith("cannot be found out (AttributeError")
 
 
 def test_a_fact_about_the_machine_that_fails_keeps_no_other_from_being_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ def test_only_variables_that_change_a_training_are_shown() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["HF_TOKEN", "WANDB_API_KEY", "COMET_API_KEY", "MLFLOW_TRACKING_PASSWORD", "CLEARML_API_SECRET_KEY", "RAY_AUTH"],
+    ["HF_TOKEN", "WANDB_API_KEY", "COMET_API_KEY", "MLFLOW_TRACKING_PASSWORD", "CLEARML_API_SECRET_KEY", "RAY_AUTH"]
+    + ["HF_MYTOKEN", "WANDB_SECRETS_FILE", "MLFLOW_DB_PW", "TORCH_APIKEY_FILE"],
 )
 def test_a_secret_is_hidden_by_its_name(name: str) -> None:
     assert shown(**{name: "s3cr3t-value"}) == {name: HIDDEN}
@@ -46,6 +47,29 @@ def test_secrets_in_other_values_are_hidden() -> None:
     assert found["HF_ENDPOINT"] == "https://hub.example/"
     assert found["MLFLOW_TRACKING_URI"] == f"https://mlflow.example/path?{HIDDEN}"
     assert found["WANDB_NOTES"] == f"with {HIDDEN} inside"
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("ada:pass@proxy:3128", "proxy:3128"),
+        ("http://ada:p/ss@proxy:3128", "http://proxy:3128"),
+        ("https://ada:p@ss@host/x", "https://host/x"),
+        ("s3://AKIA0:ab/cd+e@bucket", "s3://bucket"),
+        ("token=abc password: 'def'", f"token={HIDDEN} password: {HIDDEN}"),
+        ('{"api_key": "abc"}', f'{{"api_key": {HIDDEN}'),
+        ("AWS_SECRET_ACCESS_KEY=ab/cd", f"AWS_SECRET_ACCESS_KEY={HIDDEN}"),
+        ("Bearer abc", f"Bearer {HIDDEN}"),
+        ("ghp_" + "a1" * 18, HIDDEN),
+        ("sk-proj-" + "a1" * 18, HIDDEN),
+        ("eyJhbGciOiJI.eyJzdWIiOiI.c2ln", HIDDEN),
+        ("/a:/opt/openssl@3/lib:/b", "/a:/opt/openssl@3/lib:/b"),
+        ("max_split_size_mb:128,garbage_collection_threshold:0.6", None),
+        ("tokenizers=1", None),
+    ],
+)
+def test_secrets_without_a_name_of_their_own_are_hidden(value: str, told: str | None) -> None:
+    assert shown(WANDB_NOTES=value) == {"WANDB_NOTES": value if told is None else told}
 
 
 def test_the_home_folder_is_a_tilde_and_folders_that_begin_like_it_are_not() -> None:

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING, Any
 
 from littrainer.commands.command_parser import CommandParser, complain
@@ -24,6 +24,8 @@ from littrainer.processes.parent_watch import SECONDS_TO_SAVE
 if TYPE_CHECKING:
     from littrainer.processes.launcher import Launch
 
+# In the place of a script's name, as python has it.
+STANDARD_INPUT = "-"
 # As number of devices: a process for each GPU.
 ALL = "all"
 # How `accelerate launch`, and the script's own arguments, ask for the CPU.
@@ -74,7 +76,7 @@ def build_parser() -> CommandParser:
     )
     for name, settings in RUN_OPTIONS.items():
         parser.add_argument(name, **settings)
-    program = parser.add_mutually_exclusive_group(required=True)
+    program = parser.add_mutually_exclusive_group()
     program.add_argument(
         "script", nargs="?", metavar="SCRIPT", help="path of a script, or of a folder with __main__.py"
     )
@@ -91,7 +93,10 @@ def main(words: Sequence[str]) -> int:
         return.
     """
     own, program = _split_at_program(list(words))
-    options = build_parser().parse_args(own)
+    parser = build_parser()
+    options = parser.parse_args(own)
+    if not program:
+        parser.error("no program is named; give a SCRIPT, or -m MODULE, behind the options and their values")
     try:
         return _run(program, options)
     except BadInput as error:
@@ -114,8 +119,12 @@ def _split_at_program(given: list[str]) -> tuple[list[str], list[str]]:
         if argument.startswith("-m"):
             return given[: position + 1], ["-m", argument[2:], *given[position + 1 :]]
         if argument == "--":
-            return given[: position + 2], given[position + 1 :]
-        if not argument.startswith("-"):
+            program = given[position + 1 :]
+            if program and program[0].startswith("-"):
+                # python would take such a name for options of its own.
+                program[0] = os.path.join(os.curdir, program[0])
+            return given[: position + 2], program
+        if argument == STANDARD_INPUT or not argument.startswith("-"):
             return given[: position + 1], given[position:]
     return given, []
 
@@ -144,6 +153,8 @@ def _run(program: list[str], options: argparse.Namespace) -> int:
         try:
             launch = _launch(options, program)
             if launch.world_size > 1:
+                if program[0] == STANDARD_INPUT:
+                    raise BadInput("several processes cannot read one script from standard input; write it to a file")
                 return _start(launch, command, environment)
         except LaunchError as error:
             raise BadInput(str(error)) from error
@@ -225,6 +236,8 @@ def _variables_of_strategy(name: str | None) -> dict[str, str]:
 
 
 def _check_script(script: str) -> None:
+    if script == STANDARD_INPUT:
+        return
     if os.path.isdir(script):
         if not os.path.exists(os.path.join(script, "__main__.py")):
             raise BadInput(f"{script!r} is a folder without a __main__.py; name the script in it")
@@ -262,10 +275,24 @@ def _check_module(name: str) -> None:
         if folders is None:
             if part == "__main__":
                 return
-            raise BadInput(f"no module {name!r}: {fullname!r} is not a package")
+            raise BadInput(f"no module {name!r}: {fullname!r} is not a package{_hint_at_path(name)}")
         fullname = f"{fullname}.{part}"
-        spec = PathFinder.find_spec(fullname, list(folders))
+        spec = _part_of_package(fullname, list(folders))
         if spec is None and part == "__main__":
             raise BadInput(f"{name!r} is a package without a __main__ module; name a module in it")
     if spec is None:
-        raise BadInput(f"no module {name!r}: {fullname!r} is not found; is its package installed, or the folder right?")
+        hint = _hint_at_path(name) or "; is its package installed, or the folder right?"
+        raise BadInput(f"no module {name!r}: {fullname!r} is not found{hint}")
+
+
+def _part_of_package(fullname: str, folders: list[str]) -> ModuleSpec | None:
+    try:
+        return PathFinder.find_spec(fullname, folders)
+    except KeyError:
+        # A folder without an __init__.py, whose parent Python expects to be imported.
+        return PathFinder.find_spec(fullname.rpartition(".")[2], folders)
+
+
+def _hint_at_path(name: str) -> str:
+    is_path = name.endswith(".py") or "/" in name or os.sep in name
+    return "; -m takes a name such as package.train: leave it out before the path of a script" if is_path else ""

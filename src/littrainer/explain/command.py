@@ -9,8 +9,10 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import NoReturn
 
-from littrainer.commands.command_parser import CommandParser, complain, option_names, unrecognized
+from littrainer.arguments.parser import HfArgumentParser
+from littrainer.commands.command_parser import BAD_INPUT, CommandParser, complain, option_names, unrecognized
 from littrainer.commands.ending import status_of
 from littrainer.processes.environment import PROCESSES
 
@@ -22,6 +24,13 @@ its data and its model, and trains nothing. What it prints goes to standard erro
 USAGE = """\
 littrainer explain [OPTIONS] --ARGUMENT VALUE ...
        littrainer explain [OPTIONS] SCRIPT [ARGS ...]"""
+
+
+class _ArgumentParser(HfArgumentParser):
+    """The parser of the training arguments, whose complaints look like those of all commands."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"{self.prog}: {' '.join(message.split())}\n")
 
 
 def build_parser() -> CommandParser:
@@ -56,13 +65,12 @@ def main(words: Sequence[str]) -> int:
                 "explain", f"--as-code behind {script!r} would be an argument of the script; write it before"
             )
         return _explain_script(script, rest, options.as_code, source)
-    from littrainer.arguments.parser import HfArgumentParser
     from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
     from littrainer.explain.program import Source, program
     from littrainer.explain.report import explanation
     from littrainer.explain.stand_ins import trainer_for
 
-    parser = HfArgumentParser(Seq2SeqTrainingArguments, prog="littrainer explain", add_help=False)
+    parser = _ArgumentParser(Seq2SeqTrainingArguments, prog="littrainer explain", add_help=False)
     try:
         with warnings.catch_warnings(record=True) as told:
             (args, left) = parser.parse_args_into_dataclasses(

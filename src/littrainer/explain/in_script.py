@@ -42,14 +42,9 @@ def main(words: list[str]) -> int:
         with contextlib.redirect_stdout(sys.stderr), stopping_at_a_trainer(_renderer(options, script)):
             runpy.run_path(script, run_name="__main__")
     except TrainerReached as reached:
-        text = reached.text
-        return quietly(lambda: _printed(text))
+        print(reached.text, end="")
+        return 0
     return complain("explain", f"{script} ended without making a Trainer; nothing to explain")
-
-
-def _printed(text: str) -> int:
-    print(text, end="")
-    return 0
 
 
 def _renderer(options: dict[str, Any], script: str) -> Callable[[Any, Any], str]:
@@ -92,4 +87,4 @@ def stopping_at_a_trainer(describe: Callable[[Any, Any], str]) -> Iterator[None]
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(quietly(lambda: main(sys.argv[1:])))

@@ -64,32 +64,43 @@ def as_markdown(facts: dict[str, Any]) -> str:
     own = facts["littrainer"]
     lines = [f"### littrainer {own.get('version', '')}".rstrip(), ""]
     if "error" in own:
-        lines.append(f"- {own['error']}")
+        lines.append(f"- {_in_one_line(own['error'])}")
     else:
         lines.append(f"- {own['folder']}{', editable' if own['editable'] else ''}")
         lines += ["- not installed as a package"] if not own["installed"] else []
-    lines += ["", "### Findings", "", *[f"- {finding}" for finding in facts["findings"] or ["none"]]]
+    lines += ["", "### Findings", "", *[f"- {_in_one_line(finding)}" for finding in facts["findings"] or ["none"]]]
     lines += ["", "### Machine", "", *_items(facts["machine"])]
     lines += ["", "### torch", "", *_items(facts["torch"])]
     lines += ["", "### Packages", ""]
     packages = facts["packages"]
     if "error" in packages:
-        lines.append(f"- {packages['error']}")
+        lines.append(f"- {_in_one_line(packages['error'])}")
     else:
         lines += [f"- {group}: {_list_of(names)}" for group, names in packages.items()]
         missing = [name for group in PACKAGES for name in PACKAGES[group] if name not in packages.get(group, {})]
         lines += [f"- not installed: {', '.join(missing)}"] if missing else []
     lines += ["", "### Environment variables", ""]
-    lines += [f"- `{name}={value}`" for name, value in facts["environment variables"].items()] or ["- none"]
+    lines += [f"- {_as_code(f'{name}={value}')}" for name, value in facts["environment variables"].items()] or ["- none"]
     return "\n".join(lines)
 
 
 def _items(facts: dict[str, Any]) -> list[str]:
-    return [f"- {name}: {'; '.join(fact) if isinstance(fact, list) else fact}" for name, fact in facts.items()]
+    texts = {name: "; ".join(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
+    return [f"- {name}: {_in_one_line(text)}" for name, text in texts.items()]
 
 
 def _list_of(names: dict[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in names.items())
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _as_code(text: str) -> str:
+    """The text between backticks, in one line and without what would steer a terminal."""
+    shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    return f"`` {shown} ``" if "`" in shown else f"`{shown}`"
 
 
 def _told(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -148,8 +148,6 @@ def own_place() -> dict[str, Any]:
 
 def findings_about_ranges() -> Iterator[str]:
     """What is missing, or has a version that littrainer does not support, with what to do."""
-    from packaging.requirements import Requirement
-
     own = next(iter(distributions(name=OWN_NAME)), None)
     if own is None:
         yield (
@@ -157,6 +155,8 @@ def findings_about_ranges() -> Iterator[str]:
             "install it, instead of putting its source on PYTHONPATH."
         )
         return
+    from packaging.requirements import Requirement
+
     for text in own.requires or []:
         requirement = Requirement(text)
         extra = _extra_of(str(requirement.marker or ""))

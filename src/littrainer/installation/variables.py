@@ -48,12 +48,27 @@ NAMES = frozenset(
 )
 # A name with one of these words holds a secret, also where `holds_a_secret` is not sure.
 SECRET_WORDS = re.compile(
-    r"(^|_)(TOKENS?|KEYS?|SECRETS?|PASS|PASSWORD|PASSWD|PASSPHRASE|PWD|CREDENTIALS?|AUTH|JWT|COOKIE|APIKEY)(_|$)"
+    r"TOKEN(?!IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|API_?KEY|(^|_)(KEYS?|PASS|PWD?|PSW|AUTH|BEARER|JWT|COOKIE|SAS)(_|$)"
 )
 SWITCHES = frozenset({"", "0", "1", "true", "false", "yes", "no", "on", "off"})
-# Services take keys there.
-QUERY = re.compile(r"(://[^\s?#]*)[?#]\S+")
-HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
+# What is hidden within values -> what is shown of it. Rather too much than too little.
+HIDDEN_PARTS: tuple[tuple[re.Pattern[str], str], ...] = (
+    # Who signs in, with letters that an address may not have, and without `http://`, as proxies may be written.
+    (re.compile(r"://[^\s@]*:\S*@"), "://"),
+    (re.compile(r"(?<![^\s,;='\"])[^\s:/@]+:[^\s@]+@"), ""),
+    # Services take keys there.
+    (re.compile(r"(://[^\s?#]*)[?#]\S+"), rf"\1?{HIDDEN}"),
+    (
+        re.compile(
+            r"([\w-]*(?:token(?!iz)|secret|passw|passphrase|credential|api[_-]?key|access[_-]?key)[\w-]*[\"']?\s*[=:]\s*)\S+",
+            re.IGNORECASE,
+        ),
+        rf"\1{HIDDEN}",
+    ),
+    (re.compile(r"\b(Bearer|Basic)\s+\S+", re.IGNORECASE), rf"\1 {HIDDEN}"),
+    # Tokens that can be told by how they begin: of Hugging Face, GitHub, GitLab, OpenAI and others, Slack, and JWTs.
+    (re.compile(r"\b(?:hf_|gh[a-z]_|github_pat_|glpat-|sk-|xox[a-z]-|eyJ)[\w.-]{16,}"), HIDDEN),
+)
 SHORTEST_SECRET = 6
 
 
@@ -92,5 +107,7 @@ def _is_secret(name: str, value: str) -> bool:
 def _harmless(value: str, secrets: set[str], home: str | None) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         value = value.replace(secret, HIDDEN)
-    value = QUERY.sub(rf"\1?{HIDDEN}", str(without_secrets(value)))
-    return with_tilde(HUB_TOKEN.sub(HIDDEN, value), home)
+    value = str(without_secrets(value))
+    for pattern, shown in HIDDEN_PARTS:
+        value = pattern.sub(shown, value)
+    return with_tilde(value, home)
