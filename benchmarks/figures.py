@@ -69,8 +69,8 @@ class Figures:
 
 
 def share(part: float, whole: float) -> str:
-    """A part of a whole; nothing where noise has left no whole."""
-    return f"{part / whole:.2f}" if whole > 0 else ""
+    """A part of a whole; nothing where noise has left no whole, or a part below zero."""
+    return f"{part / whole:.2f}" if whole > 0 and part >= 0 else ""
 
 
 def markdown(columns: Row, rows: Sequence[Row], names: int = 1) -> str:

@@ -20,7 +20,7 @@ import datasets
 import numpy as np
 from datasets import Dataset
 from local_texts import read_documentation
-from small_tokenizers import train_byte_level_bpe
+from small_tokenizers import train_wordpiece
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -97,7 +97,8 @@ def main():
     documents = load_documents(options.docstrings, args.seed)
     print(f"{len(documents['train'])} docstrings to train on, {len(documents['test'])} to test on")
     texts = [text for row in documents["train"] for text in (row["signature"], row["body"], row["summary"])]
-    tokenizer = train_byte_level_bpe(texts, options.vocabulary, options.source_tokens, ends_texts=True)
+    # It splits set_timeout into words, which are the tokens of the same words in a sentence.
+    tokenizer = train_wordpiece(texts, options.vocabulary, options.source_tokens)
 
     def tokenize(rows):
         sources = [f"{name}: {body}" for name, body in zip(rows["signature"], rows["body"], strict=True)]
@@ -119,9 +120,9 @@ def main():
             max_position_embeddings=options.source_tokens,
             init_std=0.1,  # the default of 0.02 is for wide layers
             pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            decoder_start_token_id=tokenizer.eos_token_id,
+            bos_token_id=tokenizer.cls_token_id,
+            eos_token_id=tokenizer.sep_token_id,
+            decoder_start_token_id=tokenizer.sep_token_id,
         )
     )
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import traceback
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback
+from littrainer.search.memory import release_frames
 from littrainer.tracebacks import FULL, SWITCH, ShortTraceback
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
@@ -191,3 +193,85 @@ def test_the_errors_of_a_group_are_shortened_each() -> None:
 def contextmanager_of_ours() -> Iterator[None]:
     with torch.no_grad():
         yield
+
+
+def internal_function(source: str) -> Any:
+    """A function `called` as if it stood in a module of ours."""
+    names: dict[str, Any] = {"__name__": "littrainer.made_up"}
+    exec(source, names)
+    return names["called"]
+
+
+def shortened(called: Any, kind: type[BaseException]) -> BaseException:
+    with pytest.raises(kind) as caught, ShortTraceback():
+        called()
+    return caught.value
+
+
+@pytest.mark.parametrize("within", [None, 3, ("text", None)], ids=["nothing", "a number", "texts"])
+def test_an_error_that_is_no_group_may_have_anything_by_the_name_of_its_errors(within: Any) -> None:
+    def called() -> None:
+        error = OwnError("own")
+        error.exceptions = within  # type: ignore[attr-defined]
+        raise error
+
+    assert frames_of(shortened(called, OwnError))[-1] == ("tests", "called")
+
+
+def test_an_error_that_cannot_be_looked_at_comes_through() -> None:
+    class Closed(Exception):
+        def __getattr__(self, name: str) -> Any:
+            raise LookupError(name)
+
+    def called() -> None:
+        raise Closed("own")
+
+    assert str(shortened(called, Closed)) == "own"
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending"), [(KeyboardInterrupt, "signal.raise_signal(signal.SIGINT)"), (SystemExit, "sys.exit(4)")]
+)
+def test_an_end_within_our_code_is_no_fault_of_ours(kind: type[BaseException], ending: str) -> None:
+    called = internal_function(
+        f"import signal, sys\ndef called():\n    between()\ndef between():\n    last()\ndef last():\n    {ending}\n"
+    )
+    assert [name for _, name in frames_of(shortened(called, kind))][1:] == ["last"]
+
+
+def test_an_error_that_is_raised_again_keeps_the_frames_of_both_times() -> None:
+    again = OwnError("again")
+
+    def raise_again() -> None:
+        raise again
+
+    called = internal_function("def called(own=None):\n    return between(own)\ndef between(own):\n    return own()\n")
+    for times in (1, 2):
+        error = shortened(lambda: called(raise_again), OwnError)
+        assert error is again
+        assert [name for _, name in frames_of(error)].count("raise_again") == times
+        assert "called" not in [name for _, name in frames_of(error)]
+
+
+def test_the_frames_left_out_are_let_go_of_with_the_others() -> None:
+    called = internal_function(
+        "def called(own, mark):\n    large = mark()\n    return between(own)\ndef between(own):\n    return own()\n"
+    )
+
+    class Large:
+        pass
+
+    def fail() -> None:
+        raise OwnError("own")
+
+    kept: list[weakref.ref[Any]] = []
+
+    def mark() -> Any:
+        large = Large()
+        kept.append(weakref.ref(large))
+        return large
+
+    error = shortened(lambda: called(fail, mark), OwnError)
+    assert "called" not in [name for _, name in frames_of(error)] and kept[0]() is not None
+    release_frames(error)
+    assert kept[0]() is None

@@ -57,11 +57,13 @@ class NotedBatches(AbstractContextManager[None]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, raised_in: TracebackType | None
     ) -> None:
-        # What has a note was told of where it came up.
-        if not isinstance(error, Exception) or getattr(error, "__notes__", None):
+        if not isinstance(error, Exception):
             return
         # Whatever goes wrong here must not stand in the place of the error.
         with suppress(Exception):
+            # What has a note was told of where it came up.
+            if getattr(error, "__notes__", None):
+                return
             found = _found_in(raised_in)
             if found is None or (found.batch is not None and _is_ours(raised_in)):
                 return

@@ -14,7 +14,7 @@ import dis
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 
 from littrainer.log_levels import tells_everything
@@ -50,11 +50,13 @@ class ShortTraceback(AbstractContextManager[None]):
             return
         if os.environ.get(SWITCH) == FULL or tells_everything():
             return
-        for one in _and_its_reasons(error):
-            # The first entry is the method that was called; for a reason, what caught it.
-            trace = raised_in if one is error else one.__traceback__
-            if trace is not None:
-                _link([trace, *_telling(_entries(trace)[1:], one)])
+        # Whatever goes wrong here, as in an error's own attributes, must not stand in the place of the error.
+        with suppress(Exception):
+            for one in _and_its_reasons(error):
+                # The first entry is the method that was called; for a reason, what caught it.
+                trace = raised_in if one is error else one.__traceback__
+                if trace is not None:
+                    _link([trace, *_telling(_entries(trace)[1:], one)])
 
 
 def _and_its_reasons(error: BaseException) -> Iterator[BaseException]:
@@ -67,7 +69,10 @@ def _and_its_reasons(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(one))
         yield one
-        waiting += [one.__cause__, one.__context__, *getattr(one, "exceptions", ())]
+        waiting += [one.__cause__, one.__context__]
+        within = getattr(one, "exceptions", None)
+        # An attribute of that name may be anything, where the error is no group.
+        waiting += [each for each in within if isinstance(each, BaseException)] if isinstance(within, tuple) else []
 
 
 def _entries(trace: TracebackType | None) -> list[TracebackType]:
@@ -86,6 +91,8 @@ def _telling(entries: list[TracebackType], error: BaseException) -> list[Traceba
     leads_to_internal = is_fault = (
         bool(packages)
         and packages[-1] in INTERNAL
+        # Ctrl-C and sys.exit() end a program wherever it is.
+        and isinstance(error, Exception)
         and not _is_raised_on_purpose(entries[-1], error)
         # A function of the script that cannot be called as it is called, and so has no entry, is named in a note.
         and not getattr(error, "__notes__", None)

@@ -22,6 +22,7 @@ OFFERS: list[tuple[str, set[str], str]] = [
     ("littrainer run train.py --eval_strategy ", {"no", "steps", "epoch"}, "train.py"),
     ("littrainer run train.py --bf16 ", {"true", "false"}, "train.py"),
     ("littrainer run train.py ", {"rows.json"}, "run"),
+    ("littrainer run -m ", set(), "train.py"),
     ("littrainer run -m package.train --learn", {"--learning_rate"}, "--devices"),
     ("littrainer explain --a", {"--as-code", "--adam_beta1"}, "--learning_rate"),
     ("littrainer explain train.py --lr_scheduler_t", {"--lr_scheduler_type"}, "--as-code"),

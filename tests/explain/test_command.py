@@ -95,6 +95,12 @@ def test_arguments_become_a_program(capsys: pytest.CaptureFixture[str]) -> None:
         (["--fp16", "--bf16"], "fp16 and bf16 are both set"),
         (["--model", "a:b", "--seed", "1"], "--as-code"),
         (["nowhere.py"], "no script 'nowhere.py'"),
+        (["."], "'.' is a folder; name the script in it"),
+        (["--seed", "1", __file__], f"a script stands before its arguments: littrainer explain {__file__} ..."),
+        (["-m", "package.train"], "name the script's file in place of -m"),
+        (["--as-code=1"], "argument --as-code: ignored explicit argument '1'"),
+        (["--as-code", "--data", "rows"], "--data 'rows' is not MODULE:NAME"),
+        (["--as-code", "--model", "my-models:make"], "--model 'my-models:make' is not MODULE:NAME"),
         (["--as-code", "--model", "nowhere", "--seed", "1"], "neither MODULE:NAME nor"),
     ],
 )

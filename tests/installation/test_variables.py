@@ -18,8 +18,10 @@ def test_only_variables_that_change_a_training_are_shown() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["HF_TOKEN", "WANDB_API_KEY", "COMET_API_KEY", "MLFLOW_TRACKING_PASSWORD", "CLEARML_API_SECRET_KEY", "RAY_AUTH"]
-    + ["HF_MYTOKEN", "WANDB_SECRETS_FILE", "MLFLOW_DB_PW", "TORCH_APIKEY_FILE"],
+    [
+        *("HF_TOKEN", "WANDB_API_KEY", "COMET_API_KEY", "MLFLOW_TRACKING_PASSWORD", "CLEARML_API_SECRET_KEY"),
+        *("RAY_AUTH", "HF_MYTOKEN", "WANDB_SECRETS_FILE", "MLFLOW_DB_PW", "TORCH_APIKEY_FILE"),
+    ],
 )
 def test_a_secret_is_hidden_by_its_name(name: str) -> None:
     assert shown(**{name: "s3cr3t-value"}) == {name: HIDDEN}

@@ -313,9 +313,11 @@ def _fish_lines(words: Vocabulary) -> Iterator[str]:
 def _fish_option(option: Option, *places: str) -> str:
     names = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names]
     value = ""
-    if option.takes_value:
+    if option.choices:
         # With a list of words no files are offered beside them.
-        value = f" -x -a {_fish_quoted(' '.join(option.choices))}" if option.choices else " -r -F"
+        value = f" -x -a {_fish_quoted(' '.join(option.choices))}"
+    elif option.takes_value:
+        value = " -x" if MODULE_OPTION in option.names else " -r -F"
     about = f" -d {_fish_quoted(option.about)}" if option.about else ""
     return f"complete -c littrainer -n '__littrainer_at {' '.join(places)}' {' '.join(names)}{value}{about}"
 

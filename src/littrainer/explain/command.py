@@ -59,6 +59,10 @@ def main(words: Sequence[str]) -> int:
     source = {"model": options.model, "data": options.data}
     if not options.as_code and any(source.values()):
         return complain("explain", "--model and --data say what --as-code prints; give it too")
+    for option, named in source.items():
+        # Without a colon, a model may be the path of a configuration.
+        if named is not None and (option == "data" or ":" in named) and not _names_an_object(named):
+            return complain("explain", f"--{option} {named!r} is not MODULE:NAME, such as package.module:function")
     if script is not None:
         if "--as-code" in rest or "--as_code" in rest:
             return complain(
@@ -79,6 +83,11 @@ def main(words: Sequence[str]) -> int:
         for warning in told:
             print(f"littrainer explain: {warning.message}", file=sys.stderr)
         if left:
+            behind = next((word for word in left if os.path.isfile(word)), None)
+            if behind is not None:
+                return complain("explain", f"a script stands before its arguments: littrainer explain {behind} ...")
+            if "-m" in left:
+                return complain("explain", "modules are not looked up; name the script's file in place of -m")
             known = [*option_names(build_parser()), *option_names(parser)]
             return complain("explain", unrecognized(left, known))
         text = program(args, Source(**source)) if options.as_code else explanation(trainer_for(args), args)
@@ -101,7 +110,7 @@ def split(words: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
         elif word in ("--model", "--data"):
             own += words[position : position + 2]
             position += 1
-        elif word.startswith(("--model=", "--data=")):
+        elif word.startswith(("--as-code=", "--model=", "--data=")):
             own.append(word)
         elif not rest and not word.startswith("-"):
             return own, word, list(words[position + 1 :])
@@ -111,9 +120,16 @@ def split(words: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
     return own, None, rest
 
 
+def _names_an_object(text: str) -> bool:
+    module, _, name = text.partition(":")
+    return all(part.isidentifier() for part in (*module.split("."), name))
+
+
 def _explain_script(script: str, rest: list[str], as_code: bool, source: dict[str, str | None]) -> int:
     from littrainer.compat.redirect import extend_to_children
 
+    if os.path.isdir(script):
+        return complain("explain", f"{script!r} is a folder; name the script in it")
     if not os.path.isfile(script):
         return complain(
             "explain", f"no script {script!r} (looked in {os.path.abspath(os.path.dirname(script) or '.')})"

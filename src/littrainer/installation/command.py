@@ -80,7 +80,8 @@ def as_markdown(facts: dict[str, Any]) -> str:
         missing = [name for group in PACKAGES for name in PACKAGES[group] if name not in packages.get(group, {})]
         lines += [f"- not installed: {', '.join(missing)}"] if missing else []
     lines += ["", "### Environment variables", ""]
-    lines += [f"- {_as_code(f'{name}={value}')}" for name, value in facts["environment variables"].items()] or ["- none"]
+    variables_set = facts["environment variables"]
+    lines += [f"- {_as_code(f'{name}={value}')}" for name, value in variables_set.items()] or ["- none"]
     return "\n".join(lines)
 
 

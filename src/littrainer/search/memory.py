@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import torch
@@ -62,5 +63,17 @@ def release_frames(error: BaseException) -> None:
         if found is None or id(found) in seen:
             continue
         seen.add(id(found))
-        traceback.clear_frames(found.__traceback__)
+        for frame, _ in traceback.walk_tb(found.__traceback__):
+            _clear_with_callers(frame)
         waiting += [found.__cause__, found.__context__]
+
+
+def _clear_with_callers(frame: FrameType | None) -> None:
+    # Calls that a short traceback leaves out are there as the callers of those that it shows.
+    while frame is not None:
+        try:
+            frame.clear()
+        except RuntimeError:
+            # It still runs, and so do its callers.
+            return
+        frame = frame.f_back
