@@ -25,7 +25,7 @@ from littrainer.callbacks.lightning_errors import NotedLightningCallbacks, users
 from littrainer.callbacks.published_metrics import publish as publish_metrics
 from littrainer.data.limits import CARRIED_OUT, development_batches, further_keywords
 from littrainer.ecosystem import known_classes
-from littrainer.error_places import NotedBatches
+from littrainer.errors.places import NotedBatches
 from littrainer.evaluation.batch_stream import BATCHES_PER_STRETCH, BatchStream
 from littrainer.interruptions import CarriedStopIteration, PythonInterruptions
 from littrainer.model_walk import train_all

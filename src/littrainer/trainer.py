@@ -42,6 +42,7 @@ from littrainer.data.collators import default_collator_for
 from littrainer.data.columns import DroppedColumns, naming_dropped_columns
 from littrainer.data.loaders import count_examples
 from littrainer.data.windows import draw
+from littrainer.errors.tracebacks import ShortTraceback
 from littrainer.evaluation.loop import EvaluationPass
 from littrainer.evaluation.prediction import predict_batch
 from littrainer.evaluation.results import (
@@ -66,7 +67,6 @@ from littrainer.processes.collectives import sum_over_processes
 from littrainer.processes.layout import follow_model, tensor_parallel_size
 from littrainer.search import searching
 from littrainer.search.results import BestRun
-from littrainer.tracebacks import ShortTraceback
 from littrainer.tracking.selection import trackers_for
 from littrainer.training import checks, input_kinds, loss, reports, run, train_call
 from littrainer.training.development_run import pushes_by_itself, trackers_reported_to

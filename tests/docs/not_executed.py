@@ -8,7 +8,7 @@ NOT_EXECUTED: dict[str, dict[str, str]] = {
 }
 """page -> the beginning of a block's code or of a command line -> why it is not executed."""
 OUTPUT_TESTED_BY: dict[str, str] = {
-    "docs/errors.md": "tests/test_errors_page.py",
+    "docs/errors.md": "tests/errors/test_page.py",
 }
 """page -> the test that holds all its blocks of text against what is printed, which no code on the page does."""
 

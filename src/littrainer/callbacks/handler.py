@@ -12,7 +12,7 @@ from littrainer.callbacks.checks import check_answer, new_callback
 from littrainer.callbacks.flow import DefaultFlowCallback
 from littrainer.callbacks.state import ControlSwitchError, TrainerControl
 from littrainer.ecosystem import is_a
-from littrainer.error_notes import add_note
+from littrainer.errors.notes import add_note
 
 logger = logging.getLogger(__name__)
 

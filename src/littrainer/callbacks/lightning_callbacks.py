@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
-from littrainer.error_notes import add_note
+from littrainer.errors.notes import add_note
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

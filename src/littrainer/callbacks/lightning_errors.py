@@ -8,7 +8,7 @@ from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from littrainer.callbacks.lightning_callbacks import name_of_evaluations
-from littrainer.error_notes import add_note
+from littrainer.errors.notes import add_note
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.error_notes import kind_of
+from littrainer.errors.notes import kind_of
 from littrainer.whole_files import write_whole
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ ARGUMENTS, START = "arguments", "start"
 WITH_SCRIPT = (SCRIPT, SCRIPT_OR_ARGUMENTS)
 MODULE_OPTION = "-m"
 
-BASH = """\
-# Completion of littrainer's commands in bash, printed by `littrainer completion bash`.
+# Functions that bash and zsh read alike; a place and an option before the cursor are their arguments.
+TABLES = """\
 _littrainer_options() {
     case "$1" in
 @OPTIONS@
@@ -40,7 +40,11 @@ _littrainer_takes_value() {
     esac
     return 1
 }
-_littrainer_offer() {
+"""
+
+BASH = """\
+# Completion of littrainer's commands in bash, printed by `littrainer completion bash`.
+@TABLES@_littrainer_offer() {
     local word
     while IFS= read -r word; do COMPREPLY+=("$word"); done < <(compgen "$@" -- "$current")
 }
@@ -97,23 +101,7 @@ complete -F _littrainer littrainer
 ZSH = """\
 #compdef littrainer
 # Completion of littrainer's commands in zsh, printed by `littrainer completion zsh`.
-_littrainer_options() {
-    case "$1" in
-@OPTIONS@
-    esac
-}
-_littrainer_choices() {
-    case "$1 $2" in
-@CHOICES@
-    esac
-}
-_littrainer_takes_value() {
-    case "$1 $2" in
-@VALUED@) return 0 ;;
-    esac
-    return 1
-}
-_littrainer() {
+@TABLES@_littrainer() {
     local place=start position word previous="${words[CURRENT-1]}"
     local -a options choices
     for (( position = 2; position < CURRENT; position++ )); do
@@ -254,6 +242,7 @@ def _filled(template: str, words: Vocabulary, shown: Callable[[Iterable[Option]]
     ]
     indent = " " * 8
     texts = {
+        "TABLES": TABLES,
         "OPTIONS": "\n".join(f"{indent}{place}) {shown(options)} ;;" for place, options in places.items()),
         "CHOICES": "\n".join(f"{indent}{_quoted(case)}) echo {_quoted(' '.join(found))} ;;" for case, found in choices),
         "VALUED": "|\\\n".join(f"{indent}{case}" for case in valued),

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message
-from littrainer.error_notes import add_note
+from littrainer.errors.notes import add_note
 from littrainer.model_facts import base_model, catch_all_name
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from torch import nn
 from littrainer.arguments.fields_generation import GenerationConfig
 from littrainer.arguments.nearest import nearest_name
 from littrainer.ecosystem import is_a
-from littrainer.error_notes import kind_of
+from littrainer.errors.notes import kind_of
 
 if TYPE_CHECKING:
     from littrainer.seq2seq import Seq2SeqTrainer

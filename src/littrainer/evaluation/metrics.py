@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from littrainer.arguments.choices import SaveStrategy
-from littrainer.error_notes import add_note, kind_of
+from littrainer.errors.notes import add_note, kind_of
 from littrainer.evaluation.metric_inputs import described
 from littrainer.evaluation.results import EvalPrediction, denumpify_detensorize
 

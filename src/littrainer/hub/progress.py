@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from littrainer.error_notes import add_note
+from littrainer.errors.notes import add_note
 from littrainer.hub.failures import PushError, advice_for, is_lasting, tells, text_of
 from littrainer.hub.sending import WorkInOrder
 from littrainer.hub.silence import silence_bounded

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from littrainer.error_notes import add_note
+from littrainer.errors.notes import add_note
 from littrainer.hub.failures import PushError, advice_for, tells, text_of
 from littrainer.hub.silence import silence_bounded
 

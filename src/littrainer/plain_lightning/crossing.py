@@ -27,7 +27,7 @@ from littrainer.checkpoint.shards import is_sharded
 from littrainer.compat.own_methods import overrides, own_methods
 from littrainer.data.generators import host_states, set_host_states
 from littrainer.data.loaders import has_length
-from littrainer.error_notes import kind_of
+from littrainer.errors.notes import kind_of
 from littrainer.lightning_internals import hand_in_checkpoint
 from littrainer.plain_lightning.data_module import TrainerDataModule
 from littrainer.plain_lightning.intervals import ValidatesAtSteps, ValidatesOutsideFitOnly

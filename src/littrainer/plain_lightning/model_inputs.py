@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from littrainer.error_notes import kind_of
+from littrainer.errors.notes import kind_of
 
 
 def model_inputs(batch: Any) -> dict[str, Any]:

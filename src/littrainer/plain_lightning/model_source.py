@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from littrainer.ecosystem import is_a
-from littrainer.error_notes import kind_of
+from littrainer.errors.notes import kind_of
 
 # What a module can be given for its model.
 ModelSource: TypeAlias = nn.Module | str | os.PathLike[str] | Mapping[str, Any] | Callable[..., nn.Module]

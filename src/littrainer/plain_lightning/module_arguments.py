@@ -12,7 +12,7 @@ from littrainer.arguments.secrets import holds_a_secret
 from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.arguments.unknown_names import unknown_names_message
-from littrainer.error_notes import kind_of
+from littrainer.errors.notes import kind_of
 
 
 @dataclass

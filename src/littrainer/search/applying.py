@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HPSearchBackend
-from littrainer.error_notes import kind_of
+from littrainer.errors.notes import kind_of
 from littrainer.search.results import BestRun
 from littrainer.search.trial import follow_arguments
 from littrainer.search.trial_parameters import asked, checked_space, drawn_in, set_parameters

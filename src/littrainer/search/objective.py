@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Sequence
 from typing import Any
 
-from littrainer.error_notes import kind_of
+from littrainer.errors.notes import kind_of
 from littrainer.search.failures import ObjectiveIsNan, SearchMistake
 
 # Entries of an evaluation that say nothing about how good the model is.

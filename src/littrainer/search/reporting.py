@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.failures import ENDED_FOR_CALLBACKS
-from littrainer.error_notes import kind_of
+from littrainer.errors.notes import kind_of
 from littrainer.search.failures import SearchMistake
 from littrainer.search.objective import checked_objective
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.arguments.nearest import suggestion
-from littrainer.error_notes import kind_of
+from littrainer.errors.notes import kind_of
 from littrainer.search.backends import chosen_backend
 from littrainer.search.objective import default_compute_objective
 from littrainer.search.preserved import Found, left_as_found

@@ -22,7 +22,7 @@ from littrainer.arguments.parser_values import truth
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.callbacks.state import hp_params
 from littrainer.ecosystem import is_a
-from littrainer.error_notes import kind_of
+from littrainer.errors.notes import kind_of
 from littrainer.processes.agreement import FailedElsewhere, LostProcess
 from littrainer.search.failures import SearchMistake
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from littrainer.ecosystem import is_a
-from littrainer.error_notes import add_note
+from littrainer.errors.notes import add_note
 from littrainer.strategies.launched import LaunchedProcesses
 from littrainer.strategies.resident import release_plugins
 

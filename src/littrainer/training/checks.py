@@ -14,7 +14,7 @@ from littrainer.arguments.validation import check_loader_processes
 from littrainer.arguments.value_checks import check_values
 from littrainer.data.limits import check_limits
 from littrainer.data.loaders import has_length
-from littrainer.error_notes import kind_of
+from littrainer.errors.notes import kind_of
 from littrainer.evaluation.streaming import streaming_metrics
 from littrainer.log_levels import apply_log_level
 from littrainer.processes.group import ensure_process_group

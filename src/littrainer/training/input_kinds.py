@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from littrainer.error_notes import kind_of
+from littrainer.errors.notes import kind_of
 
 BY_KEYWORD = "Give the Trainer's parameters by their names: model=..., args=..., train_dataset=..."
 

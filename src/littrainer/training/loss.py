@@ -11,7 +11,7 @@ import torch
 
 from littrainer.compat.earlier_signatures import returns_the_mean
 from littrainer.data.windows import count_label_tokens
-from littrainer.error_notes import kind_of
+from littrainer.errors.notes import kind_of
 from littrainer.processes.collectives import gathered, process_count, reduced
 from littrainer.training.label_smoothing import smoothed_loss
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from littrainer.error_notes import kind_of
+from littrainer.errors.notes import kind_of
 
 LABEL_NAMES = ("label", "label_ids")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.arguments.nearest import suggestion
 from littrainer.ecosystem import is_a
-from littrainer.error_notes import kind_of
+from littrainer.errors.notes import kind_of
 from littrainer.search import progress_lines
 from littrainer.search.distributions import of_optuna
 from littrainer.search.failures import TRIAL_FAILURES, ObjectiveIsNan, SearchMistake

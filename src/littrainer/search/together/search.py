@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch.distributed as dist
 
 from littrainer.ecosystem import is_a
-from littrainer.error_notes import add_note
+from littrainer.errors.notes import add_note
 from littrainer.processes.agreement import (
     FailedElsewhere,
     LostProcess,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from littrainer import TrainingArguments
-from littrainer.error_advice import advice_for
+from littrainer.errors.advice import advice_for
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer

@@ -11,7 +11,7 @@ import pytest
 
 from tests.scenarios.mistakes import MISTAKES
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "errors.md"
 SOURCES = ROOT / "src" / "littrainer"
 # Where something stands that differs each time, on the page and between the parts of a text in the sources.

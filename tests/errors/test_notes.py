@@ -5,8 +5,8 @@ import traceback
 
 import pytest
 
-from littrainer import error_notes
-from littrainer.error_notes import add_note
+from littrainer.errors import notes
+from littrainer.errors.notes import add_note
 
 
 def test_a_note_stands_once_below_the_error_which_stays_as_it_is() -> None:
@@ -27,7 +27,7 @@ def test_where_python_prints_no_notes_they_are_logged(caplog: pytest.LogCaptureF
             raise AttributeError
 
     error = EarlierError("weight")
-    with caplog.at_level(logging.ERROR, logger=error_notes.__name__):
+    with caplog.at_level(logging.ERROR, logger=notes.__name__):
         add_note(error, "first")
         add_note(error, "second")
         add_note(error, "first")

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback
+from littrainer.errors.tracebacks import FULL, SWITCH, ShortTraceback
 from littrainer.search.memory import release_frames
-from littrainer.tracebacks import FULL, SWITCH, ShortTraceback
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
@@ -117,7 +117,7 @@ def test_all_of_a_traceback_can_be_asked_for(tmp_path: Path, monkeypatch: pytest
     if way == "variable":
         monkeypatch.setenv(SWITCH, FULL)
     else:
-        monkeypatch.setattr("littrainer.tracebacks.tells_everything", lambda: True)
+        monkeypatch.setattr("littrainer.errors.tracebacks.tells_everything", lambda: True)
     frames = frames_of(error_of(quiet_trainer(tmp_path, Failing())))
     assert [package for package, _ in frames].count("lightning") > 4
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from littrainer.error_advice import advice_for, readable_range
-from littrainer.error_notes import add_note
+from littrainer.errors.advice import advice_for, readable_range
+from littrainer.errors.notes import add_note
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
