@@ -48,7 +48,7 @@ SPANS_PER_WINDOW = 8
 
 DEFAULTS = {
     "output_dir": "runs/extractive_question_answering",
-    "num_train_epochs": 4,
+    "num_train_epochs": 3,
     "per_device_train_batch_size": 16,
     "per_device_eval_batch_size": 64,
     "learning_rate": 2e-3,

@@ -111,8 +111,8 @@ def main():
         BartConfig(
             vocab_size=len(tokenizer),
             d_model=96,
-            encoder_layers=2,
-            decoder_layers=2,
+            encoder_layers=1,
+            decoder_layers=1,
             encoder_attention_heads=4,
             decoder_attention_heads=4,
             encoder_ffn_dim=192,

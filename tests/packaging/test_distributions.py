@@ -40,8 +40,9 @@ class Line(torch.nn.Module):
         return {"loss": (predicted - labels).square().mean(), "logits": predicted}
 
 
+torch.manual_seed(0)
 rows = [{"x": torch.tensor([i / 8, 1.0]), "labels": i / 4} for i in range(16)]
-args = TrainingArguments("out", max_steps=4, logging_steps=1, learning_rate=0.1, report_to="none", use_cpu=True)
+args = TrainingArguments("out", max_steps=8, logging_steps=1, learning_rate=0.1, report_to="none", use_cpu=True)
 trainer = Trainer(Line(), args, train_dataset=rows)
 trainer.train()
 losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -172,6 +173,7 @@ def test_an_environment_that_has_the_wheel_tells_its_version_and_trains(installe
         return done.stdout
 
     assert __version__ in littrainer("--version")
+    assert __version__ in littrainer("env")
     imported, trainer, is_learning = littrainer("run", "train.py").splitlines()[-1].split("|")
     assert Path(imported) == there / "littrainer" / "__init__.py"
     assert (trainer, is_learning) == ("littrainer.trainer", "True")
