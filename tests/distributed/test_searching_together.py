@@ -68,7 +68,7 @@ def test_a_failure_that_nothing_catches_ends_the_search_in_both_with_the_error_o
 ) -> None:
     first, second = (one["failing_at_the_first"] for one in found)
     assert first["error"] == second["error"] == LOST_MEMORY
-    assert "This came up in process 1." in first["notes"] and second["notes"] == []
+    assert "This came up in process 1." in first["notes"] and "This came up in process 1." not in second["notes"]
     assert len(first["begun"]) == len(second["begun"]) == 2
 
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import pickle
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -319,8 +320,18 @@ def test_a_keyboard_interrupt_of_the_script_is_known_in_the_thread_that_ray_trai
     assert [repr(error) for error in found] == [repr(ray_trial.EndedByScript("KeyboardInterrupt"))]
 
 
-def test_where_ray_ends_a_trial_its_own_exit_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_where_ray_ends_a_trial_its_own_exit_goes_on(monkeypatch: pytest.MonkeyPatch, is_watched: bool) -> None:
     from ray.train._internal import session
+
+    if is_watched:
+        # As in a trial whose tracker is Weights & Biases.
+        from wandb.sdk.lib.exit_hooks import ExitHooks
+
+        # Puts both back after the test.
+        monkeypatch.setattr(sys, "exit", sys.exit)
+        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+        ExitHooks().hook()
 
     # As it ends the thread that waits in a report.
     ends = session._TrainSession._report_training_result

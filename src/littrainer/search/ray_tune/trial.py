@@ -47,6 +47,8 @@ THREAD_TIMEOUT, SECONDS_FOR_AN_ENDED_TRAINING = "TUNE_FUNCTION_THREAD_TIMEOUT_S"
 SECONDS_UNTIL_A_FOLDER_IS_FREE = 120
 # Tells of every checkpoint that is handed to Ray.
 TELLS_OF_CHECKPOINTS = "ray.train._internal.storage"
+# They put a function of their own in the place of `sys.exit`, which calls the former one.
+WATCH_EXITS = ("wandb",)
 SHOWN_NOWHERE = (ProgressCallback, PrinterCallback, NotebookProgressCallback)
 
 
@@ -136,9 +138,10 @@ def train_trial(config: dict[str, Any], packed_trainer: bytes, setting: TrialSet
 
 
 def _raised_in(error: BaseException) -> str:
-    """The package whose code raised an error."""
+    """The package whose code raised an error, or called `sys.exit` where a tracker watches that."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return str(frames[-1].f_globals.get("__name__")).split(".")[0]
+    packages = [str(frame.f_globals.get("__name__")).split(".")[0] for frame in frames]
+    return next((package for package in reversed(packages) if package not in WATCH_EXITS), packages[-1])
 
 
 def _train_trial(config: dict[str, Any], packed_trainer: bytes, setting: TrialSetting) -> None:
