@@ -9,7 +9,7 @@
 # make lint    ruff (rules and format) and mypy
 # make format  let ruff rewrite what it can
 # make bench   what littrainer costs beside transformers, plain Lightning and a raw loop; about 25 minutes on two quiet cores
-# make bench-short  the same with the smallest sizes, to see that all of it works; about a minute
+# make bench-short  the same with the smallest sizes, to see that all of it works; about two minutes
 # make bench-record  the same as bench, kept in docs/benchmarks/record.json, and from it tables and curves of the documentation
 # make bench-docs  tables and curves of the documentation anew, from docs/benchmarks/record.json
 # make clean   remove .venv, caches and what runs left behind
@@ -163,5 +163,5 @@ bench-docs: $(INSTALLED)
 	$(BIN)/python -m benchmarks.growth docs/benchmarks/record.json
 
 clean:
-	rm -rf .venv site runs lightning_logs .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv site dist runs lightning_logs .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,6 +7,7 @@ answers the question and costs nothing where the library is absent.
 from __future__ import annotations
 
 import sys
+from types import FrameType
 from typing import Any
 
 # Kind of object -> (module, class) pairs; being an instance of any of them makes it that kind.
@@ -58,3 +59,8 @@ def known_classes(kind: str) -> tuple[type, ...]:
 def is_a(candidate: Any, kind: str) -> bool:
     """Whether an object is of one of the kinds that `CLASSES` lists."""
     return isinstance(candidate, known_classes(kind))
+
+
+def package_of(frame: FrameType) -> str:
+    """The top package of the code that a frame runs."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
+from littrainer.ecosystem import package_of
+
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
@@ -80,7 +82,7 @@ def accept_earlier_signature(owner: Any, name: str) -> None:
 def _frames_to_the_script() -> int:
     """As `warnings.warn` counts them from here: a class statement or a call of train() outside of this package."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in NOT_THE_SCRIPT:
+    while frame.f_back is not None and package_of(frame) in NOT_THE_SCRIPT:
         level, frame = level + 1, frame.f_back
     return level
 

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from littrainer.ecosystem import package_of
 from littrainer.errors.advice import advice_for, readable_range
 from littrainer.errors.notes import add_note
+from littrainer.evaluation.metric_inputs import described
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -93,8 +95,8 @@ def _found_in(raised_in: TracebackType | None) -> _Found | None:
 
 def _is_ours(raised_in: TracebackType | None) -> bool:
     """Whether littrainer itself raised an error, whose message then says what there is to say."""
-    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(raised_in)]
-    return modules[-1].partition(".")[0] == "littrainer"
+    *_, (frame, _) = traceback.walk_tb(raised_in)
+    return package_of(frame) == "littrainer"
 
 
 def _evaluates(raised_in: TracebackType | None) -> bool:
@@ -136,4 +138,4 @@ def _entry(value: Any) -> str:
     if limits is not None:
         least, greatest = (f"{number:.4g}" if isinstance(number, float) else str(number) for number in limits)
         of_numbers = f", all {least}" if least == greatest else f" from {least} to {greatest}"
-    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}{of_numbers}"
+    return f"{described(value)}{of_numbers}"

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 
+from littrainer.ecosystem import package_of
 from littrainer.log_levels import tells_everything
 
 # Set to "full", it leaves tracebacks as they are; so does log_level="debug".
@@ -85,7 +86,7 @@ def _entries(trace: TracebackType | None) -> list[TracebackType]:
 
 def _telling(entries: list[TracebackType], error: BaseException) -> list[TracebackType]:
     """The entries that stay."""
-    packages = [str(entry.tb_frame.f_globals.get("__name__")).partition(".")[0] for entry in entries]
+    packages = [package_of(entry.tb_frame) for entry in entries]
     stay = []
     # From the innermost call outwards: what lies right below the entry at hand, leaving out what only carries calls on.
     leads_to_internal = is_fault = (

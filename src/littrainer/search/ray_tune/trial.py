@@ -28,6 +28,7 @@ from littrainer.checkpoint.claims import claimed
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 from littrainer.checkpoint.reader import read_state
 from littrainer.compat import redirect
+from littrainer.ecosystem import package_of
 from littrainer.optim.changed_hyperparameters import are_others
 from littrainer.search.ray_tune.handed_over import delete_abandoned, folder_to_hand_over
 from littrainer.search.searching import searching
@@ -139,8 +140,7 @@ def train_trial(config: dict[str, Any], packed_trainer: bytes, setting: TrialSet
 
 def _raised_in(error: BaseException) -> str:
     """The package whose code raised an error, or called `sys.exit` where a tracker watches that."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    packages = [str(frame.f_globals.get("__name__")).split(".")[0] for frame in frames]
+    packages = [package_of(frame) for frame, _ in traceback.walk_tb(error.__traceback__)]
     return next((package for package in reversed(packages) if package not in WATCH_EXITS), packages[-1])
 
 
