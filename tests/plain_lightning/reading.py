@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from littrainer import TrainerDataModule, set_seed
 from littrainer.data.windows import MicroBatch
+from littrainer.plain_lightning.batches import TrainingBatches
 from tests.plain_lightning.curves import QUIET
 
 Row = dict[str, Any]
@@ -81,9 +82,10 @@ class PlainModule(pl.LightningModule):
         self.evaluated: list[tuple[int, list[float]]] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        if isinstance(batch, MicroBatch):
-            self.windows.append(batch)
-            batch = batch.inputs
+        loader: Any = self.trainer.train_dataloader
+        micro_batch = loader.window_at(batch_idx) if isinstance(loader, TrainingBatches) else None
+        if micro_batch is not None:
+            self.windows.append(micro_batch)
         return self.model(**batch)["loss"]
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -107,9 +109,6 @@ class CountingModule(PlainModule):
 
     def items_in_window(self, window: list[Any]) -> int:
         return sum(len(batch["x"]) for batch in window)
-
-    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
-        return batch
 
 
 class SavingOnce(pl.Callback):

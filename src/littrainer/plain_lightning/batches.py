@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
 from littrainer.data.progress import DataProgress, ResumePoint, epoch_seeded_sampler
-from littrainer.data.windows import WindowLoader, draw
+from littrainer.data.windows import MicroBatch, WindowLoader, draw
 from littrainer.lightning_internals import begin_next_epoch, read_ahead_anew
 from littrainer.plain_lightning.data_state import PlaceInData, random_states
 from littrainer.processes.agreement import from_first
@@ -37,8 +37,7 @@ class TrainingBatches:
         loader: the training DataLoader.
         args: asked for the sizes of batches and processes.
         lightning_trainer: says how many micro-batches an optimizer step has, and how many of an epoch are read.
-        count_items: counts a window's items when it has been drawn, and the batches are handed out as `MicroBatch`es;
-            None hands them out as they are.
+        count_items: counts a window's items when it has been drawn; None draws batches one by one.
         take_place: called when reading begins; gives the place of a checkpoint once, and None else.
     """
 
@@ -77,6 +76,8 @@ class TrainingBatches:
         self._length_before_end: float | None = None
         # The places at which the windows that were drawn last begin, by their micro-batches.
         self._window_starts: dict[int, PlaceInData] = {}
+        # The micro-batches that were handed out last, without their inputs, by their places in the epoch.
+        self._handed_out: dict[int, MicroBatch] = {}
 
     def __len__(self) -> int:
         # What is read of an epoch may be less, as Lightning's limits say; it asks for the length to find that out.
@@ -105,6 +106,14 @@ class TrainingBatches:
         """Those of an epoch, as far as Lightning's limits let it come; a number out of reach where nobody knows."""
         known = len(self) if has_length(self) else sys.maxsize
         return int(min(known, self.lightning_trainer.num_training_batches))
+
+    def window_at(self, batch_idx: int) -> MicroBatch | None:
+        """Where a batch that was just handed out stands in its window, and the window's items; None if none counts.
+
+        Parameters:
+            batch_idx: number of the batch in its epoch, from 0.
+        """
+        return self._handed_out.get(batch_idx)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: Lightning asks for it to see that reading can be resumed; the data module keeps the place."""
@@ -327,7 +336,11 @@ class TrainingBatches:
                 self._length_before_end = lightning_trainer.fit_loop.max_batches
                 self._let_lightning_end_epochs_after(windows.micro_batches_seen)
             handed_out = windows.micro_batches_seen
-            yield micro_batch.inputs if self.count_items is None else micro_batch
+            if self.count_items is not None:
+                # Lightning may read one batch ahead.
+                latest = list(self._handed_out.items())[-1:]
+                self._handed_out = {**dict(latest), handed_out - 1: replace(micro_batch, inputs=None)}
+            yield micro_batch.inputs
             if self._is_read_ahead:
                 self._note_end_of_step_before(handed_out - 1, place)
 

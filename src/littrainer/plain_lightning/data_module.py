@@ -61,8 +61,9 @@ class TrainerDataModule(pl.LightningDataModule):
         processing_class: tokenizer or processor; by default the LightningModule's.
         model: the columns that its forward does not take are left out; by default the LightningModule's `model`.
         predict_dataset: for `predict`.
-        windows: hand out the micro-batches of an optimizer step together, so that its label tokens are known before its
-            first forward pass; by default to modules that count them, as `TransformersModule` does.
+        windows: draw the micro-batches of an optimizer step together, so that its label tokens are known before its
+            first forward pass (`trainer.train_dataloader.window_at(batch_idx)`); by default for modules that count
+            them, as `TransformersModule` does.
 
     A subclass may make its datasets in `setup`, and calls `super().setup(stage)` then. Each process is handed its part
     of the data as under the Trainer, and Lightning's `use_distributed_sampler` adds nothing to that. The state that a
@@ -276,7 +277,7 @@ class TrainerDataModule(pl.LightningDataModule):
         count = self._of_module("items_in_window")
         if self.windows and not callable(count):
             raise ValueError(
-                f"windows=True hands out micro-batches with the items of their optimizer step, and "
+                f"windows=True counts the items of each optimizer step, and "
                 f"{type(self._lightning_module).__name__} has no items_in_window(window) to count them. Leave windows "
                 "at None, or train a TransformersModule."
             )

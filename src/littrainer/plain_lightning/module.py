@@ -20,6 +20,7 @@ from littrainer.evaluation.streaming import streaming_metrics
 from littrainer.optim.closures import closure_before_step
 from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.plain_lightning import optimization
+from littrainer.plain_lightning.batches import TrainingBatches
 from littrainer.plain_lightning.clipping import clip_gradients
 from littrainer.plain_lightning.evaluations import Evaluations
 from littrainer.plain_lightning.folders import export_model, model_kept_in, module_from_folder
@@ -297,9 +298,11 @@ class TransformersModule(pl.LightningModule):
         """Forward pass of a micro-batch; logs `train_loss` of the window with which the optimizer steps."""
         accumulation, steps = self._place_in_window(batch_idx)
         settings, window = self.loss_settings, self._window
+        loader = getattr(self.attached_trainer(), "train_dataloader", None)
         inputs, number = window.enter(
             settings,
             batch,
+            loader.window_at(batch_idx) if isinstance(loader, TrainingBatches) else None,
             accumulation=accumulation,
             steps=steps,
             device=self.device,

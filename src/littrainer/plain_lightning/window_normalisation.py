@@ -47,6 +47,7 @@ class WindowNormalisation:
         self,
         settings: ModuleLossSettings,
         batch: Any,
+        known: MicroBatch | None = None,
         *,
         accumulation: int,
         steps: bool,
@@ -57,7 +58,8 @@ class WindowNormalisation:
         """Take in a micro-batch, before its forward pass.
 
         Parameters:
-            batch: a mapping, or a `MicroBatch`, whose window is known.
+            batch: a mapping.
+            known: the batch's place in its window, if the window's items were counted before.
             accumulation: micro-batches in a full window.
             steps: whether the optimizer steps after this one.
             place: number of the batch in its epoch, from 0.
@@ -75,11 +77,11 @@ class WindowNormalisation:
             self._micro_batches, self._loss, self._tokens, self._is_counted = 0, None, 0, None
         self._micro_batches += 1
         self.closes, self.gradient_factor, self._loss_factor = steps, None, None
-        if isinstance(batch, MicroBatch):
-            _check_place(batch, steps, place)
-            settings.current_gradient_accumulation_steps = batch.window_size
-            return model_inputs(batch.inputs), batch.num_items_in_window
         inputs = model_inputs(batch)
+        if known is not None:
+            _check_place(known, steps, place)
+            settings.current_gradient_accumulation_steps = known.window_size
+            return inputs, known.num_items_in_window
         settings.current_gradient_accumulation_steps = accumulation
         if accumulation == 1:
             return inputs, loss.items_in_window(settings, [inputs], device)
@@ -180,12 +182,12 @@ def _divided_in_part(settings: ModuleLossSettings, accumulation: int) -> str:
     )
 
 
-def _check_place(batch: MicroBatch, steps: bool, place: int) -> None:
+def _check_place(known: MicroBatch, steps: bool, place: int) -> None:
     # A stream may end in the middle of a window, and then Lightning steps with what there is.
-    if steps == batch.closes_window or (steps and batch.is_last_drawn):
+    if steps == known.closes_window or (steps and known.is_last_drawn):
         return
     raise ValueError(
         f"Batch {place} of the epoch {'ends' if steps else 'does not end'} an optimizer step of lightning.Trainer, and "
-        f"its window of {batch.window_size} micro-batches goes {'on' if steps else 'no further'}. Leave "
+        f"its window of {known.window_size} micro-batches goes {'on' if steps else 'no further'}. Leave "
         "accumulate_grad_batches as it is within an epoch, or use TrainerDataModule(windows=False)."
     )
