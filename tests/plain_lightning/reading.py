@@ -15,7 +15,6 @@ from torch.utils.data import Dataset, IterableDataset
 
 from littrainer import TrainerDataModule, set_seed
 from littrainer.data.windows import MicroBatch
-from littrainer.plain_lightning.batches import TrainingBatches
 from tests.plain_lightning.curves import QUIET
 
 Row = dict[str, Any]
@@ -82,10 +81,9 @@ class PlainModule(pl.LightningModule):
         self.evaluated: list[tuple[int, list[float]]] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        loader: Any = self.trainer.train_dataloader
-        micro_batch = loader.window_at(batch_idx) if isinstance(loader, TrainingBatches) else None
-        if micro_batch is not None:
-            self.windows.append(micro_batch)
+        windows = getattr(self.trainer.train_dataloader, "handed_out", {})
+        if batch_idx in windows:
+            self.windows.append(windows[batch_idx])
         return self.model(**batch)["loss"]
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,7 +18,7 @@ from littrainer.plain_lightning.window_normalisation import WindowNormalisation
 from tests.plain_lightning.fitting import fitted, loader, module_of
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import language_rows, vector_rows
-from tests.scenarios.models import CountingClassifier, KeywordClassifier, tiny_gpt2
+from tests.scenarios.models import CountingClassifier, KeywordClassifier, VectorClassifier, tiny_gpt2
 
 CPU = torch.device("cpu")
 SGD = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0}
@@ -97,6 +98,34 @@ def test_a_loss_that_takes_the_number_and_leaves_it_aside_is_summed_as_in_a_trai
     with torch.no_grad():
         expected = sum(module(**batch)["loss"].item() for batch in loader(rows[:4], 2))
     assert found.losses[1] == pytest.approx(expected, rel=1e-6)
+
+
+def leaves_number_aside(outputs: Any, labels: Any, num_items_in_batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs["logits"], labels)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "accumulation", "advice"),
+    [
+        (KeywordClassifier, {}, 2, "accepts_loss_kwargs = False"),
+        (VectorClassifier, {"compute_loss_func": leaves_number_aside}, 2, "divide by it"),
+        (KeywordClassifier, {}, 1, ""),
+        (CountingClassifier, {}, 2, ""),
+        (KeywordClassifier, {"args": {**SGD, "label_smoothing_factor": 0.1}}, 2, ""),
+        (VectorClassifier, {}, 2, ""),
+    ],
+)
+@pytest.mark.parametrize("brings_windows", [False, True])
+def test_a_loss_that_grows_with_the_accumulation_is_warned_of_once(
+    model: Any, given: dict[str, Any], accumulation: int, advice: str, brings_windows: bool
+) -> None:
+    rows = vector_rows(16)
+    data = TrainerDataModule(rows, args={"per_device_train_batch_size": 2}) if brings_windows else loader(rows, 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitted(module_of(model(), **{"args": SGD, **given}), data, accumulate_grad_batches=accumulation, max_epochs=2)
+    found = [str(one.message) for one in caught if "times its mean" in str(one.message)]
+    assert len(found) == bool(advice) and all(advice in one and "about 2 times" in one for one in found)
 
 
 def test_a_window_without_any_label_leaves_gradients_of_zero() -> None:

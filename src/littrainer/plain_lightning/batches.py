@@ -76,8 +76,8 @@ class TrainingBatches:
         self._length_before_end: float | None = None
         # The places at which the windows that were drawn last begin, by their micro-batches.
         self._window_starts: dict[int, PlaceInData] = {}
-        # The micro-batches that were handed out last, without their inputs, by their places in the epoch.
-        self._handed_out: dict[int, MicroBatch] = {}
+        # Where the batches that were handed out last, by their `batch_idx`, stand in windows whose items are counted.
+        self.handed_out: dict[int, MicroBatch] = {}
 
     def __len__(self) -> int:
         # What is read of an epoch may be less, as Lightning's limits say; it asks for the length to find that out.
@@ -106,14 +106,6 @@ class TrainingBatches:
         """Those of an epoch, as far as Lightning's limits let it come; a number out of reach where nobody knows."""
         known = len(self) if has_length(self) else sys.maxsize
         return int(min(known, self.lightning_trainer.num_training_batches))
-
-    def window_at(self, batch_idx: int) -> MicroBatch | None:
-        """Where a batch that was just handed out stands in its window, and the window's items; None if none counts.
-
-        Parameters:
-            batch_idx: number of the batch in its epoch, from 0.
-        """
-        return self._handed_out.get(batch_idx)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: Lightning asks for it to see that reading can be resumed; the data module keeps the place."""
@@ -328,7 +320,7 @@ class TrainingBatches:
         windows.start_epoch(self._epoch)
         self._window_starts = {} if place is None else {place.micro_batches: place}
         if place is not None:
-            restore = place.restore_for_reading if place.micro_batches else _nothing
+            restore = place.restore_for_reading if place.micro_batches else lambda: None
             windows.resume_at(ResumePoint(place.micro_batches, place.data, restore))
         for micro_batch in windows:
             is_last = micro_batch.is_last_drawn and self.progress.data_has_ended
@@ -338,8 +330,8 @@ class TrainingBatches:
             handed_out = windows.micro_batches_seen
             if self.count_items is not None:
                 # Lightning may read one batch ahead.
-                latest = list(self._handed_out.items())[-1:]
-                self._handed_out = {**dict(latest), handed_out - 1: replace(micro_batch, inputs=None)}
+                latest = list(self.handed_out.items())[-1:]
+                self.handed_out = {**dict(latest), handed_out - 1: replace(micro_batch, inputs=None)}
             yield micro_batch.inputs
             if self._is_read_ahead:
                 self._note_end_of_step_before(handed_out - 1, place)
@@ -429,10 +421,6 @@ class _AnnouncedEpochs:
     def set_epoch(self, epoch: int) -> None:
         """An epoch comes next. Which one the data is at is counted where it is read."""
         self._batches.announce_epoch()
-
-
-def _nothing() -> None:
-    pass
 
 
 class EvaluationBatches:

@@ -62,7 +62,7 @@ class TrainerDataModule(pl.LightningDataModule):
         model: the columns that its forward does not take are left out; by default the LightningModule's `model`.
         predict_dataset: for `predict`.
         windows: draw the micro-batches of an optimizer step together, so that its label tokens are known before its
-            first forward pass (`trainer.train_dataloader.window_at(batch_idx)`); by default for modules that count
+            first forward pass (`trainer.train_dataloader.handed_out[batch_idx]`); by default for modules that count
             them, as `TransformersModule` does.
 
     A subclass may make its datasets in `setup`, and calls `super().setup(stage)` then. Each process is handed its part
@@ -131,7 +131,9 @@ class TrainerDataModule(pl.LightningDataModule):
                 check_not_empty(dataset, description)
         vars(self).pop("val_dataloader", None)
         if stage == TrainerFn.FITTING:
-            self._forget_earlier_fit()
+            self._training_batches = None
+            # A fit that failed before it read anything has left the place of its checkpoint.
+            self._loaded_state = None if self._is_loaded_by_fit else self._loaded_state
         if stage == TrainerFn.FITTING and self.eval_dataset is None:
             self._say_that_nothing_is_validated()
 
@@ -144,12 +146,6 @@ class TrainerDataModule(pl.LightningDataModule):
                 return []
 
             vars(self)["val_dataloader"] = no_loaders
-
-    def _forget_earlier_fit(self) -> None:
-        # One that failed before it read anything has left the place of its checkpoint.
-        if self._is_loaded_by_fit:
-            self._loaded_state = None
-        self._training_batches = None
 
     def _dataset(self, name: str, what_for: str) -> Any:
         dataset = getattr(self, name)

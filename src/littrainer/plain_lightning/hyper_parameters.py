@@ -12,6 +12,7 @@ from torch import nn
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.plain_lightning.model_source import description_of
 from littrainer.plain_lightning.module_arguments import changed_arguments
+from littrainer.plain_lightning.optimization import steps_of_training
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -75,7 +76,7 @@ def mark_of(trainer: pl.Trainer, hyper_parameters: dict[str, Any]) -> dict[str, 
     """
     batches = trainer.num_training_batches
     # One that has only evaluated would load training data to tell.
-    steps = math.inf if trainer.train_dataloader is None else trainer.estimated_stepping_batches
+    steps = math.inf if trainer.train_dataloader is None else steps_of_training(trainer)
     return {
         "version": VERSION,
         "batches_per_epoch": batches if math.isfinite(batches) else None,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 
@@ -39,7 +38,7 @@ def split_model(model: nn.Module, strategy: Any, args: Any) -> int:
         from littrainer.strategies.sharded import shard
 
         check_same_model(model)
-        shard(model, plan_of(args), mesh[DATA], _device(strategy))
+        shard(model, plan_of(args), mesh[DATA], strategy.root_device)
     return together
 
 
@@ -53,7 +52,3 @@ def plan_of(args: Any) -> Any:
     asking = copy.copy(args)
     asking.fsdp, asking.fsdp_config = True, args.fsdp_config or {"version": 2}
     return sharding_plan(asking)
-
-
-def _device(strategy: Any) -> torch.device:
-    return strategy.root_device
