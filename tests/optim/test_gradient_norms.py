@@ -79,9 +79,9 @@ def test_norms_of_offloaded_gradients_are_put_together_where_the_processes_are_c
         spec = DTensorSpec(init_device_mesh("cpu", (2,)), (Shard(0),), TensorMeta(torch.Size([4]), (1,), torch.float32))
         with FakeTensorMode() as mode, Noting():
             shards = [FakeTensor(mode, torch.empty(2, device="meta"), torch.device("cuda")) for _ in range(4)]
-            first, second, *gradients = [DTensor(local, spec, requires_grad=False) for local in shards]
-            first.grad, second.grad = gradients
-            assert clip_by_norm([first, second], float("inf"), norm_type).device.type == "cpu"
+            parts: list[Any] = [DTensor(local, spec, requires_grad=False) for local in shards]
+            parts[0].grad, parts[1].grad = parts[2:]
+            assert clip_by_norm(parts[:2], float("inf"), norm_type).device.type == "cpu"
     finally:
         dist.destroy_process_group()
     assert exchanged == ["cpu"]

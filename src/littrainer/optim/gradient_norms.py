@@ -68,5 +68,7 @@ def _norm_of(parameters: list[nn.Parameter], norm_type: float) -> torch.Tensor:
 
     # Offloaded gradients lie on the host, where the processes may have nothing to talk through.
     norms: list[Any] = [torch.linalg.vector_norm(one, norm_type) for one in gradients]
-    moved = [DTensor.from_local(norm.to_local().to(mesh.device_type), mesh, norm.placements) for norm in norms]
+    moved: list[Any] = [
+        DTensor.from_local(norm.to_local().to(mesh.device_type), mesh, norm.placements) for norm in norms
+    ]
     return whole_tensor(torch.linalg.vector_norm(torch.stack(moved), norm_type))

@@ -84,12 +84,12 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:
         trained[index].grad = torch.zeros_like(trained[index])
     waiting = [dist.all_reduce(found, dist.ReduceOp.MAX, group=group, async_op=True)]
     for parameter in trained:
-        gradient = getattr(parameter.grad, "_local_tensor", parameter.grad)
+        gradient: Any = getattr(parameter.grad, "_local_tensor", parameter.grad)
         gradient /= dist.get_world_size(group)
         waiting.append(dist.all_reduce(gradient, group=group, async_op=True))
     for work in waiting:
         work.wait()
     # Only who has left one out reads whether all have, since that waits for the device.
-    for index in left_out:
-        if not found[index]:
+    for index, is_found in enumerate(found.tolist() if left_out else ()):
+        if not is_found:
             trained[index].grad = None
