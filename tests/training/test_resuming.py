@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from littrainer import EarlyStoppingCallback, Trainer, TrainerCallback
+from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.names import RESUME_RECORD_NAME, TRAINER_STATE_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.training.resuming import read_resume_record
@@ -230,28 +230,6 @@ def test_callbacks_of_lightnings_kind_go_on_from_their_states(tmp_path: Path) ->
     counting = CountingCallback()
     resumed(tmp_path, checkpoint, given={"callbacks": [counting]})
     assert counting.batches == 3 + 7
-
-
-def test_restored_callbacks_stay_where_they_stand_in_the_list(tmp_path: Path) -> None:
-    def given() -> dict[str, Any]:
-        return {"callbacks": [EarlyStoppingCallback(early_stopping_patience=20), TrainerCallback()], **falling()}
-
-    checkpoint = broken_off(tmp_path, 3, given=given(), **BEST)
-    trainer = quiet_trainer(
-        tmp_path,
-        rows=18,
-        num_train_epochs=2,
-        given=given(),
-        restore_callback_states_from_checkpoint=True,
-        **SAVING,
-        **BEST,
-    )
-    names = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
-    trainer.train(resume_from_checkpoint=checkpoint)
-    assert [type(callback).__name__ for callback in trainer.callback_handler.callbacks] == names
-    stopping = next(c for c in trainer.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback))
-    # The values fall from 9 before the break, and anew after it: two evaluations did not improve, nor did seven.
-    assert stopping.early_stopping_patience_counter == 2 + 7
 
 
 def test_an_evaluation_of_the_epoch_that_the_checkpoint_was_written_in_is_made_after_a_resume(tmp_path: Path) -> None:
