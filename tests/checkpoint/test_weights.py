@@ -475,7 +475,9 @@ def test_outside_of_a_resume_differing_names_are_logged_and_the_rest_is_loaded(
     assert "no weights for head.bias; the model does not have surplus" in caplog.text
 
 
-def test_frozen_weights_and_buffers_that_are_left_out_are_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_frozen_weights_and_buffers_that_are_left_out_are_only_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     saved, model = VectorClassifier(), VectorClassifier()
     model.inner.requires_grad_(False)
     model.register_buffer("added_since", torch.ones(1))

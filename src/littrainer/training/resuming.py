@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.lightning_states import additions_of_lightning_callbacks, states_of_lightning_callbacks
+from littrainer.checkpoint.manifest import MANIFEST_NAME
 from littrainer.checkpoint.names import RESUME_RECORD_NAME, resume_record_name
 from littrainer.checkpoint.reader import processes_that_wrote
-from littrainer.checkpoint.resealing import COMMAND
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.training.accumulation_schedule import accumulation_schedule
 
@@ -136,7 +136,7 @@ def _read(folder: Path, name: str) -> dict[str, Any] | None:
     if version != RECORD_VERSION:
         raise ValueError(
             f"{path} has version {version!r}, and this littrainer reads version {RECORD_VERSION}. Use the littrainer "
-            f"that wrote it, or delete it and run {COMMAND} {folder} to resume as transformers does."
+            f"that wrote it, or delete it and {MANIFEST_NAME} to resume as transformers does."
         )
     assert isinstance(record, dict)
     return record
