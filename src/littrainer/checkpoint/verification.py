@@ -83,7 +83,11 @@ def damage_in(folder: Path, needed: Iterable[str] = ()) -> list[str]:
 
 
 def edits_in(folder: Path) -> list[str]:
-    """What somebody has changed, added or removed since a checkpoint was written; empty where there is no manifest."""
+    """What somebody has changed, added or removed since a checkpoint was written; empty where there is no manifest.
+
+    Parameters:
+        folder: the checkpoint's folder.
+    """
     return list(_inspected(Path(folder), ()).edits)
 
 
@@ -121,10 +125,10 @@ def _inspect(folder: Path, present: set[str], needed: tuple[str, ...]) -> Findin
     except DamagedManifest as error:
         return Findings([*damage, f"{error}."], [])
     if manifest is None:
-        found, edits = _damage_by_format(folder, present), []
+        found = Findings(_damage_by_format(folder, present), [])
     else:
-        found, edits = _compare(folder, manifest, present)
-    return Findings([*damage, *(sentence for sentence in found if sentence not in damage)], edits)
+        found = _compare(folder, manifest, present)
+    return Findings([*damage, *(sentence for sentence in found.damage if sentence not in damage)], found.edits)
 
 
 def _compare(folder: Path, manifest: Manifest, present: set[str]) -> Findings:
