@@ -9,6 +9,7 @@ from torch import nn
 
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.ecosystem import is_a
+from littrainer.mixed_precision import FORWARD_TYPES
 
 DATA, TENSOR = "data_parallel", "tensor_parallel"
 
@@ -38,7 +39,8 @@ def split_model(model: nn.Module, strategy: Any, args: Any) -> int:
         from littrainer.strategies.sharded import shard
 
         check_same_model(model)
-        shard(model, plan_of(args), mesh[DATA], strategy.root_device)
+        computes_in = FORWARD_TYPES.get(strategy.precision_plugin.precision)
+        shard(model, plan_of(args), mesh[DATA], strategy.root_device, computes_in)
     return together
 
 
