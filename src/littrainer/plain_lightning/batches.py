@@ -76,7 +76,7 @@ class TrainingBatches:
         self._length_before_end: float | None = None
         # The places at which the windows that were drawn last begin, by their micro-batches.
         self._window_starts: dict[int, PlaceInData] = {}
-        # Where the batches that were handed out last, by their `batch_idx`, stand in windows whose items are counted.
+        # Where the batches handed out last (Lightning may read one ahead), by `batch_idx`, stand in windows with items.
         self.handed_out: dict[int, MicroBatch] = {}
 
     def __len__(self) -> int:
@@ -329,7 +329,6 @@ class TrainingBatches:
                 self._let_lightning_end_epochs_after(windows.micro_batches_seen)
             handed_out = windows.micro_batches_seen
             if self.count_items is not None:
-                # Lightning may read one batch ahead.
                 latest = list(self.handed_out.items())[-1:]
                 self.handed_out = {**dict(latest), handed_out - 1: replace(micro_batch, inputs=None)}
             yield micro_batch.inputs

@@ -126,7 +126,9 @@ class TrainerDataModule(pl.LightningDataModule):
             TypeError: a DataLoader stands where a dataset belongs.
         """
         for name, method in LOADERS.items():
-            for description, dataset in _by_description(name, getattr(self, name)).items():
+            given = getattr(self, name)
+            named = {f"{name} {key!r}": one for key, one in given.items()} if isinstance(given, dict) else {name: given}
+            for description, dataset in () if given is None else named.items():
                 check_is_dataset(dataset, description, method)
                 check_not_empty(dataset, description)
         vars(self).pop("val_dataloader", None)
@@ -338,10 +340,3 @@ class TrainerDataModule(pl.LightningDataModule):
         places, rank = places_in(state), 0 if self.trainer is None else self.trainer.global_rank
         # One that was not there then reads where the first one did.
         return places[rank] if rank < len(places) else replace(places[0], data=None, random=None)
-
-
-def _by_description(name: str, dataset: Any) -> dict[str, Any]:
-    """A dataset, or the datasets of a dict, by how errors call it; nothing where there is none."""
-    if isinstance(dataset, dict):
-        return {f"{name} {key!r}": one for key, one in dataset.items()}
-    return {} if dataset is None else {name: dataset}
