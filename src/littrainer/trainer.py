@@ -159,6 +159,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self.place_model_on_device = self._moves_model_itself()
         if self.place_model_on_device:
             self._move_model_to_device(self.model, args.device)
+        args._warn_of_idle_gpus()
         self.model_wrapped: Any = self.model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
