@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from littrainer.cli import main
 from littrainer.commands import run
 from littrainer.commands.run import _wait_for
 from littrainer.processes.launcher import Launch
 from tests.compat.processes import environment, run_python
-from tests.processes.launchers import set_only
+from tests.processes.launchers import see_gpus, set_only
 
 REPORT = """
 import json, os, pickle, sys
@@ -322,12 +321,13 @@ def test_wrong_options_for_several_processes_are_answered_in_one_line(
     assert words in complaint_of(["run", *options, str(tmp_path / "script.py")], capsys)
 
 
-def see_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Let the command see as many GPUs."""
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the machine have a GPU's driver."""
     monkeypatch.setattr(run, "DRIVERS", (os.devnull,))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
 
+@pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize(
     ("arguments", "gpus", "variables"),
     [
@@ -359,6 +359,7 @@ def test_one_process_runs_the_script_where_one_is_enough_or_a_launcher_has_start
     assert became[0].get("RANK") == variables.get("RANK")
 
 
+@pytest.mark.usefixtures("driver")
 def test_more_devices_than_there_are_gpus_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,6 +397,7 @@ def test_processes_are_not_started_by_two_launchers(
     assert "was started by a launcher" in complaint_of(["run", "--devices", "2", str(tmp_path / "script.py")], capsys)
 
 
+@pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize(
     ("options", "gpus", "devices"),
     [

@@ -114,6 +114,14 @@ class ProcessFacts(ArgumentFields):
             )
         return index
 
+    @property
+    def _visible_devices(self) -> int:
+        """How many of the devices of this node's processes this process sees: all of them, or its own GPU alone."""
+        import torch
+
+        count = self.local_world_size
+        return min(count, torch.cuda.device_count()) if self.device.type == "cuda" else count
+
     def _warn_of_idle_gpus(self) -> None:
         """Say once how to train on all GPUs, if no launcher has started this process and it uses one of several."""
         if self.device.type == "cuda" and not environment.is_launched():
