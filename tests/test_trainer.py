@@ -133,7 +133,7 @@ def test_a_model_with_a_device_map_is_placed_as_transformers_places_it_and_one_t
         facts.append((trainer.is_model_parallel, trainer.place_model_on_device, args.n_gpu, args.parallel_mode.value))
     assert facts[0] == facts[1]
     moves: list[Any] = []
-    model.to = lambda *given, **keywords: moves.append((given, keywords)) or model
+    model.to = lambda *given, **keywords: moves.append((given, keywords))
     trainer.evaluate()
     trainer.train()
     trainer.predict(trainer.eval_dataset)

@@ -10,7 +10,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 
 from littrainer.strategies.data_parallel import ResidentDDPStrategy
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
-from tests.scenarios.models import VectorClassifier
+from tests.scenarios.models import FEATURES, VectorClassifier
 
 # Stands for a GPU: what is moved there loses its values.
 GPU = torch.device("meta")
@@ -50,7 +50,7 @@ def test_a_model_that_a_device_map_has_spread_is_not_moved(
 def test_states_of_an_optimizer_stay_with_the_parameters_of_a_model_that_is_spread() -> None:
     module = Module(hf_device_map={"inner": 0, "head": 1})
     optimizer = torch.optim.AdamW(module.parameters())
-    sum(parameter.sum() for parameter in module.parameters()).backward()
+    module.model(torch.ones(1, FEATURES), torch.zeros(1, dtype=torch.long))["loss"].backward()
     optimizer.step()
     strategy: Any = ResidentSingleDeviceStrategy(GPU, accelerator=CPUAccelerator())
     strategy.connect(module)
