@@ -126,9 +126,21 @@ def clear_gradients(model: Any) -> None:
 
 
 def move_to(model: Any, device: torch.device) -> None:
-    """Put a model on a device by its `to()`, which is not called where all of a model that has torch's is there."""
-    if not (_moves_as_torch_does(model) and is_on(model, device)):
+    """Put a model on a device by its `to()`, unless it stays in place, or all of a model that has torch's is there."""
+    if not stays_in_place(model) and not (_moves_as_torch_does(model) and is_on(model, device)):
         model.to(device)
+
+
+def stays_in_place(model: nn.Module) -> bool:
+    """Return whether a model must not be moved: a device map has spread it, or bitsandbytes has quantized it."""
+    return is_spread(model) or any(
+        vars(module).get("quantization_method") == "bitsandbytes" for module in modules_of(model)
+    )
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Return whether a device map has put parts of a model, or of a module in it, on several devices or on disk."""
+    return any(len(vars(module).get("hf_device_map") or ()) > 1 for module in modules_of(model))
 
 
 def _moves_as_torch_does(model: Any) -> bool:

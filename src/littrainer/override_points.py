@@ -34,7 +34,7 @@ from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_tha
 from littrainer.ecosystem import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.hub import pushing
-from littrainer.model_walk import parameters_of, train_all
+from littrainer.model_walk import move_to, parameters_of, train_all
 from littrainer.model_wrapping import is_own_wrapping, wrapped_model
 from littrainer.optim.gradient_norms import clip_by_norm, lie_on_several_meshes
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
@@ -421,7 +421,7 @@ class OverridePoints:
             )
 
     def _move_model_to_device(self: Any, model: nn.Module, device: torch.device) -> None:
-        model.to(device)
+        move_to(model, device)
 
     # ---- Hyperparameter search ---------------------------------------------------------------------------------------
 

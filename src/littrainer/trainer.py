@@ -156,9 +156,14 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self.model_init = model_init
         self.model = self.call_model_init() if model is None else model
         follow_model(args, self.model)
+        self.is_model_parallel = self._lies_elsewhere()
         self.place_model_on_device = self._moves_model_itself()
         if self.place_model_on_device:
             self._move_model_to_device(self.model, args.device)
+        if self.is_model_parallel:
+            args._n_gpu = 1
+        else:
+            args._warn_of_idle_gpus()
         self.model_wrapped: Any = self.model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
@@ -210,10 +215,16 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         """Refuse what contradicts itself, before anything is computed."""
         checks.check_construction(self)
 
+    def _lies_elsewhere(self) -> bool:
+        """Return whether a device map has put the model on several devices, or on another one than the arguments'."""
+        device_map: Any = getattr(self.model, "hf_device_map", None) or {}
+        devices = set(device_map.values()) - {"cpu", "disk"}
+        return len(devices) > 1 or any(torch.device(device) != self.args.device for device in devices)
+
     def _moves_model_itself(self) -> bool:
         # A model that evaluations cast as a whole moves when it is cast or trained; DeepSpeed's engine moves its own.
-        is_placed_by_engine = self.is_deepspeed_enabled or self.is_fsdp_enabled
-        moves_now = not (self.args.bf16_full_eval or self.args.fp16_full_eval or is_placed_by_engine)
+        is_placed_elsewhere = self.is_model_parallel or self.is_deepspeed_enabled or self.is_fsdp_enabled
+        moves_now = not (self.args.bf16_full_eval or self.args.fp16_full_eval or is_placed_elsewhere)
         return moves_now if self.args.place_model_on_device is None else self.args.place_model_on_device
 
     def _read_model_facts(self) -> None:
@@ -238,7 +249,6 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self.preemption = Preemption()
         self.update_guard = UpdateGuard()
         self.background_saves: BackgroundSaves | None = None
-        self.is_model_parallel = False
         # What a hyperparameter search goes by; the trial and objective at hand, or of the last training.
         self.hp_space: Any = None
         self.hp_name: Any = None

@@ -189,12 +189,14 @@ def build_record(
     states = {name: value for name, value in documents.items() if name.endswith("trainer_state.json")}
     engine = getattr(trainer, "lightning_trainer", None)
     module = getattr(engine, "lightning_module", None)
+    # Those that are offloaded have no values, except in checkpoints.
+    weights = trainer.model.state_dict()
     return Record(
         automatic_optimization=getattr(module, "automatic_optimization", None),
         log_history=plain(trainer.state.log_history),
         log_keys=[list(entry) for entry in trainer.state.log_history],
         outputs=[output_value(output) for output in outputs],
-        weights={name: plain(value) for name, value in trainer.model.state_dict().items()},
+        weights={name: plain(value) for name, value in weights.items() if not getattr(value, "is_meta", False)},
         random_state=generators,
         state=trainer_state(trainer),
         events=watcher.events,

@@ -47,7 +47,7 @@ class TransformersModule(pl.LightningModule):
         model: the module to train, whose forward returns the loss under `"loss"` or as first element of a tuple; a name
             or folder for `from_pretrained`; or a function that makes the model, called in `configure_model`.
         args: training arguments, or a dict of them. Those about the model's training count; what the lightning.Trainer
-            decides instead is told once. In a program with several GPUs give a dict: TrainingArguments start processes.
+            decides instead is told once.
         model_class: the class of a model that is loaded by name, such as "AutoModelForSequenceClassification".
         compute_metrics: takes an `EvalPrediction`, returns a dict of metrics; or torchmetrics metrics, updated batch by
             batch.

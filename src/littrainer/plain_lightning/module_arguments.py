@@ -19,7 +19,7 @@ from littrainer.errors.notes import kind_of
 class ModuleArguments(Seq2SeqTrainingArguments):
     """Training arguments that leave processes, devices, and when to evaluate and to save, to Lightning.
 
-    TrainingArguments start a process for each GPU, or meet those that a launcher has started.
+    TrainingArguments connect with the processes that a launcher has started.
 
     Raises:
         TypeError, ValueError, NotImplementedError: as TrainingArguments.

@@ -12,6 +12,7 @@ from littrainer.callbacks.lightning_callbacks import PACKAGES
 from littrainer.callbacks.state import is_exportable
 from littrainer.checkpoint.shards import is_sharded
 from littrainer.evaluation.side_effects import model_device
+from littrainer.model_walk import stays_in_place
 from littrainer.search.memory import OF_THE_HANDLER, release_memory
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class Found:
         self._states = [(each, copy.deepcopy(each.state())) for each in self._callbacks if is_exportable(each)]
         self._lightning_states = [(each, _state_of(each)) for each in self._lightning_callbacks]
         self.model = trainer.model
-        self.device = None if self.model is None or is_sharded(self.model) else model_device(self.model)
+        stays = self.model is None or is_sharded(self.model) or stays_in_place(self.model)
+        self.device = None if stays else model_device(self.model)
 
     def make_room(self) -> None:
         """Keep the model in the host's memory until the search is over."""

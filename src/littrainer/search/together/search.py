@@ -76,7 +76,7 @@ def refuse_side_by_side(trainer: Trainer, what: str) -> None:
         raise SearchMistake(
             f"{what} runs trials side by side, each in a process of its own, and here {size} processes train one model "
             f'together. Search with backend="optuna" and n_jobs=1, where the {size} processes train each '
-            "trial together, or start the script as one process (LITTRAINER_PROCESSES=1)."
+            "trial together, or start one process (`littrainer run --devices 1`)."
         )
 
 
