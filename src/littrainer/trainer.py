@@ -826,7 +826,8 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         if self.is_world_process_zero():
             reports.print_metrics(split, metrics)
 
-    def metrics_format(self, metrics: dict[str, Any]) -> dict[str, Any]:
+    @staticmethod
+    def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:
         """The metrics as `log_metrics` prints them.
 
         Parameters:

@@ -28,10 +28,6 @@ CLEARED_BY = {
 # What each event is given by keyword, read from the handler.
 OFFERED = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 read_offered = attrgetter(*OFFERED)
-# The argument that an event adds, which callers may also give by position.
-PAYLOAD = {"on_evaluate": "metrics", "on_predict": "metrics", "on_log": "logs"}
-
-
 # An event of the handler: args, state, control and what the event adds; returns the control to go on with.
 Event = Callable[..., TrainerControl]
 
@@ -54,10 +50,7 @@ class CallbackHandler(TrainerCallback):
     on_optimizer_step: Event
     on_substep_end: Event
     on_step_end: Event
-    on_evaluate: Event
-    on_predict: Event
     on_save: Event
-    on_log: Event
     on_prediction_step: Event
     on_push_begin: Event
 
@@ -117,6 +110,26 @@ class CallbackHandler(TrainerCallback):
         """The class names of the callbacks, one on each line."""
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
+    def on_evaluate(
+        self, args: Any, state: Any, control: TrainerControl, metrics: dict[str, float], **kwargs: Any
+    ) -> TrainerControl:
+        """Call `on_evaluate` on the callbacks."""
+        _clear_switches(control, "on_evaluate")
+        return self.call_event("on_evaluate", args, state, control, metrics=metrics, **kwargs)
+
+    def on_predict(
+        self, args: Any, state: Any, control: TrainerControl, metrics: dict[str, float], **kwargs: Any
+    ) -> TrainerControl:
+        """Call `on_predict` on the callbacks."""
+        return self.call_event("on_predict", args, state, control, metrics=metrics, **kwargs)
+
+    def on_log(
+        self, args: Any, state: Any, control: TrainerControl, logs: dict[str, float], **kwargs: Any
+    ) -> TrainerControl:
+        """Call `on_log` on the callbacks."""
+        _clear_switches(control, "on_log")
+        return self.call_event("on_log", args, state, control, logs=logs, **kwargs)
+
     def call_event(self, event: str, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         """Call one event on each callback that overrides it, and return the control to go on with.
 
@@ -157,18 +170,15 @@ def _say_where(error: Exception, callback: Any, event: str, state: Any) -> None:
         add_note(error, f"Events are called with further keywords: def {event}(self, args, state, control, **kwargs).")
 
 
-def _forwarded_event(name: str) -> Any:
-    cleared = CLEARED_BY.get(name, ())
-    payload = PAYLOAD.get(name)
+def _clear_switches(control: TrainerControl, event: str) -> None:
+    for switch in CLEARED_BY.get(event, ()):
+        if getattr(control, switch):
+            setattr(control, switch, False)
 
-    def event(
-        self: CallbackHandler, args: Any, state: Any, control: TrainerControl, *extra: Any, **kwargs: Any
-    ) -> TrainerControl:
-        for switch in cleared:
-            if getattr(control, switch):
-                setattr(control, switch, False)
-        if payload is not None and extra:
-            kwargs[payload] = extra[0]
+
+def _forwarded_event(name: str) -> Any:
+    def event(self: CallbackHandler, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        _clear_switches(control, name)
         return self.call_event(name, args, state, control, **kwargs)
 
     event.__name__ = name
@@ -178,4 +188,5 @@ def _forwarded_event(name: str) -> Any:
 
 
 for _name in EVENTS:
-    setattr(CallbackHandler, _name, _forwarded_event(_name))
+    if _name not in vars(CallbackHandler):
+        setattr(CallbackHandler, _name, _forwarded_event(_name))
