@@ -200,7 +200,8 @@ def _carry_over(earlier: Path, folder: Path) -> None:
         return
     if manifest is None and (earlier / TRAINER_STATE_NAME).exists():
         return
-    outdated = {} if manifest is None else manifest.files
+    # transformers' CheckpointManager marks the folder so before it saves.
+    outdated = {"checkpoint-is-incomplete.txt", *({} if manifest is None else manifest.files)}
     for name in files_in(earlier):
         if name not in outdated and not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
