@@ -58,7 +58,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             raise EarlyStoppingError("EarlyStoppingCallback requires metric_for_best_model, which it watches: set it.")
         if args.eval_strategy == IntervalStrategy.NO:
             raise EarlyStoppingError(
-                "EarlyStoppingCallback requires IntervalStrategy of steps or epoch: set eval_strategy to one of them."
+                "EarlyStoppingCallback requires IntervalStrategy of steps or epoch in eval_strategy."
             )
         if not args.load_best_model_at_end:
             logger.warning(

@@ -142,8 +142,12 @@ class EvaluationPass:
         what = "prediction data" if self.is_prediction else "evaluation data"
         call = f"{self.description.lower()} with metric_key_prefix={self.prefix!r}"
         check_equal_lengths(self.dataloader, what, call)
+        logger.info(f"\n***** Running {self.description} *****")
         if has_length(self.dataloader):
-            logger.info("%s: %d examples.", self.description, trainer.num_examples(self.dataloader))
+            logger.info(f"  Num examples = {trainer.num_examples(self.dataloader)}")
+        else:
+            logger.info("  Num examples: Unknown")
+        logger.info(f"  Batch size = {trainer.args.eval_batch_size}")
         if self.streaming is not None:
             self.streaming.begin(trainer.args.device, partial(task_facts, trainer))
 
