@@ -113,7 +113,7 @@ class CallbackHandler(TrainerCallback):
         """The class names of the callbacks, one on each line."""
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
-    def on_evaluate(
+    def on_evaluate(  # type: ignore[override]
         self, args: Any, state: Any, control: TrainerControl, metrics: dict[str, float], **kwargs: Any
     ) -> TrainerControl:
         """Call `on_evaluate` on the callbacks."""
@@ -126,7 +126,7 @@ class CallbackHandler(TrainerCallback):
         """Call `on_predict` on the callbacks."""
         return self.call_event("on_predict", args, state, control, metrics=metrics, **kwargs)
 
-    def on_log(
+    def on_log(  # type: ignore[override]
         self, args: Any, state: Any, control: TrainerControl, logs: dict[str, float], **kwargs: Any
     ) -> TrainerControl:
         """Call `on_log` on the callbacks."""
