@@ -74,7 +74,6 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
     unfinished = final.parent / UNFINISHED_DIR
     staged = StagedCheckpoint(unfinished / final.name, final)
     for handler in logging.getLogger("transformers").handlers:
-        # The same one a second time is left out.
         handler.addFilter(name_final_folder)
     try:
         # Their room may be needed.

@@ -7,12 +7,13 @@ is short; the checkpoint says so, and a training that resumes from it makes up f
 
 from __future__ import annotations
 
-import importlib
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +38,14 @@ def listed_callbacks(trainer: Trainer) -> list[Any]:
 
     Its manager saves and stops if a script sets `is_checkpoint_requested`; the signals are `Preemption`'s.
     """
-    if not (trainer.args.enable_jit_checkpoint and is_installed()):
-        return []
-    names: Any = importlib.import_module("transformers.trainer_jit_checkpoint")
-    callback = names.JITCheckpointCallback()
-    callback.trainer, callback.jit_manager = trainer, names.CheckpointManager(trainer)
-    return [callback]
+    if trainer.args.enable_jit_checkpoint and is_installed() and "transformers" in sys.modules:
+        # transformers 4 does not have the module.
+        with suppress(ImportError):
+            names: Any = import_module("transformers.trainer_jit_checkpoint")
+            callback = names.JITCheckpointCallback()
+            callback.trainer, callback.jit_manager = trainer, names.CheckpointManager(trainer)
+            return [callback]
+    return []
 
 
 class EvaluationBrokenOff(BaseException):
