@@ -278,7 +278,7 @@ class OverridePoints:
         return self.args.world_size > 1 and lie_on_several_meshes(parameters_of(model))
 
     def _mixed_mesh_grad_norm(self: Any, model: nn.Module, max_norm: float) -> torch.Tensor:
-        return clip_by_norm(model.parameters(), max_norm, several_meshes=True)
+        return clip_by_norm(model.parameters(), max_norm)
 
     def _track_num_input_tokens(self: Any, inputs: Any) -> None:
         self.state.num_input_tokens_seen += self._tokens.count(self, inputs)

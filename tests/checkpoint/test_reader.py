@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.random_state import capture_random_states
@@ -22,6 +22,7 @@ from littrainer.checkpoint.reader import (
     load_scaler,
     read_state,
 )
+from littrainer.checkpoint.weights import write_weights
 from tests.checkpoint.malicious import Creates
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
@@ -142,16 +143,21 @@ def trained_checkpoint(folder: Path, **changes: Any) -> Path:
     return folder / "checkpoint-2"
 
 
-def test_the_refusal_of_an_edited_checkpoint_says_how_its_manifest_is_written_anew(tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_edited_and_is_complete_resumes_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = trained_checkpoint(tmp_path)
-    (folder / "scheduler.pt").write_bytes(b"edited")
-    command = f"python -m littrainer.checkpoint.manifest {folder}"
-    with pytest.raises(ValueError, match=re.escape(command)):
-        checkpoint_to_resume(str(folder), str(tmp_path))
-    (folder / "littrainer_manifest.json").unlink()
-    with pytest.raises(ValueError, match=r"scheduler\.pt is damaged") as caught:
-        checkpoint_to_resume(str(folder), str(tmp_path))
-    assert command not in str(caught.value)
+    model = VectorClassifier()
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    write_weights(model, folder, max_shard_size=250)
+    (folder / "notes.txt").touch()
+    state = json.loads((folder / "trainer_state.json").read_text())
+    (folder / "trainer_state.json").write_text(json.dumps({**state, "log_history": []}))
+    again = quiet_trainer(tmp_path, max_steps=2)
+    assert again.train(resume_from_checkpoint=True).global_step == 2
+    told = [record.getMessage() for record in caplog.records if "edited" in record.getMessage()]
+    assert len(told) == 1 and "trainer_state.json changed" in told[0] and "notes.txt added" in told[0]
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.model.state_dict().items())
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])

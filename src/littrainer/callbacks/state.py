@@ -36,7 +36,8 @@ class ExportableState:
             state: that dict, as it was read from trainer_state.json.
         """
         instance = cls(**state["args"])
-        vars(instance).update(state["attributes"])
+        for name, value in state["attributes"].items():
+            setattr(instance, name, value)
         return instance
 
 

@@ -20,7 +20,6 @@ from littrainer.checkpoint.layout import (
 )
 from littrainer.checkpoint.names import ENGINE_PARTS, OPTIMIZER_PARTS, RESUME_RECORD_NAME
 from littrainer.checkpoint.random_state import random_state_name, restore_random_states
-from littrainer.checkpoint.resealing import advice_after_editing
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.shards import is_by_name, numbered_for
 from littrainer.checkpoint.state_checks import (
@@ -29,7 +28,7 @@ from littrainer.checkpoint.state_checks import (
     scaler_differences,
     schedule_differences,
 )
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.verification import refuse_damage
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -108,12 +107,9 @@ def checkpoint_to_resume(
                 else "Resume from another checkpoint, or load its model with from_pretrained and start a new training."
             )
         )
-    damage = damage_in(folder)
-    if damage:
-        raise ValueError(
-            f"The checkpoint {folder} is damaged: {' '.join(damage)} Resume from another checkpoint, or give "
-            f"resume_from_checkpoint=True to take the newest intact one.{advice_after_editing(folder)}"
-        )
+    refuse_damage(
+        folder, "Resume from another checkpoint, or give resume_from_checkpoint=True to take the newest intact one."
+    )
     return folder
 
 

@@ -159,7 +159,11 @@ def _resume_record(trainer: Trainer) -> dict[str, Any]:
 
 def _note_exported_states(trainer: Trainer) -> None:
     callbacks = [*trainer.callback_handler.callbacks, trainer.control]
-    trainer.state.stateful_callbacks.update(exported_states(list(filter(is_exportable, callbacks))))
+    states = trainer.state.stateful_callbacks
+    for name, now in exported_states(list(filter(is_exportable, callbacks))).items():
+        # Where one class has several callbacks, each save adds their states to the list, as in transformers.
+        before = states.get(name)
+        states[name] = [*before, *(now if isinstance(now, list) else [now])] if isinstance(before, list) else now
 
 
 def collect_states(trainer: Trainer, optimizer_state: dict[str, Any] | None) -> CheckpointStates:

@@ -387,8 +387,6 @@ class TrainingRun:
         self.windows.count_optimizer_step()
         trainer.state.epoch = self.epoch + micro_batch.epoch_fraction
         trainer.update_guard.release()
-        if trainer.background_saves is not None:
-            trainer.background_saves.report()
         trainer.control = handler.on_step_end(trainer.args, trainer.state, trainer.control)
         # What is due at the end of the epoch belongs to its last step too, and follows at once.
         if micro_batch.epoch_fraction < 1:
@@ -422,8 +420,14 @@ class TrainingRun:
         self._log_save_evaluate()
 
     def _settle_flags(self, among: tuple[str, ...]) -> None:
+        saves = self.trainer.background_saves
+        is_written = saves is not None and saves.has_ended()
         if self._flags is not None:
-            self._flags.settle(self.trainer.control, among)
+            is_written = self._flags.settle(self.trainer.control, among, is_written)
+        if is_written and saves is not None and among is CONTROL_FLAGS:
+            # In all processes at once. Callbacks that hear of it may raise flags.
+            saves.wait()
+            self._settle_flags(among)
 
     def _log_save_evaluate(self) -> None:
         trainer = self.trainer
