@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 import logging
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,6 @@ def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 # ---- Construction -------------------------------------------------------------------------------------------------
-
-
-def test_the_constructor_takes_the_parameters_of_transformers_trainer_in_its_order() -> None:
-    theirs = list(inspect.signature(transformers.Trainer.__init__).parameters)
-    ours = list(inspect.signature(Trainer.__init__).parameters)
-    assert ours == [*theirs, "lightning"]
 
 
 def test_a_trainer_without_arguments_trains_into_a_folder_of_its_own(
@@ -399,14 +392,6 @@ def test_models_are_left_in_the_mode_and_without_gradients_as_transformers_leave
             modes.append((trainer.model.training, all(p.grad is None for p in trainer.model.parameters())))
         left.append(modes)
     assert left[0] == left[1]
-
-
-@pytest.mark.parametrize("method", ["train", "evaluate", "predict"])
-def test_names_of_our_methods_take_what_transformers_methods_take(method: str) -> None:
-    theirs = inspect.signature(getattr(transformers.Trainer, method)).parameters
-    ours = inspect.signature(getattr(Trainer, method)).parameters
-    assert list(ours) == list(theirs)
-    assert [p.default for p in ours.values()] == [p.default for p in theirs.values()]
 
 
 def test_the_tokenizer_is_the_processing_class_of_every_event(tmp_path: Path) -> None:

@@ -386,6 +386,7 @@ class OverridePoints:
 
     def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         folder, given = Path(resume_from_checkpoint), self.model if model is None else model
+        logger.info(f"Loading model from {resume_from_checkpoint}.")
         storage.storage_of(self).load_model(self, given, folder, to_resume=True, tell=self._issue_warnings_after_load)
 
     def _issue_warnings_after_load(self: Any, load_result: Any) -> None:

@@ -73,7 +73,7 @@ from littrainer.training.development_run import pushes_by_itself, trackers_repor
 from littrainer.training.label_smoothing import smoother_for
 from littrainer.training.memory_report import CONSTRUCTION, MemoryReport
 from littrainer.training.plan import plan_training
-from littrainer.training.preemption import Preemption
+from littrainer.training.preemption import Preemption, listed_callbacks
 from littrainer.training.tokens import InputTokenCounter
 
 if TYPE_CHECKING:
@@ -180,7 +180,8 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self.callback_handler = CallbackHandler(
             DEFAULT_CALLBACKS, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
-        for callback in [*trackers_for(trackers_reported_to(self)), *callbacks_in_list(callbacks)]:
+        by_arguments = [*trackers_for(trackers_reported_to(self)), *listed_callbacks(self)]
+        for callback in [*by_arguments, *callbacks_in_list(callbacks)]:
             # An override of add_callback hears of the callback that shows progress, and of what is added later.
             Trainer.add_callback(self, callback)
         if not brings_a_bar(self.lightning_callbacks, args):
@@ -836,7 +837,8 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         if self.is_world_process_zero():
             reports.print_metrics(split, metrics)
 
-    def metrics_format(self, metrics: dict[str, Any]) -> dict[str, Any]:
+    @staticmethod
+    def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:
         """The metrics as `log_metrics` prints them.
 
         Parameters:

@@ -119,23 +119,19 @@ class TrainerState:
     epoch: float = 0
     global_step: int = 0
     max_steps: int = 0
-    num_train_epochs: int = 0
-
     logging_steps: int = 500
     eval_steps: int = 500
     save_steps: int = 500
-
     train_batch_size: int | None = None
-    total_flos: float = 0
+    num_train_epochs: int = 0
     num_input_tokens_seen: int = 0
-    log_history: list[dict[str, float]] = field(default_factory=list)
-
+    total_flos: float = 0
+    log_history: list[dict[str, float]] = None  # type: ignore[assignment]
     best_metric: float | None = None
-    best_model_checkpoint: str | None = None
     best_global_step: int | None = None
-
-    is_world_process_zero: bool = True
+    best_model_checkpoint: str | None = None
     is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
     is_hyper_param_search: bool = False
     trial_name: str | None = None
     trial_params: dict[str, Any] | None = None

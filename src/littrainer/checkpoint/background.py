@@ -122,6 +122,7 @@ class BackgroundSaves:
         run_dir = trainer._get_output_dir(trial=trial)
         final = Path(run_dir) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
         note_best_checkpoint(trainer, run_dir)
+        logger.info(f"Saving model checkpoint to {final}")
         with contextlib.ExitStack() as stack:
             with filled_together(trainer, final, stack) as part:
                 weights, states = self._collected(part, run_dir)

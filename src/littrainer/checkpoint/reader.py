@@ -79,15 +79,16 @@ def checkpoint_to_resume(
         newest = get_last_checkpoint(output_dir, without) if Path(output_dir).is_dir() else None
         if newest is None:
             raise ValueError(
-                f"resume_from_checkpoint={resume_from_checkpoint}, but there is no intact checkpoint-<step> folder in "
-                f"{output_dir}. Start without resuming, or give the checkpoint's folder."
+                f"No valid checkpoint found in output directory ({output_dir}): resume_from_checkpoint="
+                f"{resume_from_checkpoint}, but there is no intact checkpoint-<step> folder. Start without resuming, "
+                "or give the checkpoint's folder."
             )
         given = newest
     folder = Path(str(given))
     if not folder.is_dir():
         told = str(given).lower() in ("true", "false")
         raise ValueError(
-            f"There is no checkpoint folder {folder} to resume from. "
+            f"Can't find a valid checkpoint at {folder}: there is no such folder. "
             + (
                 f"{given!r} is text: write {str(given).capitalize()} without quotes."
                 if told
@@ -98,7 +99,8 @@ def checkpoint_to_resume(
     if missing:
         within = next(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), None)
         raise ValueError(
-            f"The checkpoint {folder} cannot be resumed exactly: {', '.join(missing)} is missing. "
+            f"Can't find a valid checkpoint at {folder}: {', '.join(missing)} is missing, so it cannot be resumed "
+            "exactly. "
             + (
                 f"There are checkpoints in it: give one of these, such as {within}."
                 if within is not None

@@ -30,8 +30,17 @@ PART = ".process"
 _deletions: list[ThreadedWork] = []
 FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write failed")
 OF_OTHER_PROCESSES = re.compile(r"(rng_state|littrainer_resume)_[1-9]\d*\.pth?")
+IN_STAGING = re.compile(rf"{re.escape(UNFINISHED_DIR + os.sep)}|(?<=\d){re.escape(PART)}\d+")
 # What this package puts into the folder for unfinished ones; anything else there is left alone.
 OWN_ENTRY = re.compile(rf".+-\d+({re.escape(REPLACED)}|{re.escape(DELETED)}|{re.escape(PART)}\d+)?")
+
+
+def name_final_folder(record: logging.LogRecord) -> bool:
+    """Let a logged message name the final folder of a checkpoint instead of the one where it is written."""
+    text = record.getMessage()
+    if UNFINISHED_DIR in text:
+        record.msg, record.args = IN_STAGING.sub("", text), ()
+    return True
 
 
 class StagedCheckpoint:
@@ -64,6 +73,8 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
     """
     unfinished = final.parent / UNFINISHED_DIR
     staged = StagedCheckpoint(unfinished / final.name, final)
+    for handler in logging.getLogger("transformers").handlers:
+        handler.addFilter(name_final_folder)
     try:
         # Their room may be needed.
         wait_for_deletions()
@@ -200,7 +211,8 @@ def _carry_over(earlier: Path, folder: Path) -> None:
         return
     if manifest is None and (earlier / TRAINER_STATE_NAME).exists():
         return
-    outdated = {} if manifest is None else manifest.files
+    # transformers' CheckpointManager marks the folder so before it saves.
+    outdated = {"checkpoint-is-incomplete.txt", *({} if manifest is None else manifest.files)}
     for name in files_in(earlier):
         if name not in outdated and not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ from littrainer.checkpoint.names import RESUME_RECORD_NAME, resume_record_name
 from littrainer.checkpoint.places import place_of
 from littrainer.checkpoint.random_state import capture_random_states, random_state_name
 from littrainer.checkpoint.sealing import Seal, note_changes
+from littrainer.checkpoint.staging import name_final_folder
 from littrainer.checkpoint.summing import save_and_sum
 from littrainer.checkpoint.together import staged_together
 from littrainer.checkpoint.weights import write_weights
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+logger.addFilter(name_final_folder)
 
 
 def write_model(trainer: Trainer, output_dir: str, state_dict: dict[str, Any] | None = None) -> None:
@@ -40,6 +42,7 @@ def write_model(trainer: Trainer, output_dir: str, state_dict: dict[str, Any] | 
         output_dir: the folder, created where it does not exist.
         state_dict: weights to write; the model's own by default.
     """
+    logger.info(f"Saving model checkpoint to {output_dir}")
     write_weights(trainer.model, output_dir, state_dict, _max_shard_size(trainer))
     write_companions(trainer, output_dir)
 

@@ -142,8 +142,10 @@ class EvaluationPass:
         what = "prediction data" if self.is_prediction else "evaluation data"
         call = f"{self.description.lower()} with metric_key_prefix={self.prefix!r}"
         check_equal_lengths(self.dataloader, what, call)
-        if has_length(self.dataloader):
-            logger.info("%s: %d examples.", self.description, trainer.num_examples(self.dataloader))
+        logger.info(f"\n***** Running {self.description} *****")
+        has_number = has_length(self.dataloader)
+        logger.info(f"  Num examples{f' = {trainer.num_examples(self.dataloader)}' if has_number else ': Unknown'}")
+        logger.info(f"  Batch size = {trainer.args.eval_batch_size}")
         if self.streaming is not None:
             self.streaming.begin(trainer.args.device, partial(task_facts, trainer))
 

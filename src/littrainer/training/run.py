@@ -211,23 +211,29 @@ class TrainingRun:
         return 0 if self.is_finished else self.plan.num_train_epochs - self.first_epoch
 
     def announce(self) -> None:
-        """Log the length of the training (at level info)."""
-        args, plan = self.trainer.args, self.plan
-        trained = [parameter for parameter in parameters_of(self.trainer.model) if parameter.requires_grad]
-        facts = {
-            "examples": plan.num_examples,
-            "epochs": plan.num_train_epochs,
-            "micro-batch size per device": args.per_device_train_batch_size,
-            "samples per optimizer step": plan.total_train_batch_size,
-            "micro-batches per optimizer step": args.gradient_accumulation_steps,
-            "optimizer steps": plan.max_steps,
-            # One that DeepSpeed has sharded says how many numbers it has in whole.
-            "trainable parameters": sum([getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained]),
-        }
+        """Log the length of the training at level info, in the lines that transformers logs."""
+        trainer, args, plan = self.trainer, self.trainer.args, self.plan
+        trained = [parameter for parameter in parameters_of(trainer.model) if parameter.requires_grad]
+        # One that DeepSpeed has sharded says how many numbers it has in whole.
+        numbers = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
+        logger.info("***** Running training *****")
+        logger.info(f"  Num examples = {plan.num_examples:,}")
+        logger.info(f"  Num Epochs = {plan.num_train_epochs:,}")
+        logger.info(f"  Num update steps per epoch = {plan.optimizer_steps_per_epoch:,}")
+        logger.info(f"  Instantaneous batch size per device = {args.per_device_train_batch_size:,}")
+        batch_size = plan.total_train_batch_size
+        logger.info(f"  Total train batch size (w. parallel, distributed & accumulation) = {batch_size:,}")
+        logger.info(f"  Gradient Accumulation steps = {args.gradient_accumulation_steps}")
+        logger.info(f"  Total optimization steps = {plan.max_steps:,}")
+        logger.info(f"  Number of trainable parameters = {numbers:,}")
         if self.checkpoint is not None:
-            facts["resumed at optimizer step"] = self.trainer.state.global_step
-        for name, value in facts.items():
-            logger.info("training: %s = %s", name, f"{value:,}")
+            epochs, step = self.first_epoch, trainer.state.global_step
+            logger.info(f"  Resuming training from checkpoint with epoch {epochs} and global step {step}")
+            if not args.ignore_data_skip:
+                logger.info(
+                    f"  Fast-forwarding the dataloader past {epochs} epochs and {self._micro_batches_to_skip} batches "
+                    "to resume from the exact training state."
+                )
 
     def restore_lightning_callbacks(self) -> None:
         """Callbacks of Lightning's kind are set up, and training begins: give them what the checkpoint has for them."""
