@@ -1,4 +1,4 @@
-"""An end to waiting for a Hub that says nothing any more; its client by itself waits for ever."""
+"""An end to waiting for a Hub that says nothing any more; its client by itself waits for ever, again and again."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 # After which a connection on which nothing comes or goes is given up.
-LONGEST_SILENCE_SECONDS = 300.0
+LONGEST_SILENCE_SECONDS = 120.0
 KINDS_OF_SILENCE = ("connect", "read", "write", "pool")
 
 _lock = threading.Lock()
 _installing = threading.Lock()
 # Blocks that are open, in all threads.
 _blocks = 0
+
+
+class SilentHubError(ConnectionError):
+    """Nothing came or went for too long; the client, which tries again after a timeout of its own, passes this on."""
 
 
 @contextlib.contextmanager
@@ -39,10 +43,31 @@ class _MakesBoundClients:
 
     def __call__(self) -> Any:
         session = self.make()
-        hooks = session.event_hooks
-        if _bound not in hooks["request"]:
-            session.event_hooks = {**hooks, "request": [*hooks["request"], _bound]}
+        if not isinstance(session.send, _BoundSend):
+            session.send = _BoundSend(session.send)
         return session
+
+
+class _BoundSend:
+    """Sends a request as before; a request with a limit of its own keeps it."""
+
+    def __init__(self, send: Callable[..., Any]) -> None:
+        self.send = send
+
+    def __call__(self, request: Any, **keywords: Any) -> Any:
+        if not _blocks:
+            return self.send(request, **keywords)
+        given = request.extensions.get("timeout") or {}
+        unbound = [kind for kind in KINDS_OF_SILENCE if given.get(kind) is None]
+        bounds = dict.fromkeys(unbound, LONGEST_SILENCE_SECONDS)
+        request.extensions = {**request.extensions, "timeout": {**given, **bounds}}
+        try:
+            return self.send(request, **keywords)
+        except Exception as error:
+            # Of a release of httpx that is not known here.
+            if unbound and type(error).__name__.endswith("Timeout"):
+                raise SilentHubError(f"nothing came or went for {LONGEST_SILENCE_SECONDS:g} s") from error
+            raise
 
 
 def _install() -> None:
@@ -58,12 +83,3 @@ def _install() -> None:
         # It closes the session, which others may use: once, and again only where the script sets its own.
         if make is not None and not isinstance(make, _MakesBoundClients):
             set_client_factory(_MakesBoundClients(make))
-
-
-def _bound(request: Any) -> None:
-    if not _blocks:
-        return
-    given = request.extensions.get("timeout") or {}
-    # A request with a limit of its own keeps it.
-    limits = {kind: LONGEST_SILENCE_SECONDS if given.get(kind) is None else given[kind] for kind in KINDS_OF_SILENCE}
-    request.extensions = {**request.extensions, "timeout": limits}
