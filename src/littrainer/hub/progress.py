@@ -166,7 +166,7 @@ class PushInProgress(WorkInOrder):
         self.run(lambda: self._fail(failure))
 
     def finish(self) -> None:
-        """Wait for the pushes, and send once more what failed last, unless the Hub says nothing; a failure is a warning.
+        """Wait for the pushes, and send once more what failed last, unless the Hub is silent; a failure is a warning.
 
         What stays wanted is kept, for the next push or for `send_wanted`.
         """

@@ -77,6 +77,17 @@ def run_trial(
         release_memory(trainer)
 
 
+def is_of_search(trainer: Trainer, trial: Any) -> bool:
+    """Whether a training is a trial of a search."""
+    return trial is not None and trainer.hp_search_backend is not None
+
+
+def begin_trial(trainer: Trainer, trial: Any) -> None:
+    """Let a trial find the Trainer as the search did."""
+    if trainer._search is not None:
+        trainer._search.begin_trial(trainer, trial)
+
+
 def set_up_trial(trainer: Trainer, trial: Any) -> None:
     """Set the Trainer's arguments to the parameters of a trial; outside of a search only the trial is noted.
 
@@ -88,15 +99,16 @@ def set_up_trial(trainer: Trainer, trial: Any) -> None:
     trainer._trial = trial
     if trial is None:
         _follow_changes_since_search(trainer)
-    if trainer.hp_search_backend is None or trial is None:
+    if not is_of_search(trainer, trial):
         return
-    if trainer._search is not None:
-        trainer._search.begin_trial(trainer, trial)
     parameters = parameters_of(trainer, trial)
     if hasattr(trial, "space_is_asked"):
         # One of several processes.
         trial.space_is_asked(parameters)
+    before = dict(vars(trainer.args))
     changed = set_parameters(trainer, parameters)
+    if trainer._search is not None:
+        trainer._search.tell_of_differences(trainer.args, before, parameters)
     _tell_of_given_optimizer(trainer, parameters)
     logger.info("Trial with %s.", ", ".join(f"{name}={value!r}" for name, value in parameters.items()))
     follow_arguments(trainer, changed)

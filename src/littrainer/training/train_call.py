@@ -21,6 +21,7 @@ from littrainer.evaluation.results import TrainOutput
 from littrainer.hub.pushing import pushes_during_training
 from littrainer.interruptions import UpdateGuard
 from littrainer.processes.agreement import failing_together
+from littrainer.search.trial import begin_trial, is_of_search
 from littrainer.seeds import enable_full_determinism, set_seed
 from littrainer.tracking.trials import tell_trackers_of_trial
 from littrainer.training.batch_size_search import with_fitting_batch_size
@@ -50,7 +51,12 @@ def train(
         RuntimeError: another run writes its checkpoints there.
         NotImplementedError: an argument that is not supported was set after the arguments were made.
     """
-    # First of all, since it may set any argument: the seed that the model is made with, and the folder to claim.
+    if is_of_search(trainer, trial):
+        begin_trial(trainer, trial)
+        # Before the space is asked, as in transformers: a seeded sampler draws in the order in which it is asked, and the
+        # first weights come from the seed of the trial before.
+        _make_new_model(trainer, trial)
+    # It may set any argument, the folder to claim for one.
     trainer._hp_search_setup(trial)
     args = trainer.args
     check_before_training(trainer)
@@ -88,7 +94,7 @@ def _train_from(
     trainer.background_saves = BackgroundSaves.for_training(trainer)
     trainer.is_in_train = True
     try:
-        if trainer.model_init is not None:
+        if trainer.model_init is not None and not is_of_search(trainer, trial):
             _make_new_model(trainer, trial)
         with trainer.update_guard, trainer._memory.measuring("train"), model_prepared_for_training(trainer):
             if checkpoint is not None:
