@@ -84,15 +84,11 @@ class Found:
     def begin_trial(self, trainer: Trainer) -> list[str]:
         """Let a trial find what the search found: arguments and what follows from them, callbacks and their states.
 
-        The seed stays that of the trial before: as in transformers, the first weights come from it.
-
         Returns:
             the callbacks that were in another state.
         """
         changed = [f"{type(each).__name__}'s state" for each, state in self._states if differs(each.state(), state)]
-        seed = trainer.args.seed
         self._put_back_arguments(trainer)
-        trainer.args.seed = seed
         vars(trainer).update(self._attributes)
         trainer.state = copy.deepcopy(self._state)
         if self._callbacks_of_trials is None:

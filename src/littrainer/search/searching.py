@@ -87,7 +87,9 @@ class Search:
                 self._tell(f"{name} of a trial counts; transformers trains with that of the Trainer's construction.")
             with contextlib.suppress(TypeError, ValueError):
                 if old is not None and counts is not None and differs(counts, theirs := type(old)(value)):
-                    self._tell(f"{name} of a trial is {counts!r}; transformers makes it {theirs!r}, of the former type.")
+                    self._tell(
+                        f"{name} of a trial is {counts!r}; transformers makes it {theirs!r}, of the former type."
+                    )
 
     def _tell(self, difference: str) -> None:
         if difference not in self._told:

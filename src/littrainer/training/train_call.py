@@ -53,8 +53,7 @@ def train(
     """
     if is_of_search(trainer, trial):
         begin_trial(trainer, trial)
-        # Before the space is asked, as in transformers: a seeded sampler draws in the order in which it is asked, and the
-        # first weights come from the seed of the trial before.
+        # Before the space is asked, as in transformers: a seeded sampler draws in the order in which it is asked.
         _make_new_model(trainer, trial)
     # It may set any argument, the folder to claim for one.
     trainer._hp_search_setup(trial)
@@ -161,7 +160,8 @@ def _resume_batch_size(trainer: Trainer, checkpoint: Path) -> None:
 
 
 def _make_new_model(trainer: Trainer, trial: Any) -> None:
-    seed_everything(trainer.args)
+    args = trainer.args
+    seed_everything(args, args.seed if trial is not None else trainer._seed_for_model.get(args.seed))
     model = trainer.model = trainer.call_model_init(trainer._best_trial if trial is None else trial)
     trainer.optimizer = trainer.lr_scheduler = None
     trainer._parameters_without_embeddings = None
@@ -170,13 +170,18 @@ def _make_new_model(trainer: Trainer, trial: Any) -> None:
         trainer._read_model_facts()
         trainer._signature_columns = None
     if trainer.place_model_on_device:
-        trainer._move_model_to_device(model, trainer.args.device)
+        trainer._move_model_to_device(model, args.device)
     trainer.model_wrapped = model
 
 
-def seed_everything(args: TrainingArguments) -> None:
-    """Seed all generators with `args.seed`, deterministically where `full_determinism` asks for it."""
+def seed_everything(args: TrainingArguments, seed: int | None = None) -> None:
+    """Seed all generators, deterministically where `full_determinism` asks for it.
+
+    Parameters:
+        seed: by default `args.seed`.
+    """
+    seed = args.seed if seed is None else seed
     if args.full_determinism:
-        enable_full_determinism(args.seed)
+        enable_full_determinism(seed)
     else:
-        set_seed(args.seed)
+        set_seed(seed)
