@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,41 +36,6 @@ def silence_bounded() -> Iterator[None]:
             _blocks -= 1
 
 
-class _MakesBoundClients:
-    """Makes the client's sessions as before, each with a bound on its requests while a block is open."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.make = make
-
-    def __call__(self) -> Any:
-        session = self.make()
-        if not isinstance(session.send, _BoundSend):
-            session.send = _BoundSend(session.send)
-        return session
-
-
-class _BoundSend:
-    """Sends a request as before; a request with a limit of its own keeps it."""
-
-    def __init__(self, send: Callable[..., Any]) -> None:
-        self.send = send
-
-    def __call__(self, request: Any, **keywords: Any) -> Any:
-        if not _blocks:
-            return self.send(request, **keywords)
-        given = request.extensions.get("timeout") or {}
-        unbound = [kind for kind in KINDS_OF_SILENCE if given.get(kind) is None]
-        bounds = dict.fromkeys(unbound, LONGEST_SILENCE_SECONDS)
-        request.extensions = {**request.extensions, "timeout": {**given, **bounds}}
-        try:
-            return self.send(request, **keywords)
-        except Exception as error:
-            # Of a release of httpx that is not known here.
-            if unbound and type(error).__name__.endswith("Timeout"):
-                raise SilentHubError(f"nothing came or went for {LONGEST_SILENCE_SECONDS:g} s") from error
-            raise
-
-
 def _install() -> None:
     """Have all sessions made with the bound, also the one after an error of the network, which closes a session."""
     try:
@@ -81,5 +47,28 @@ def _install() -> None:
     with _installing:
         make: Any = getattr(_http, "_GLOBAL_CLIENT_FACTORY", None)
         # It closes the session, which others may use: once, and again only where the script sets its own.
-        if make is not None and not isinstance(make, _MakesBoundClients):
-            set_client_factory(_MakesBoundClients(make))
+        if make is not None and getattr(make, "func", None) is not _made_bound:
+            set_client_factory(functools.partial(_made_bound, make))
+
+
+def _made_bound(make: Callable[[], Any]) -> Any:
+    session = make()
+    if getattr(session.send, "func", None) is not _send:
+        session.send = functools.partial(_send, session.send)
+    return session
+
+
+def _send(send: Callable[..., Any], request: Any, **keywords: Any) -> Any:
+    """Send a request, while a block is open with a bound unless it has a limit of its own."""
+    given = request.extensions.get("timeout") or {}
+    bounds = {kind: LONGEST_SILENCE_SECONDS for kind in KINDS_OF_SILENCE if given.get(kind) is None}
+    if not (_blocks and bounds):
+        return send(request, **keywords)
+    request.extensions = {**request.extensions, "timeout": {**given, **bounds}}
+    try:
+        return send(request, **keywords)
+    except Exception as error:
+        # Which library of requests it is differs from release to release.
+        if type(error).__name__.endswith("Timeout"):
+            raise SilentHubError(f"nothing came or went for {LONGEST_SILENCE_SECONDS:g} s") from error
+        raise
