@@ -263,6 +263,9 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         # The arguments as a search left them: a training after it goes by what the script changes in them.
         self._arguments_after_search: dict[str, Any] | None = None
         self._best_trial: Any = None
+        # Trial -> the seed that its model was made with; and, for trainings after `apply_best`, seed -> the model's.
+        self._seeds_of_models: dict[str, int] = {}
+        self._seed_for_model: dict[int, int] = {}
         self.current_flos: float = 0
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.model_preparation_time: float | None = None

@@ -14,6 +14,7 @@ from littrainer.checkpoint.shards import is_sharded
 from littrainer.evaluation.side_effects import model_device
 from littrainer.model_walk import stays_in_place
 from littrainer.search.memory import OF_THE_HANDLER, release_memory
+from littrainer.search.trial_parameters import differs
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -82,8 +83,13 @@ class Found:
         if self.device is not None and self.device.type != "cpu":
             self.model.to("cpu")
 
-    def begin_trial(self, trainer: Trainer) -> None:
-        """Let a trial find what the search found: arguments and what follows from them, callbacks and their states."""
+    def begin_trial(self, trainer: Trainer) -> list[str]:
+        """Let a trial find what the search found: arguments and what follows from them, callbacks and their states.
+
+        Returns:
+            the callbacks that were in another state.
+        """
+        changed = [f"{type(each).__name__}'s state" for each, state in self._states if differs(each.state(), state)]
         self._put_back_arguments(trainer)
         vars(trainer).update(self._attributes)
         trainer.state = copy.deepcopy(self._state)
@@ -93,6 +99,7 @@ class Found:
         _put_back_callbacks(trainer, *self._callbacks_of_trials)
         self._put_back_states(trainer)
         trainer._eval_dataloaders = {}
+        return changed
 
     def put_back(self, trainer: Trainer) -> None:
         """Leave the Trainer as the search found it."""

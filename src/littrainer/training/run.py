@@ -475,7 +475,7 @@ class TrainingRun:
         trainer._total_loss_scalar += trainer._tr_loss.item()
         steps_done = state.global_step - trainer._initial_global_step
         train_loss = trainer._total_loss_scalar / max(steps_done, 0.001)
-        metrics = speed_metrics(
+        metrics: dict[str, Any] = speed_metrics(
             "train",
             start_time,
             num_samples=num_train_samples * steps_done / max(state.max_steps, 1),
@@ -491,7 +491,9 @@ class TrainingRun:
                 trainer._load_best_model()
         self._delete_all_but_best()
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, state, trainer.control)
-        finish_together(trainer)
+        not_pushed = finish_together(trainer)
+        if not_pushed is not None:
+            metrics["push_to_hub_error"] = not_pushed
         # One that came after the last step stops nothing here, and the script may want to know of it.
         trainer.preemption.agree()
         return TrainOutput(state.global_step, train_loss, metrics)

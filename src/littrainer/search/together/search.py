@@ -26,6 +26,7 @@ from littrainer.processes.agreement import (
 )
 from littrainer.search.failures import SearchMistake
 from littrainer.search.trial import run_trial
+from littrainer.search.trial_parameters import asked
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -138,7 +139,7 @@ class _Leader:
         led, facts = _led(trial)
         try:
             from_first(_Begun(facts))
-            value, own, outcomes = _settled(led, lambda: run_trial(self.trainer, led))
+            value, own, outcomes = _settled(led, lambda: self._run_here(led))
         except LostProcess as error:
             # A study may take this for a trial that failed, and go on to the next one.
             self.lost = error
@@ -153,6 +154,12 @@ class _Leader:
         finally:
             # Else the error holds this frame, and this frame the error.
             del own, decisive
+
+    def _run_here(self, trial: Any) -> Any:
+        if not isinstance(trial, dict):
+            # As in transformers, which draws for several processes before the model is made.
+            asked(self.trainer.hp_space, trial)
+        return run_trial(self.trainer, trial)
 
     def raise_if_lost(self) -> None:
         """Raise LostProcess where a process was lost in an earlier trial."""
