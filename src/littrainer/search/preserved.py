@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.callbacks.lightning_callbacks import PACKAGES
 from littrainer.callbacks.state import is_exportable
 from littrainer.checkpoint.shards import is_sharded
-from littrainer.evaluation.side_effects import model_device
+from littrainer.model_walk import model_device
 from littrainer.search.memory import OF_THE_HANDLER, release_memory
 
 if TYPE_CHECKING:
@@ -48,7 +48,6 @@ KEPT_ATTRIBUTES = (
     "current_flos",
     "_memory",
     "_model_is_prepared",
-    "_has_modes_of_training",
     "_tr_loss",
     "_total_loss_scalar",
     "_globalstep_last_logged",
