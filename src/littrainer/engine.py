@@ -28,7 +28,6 @@ from littrainer.ecosystem import known_classes
 from littrainer.errors.places import NotedBatches
 from littrainer.evaluation.batch_stream import BATCHES_PER_STRETCH, BatchStream
 from littrainer.interruptions import CarriedStopIteration, PythonInterruptions
-from littrainer.model_walk import train_all
 from littrainer.processes.last_words import naming_failed_processes
 from littrainer.quiet import quiet_lightning
 from littrainer.torchmetrics_on_demand import torchmetrics_on_demand
@@ -271,7 +270,6 @@ def fit(trainer: Trainer, run: TrainingRun) -> None:
     module = TrainerModule(trainer, run)
     trainer.lightning_module = module
     trainer.accelerator.module = module
-    train_all(module)
     try:
         with (
             quiet_lightning(),

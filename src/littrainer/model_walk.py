@@ -69,7 +69,14 @@ def eval_all(model: Any) -> None:
         found.append(module)
         if inner:
             pending.extend(inner.values())
-    put_back_modes([(module, False) for module in found])
+    for module in found:
+        if not module.training:
+            continue
+        if type(module).__setattr__ is nn.Module.__setattr__:
+            # torch's own looks for parameters first, and then does this.
+            object.__setattr__(module, "training", False)
+        else:
+            module.training = False
 
 
 def _has_plain_eval(model: Any) -> bool:
@@ -113,6 +120,12 @@ def parameters_of(model: Any) -> list[nn.Parameter]:
         if inner:
             pending.extend(reversed(inner.values()))
     return list(found.values())
+
+
+def model_device(model: nn.Module) -> torch.device | None:
+    """The device of a model's parameters; None where it has none, or has them on several."""
+    devices = {parameter.device for parameter in parameters_of(model)}
+    return devices.pop() if len(devices) == 1 else None
 
 
 def clear_gradients(model: Any) -> None:
@@ -184,15 +197,3 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
         if inner:
             pending.extend(reversed(inner.values()))
     return list(found.values())
-
-
-def put_back_modes(modes: list[tuple[nn.Module, bool]]) -> None:
-    """Let each module have the mode that is noted beside it, and leave what is in it alone."""
-    for module, is_training in modes:
-        if module.training is is_training:
-            continue
-        if type(module).__setattr__ is nn.Module.__setattr__:
-            # torch's own looks for parameters first, and then does this.
-            object.__setattr__(module, "training", is_training)
-        else:
-            module.training = is_training

@@ -51,7 +51,6 @@ from littrainer.evaluation.results import (
     TrainOutput,
     speed_metrics,
 )
-from littrainer.evaluation.side_effects import continue_random_draws, left_as_found
 from littrainer.hub import by_hand, repository
 from littrainer.hub.card.subject import Given, Texts, folder_of
 from littrainer.hub.card.writing import write_card
@@ -270,9 +269,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.model_preparation_time: float | None = None
         self._model_is_prepared = False
-        # Whether the model is in the mode that train() left it in, and not in one that its user chose.
-        self._has_modes_of_training = False
-        self._is_left_as_found = self._is_told_of_missing_result = False
+        self._is_told_of_missing_result = False
         self._signature_columns: list[str] | None = None
         self._dropped_columns: dict[str | None, DroppedColumns] = {}
         self._train_batch_size = self.args.train_batch_size
@@ -470,16 +467,12 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         Raises:
             ValueError: the data is missing, empty or of unknown length, or there is no such checkpoint.
         """
-        continue_random_draws()
-        try:
-            with (
-                ShortTraceback(),
-                naming_dropped_columns(self),
-                checkpoint_of_trainer(self, resume_from_checkpoint) as checkpoint,
-            ):
-                return train_call.train(self, checkpoint, trial, ignore_keys_for_eval)
-        finally:
-            self._has_modes_of_training = True
+        with (
+            ShortTraceback(),
+            naming_dropped_columns(self),
+            checkpoint_of_trainer(self, resume_from_checkpoint) as checkpoint,
+        ):
+            return train_call.train(self, checkpoint, trial, ignore_keys_for_eval)
 
     def training_step(
         self,
@@ -615,7 +608,6 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         with (
             ShortTraceback(),
             engine.validation_round(self),
-            left_as_found(self),
             naming_dropped_columns(self),
             self._memory.measuring("eval"),
         ):
@@ -651,7 +643,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         Raises:
             ValueError: the dataset is None or empty.
         """
-        with ShortTraceback(), left_as_found(self), naming_dropped_columns(self), self._memory.measuring("test"):
+        with ShortTraceback(), naming_dropped_columns(self), self._memory.measuring("test"):
             dataloader = self.get_test_dataloader(test_dataset)
             start_time = time.time()
             output = self.evaluation_loop(
@@ -685,7 +677,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         evaluation_pass = EvaluationPass(
             self, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
-        with engine.validation_round(self), left_as_found(self), self.accelerator.evaluating(dataloader):
+        with engine.validation_round(self), self.accelerator.evaluating(dataloader):
             evaluation_pass.begin()
             engine.evaluate(self, evaluation_pass)
             return evaluation_pass.finish()

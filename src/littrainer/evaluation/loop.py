@@ -29,7 +29,6 @@ from littrainer.evaluation.metrics import (
     warn_without_result,
 )
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
-from littrainer.evaluation.side_effects import model_device
 from littrainer.evaluation.streaming import StreamingMetrics, streaming_metrics
 from littrainer.model_walk import eval_all
 from littrainer.model_wrapping import move_to_device, prepared_model
@@ -122,13 +121,6 @@ class EvaluationPass:
                 trainer.model_wrapped = self.model
             trainer.model_preparation_time = round(time.time() - started, 4)
             trainer._model_is_prepared = True
-        elif (
-            not trainer.is_in_train
-            and trainer.deepspeed is None
-            and model_device(trainer.model) not in (None, trainer.args.device)
-        ):
-            # An earlier evaluation put it back where it was.
-            move_to_device(trainer)
         if not trainer.is_in_train:
             for name, dtype in FULL_EVALUATION_TYPES.items():
                 if getattr(trainer.args, name):

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.callbacks.lightning_callbacks import PACKAGES
 from littrainer.callbacks.state import is_exportable
 from littrainer.checkpoint.shards import is_sharded
-from littrainer.evaluation.side_effects import model_device
-from littrainer.model_walk import stays_in_place
+from littrainer.model_walk import model_device, stays_in_place
 from littrainer.search.memory import OF_THE_HANDLER, release_memory
 from littrainer.search.trial_parameters import differs
 
@@ -50,7 +49,6 @@ KEPT_ATTRIBUTES = (
     "current_flos",
     "_memory",
     "_model_is_prepared",
-    "_has_modes_of_training",
     "_tr_loss",
     "_total_loss_scalar",
     "_globalstep_last_logged",

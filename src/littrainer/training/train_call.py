@@ -57,7 +57,6 @@ def train(
         _make_new_model(trainer, trial)
     # It may set any argument, the folder to claim for one.
     trainer._hp_search_setup(trial)
-    args = trainer.args
     check_before_training(trainer)
     tell_trackers_of_trial(trainer, trial)
     with (
@@ -66,8 +65,7 @@ def train(
         callbacks_told_of_failure(trainer),
         pushes_during_training(trainer),
     ):
-        checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer))
-        return _train_from(trainer, checkpoint, trial, ignore_keys_for_eval)
+        return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
 
 
 def check_before_training(trainer: Trainer) -> None:
@@ -86,7 +84,7 @@ def check_before_training(trainer: Trainer) -> None:
 
 
 def _train_from(
-    trainer: Trainer, checkpoint: Path | None, trial: Any, ignore_keys_for_eval: Sequence[str] | None
+    trainer: Trainer, resume_from_checkpoint: str | bool | None, trial: Any, ignore_keys_for_eval: Sequence[str] | None
 ) -> TrainOutput:
     args = trainer.args
     trainer.preemption, trainer.update_guard = Preemption.for_arguments(args), UpdateGuard()
@@ -95,6 +93,7 @@ def _train_from(
     try:
         if trainer.model_init is not None and not is_of_search(trainer, trial):
             _make_new_model(trainer, trial)
+        checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer))
         with trainer.update_guard, trainer._memory.measuring("train"), model_prepared_for_training(trainer):
             if checkpoint is not None:
                 with failing_together(f"loading the model in {checkpoint}"):
