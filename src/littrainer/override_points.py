@@ -25,6 +25,7 @@ from littrainer.checkpoint.places import leads
 from littrainer.checkpoint.weights import log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.compat.own_methods import own_methods
+from littrainer.data.batch_rows import check_has_names
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, accepted_columns, without_extra_columns
 from littrainer.data.device_copies import copies_to
@@ -240,10 +241,8 @@ class OverridePoints:
 
     def _prepare_inputs(self: Any, inputs: Any) -> Any:
         inputs = self._prepare_input(inputs)
-        if inputs is None:
-            raise TypeError(
-                "The batch is None: let data_collator return a dict such as {'input_ids': ..., 'labels': ...}."
-            )
+        if not hasattr(inputs, "__len__"):
+            check_has_names(inputs, self.model)
         if len(inputs) == 0:
             raise ValueError(
                 f"A batch without any input: none of the data's columns is one that {type(self.model).__name__}"

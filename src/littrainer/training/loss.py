@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from littrainer.compat.earlier_signatures import returns_the_mean
+from littrainer.data.batch_rows import check_has_names
 from littrainer.data.windows import count_label_tokens
-from littrainer.errors.notes import kind_of
 from littrainer.processes.collectives import gathered, process_count, reduced
 from littrainer.training.label_smoothing import smoothed_loss
 
@@ -54,11 +53,7 @@ def loss_and_outputs(
         labels = inputs.pop("labels")
     if trainer.model_accepts_loss_kwargs and num_items_in_batch is not None:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
-    if type(inputs) is not dict and not isinstance(inputs, Mapping):
-        raise TypeError(
-            f"The batch is {kind_of(inputs)}, and {type(model).__name__} is called with its entries as keywords: let "
-            "data_collator return a dict such as {'input_ids': ..., 'labels': ...}, or override compute_loss."
-        )
+    check_has_names(inputs, model)
     outputs = model(**inputs)
     if trainer.compute_loss_func is not None:
         if labels is None:
@@ -138,7 +133,8 @@ def no_loss_returned(returned: Any, by: str) -> TypeError:
 def items_in_window(trainer: LossSettings, window: list[Any], device: torch.device) -> torch.Tensor | int | None:
     """Label tokens of a window, where the loss is divided by them; None where it is not."""
     takes_number = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-    if not takes_number or not window or "labels" not in window[0]:
+    # Of a batch without names it is said later what is wrong with it.
+    if not takes_number or not window or not hasattr(window[0], "keys") or "labels" not in window[0]:
         return None
     number = count_label_tokens(window, trainer._loss_shifts_labels)
     if isinstance(number, torch.Tensor) and averages_over_processes(trainer):
