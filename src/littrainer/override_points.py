@@ -244,8 +244,10 @@ class OverridePoints:
         if not hasattr(inputs, "__len__"):
             check_has_names(inputs, self.model)
         if len(inputs) == 0:
+            left_out = {name: None for dropped in self._dropped_columns.values() for name in dropped.names}
+            had = f" ({', '.join(left_out)})" if left_out else ""
             raise ValueError(
-                f"A batch without any input: none of the data's columns is one that {type(self.model).__name__}"
+                f"A batch without any input: none of the data's columns{had} is one that {type(self.model).__name__}"
                 f".forward takes ({', '.join(self._accepted_columns())}). Rename them, or set "
                 "remove_unused_columns=False."
             )

@@ -38,7 +38,6 @@ def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
                 f"{path} is refused: it names {forbidden.group(1)}, which is neither tensor, number nor text and "
                 "could run code while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
             ) from error
-        # Where the reader stumbled says nothing more.
         raise ValueError(f"{path} is damaged: {_first_line(error)}. {OTHER_CHECKPOINT}") from None
 
 
@@ -55,7 +54,6 @@ def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        # Where the reader stumbled says nothing more.
         raise ValueError(f"{path} is damaged: {_first_line(error)}. {OTHER_CHECKPOINT}") from None
 
 

@@ -13,11 +13,7 @@ from littrainer.nested_values import map_nested
 
 
 def check_has_names(batch: Any, model: Any, override: str = "compute_loss") -> None:
-    """Refuse a batch without named entries.
-
-    Parameters:
-        model: is called with the entries as keywords.
-        override: the method that may take another kind of batch.
+    """Refuse a batch without names by which a model can be called, unless a method is overridden.
 
     Raises:
         TypeError: the batch is no mapping.

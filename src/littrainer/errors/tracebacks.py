@@ -6,8 +6,7 @@ What stays: the public method that was called, each frame of the script and of o
 the last call of ours, which shows what it was called for. The error itself stays the object that was raised.
 
 One that a check of ours raises has a message that says what there is to say: it ends at the public method. A fault of
-littrainer or Lightning, which an object of the script may be the reason of, keeps the calls of that package that led to
-it.
+littrainer or Lightning, which may be due to an object of the script, keeps that package's calls that led to it.
 """
 
 from __future__ import annotations
@@ -91,8 +90,9 @@ def _entries(trace: TracebackType | None) -> list[TracebackType]:
 def _telling(entries: list[TracebackType], error: BaseException) -> list[TracebackType]:
     """The entries that stay."""
     # Ctrl-C is answered wherever the program is, by handlers of ours that say nothing about it.
-    while entries and isinstance(error, KeyboardInterrupt) and _module(entries[-1]) == ANSWERING:
-        entries = entries[:-1]
+    if isinstance(error, KeyboardInterrupt):
+        while entries and entries[-1].tb_frame.f_globals.get("__name__") == ANSWERING:
+            entries = entries[:-1]
     packages = [package_of(entry.tb_frame) for entry in entries]
     innermost = packages[-1] if packages else None
     # Ctrl-C and sys.exit() end a program wherever it is.
@@ -118,10 +118,6 @@ def _telling(entries: list[TracebackType], error: BaseException) -> list[Traceba
             called, leads_to_internal = None, False
             is_check = is_fault = False
     return stay[::-1]
-
-
-def _module(entry: TracebackType) -> str:
-    return str(entry.tb_frame.f_globals.get("__name__"))
 
 
 def _is_raised_on_purpose(entry: TracebackType, error: BaseException) -> bool:

@@ -10,6 +10,8 @@ import torch
 
 from littrainer.compat.earlier_signatures import returns_the_mean
 from littrainer.data.batch_rows import check_has_names
+from littrainer.data.collators.default import LABEL_NAMES, TEXT_LABELS, text_in
+from littrainer.data.columns import first_sample, renaming
 from littrainer.data.windows import count_label_tokens
 from littrainer.processes.collectives import gathered, process_count, reduced
 from littrainer.training.label_smoothing import smoothed_loss
@@ -61,10 +63,10 @@ def loss_and_outputs(
         return trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch), outputs
     if labels is not None:
         return smoothed_loss(trainer, model, outputs, labels, num_items_in_batch), outputs
-    return _loss_in(outputs, model, inputs, trainer.label_names), outputs
+    return _loss_in(trainer, outputs, model, inputs), outputs
 
 
-def _loss_in(outputs: Any, model: Any, inputs: dict[str, Any], label_names: list[str]) -> torch.Tensor:
+def _loss_in(trainer: LossSettings, outputs: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
     loss: Any = None
     if isinstance(outputs, dict):
         loss = outputs.get("loss")
@@ -83,9 +85,10 @@ def _loss_in(outputs: Any, model: Any, inputs: dict[str, Any], label_names: list
         returned, is_loss = _described(outputs), False
     if is_loss:
         return loss
-    missing = [name for name in label_names if name not in inputs]
+    missing = [name for name in trainer.label_names if name not in inputs]
     hint = (
-        f"The batch has no {' or '.join(missing)} (it has {', '.join(inputs)}): add labels to the dataset"
+        f"The batch has no {' or '.join(missing)} (it has {', '.join(inputs)}): "
+        + _missing_labels(first_sample(trainer, not model.training), missing[0], model)
         if missing
         else "Return the loss under the key 'loss' or as the first element of a tuple"
     )
@@ -93,6 +96,15 @@ def _loss_in(outputs: Any, model: Any, inputs: dict[str, Any], label_names: list
         f"{type(model).__name__}.forward returned no loss but {returned}. {hint}, or override compute_loss, or pass "
         "compute_loss_func."
     )
+
+
+def _missing_labels(sample: dict[str, Any], name: str, model: Any) -> str:
+    for label in filter(sample.__contains__, (name, *LABEL_NAMES)):
+        text = text_in(sample[label])
+        if text is not None:
+            return TEXT_LABELS.format(label, text)
+        return f"{label!r} is None in the data" if sample[label] is None else f"data_collator leaves out {label!r}"
+    return renaming(name, sample, model) or "add labels to the dataset"
 
 
 def _described(value: Any) -> str:
