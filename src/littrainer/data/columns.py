@@ -54,7 +54,7 @@ def accepted_columns(model: Any, label_names: Sequence[str]) -> list[str]:
 
 def first_sample(trainer: Any, evaluates: bool) -> dict[str, Any]:
     """The first sample of a Trainer's data, with columns that are dropped; empty where it cannot be had."""
-    data = [getattr(trainer, name, None) for name in ("train_dataset", "eval_dataset")]
+    data: list[Any] = [getattr(trainer, name, None) for name in ("train_dataset", "eval_dataset")]
     for dataset in reversed(data) if evaluates else data:
         with suppress(Exception):
             return dict(dataset[0])
