@@ -84,6 +84,8 @@ def check_construction(trainer: Trainer) -> None:
             f"data_collator has to be callable, and is {kind_of(trainer.data_collator)}: pass a function of a list of "
             "samples that returns a batch, and datasets by their names, train_dataset=... and eval_dataset=... ."
         )
+    if trainer.args.max_steps > 0 and trainer.args.num_train_epochs > 0:
+        logger.info("max_steps is given, it will override any value given in num_train_epochs")
     dataset = trainer.train_dataset
     if dataset is not None and not has_length(dataset) and trainer.args.max_steps <= 0:
         raise ValueError(
