@@ -397,11 +397,8 @@ def test_a_failed_trial_without_an_error_of_its_own_was_interrupted() -> None:
     assert record_of(study.trials[0]).error == "it was interrupted"
 
 
-def test_optuna_tells_of_each_trial_as_ever(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_optuna_tells_of_each_trial_as_ever(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="optuna")
-    monkeypatch.setattr(logging.getLogger("optuna"), "propagate", True)
     searched(searched_trainer(tmp_path, kind=FailsAboveATenth), 0.01, 0.09, 0.02)
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("optuna.study")]
     assert [line.split(" with ")[0] for line in lines] == [
