@@ -63,6 +63,7 @@ class OverridePoints:
     is_fsdp_enabled: bool
     # Names of what forward takes, and of labels; None until a dataset is first trimmed to them.
     _signature_columns: list[str] | None
+    model_preparation_time: float | None
 
     # ---- Data --------------------------------------------------------------------------------------------------------
 
