@@ -229,7 +229,7 @@ def test_weights_that_a_release_joins_when_it_loads_them_come_back_without_a_mes
     """A mixture of experts is one tensor in memory and one for each expert in a file."""
     for name in ("modeling_utils", "distributed.tensor_parallel"):
         # With a level of its own it tells what is not sharded.
-        caplog.set_level(logging.WARNING, f"transformers.{name}")
+        caplog.set_level("WARNING", f"transformers.{name}")
     config = transformers.MixtralConfig(
         vocab_size=20,
         hidden_size=8,
