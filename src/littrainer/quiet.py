@@ -16,7 +16,6 @@ CHATTING_LOGGERS = (
     "lightning.pytorch.utilities.rank_zero",
     "lightning.pytorch.accelerators.cuda",
     "lightning.pytorch.trainer.connectors.checkpoint_connector",
-    "lightning.pytorch.trainer.connectors.signal_connector",
 )
 # Where such a message comes from: not a callback or a profiler, whose messages a script has asked for.
 LIGHTNING_ITSELF = re.compile(r"[\\/]lightning[\\/](fabric|pytorch)[\\/](?!callbacks|profilers)")
