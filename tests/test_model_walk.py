@@ -121,11 +121,14 @@ def small_bert() -> Any:
 
 def functions_called(function: Callable[[], Any]) -> set[str]:
     called: set[str] = set()
+    # A collection of garbage calls functions too.
+    gc.disable()
     sys.setprofile(lambda frame, event, _: called.add(frame.f_code.co_name) if event == "call" else None)
     try:
         function()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return called - {"functions_called"}
 
 

@@ -58,7 +58,7 @@ FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
 DERIVED_KEYWORDS: dict[str, Callable[[Any], Any]] = derived_keywords()
 # Keywords that follow from how the processes were started, with the reason.
 FACTS_OF_LAUNCHERS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "devices": (lambda args: args._visible_devices, "each process of this node trains on one device"),
+    "devices": (lambda args: args.visible_device_count, "each process of this node trains on one device"),
     "num_nodes": (
         lambda args: args.world_size // args.local_world_size,
         "as many nodes as the launcher has started processes on",

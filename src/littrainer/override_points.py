@@ -64,6 +64,7 @@ class OverridePoints:
     is_fsdp_enabled: bool
     # Names of what forward takes, and of labels; None until a dataset is first trimmed to them.
     _signature_columns: list[str] | None
+    model_preparation_time: float | None
 
     # ---- Data --------------------------------------------------------------------------------------------------------
 
@@ -415,7 +416,7 @@ class OverridePoints:
 
     def _load_best_model(self: Any) -> None:
         assert self.state.best_model_checkpoint is not None
-        logger.info("Loading the best model, %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)
+        logger.info(f"Loading best model from {self.state.best_model_checkpoint} (score: {self.state.best_metric}).")
         folder = Path(self.state.best_model_checkpoint)
         held = storage.storage_of(self)
         if held.holds_weights(folder):

@@ -115,7 +115,7 @@ class ProcessFacts(ArgumentFields):
         return index
 
     @property
-    def _visible_devices(self) -> int:
+    def visible_device_count(self) -> int:
         """How many of the devices of this node's processes this process sees: all of them, or its own GPU alone."""
         import torch
 

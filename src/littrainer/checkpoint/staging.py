@@ -73,7 +73,7 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
     """
     unfinished = final.parent / UNFINISHED_DIR
     staged = StagedCheckpoint(unfinished / final.name, final)
-    for handler in logging.getLogger("transformers").handlers:
+    for handler in [*logging.getLogger("transformers").handlers, *logging.getLogger().handlers]:
         handler.addFilter(name_final_folder)
     try:
         # Their room may be needed.

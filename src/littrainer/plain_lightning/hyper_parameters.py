@@ -12,7 +12,6 @@ from torch import nn
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.plain_lightning.model_source import description_of
 from littrainer.plain_lightning.module_arguments import changed_arguments
-from littrainer.plain_lightning.optimization import steps_of_training
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -85,3 +84,17 @@ def mark_of(trainer: pl.Trainer, hyper_parameters: dict[str, Any]) -> dict[str, 
         "accumulate_grad_batches": trainer.accumulate_grad_batches,
         "hyper_parameters": hyper_parameters,
     }
+
+
+def steps_of_training(trainer: pl.Trainer) -> float:
+    """Optimizer steps of a training, also if their size changes from epoch to epoch, which Lightning leaves out."""
+    # A Trainer imports this file, and Lightning only when it is made.
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler
+
+    steps, epochs, batches = trainer.estimated_stepping_batches, trainer.max_epochs or 0, trainer.num_training_batches
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    schedule = next((one for one in callbacks if isinstance(one, GradientAccumulationScheduler)), None)
+    if schedule is None or epochs < 1 or batches == math.inf:
+        return steps
+    steps = sum(math.ceil(batches / schedule.get_accumulate_grad_batches(epoch)) for epoch in range(epochs))
+    return steps if trainer.max_steps < 0 else min(steps, trainer.max_steps)

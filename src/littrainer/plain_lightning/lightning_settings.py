@@ -34,7 +34,7 @@ PRECISIONS: dict[str, tuple[bool, bool]] = {
 # are looked up only where they are needed.
 KEYWORDS: dict[str, Callable[[TrainingArguments, Callable[[], int]], Any]] = {
     "accelerator": lambda args, steps: "gpu" if args.device.type == "cuda" else args.device.type,
-    "devices": lambda args, steps: args._visible_devices,
+    "devices": lambda args, steps: args.visible_device_count,
     "num_nodes": lambda args, steps: args.world_size // args.local_world_size,
     "strategy": lambda args, steps: (
         "auto" if args.world_size == 1 else DDPStrategy(parallel_devices=[args.device] * args.local_world_size)

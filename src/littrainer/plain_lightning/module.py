@@ -25,7 +25,13 @@ from littrainer.plain_lightning import optimization
 from littrainer.plain_lightning.clipping import clip_gradients
 from littrainer.plain_lightning.evaluations import Evaluations
 from littrainer.plain_lightning.folders import export_model, model_kept_in, module_from_folder
-from littrainer.plain_lightning.hyper_parameters import MARK, hyper_parameters_of, mark_of, shown_hyper_parameters
+from littrainer.plain_lightning.hyper_parameters import (
+    MARK,
+    hyper_parameters_of,
+    mark_of,
+    shown_hyper_parameters,
+    steps_of_training,
+)
 from littrainer.plain_lightning.loss_settings import ModuleLossSettings, loss_settings_of
 from littrainer.plain_lightning.loss_trial import Divided, part_divided
 from littrainer.plain_lightning.model_inputs import model_inputs, no_inputs
@@ -359,7 +365,7 @@ class TransformersModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer and the schedule that the arguments name; its length is that of the lightning.Trainer's run."""
-        optimizer, schedule = self.optimizer_and_schedule(optimization.steps_of_training(self.trainer))
+        optimizer, schedule = self.optimizer_and_schedule(steps_of_training(self.trainer))
         return optimization.for_lightning(self, optimizer, schedule)
 
     def optimizer_and_schedule(self, num_training_steps: float | None = None) -> tuple[Any, Any]:

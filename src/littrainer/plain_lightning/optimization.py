@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
-
 from littrainer.arguments.choices import SchedulerType
 from littrainer.optim.closures import updates_during_backward
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
@@ -36,17 +34,6 @@ def check_accumulation(trainer: pl.Trainer) -> None:
             "keeps the gradients to itself: their sum cannot be divided by the label tokens of the window. Set "
             "accumulate_grad_batches=1 and larger batches, use FSDP, or train with littrainer.Trainer and deepspeed=."
         )
-
-
-def steps_of_training(trainer: pl.Trainer) -> float:
-    """Optimizer steps of a training, also if their size changes from epoch to epoch, which Lightning leaves out."""
-    steps, epochs, batches = trainer.estimated_stepping_batches, trainer.max_epochs or 0, trainer.num_training_batches
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    schedule = next((one for one in callbacks if isinstance(one, GradientAccumulationScheduler)), None)
-    if schedule is None or epochs < 1 or batches == math.inf:
-        return steps
-    steps = sum(math.ceil(batches / schedule.get_accumulate_grad_batches(epoch)) for epoch in range(epochs))
-    return steps if trainer.max_steps < 0 else min(steps, trainer.max_steps)
 
 
 def make_optimizer(module: TransformersModule) -> Any:

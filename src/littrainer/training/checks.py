@@ -88,6 +88,8 @@ def check_construction(trainer: Trainer) -> None:
     # A class such as `dict` may make batches; one whose objects can be called makes collators.
     if isinstance(collator, type) and any("__call__" in vars(base) for base in collator.__mro__):
         raise TypeError(f"data_collator is the class {collator.__name__}: pass an object, {collator.__name__}(...).")
+    if trainer.args.max_steps > 0 and trainer.args.num_train_epochs > 0:
+        logger.info("max_steps is given, it will override any value given in num_train_epochs")
     dataset = trainer.train_dataset
     if dataset is not None and not has_length(dataset) and trainer.args.max_steps <= 0:
         raise ValueError(

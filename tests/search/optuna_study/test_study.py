@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -397,6 +398,7 @@ def test_a_failed_trial_without_an_error_of_its_own_was_interrupted() -> None:
 
 
 def test_optuna_tells_of_each_trial_as_ever(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="optuna")
     searched(searched_trainer(tmp_path, kind=FailsAboveATenth), 0.01, 0.09, 0.02)
     lines = [record.getMessage() for record in caplog.records if record.name.startswith("optuna.study")]
     assert [line.split(" with ")[0] for line in lines] == [
