@@ -47,7 +47,7 @@ def test_an_error_of_the_network_which_closes_the_session_does_not_end_the_bound
 def test_a_client_that_the_script_sets_meanwhile_has_the_bound_from_the_next_block_on(limits_of_request: Any) -> None:
     with silence_bounded():
         pass
-    made = _http._GLOBAL_CLIENT_FACTORY
+    made: Any = _http._GLOBAL_CLIENT_FACTORY
     set_client_factory(lambda: made.args[0]())
     with silence_bounded():
         assert limits_of_request() == BOUND
