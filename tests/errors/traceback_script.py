@@ -15,7 +15,8 @@ from torch import nn
 
 import littrainer
 
-FOLDER = Path(sys.argv[1])
+# Imported by tests, it has no folder.
+FOLDER = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
 
 
 def interrupt() -> None:
