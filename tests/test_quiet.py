@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.utilities import rank_zero_only
 
 from littrainer import TrainerCallback
 from littrainer.quiet import CHATTING_LOGGERS, quiet_lightning
@@ -42,7 +43,13 @@ def test_a_callback_that_saves_by_lightning_says_nothing_of_its_settings(tmp_pat
     assert (tmp_path / "on_exception.ckpt").exists() and chatter() == []
 
 
-def test_what_a_callback_of_lightnings_is_asked_to_tell_is_told(tmp_path: Path, chatter: Any) -> None:
+def test_what_a_callback_of_lightnings_is_asked_to_tell_is_told(
+    tmp_path: Path, chatter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What tests before this one may have left.
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.INFO)
     callback = ModelCheckpoint(str(tmp_path), monitor="loss", verbose=True, every_n_train_steps=1)
     quiet_trainer(
         tmp_path, given={"callbacks": [callback]}, max_steps=1, logging_strategy="steps", logging_steps=1
