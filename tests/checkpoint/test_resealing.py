@@ -131,7 +131,7 @@ def test_a_failure_leaves_the_manifest_before_and_what_it_left_is_in_no_later_on
 
 
 def test_a_folder_of_links_as_a_download_has_is_sealed_with_what_they_lead_to(folder: Path, tmp_path: Path) -> None:
-    linked = tmp_path / "checkpoint-6"
+    linked = tmp_path / "linked"
     linked.mkdir()
     for path in folder.iterdir():
         if path.name != MANIFEST_NAME:

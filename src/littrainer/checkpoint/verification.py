@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 import zipfile
@@ -24,6 +25,7 @@ from littrainer.checkpoint.names import (
     ENGINE_PARTS,
     OPTIMIZER_NAME,
     OPTIMIZER_PARTS,
+    PREFIX_CHECKPOINT_DIR,
     RANDOM_STATE_NAME,
     SAFE_WEIGHTS_INDEX_NAME,
     SAFE_WEIGHTS_NAME,
@@ -146,6 +148,8 @@ def _per_process(name: str, present: set[str]) -> bool:
 def _missing_shards(folder: Path, index: str) -> list[str]:
     try:
         shards = set(json.loads((folder / index).read_text("utf-8"))["weight_map"].values())
+        if not all(isinstance(shard, str) for shard in shards):
+            raise TypeError("its weight_map names other things than files")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return [f"{index} is no readable index of shards ({error})."]
     found = [
@@ -162,6 +166,23 @@ def json_damage(path: Path) -> str | None:
         json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         return f"it is no readable JSON ({error})"
+    return None
+
+
+def state_damage(path: Path) -> str | None:
+    """Why a trainer state is none of the checkpoint that it lies in; None where it is."""
+    damage = json_damage(path)
+    if damage is not None:
+        return damage
+    state = json.loads(path.read_text("utf-8"))
+    if not isinstance(state, dict):
+        return "it is no trainer state"
+    epoch, step = state.get("epoch"), state.get("global_step")
+    if epoch is not None and not (isinstance(epoch, (int, float)) and math.isfinite(epoch)):
+        return f"its epoch is {epoch!r}"
+    in_name = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.absolute().parent.name)
+    if in_name is not None and "global_step" in state and step != int(in_name[1]):
+        return f"its global_step is {step!r}"
     return None
 
 
@@ -203,7 +224,8 @@ def archive_damage(path: Path) -> str | None:
 
 FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
     re.compile(r".*\.safetensors"): safetensors_damage,
-    re.compile(r"(.*/)?(trainer_state|config|generation_config|adapter_config|.*\.index)\.json"): json_damage,
+    re.compile(r"(.*/)?(config|generation_config|adapter_config|.*\.index)\.json"): json_damage,
+    re.compile(re.escape(TRAINER_STATE_NAME)): state_damage,
     re.compile(r"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state(_\d+)?\.pth"): archive_damage,
     re.compile(r"(littrainer_.*|lightning_state)\.pt"): archive_damage,
     re.compile(r"(.*/)?(pytorch_model|adapter_model).*\.bin"): archive_damage,
