@@ -8,7 +8,6 @@ import pytest
 from littrainer import __version__, cli
 from littrainer.cli import COMMANDS, main
 from littrainer.commands import ending
-from littrainer.processes.environment import PROCESSES
 
 from .compat.processes import environment
 
@@ -100,15 +99,6 @@ def test_a_wrong_option_of_a_command_is_answered_in_one_line_with_status_2(
     status, printed, told = ended(arguments, capsys)
     assert (status, printed) == (2, "")
     assert told.startswith(complaint) and told.count("\n") == 1
-
-
-def test_what_is_explained_starts_no_further_processes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(PROCESSES, "")
-    monkeypatch.delenv(PROCESSES)
-    assert ended(["explain", "no-such-script"], capsys)[0] == 2
-    assert os.environ[PROCESSES] == "1"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes are those of POSIX")

@@ -89,7 +89,7 @@ def test_a_script_that_asks_for_nothing_gets_the_logs_and_one_warning(tmp_path: 
 
 def test_a_script_that_asks_for_details_gets_ours_and_lightnings(tmp_path: Path) -> None:
     _, err = output_of_script(tmp_path, "info")
-    assert "[littrainer] training: optimizer steps = 2" in err and "GPU available" in err
+    assert "[littrainer]   Total optimization steps = 2" in err and "GPU available" in err
     assert err.count("load_best_model_at_end") == 1 and "many workers" not in err
 
 

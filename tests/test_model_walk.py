@@ -16,10 +16,10 @@ from torch import nn
 from littrainer.model_walk import (
     clear_gradients,
     eval_all,
+    model_device,
     modules_of,
     move_to,
     parameters_of,
-    put_back_modes,
     train_all,
 )
 
@@ -121,11 +121,14 @@ def small_bert() -> Any:
 
 def functions_called(function: Callable[[], Any]) -> set[str]:
     called: set[str] = set()
+    # A collection of garbage calls functions too.
+    gc.disable()
     sys.setprofile(lambda frame, event, _: called.add(frame.f_code.co_name) if event == "call" else None)
     try:
         function()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return called - {"functions_called"}
 
 
@@ -272,7 +275,7 @@ def test_modules_are_those_of_the_model_in_their_order(make: Callable[[], nn.Mod
     assert list(map(id, modules_of(model))) == list(map(id, model.modules())) != []
 
 
-def test_modes_are_put_back_one_by_one_through_a_modules_own_attribute() -> None:
+def test_evaluation_mode_is_set_through_a_modules_own_attribute_and_only_where_it_is_not_set() -> None:
     class Noting(nn.Linear):
         def __setattr__(self, name: str, value: Any) -> None:
             if name == "training" and "noted" in self.__dict__:
@@ -282,8 +285,12 @@ def test_modes_are_put_back_one_by_one_through_a_modules_own_attribute() -> None
     noting = Noting(1, 1)
     noting.__dict__["noted"] = []
     model = nn.Sequential(noting, nn.Dropout())
-    modes = [(one, one is not model) for one in modules_of(model)]
-    put_back_modes(modes)
-    assert [one.training for one in model.modules()] == [False, True, True] and noting.__dict__["noted"] == []
-    put_back_modes([(one, not mode) for one, mode in modes])
-    assert [one.training for one in model.modules()] == [True, False, False] and noting.__dict__["noted"] == [False]
+    for _ in range(2):
+        eval_all(model)
+    assert not any(one.training for one in model.modules()) and noting.__dict__["noted"] == [False]
+
+
+def test_the_device_of_a_model_is_that_of_its_parameters() -> None:
+    assert model_device(nn.Linear(1, 1)) == torch.device("cpu")
+    assert model_device(nn.ReLU()) is None
+    assert model_device(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta"))) is None

@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import nn
 
+import littrainer
 from littrainer import Trainer, lean_loop
 from littrainer.precision import precision_plugin
 from tests.scenarios.data import Rows, vector_rows
@@ -139,6 +140,25 @@ def test_a_step_whose_gradients_overflow_is_left_out_with_its_step_of_the_schedu
     assert trainer.accelerator.scaler is not None
     assert trainer.accelerator.scaler.get_scale() == SCALE / 2
     assert trainer.state.global_step == 5
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
+def test_a_step_that_overflows_keeps_the_schedule_where_it_does_under_transformers(tmp_path: Path, optim: str) -> None:
+    import transformers
+
+    def rates(library: Any, scaled: str) -> list[float]:
+        settings = {"optim": optim, "max_steps": 5, "max_grad_norm": 0, "logging_steps": 1, "save_strategy": "no"}
+        quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
+        args = library.TrainingArguments(str(tmp_path / library.__name__), **settings, **quiet)
+        trainer = library.Trainer(Overflowing(0, 1), args, train_dataset=Rows(vector_rows(40)))
+        setattr(trainer.accelerator, scaled, torch.amp.GradScaler("cpu", init_scale=SCALE))
+        trainer.train()
+        return values(trainer, "learning_rate")
+
+    ours = rates(littrainer, "_scaler")
+    assert ours == rates(transformers, "scaler")
+    # Fused, torch leaves the update out within the optimizer's step, which is counted as one.
+    assert (ours[0] == ours[1] == ours[2]) is (optim == "adamw_torch")
 
 
 def _after(method: Any, then: Any) -> Any:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -276,18 +275,6 @@ def test_outputs_without_a_padding_token_are_refused_with_the_place_to_set_one(t
     trainer.model.config.pad_token_id = None
     with pytest.raises(ValueError, match=r"set model\.config\.pad_token_id"):
         trainer.predict(QUESTIONS)
-
-
-# ---- Signatures ------------------------------------------------------------------------------------------------------
-
-
-def test_the_methods_take_what_those_of_transformers_take() -> None:
-    import transformers
-
-    for name in ("evaluate", "predict", "prediction_step", "load_generation_config", "_pad_tensors_to_max_len"):
-        theirs = inspect.signature(getattr(transformers.Seq2SeqTrainer, name)).parameters
-        ours = inspect.signature(getattr(Seq2SeqTrainer, name)).parameters
-        assert [(n, p.kind) for n, p in ours.items()] == [(n, p.kind) for n, p in theirs.items()], name
 
 
 def test_a_tokenizer_is_taken_under_its_earlier_name(tmp_path: Path) -> None:

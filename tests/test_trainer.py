@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 import logging
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,10 @@ from torch import nn
 from torch.utils.data import RandomSampler, SequentialSampler
 
 from littrainer import Trainer, TrainerCallback, TrainingArguments
+from littrainer.arguments import process
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.samplers import EpochSeededSampler
+from tests.processes.launchers import see_gpus, set_only
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, Stream, tiny_tokenizer, token_rows, vector_rows
 from tests.scenarios.models import LogitsOnly, VectorClassifier, tiny_bert_classifier
@@ -26,12 +27,6 @@ def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 
 # ---- Construction -------------------------------------------------------------------------------------------------
-
-
-def test_the_constructor_takes_the_parameters_of_transformers_trainer_in_its_order() -> None:
-    theirs = list(inspect.signature(transformers.Trainer.__init__).parameters)
-    ours = list(inspect.signature(Trainer.__init__).parameters)
-    assert ours == [*theirs, "lightning"]
 
 
 def test_a_trainer_without_arguments_trains_into_a_folder_of_its_own(
@@ -110,6 +105,59 @@ def test_constructing_a_trainer_seeds_the_generators(tmp_path: Path) -> None:
         quiet_trainer(tmp_path, seed=seed)
         numbers.append(torch.rand(1).item())
     assert numbers[0] == numbers[1] != numbers[2]
+
+
+@pytest.mark.parametrize(
+    "device_map",
+    [{"": "cpu"}, {"inner": "cpu", "head": "disk"}, {"inner": 0, "head": 1}, {"inner": "cuda:1", "head": "cuda:1"}],
+)
+def test_a_model_with_a_device_map_is_placed_as_transformers_places_it_and_one_that_is_spread_is_never_moved(
+    tmp_path: Path, device_map: dict[str, Any]
+) -> None:
+    facts = []
+    for kind, arguments in (
+        (transformers.Trainer, transformers.TrainingArguments),
+        (Trainer, TrainingArguments),
+    ):
+        model: Any = VectorClassifier()
+        model.hf_device_map = device_map
+        args = quiet_arguments(tmp_path, arguments, max_steps=1)
+        trainer = kind(model, args, train_dataset=Rows(vector_rows(4)), eval_dataset=Rows(vector_rows(4)))
+        facts.append((trainer.is_model_parallel, trainer.place_model_on_device, args.n_gpu, args.parallel_mode.value))
+    assert facts[0] == facts[1]
+    moves: list[Any] = []
+    model.to = lambda *given, **keywords: moves.append((given, keywords))
+    trainer.evaluate()
+    trainer.train()
+    trainer.predict(trainer.eval_dataset)
+    trainer.accelerator.prepare_model(model)
+    assert bool(moves) is (len(device_map) == 1)
+
+
+def test_a_script_under_plain_python_learns_once_how_to_train_on_all_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unplaced(TrainingArguments):
+        place_model_on_device = False
+
+    set_only(monkeypatch)
+    see_gpus(monkeypatch, 4)
+    process._warn_of_idle_gpus.cache_clear()
+    spread: Any = VectorClassifier()
+    spread.hf_device_map = {"inner": 0, "head": 1}
+
+    def construct(model: Any, **variables: str) -> str:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        caplog.clear()
+        Trainer(model, quiet_arguments(tmp_path, Unplaced, use_cpu=False))
+        return caplog.text
+
+    assert construct(spread) == construct(VectorClassifier(), RANK="0", LOCAL_RANK="0", WORLD_SIZE="1") == ""
+    set_only(monkeypatch)
+    told = construct(VectorClassifier())
+    assert "trains on one of 4 GPUs" in told and "`littrainer run SCRIPT` trains on all of them" in told
+    assert construct(VectorClassifier()) == ""
 
 
 def test_callbacks_hear_that_the_trainer_is_there(tmp_path: Path) -> None:
@@ -344,14 +392,6 @@ def test_models_are_left_in_the_mode_and_without_gradients_as_transformers_leave
             modes.append((trainer.model.training, all(p.grad is None for p in trainer.model.parameters())))
         left.append(modes)
     assert left[0] == left[1]
-
-
-@pytest.mark.parametrize("method", ["train", "evaluate", "predict"])
-def test_names_of_our_methods_take_what_transformers_methods_take(method: str) -> None:
-    theirs = inspect.signature(getattr(transformers.Trainer, method)).parameters
-    ours = inspect.signature(getattr(Trainer, method)).parameters
-    assert list(ours) == list(theirs)
-    assert [p.default for p in ours.values()] == [p.default for p in theirs.values()]
 
 
 def test_the_tokenizer_is_the_processing_class_of_every_event(tmp_path: Path) -> None:

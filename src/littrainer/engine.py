@@ -28,7 +28,6 @@ from littrainer.ecosystem import known_classes
 from littrainer.errors.places import NotedBatches
 from littrainer.evaluation.batch_stream import BATCHES_PER_STRETCH, BatchStream
 from littrainer.interruptions import CarriedStopIteration, PythonInterruptions
-from littrainer.model_walk import train_all
 from littrainer.processes.last_words import naming_failed_processes
 from littrainer.quiet import quiet_lightning
 from littrainer.torchmetrics_on_demand import torchmetrics_on_demand
@@ -59,7 +58,7 @@ FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
 DERIVED_KEYWORDS: dict[str, Callable[[Any], Any]] = derived_keywords()
 # Keywords that follow from how the processes were started, with the reason.
 FACTS_OF_LAUNCHERS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "devices": (lambda args: args.local_world_size, "each process of this node trains on one device"),
+    "devices": (lambda args: args.visible_device_count, "each process of this node trains on one device"),
     "num_nodes": (
         lambda args: args.world_size // args.local_world_size,
         "as many nodes as the launcher has started processes on",
@@ -271,7 +270,6 @@ def fit(trainer: Trainer, run: TrainingRun) -> None:
     module = TrainerModule(trainer, run)
     trainer.lightning_module = module
     trainer.accelerator.module = module
-    train_all(module)
     try:
         with (
             quiet_lightning(),

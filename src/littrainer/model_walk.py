@@ -69,7 +69,14 @@ def eval_all(model: Any) -> None:
         found.append(module)
         if inner:
             pending.extend(inner.values())
-    put_back_modes([(module, False) for module in found])
+    for module in found:
+        if not module.training:
+            continue
+        if type(module).__setattr__ is nn.Module.__setattr__:
+            # torch's own looks for parameters first, and then does this.
+            object.__setattr__(module, "training", False)
+        else:
+            module.training = False
 
 
 def _has_plain_eval(model: Any) -> bool:
@@ -115,6 +122,12 @@ def parameters_of(model: Any) -> list[nn.Parameter]:
     return list(found.values())
 
 
+def model_device(model: nn.Module) -> torch.device | None:
+    """The device of a model's parameters; None where it has none, or has them on several."""
+    devices = {parameter.device for parameter in parameters_of(model)}
+    return devices.pop() if len(devices) == 1 else None
+
+
 def clear_gradients(model: Any) -> None:
     """Let no parameter of a model have a gradient, as `model.zero_grad()` does."""
     if getattr(type(model), "zero_grad", None) is not nn.Module.zero_grad or "zero_grad" in vars(model):
@@ -126,9 +139,21 @@ def clear_gradients(model: Any) -> None:
 
 
 def move_to(model: Any, device: torch.device) -> None:
-    """Put a model on a device by its `to()`, which is not called where all of a model that has torch's is there."""
-    if not (_moves_as_torch_does(model) and is_on(model, device)):
+    """Put a model on a device by its `to()`, unless it stays in place, or all of a model that has torch's is there."""
+    if not stays_in_place(model) and not (_moves_as_torch_does(model) and is_on(model, device)):
         model.to(device)
+
+
+def stays_in_place(model: nn.Module) -> bool:
+    """Return whether a model must not be moved: a device map has spread it, or bitsandbytes has quantized it."""
+    return is_spread(model) or any(
+        vars(module).get("quantization_method") == "bitsandbytes" for module in modules_of(model)
+    )
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Return whether a device map has put parts of a model, or of a module in it, on several devices or on disk."""
+    return any(len(vars(module).get("hf_device_map") or ()) > 1 for module in modules_of(model))
 
 
 def _moves_as_torch_does(model: Any) -> bool:
@@ -172,15 +197,3 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
         if inner:
             pending.extend(reversed(inner.values()))
     return list(found.values())
-
-
-def put_back_modes(modes: list[tuple[nn.Module, bool]]) -> None:
-    """Let each module have the mode that is noted beside it, and leave what is in it alone."""
-    for module, is_training in modes:
-        if module.training is is_training:
-            continue
-        if type(module).__setattr__ is nn.Module.__setattr__:
-            # torch's own looks for parameters first, and then does this.
-            object.__setattr__(module, "training", is_training)
-        else:
-            module.training = is_training

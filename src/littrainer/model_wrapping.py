@@ -11,6 +11,7 @@ from torch import nn
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.compilation import compile_keywords, is_compiled
 from littrainer.mixed_precision import forward_type, run_forward_in
+from littrainer.model_walk import move_to
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -63,7 +64,7 @@ def prepared_model(
 def move_to_device(trainer: Trainer) -> None:
     """Move the model to the device of this process; one that is sharded goes there part by part."""
     if not trainer.is_fsdp_enabled:
-        trainer.model.to(trainer.args.device)
+        move_to(trainer.model, trainer.args.device)
 
 
 def follow_unfrozen_parameters(trainer: Trainer) -> None:

@@ -34,7 +34,7 @@ from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_tha
 from littrainer.ecosystem import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.hub import pushing
-from littrainer.model_walk import parameters_of, train_all
+from littrainer.model_walk import move_to, parameters_of, train_all
 from littrainer.model_wrapping import is_own_wrapping, wrapped_model
 from littrainer.optim.gradient_norms import clip_by_norm, lie_on_several_meshes
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
@@ -63,6 +63,7 @@ class OverridePoints:
     is_fsdp_enabled: bool
     # Names of what forward takes, and of labels; None until a dataset is first trimmed to them.
     _signature_columns: list[str] | None
+    model_preparation_time: float | None
 
     # ---- Data --------------------------------------------------------------------------------------------------------
 
@@ -153,6 +154,9 @@ class OverridePoints:
         # A schedule made by an earlier train() may have another length.
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
+        if self.model_wrapped is not self.model and is_own_wrapping(self.model_wrapped, self.model):
+            # What an earlier training has wrapped is prepared, and in transformers by each evaluation that follows.
+            self.model_preparation_time = 0.0
         # One that makes both has to do so at once; else a schedule may go by the model as it is wrapped.
         if self._own_methods("create_optimizer_and_scheduler"):
             self.create_optimizer_and_scheduler(num_training_steps=max_steps)
@@ -278,7 +282,7 @@ class OverridePoints:
         return self.args.world_size > 1 and lie_on_several_meshes(parameters_of(model))
 
     def _mixed_mesh_grad_norm(self: Any, model: nn.Module, max_norm: float) -> torch.Tensor:
-        return clip_by_norm(model.parameters(), max_norm, several_meshes=True)
+        return clip_by_norm(model.parameters(), max_norm)
 
     def _track_num_input_tokens(self: Any, inputs: Any) -> None:
         self.state.num_input_tokens_seen += self._tokens.count(self, inputs)
@@ -386,6 +390,7 @@ class OverridePoints:
 
     def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         folder, given = Path(resume_from_checkpoint), self.model if model is None else model
+        logger.info(f"Loading model from {resume_from_checkpoint}.")
         storage.storage_of(self).load_model(self, given, folder, to_resume=True, tell=self._issue_warnings_after_load)
 
     def _issue_warnings_after_load(self: Any, load_result: Any) -> None:
@@ -421,7 +426,7 @@ class OverridePoints:
             )
 
     def _move_model_to_device(self: Any, model: nn.Module, device: torch.device) -> None:
-        model.to(device)
+        move_to(model, device)
 
     # ---- Hyperparameter search ---------------------------------------------------------------------------------------
 

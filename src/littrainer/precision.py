@@ -12,8 +12,10 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, Strate
 from torch import nn
 
 from littrainer.arguments.destinations import FULL_PRECISION
+from littrainer.arguments.sharding import sharding_plan
 from littrainer.processes.layout import tensor_parallel_size
 from littrainer.strategies.deepspeed import EnginePrecision, TrainerDeepSpeedStrategy
+from littrainer.strategies.sharding_units import ignored_parameters
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -137,12 +139,24 @@ def _for_fsdp(precision: Any, trainer: Trainer) -> Precision:
 def _for_any_other(precision: Any, trainer: Trainer) -> Precision | None:
     if precision == FULL_PRECISION:
         return None
-    if precision == "16-mixed" and tensor_parallel_size(trainer.args) > 1:
+    beside_split = _whole_beside_split(trainer) if precision == "16-mixed" else None
+    if beside_split is not None:
         raise ValueError(
-            "fp16=True does not go with tensor parallelism (tp_size): losses would have to be scaled for gradients "
-            "that are split between processes and for whole ones at once. Set bf16=True."
+            f"fp16=True does not go with {beside_split}: losses would have to be scaled for gradients that are split "
+            "between processes and for whole ones at once. Set bf16=True."
         )
     return ForwardMixedPrecision(precision, trainer.args.device.type, trainer.accelerator.scaler)
+
+
+def _whole_beside_split(trainer: Trainer) -> str | None:
+    """What leaves some gradients whole and splits others between processes; None if nothing does."""
+    if tensor_parallel_size(trainer.args) > 1:
+        return "tensor parallelism (tp_size)"
+    plan = sharding_plan(trainer.args)
+    if plan is None or not trainer.is_in_train:
+        return None
+    is_trained = any(one.requires_grad for one in ignored_parameters(trainer.model, plan.ignored_modules))
+    return f"ignored_modules={plan.ignored_modules!r} of fsdp_config, which are trained" if is_trained else None
 
 
 # Kind of strategy -> what makes its plugin; the first that fits is taken. None leaves the choice to Lightning.

@@ -35,6 +35,8 @@ SILENCED_TEXTS = (
     r".*SWA is currently only supported every epoch.*",
     # Asked for again, the Trainer's module changes nothing there.
     r".*WeightAveraging callback with a model that overrides the configure_model.*",
+    # Each training step puts the model into training mode.
+    r".*module\(s\) in eval mode at the start of training.*",
     # The Trainer notes them.
     r".*Couldn't infer the batch indices fetched from your dataloader.*",
 )

@@ -17,14 +17,6 @@ DETERMINISTIC_ENVIRONMENT = {
 }
 
 
-_seedings = 0
-
-
-def seedings() -> int:
-    """How often this process was seeded with `set_seed`; tells a seeding from generators that were not drawn from."""
-    return _seedings
-
-
 def set_seed(seed: int, deterministic: bool = False) -> None:
     """Seed Python's, NumPy's and torch's generators (all devices).
 
@@ -32,8 +24,6 @@ def set_seed(seed: int, deterministic: bool = False) -> None:
         seed: the seed, the same for each generator.
         deterministic: also make torch refuse operations that have no deterministic implementation.
     """
-    global _seedings
-    _seedings += 1
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.compat.own_methods import of_the_package
+from littrainer.compat.v4_trainer import accepts_earlier_keywords
 from littrainer.evaluation import generation
 from littrainer.evaluation.results import PredictionOutput
 from littrainer.trainer import Trainer
@@ -29,6 +31,30 @@ class Seq2SeqTrainer(Trainer):
 
     # Keywords of `generate` while an `evaluate` or `predict` goes on; the values of a script's own prediction loop.
     _gen_kwargs: dict[str, Any] = {}  # noqa: RUF012
+
+    @accepts_earlier_keywords(tokenizer="processing_class")
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        data_collator: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Any = None,
+        compute_loss_func: Any = None,
+        compute_metrics: Any = None,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        # Transformers' Seq2SeqTrainer does not have the Trainer's parameter between these two.
+        preprocess_logits_for_metrics: Any = None,
+        optimizer_cls_and_kwargs: Any = None,
+        lightning: dict[str, Any] | None = None,
+    ):
+        super().__init__(
+            model, args, data_collator, train_dataset, eval_dataset, processing_class, model_init, compute_loss_func,
+            compute_metrics, callbacks, optimizers, optimizer_cls_and_kwargs, preprocess_logits_for_metrics, lightning,
+        )  # fmt: skip
 
     def _validate_args(self) -> None:
         super()._validate_args()

@@ -51,7 +51,6 @@ from littrainer.evaluation.results import (
     TrainOutput,
     speed_metrics,
 )
-from littrainer.evaluation.side_effects import continue_random_draws, left_as_found
 from littrainer.hub import by_hand, repository
 from littrainer.hub.card.subject import Given, Texts, folder_of
 from littrainer.hub.card.writing import write_card
@@ -73,7 +72,7 @@ from littrainer.training.development_run import pushes_by_itself, trackers_repor
 from littrainer.training.label_smoothing import smoother_for
 from littrainer.training.memory_report import CONSTRUCTION, MemoryReport
 from littrainer.training.plan import plan_training
-from littrainer.training.preemption import Preemption
+from littrainer.training.preemption import Preemption, listed_callbacks
 from littrainer.training.tokens import InputTokenCounter
 
 if TYPE_CHECKING:
@@ -156,9 +155,14 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self.model_init = model_init
         self.model = self.call_model_init() if model is None else model
         follow_model(args, self.model)
+        self.is_model_parallel = self._lies_elsewhere()
         self.place_model_on_device = self._moves_model_itself()
         if self.place_model_on_device:
             self._move_model_to_device(self.model, args.device)
+        if self.is_model_parallel:
+            args._n_gpu = 1
+        else:
+            args._warn_of_idle_gpus()
         self.model_wrapped: Any = self.model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.processing_class = processing_class
@@ -175,7 +179,8 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self.callback_handler = CallbackHandler(
             DEFAULT_CALLBACKS, self.model, self.processing_class, self.optimizer, self.lr_scheduler
         )
-        for callback in [*trackers_for(trackers_reported_to(self)), *callbacks_in_list(callbacks)]:
+        by_arguments = [*trackers_for(trackers_reported_to(self)), *listed_callbacks(self)]
+        for callback in [*by_arguments, *callbacks_in_list(callbacks)]:
             # An override of add_callback hears of the callback that shows progress, and of what is added later.
             Trainer.add_callback(self, callback)
         if not brings_a_bar(self.lightning_callbacks, args):
@@ -210,10 +215,16 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         """Refuse what contradicts itself, before anything is computed."""
         checks.check_construction(self)
 
+    def _lies_elsewhere(self) -> bool:
+        """Return whether a device map has put the model on several devices, or on another one than the arguments'."""
+        device_map: Any = getattr(self.model, "hf_device_map", None) or {}
+        devices = set(device_map.values()) - {"cpu", "disk"}
+        return len(devices) > 1 or any(torch.device(device) != self.args.device for device in devices)
+
     def _moves_model_itself(self) -> bool:
         # A model that evaluations cast as a whole moves when it is cast or trained; DeepSpeed's engine moves its own.
-        is_placed_by_engine = self.is_deepspeed_enabled or self.is_fsdp_enabled
-        moves_now = not (self.args.bf16_full_eval or self.args.fp16_full_eval or is_placed_by_engine)
+        is_placed_elsewhere = self.is_model_parallel or self.is_deepspeed_enabled or self.is_fsdp_enabled
+        moves_now = not (self.args.bf16_full_eval or self.args.fp16_full_eval or is_placed_elsewhere)
         return moves_now if self.args.place_model_on_device is None else self.args.place_model_on_device
 
     def _read_model_facts(self) -> None:
@@ -238,7 +249,6 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self.preemption = Preemption()
         self.update_guard = UpdateGuard()
         self.background_saves: BackgroundSaves | None = None
-        self.is_model_parallel = False
         # What a hyperparameter search goes by; the trial and objective at hand, or of the last training.
         self.hp_space: Any = None
         self.hp_name: Any = None
@@ -252,13 +262,14 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         # The arguments as a search left them: a training after it goes by what the script changes in them.
         self._arguments_after_search: dict[str, Any] | None = None
         self._best_trial: Any = None
+        # Trial -> the seed that its model was made with; and, for trainings after `apply_best`, seed -> the model's.
+        self._seeds_of_models: dict[str, int] = {}
+        self._seed_for_model: dict[int, int] = {}
         self.current_flos: float = 0
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.model_preparation_time: float | None = None
         self._model_is_prepared = False
-        # Whether the model is in the mode that train() left it in, and not in one that its user chose.
-        self._has_modes_of_training = False
-        self._is_left_as_found = self._is_told_of_missing_result = False
+        self._is_told_of_missing_result = False
         self._signature_columns: list[str] | None = None
         self._dropped_columns: dict[str | None, DroppedColumns] = {}
         self._train_batch_size = self.args.train_batch_size
@@ -456,16 +467,12 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         Raises:
             ValueError: the data is missing, empty or of unknown length, or there is no such checkpoint.
         """
-        continue_random_draws()
-        try:
-            with (
-                ShortTraceback(),
-                naming_dropped_columns(self),
-                checkpoint_of_trainer(self, resume_from_checkpoint) as checkpoint,
-            ):
-                return train_call.train(self, checkpoint, trial, ignore_keys_for_eval)
-        finally:
-            self._has_modes_of_training = True
+        with (
+            ShortTraceback(),
+            naming_dropped_columns(self),
+            checkpoint_of_trainer(self, resume_from_checkpoint) as checkpoint,
+        ):
+            return train_call.train(self, checkpoint, trial, ignore_keys_for_eval)
 
     def training_step(
         self,
@@ -601,7 +608,6 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         with (
             ShortTraceback(),
             engine.validation_round(self),
-            left_as_found(self),
             naming_dropped_columns(self),
             self._memory.measuring("eval"),
         ):
@@ -637,7 +643,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         Raises:
             ValueError: the dataset is None or empty.
         """
-        with ShortTraceback(), left_as_found(self), naming_dropped_columns(self), self._memory.measuring("test"):
+        with ShortTraceback(), naming_dropped_columns(self), self._memory.measuring("test"):
             dataloader = self.get_test_dataloader(test_dataset)
             start_time = time.time()
             output = self.evaluation_loop(
@@ -671,7 +677,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         evaluation_pass = EvaluationPass(
             self, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
-        with engine.validation_round(self), left_as_found(self), self.accelerator.evaluating(dataloader):
+        with engine.validation_round(self), self.accelerator.evaluating(dataloader):
             evaluation_pass.begin()
             engine.evaluate(self, evaluation_pass)
             return evaluation_pass.finish()
@@ -826,7 +832,8 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         if self.is_world_process_zero():
             reports.print_metrics(split, metrics)
 
-    def metrics_format(self, metrics: dict[str, Any]) -> dict[str, Any]:
+    @staticmethod
+    def metrics_format(metrics: dict[str, Any]) -> dict[str, Any]:
         """The metrics as `log_metrics` prints them.
 
         Parameters:

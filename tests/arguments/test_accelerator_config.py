@@ -63,10 +63,9 @@ def test_a_file_that_holds_no_config_is_refused_in_one_sentence(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("given", [AcceleratorConfig, 3])
-def test_a_class_or_a_number_is_no_config(given: Any) -> None:
-    with pytest.raises(TypeError, match=r"accelerator_config=.* not usable"):
-        TrainingArguments(accelerator_config=given)
+def test_a_number_is_no_config() -> None:
+    with pytest.raises(TypeError, match=r"accelerator_config=3 is not usable"):
+        TrainingArguments(accelerator_config=3)  # type: ignore[arg-type]
 
 
 def test_changing_the_dict_of_a_config_leaves_the_config_alone() -> None:

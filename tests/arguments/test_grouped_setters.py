@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from typing import Any
 
 import pytest
@@ -98,14 +97,6 @@ def test_each_keyword_of_a_setter_changes_an_argument(method: str) -> None:
     before = values_after(TrainingArguments, method, required)
     for name, value in CALLS[method].items():
         assert values_after(TrainingArguments, method, {**required, name: value}) != before, name
-
-
-@pytest.mark.parametrize("method", CALLS)
-def test_signatures_begin_as_those_of_transformers(method: str) -> None:
-    ours = list(inspect.signature(getattr(TrainingArguments, method)).parameters.values())
-    theirs = list(inspect.signature(getattr(transformers.TrainingArguments, method)).parameters.values())
-    described = [(parameter.name, parameter.default) for parameter in theirs]
-    assert [(parameter.name, parameter.default) for parameter in ours][: len(theirs)] == described
 
 
 def test_setters_can_be_chained() -> None:

@@ -56,6 +56,38 @@ def test_of_the_states_that_transformers_adds_at_each_save_the_last_ones_count(t
     assert counts(trainer) == [("a", 5), ("b", 5)]
 
 
+def test_callbacks_of_one_class_go_on_from_the_states_of_the_checkpoint(tmp_path: Path) -> None:
+    class StepCounter(Counter):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.count += 1
+
+    def trainer(max_steps: int, *names: str) -> Trainer:
+        given = {"callbacks": [StepCounter(name) for name in names]}
+        changes = {"save_strategy": "steps", "save_steps": 1, "restore_callback_states_from_checkpoint": True}
+        return quiet_trainer(tmp_path, given=given, max_steps=max_steps, **changes)
+
+    trainer(2, "a", "b").train()
+    for step in (3, 4):
+        (resumed := trainer(step, "", "")).train(resume_from_checkpoint=True)
+        assert counts(resumed) == [("a", step), ("b", step)]
+
+
+def test_attributes_are_set_as_code_sets_them_and_a_state_may_lack_them(tmp_path: Path) -> None:
+    class Doubling(Counter):
+        @property
+        def count(self) -> int:
+            return self.kept // 2
+
+        @count.setter
+        def count(self, value: int) -> None:
+            self.kept = 2 * value
+
+    states = {"Doubling": counter("saved", 3).state(), "Counter": {}}
+    trainer = trainer_with(tmp_path, Doubling(), Counter("given"), states=states)
+    doubling, plain = (c for c in trainer.callback_handler.callbacks if isinstance(c, Counter))
+    assert (doubling.name, doubling.kept, plain.name) == ("saved", 6, "unnamed")
+
+
 def test_states_without_a_callback_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer_with(tmp_path, states=exported_states([EarlyStoppingCallback(), counter("a", 1)]))
     assert "this Trainer does not have: EarlyStoppingCallback, Counter." in caplog.text

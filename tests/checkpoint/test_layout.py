@@ -127,10 +127,10 @@ def test_the_newest_intact_checkpoint_is_found_and_damaged_newer_ones_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = written_in_order(tmp_path / "out", {"checkpoint-1": 1000, "checkpoint-2": 1000, "checkpoint-3": 1000})
-    (root / "checkpoint-3" / "file").write_text("changed")
+    (root / "checkpoint-3" / "file").unlink()
     assert ours.get_last_checkpoint(str(root)) == str(root / "checkpoint-2")
     (warning,) = caplog.records
-    assert "checkpoint-3: file has 7 bytes" in warning.getMessage()
+    assert "checkpoint-3: file is missing." in warning.getMessage()
     assert f"{root / 'checkpoint-2'} is the newest intact one" in warning.getMessage()
     assert ours.find_last_checkpoint(root)[1].keys() == {str(root / "checkpoint-3")}
 

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from littrainer.checkpoint.random_state import (
-    capture_random_states,
-    random_states_are_equal,
-    restore_random_states,
-    set_random_states,
-)
+from littrainer.checkpoint.random_state import capture_random_states, restore_random_states
 from littrainer.seeds import set_seed
 from tests.scenarios.trainers import quiet_arguments
 
@@ -65,30 +60,3 @@ def test_the_file_that_transformers_writes_is_read_and_has_the_same_entries(tmp_
 def test_a_missing_file_is_an_error_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="rng_state"):
         restore_random_states(tmp_path / "rng_state.pth")
-
-
-def drawn_from_numpy(numbers: int) -> None:
-    np.random.seed(3)
-    for _ in range(numbers):
-        np.random.randn()
-
-
-@pytest.mark.parametrize("change", [None, np.random.rand, np.random.randn, lambda: np.random.seed(4)])
-@pytest.mark.parametrize("drawn", [0, 1, 2])
-def test_states_that_are_known_are_taken_only_where_the_generator_stands_there(drawn: int, change: Any) -> None:
-    drawn_from_numpy(drawn)
-    known = capture_random_states()
-    if change is not None:
-        change()
-    found = capture_random_states(known=known)
-    assert random_states_are_equal(found, capture_random_states())
-    assert (found["numpy"] is known["numpy"]) is (change is None and drawn != 1)
-
-
-def test_generators_that_stand_where_they_should_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn_from_numpy(1)
-    states = capture_random_states()
-    torch.rand(1)
-    monkeypatch.setattr(np.random, "set_state", lambda _: pytest.fail("set"))
-    set_random_states(states, capture_random_states())
-    assert random_states_are_equal(states, capture_random_states())

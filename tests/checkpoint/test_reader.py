@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.random_state import capture_random_states
@@ -22,6 +22,7 @@ from littrainer.checkpoint.reader import (
     load_scaler,
     read_state,
 )
+from littrainer.checkpoint.weights import write_weights
 from tests.checkpoint.malicious import Creates
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
@@ -31,7 +32,8 @@ def complete_checkpoint(folder: Path) -> Path:
     folder.mkdir(parents=True)
     for name in NEEDED_TO_RESUME:
         torch.save({}, folder / name)
-    (folder / "trainer_state.json").write_text("{}")
+    step = int(folder.name.partition("checkpoint-")[2] or 0)
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     save_file(VectorClassifier().state_dict(), folder / "model.safetensors")
     return folder
 
@@ -56,12 +58,12 @@ def test_a_folder_of_any_name_may_be_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["absent", "empty"])
 def test_no_checkpoint_at_all_is_an_error_that_names_the_folder(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=f"no intact checkpoint-<step>.*{name}.*[Ss]tart without"):
+    with pytest.raises(ValueError, match=f"{name}.*no intact checkpoint-<step>.*[Ss]tart without"):
         checkpoint_to_resume(True, str(tmp_path / name))
 
 
 def test_a_checkpoint_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no checkpoint folder .*checkpoint-8"):
+    with pytest.raises(ValueError, match=r"checkpoint-8: there is no such folder"):
         checkpoint_to_resume(str(tmp_path / "checkpoint-8"), str(tmp_path))
 
 
@@ -78,7 +80,7 @@ def test_a_checkpoint_that_lacks_files_is_refused_with_each_of_them(tmp_path: Pa
         os.remove(folder / name)
     with pytest.raises(ValueError, match=r"checkpoint-3.*another checkpoint.*from_pretrained") as caught:
         checkpoint_to_resume(str(folder), str(tmp_path))
-    assert f"exactly: {', '.join(missing)} is missing" in str(caught.value)
+    assert f"checkpoint-3: {', '.join(missing)} is missing" in str(caught.value)
 
 
 def test_resuming_from_a_saved_model_only_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
@@ -142,16 +144,21 @@ def trained_checkpoint(folder: Path, **changes: Any) -> Path:
     return folder / "checkpoint-2"
 
 
-def test_the_refusal_of_an_edited_checkpoint_says_how_its_manifest_is_written_anew(tmp_path: Path) -> None:
+def test_a_checkpoint_that_was_edited_and_is_complete_resumes_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = trained_checkpoint(tmp_path)
-    (folder / "scheduler.pt").write_bytes(b"edited")
-    command = f"python -m littrainer.checkpoint.manifest {folder}"
-    with pytest.raises(ValueError, match=re.escape(command)):
-        checkpoint_to_resume(str(folder), str(tmp_path))
-    (folder / "littrainer_manifest.json").unlink()
-    with pytest.raises(ValueError, match=r"scheduler\.pt is damaged") as caught:
-        checkpoint_to_resume(str(folder), str(tmp_path))
-    assert command not in str(caught.value)
+    model = VectorClassifier()
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    write_weights(model, folder, max_shard_size=250)
+    (folder / "notes.txt").touch()
+    state = json.loads((folder / "trainer_state.json").read_text())
+    (folder / "trainer_state.json").write_text(json.dumps({**state, "log_history": []}))
+    again = quiet_trainer(tmp_path, max_steps=2)
+    assert again.train(resume_from_checkpoint=True).global_step == 2
+    told = [record.getMessage() for record in caplog.records if "edited" in record.getMessage()]
+    assert len(told) == 1 and "trainer_state.json changed" in told[0] and "notes.txt added" in told[0]
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.model.state_dict().items())
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])

@@ -343,6 +343,115 @@ def test_pickled_weights_cannot_run_code(tmp_path: Path) -> None:
     assert not (tmp_path / "was-run").exists()
 
 
+# ---- Models that load in their own way -------------------------------------------------------------------------------
+
+
+class Renaming(VectorClassifier):
+    """Reads the head that it once had under another name."""
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        for part in ("weight", "bias"):
+            state_dict[f"head.{part}"] = state_dict.pop(f"earlier.{part}")
+        return super().load_state_dict(state_dict, strict, assign)
+
+
+class Taking(VectorClassifier):
+    """Takes a tensor by itself, of which torch then says that it is missing."""
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        self.head.weight.data = state_dict.pop("head.weight")
+        return super().load_state_dict(state_dict, strict, assign)
+
+
+class ByHook(VectorClassifier):
+    """Takes a head of any size, through torch's hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_pre_hook(self.resize)
+
+    @staticmethod
+    def resize(self: Any, state_dict: Any, *_: Any) -> None:
+        self.head = nn.Linear(8, len(state_dict["head.bias"]))
+
+
+class Growing(transformers.BertForSequenceClassification):
+    """A model of transformers with a buffer that grows."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.register_buffer("seen", torch.zeros(0))
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        self.seen = torch.zeros_like(state_dict["seen"])
+        return super().load_state_dict(state_dict, strict, assign)
+
+
+def growing() -> Any:
+    return Growing(tiny_bert_classifier().config)
+
+
+def renamed(state: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("head.", "earlier."): value for name, value in state.items()}
+
+
+def with_two_more(state: dict[str, Any]) -> dict[str, Any]:
+    return {**state, "head.weight": torch.rand(5, 8), "head.bias": torch.rand(5)}
+
+
+def seen_and_by_earlier_names(state: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("LayerNorm.weight", "LayerNorm.gamma"): v for name, v in state.items()} | {
+        "seen": torch.ones(3)
+    }
+
+
+@pytest.mark.parametrize(
+    ("build", "stored_as", "back"),
+    [
+        (Renaming, renamed, lambda state: {name.replace("earlier.", "head."): v for name, v in state.items()}),
+        (Taking, dict, dict),
+        (ByHook, with_two_more, dict),
+        (
+            growing,
+            seen_and_by_earlier_names,
+            lambda state: {name.replace("gamma", "weight"): v for name, v in state.items()},
+        ),
+    ],
+    ids=["renaming", "taking", "by a hook", "of transformers"],
+)
+@pytest.mark.parametrize("to_resume", [True, False])
+def test_a_models_own_way_of_loading_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, build: Any, stored_as: Any, back: Any, to_resume: bool
+) -> None:
+    model = build()
+    stored = stored_as({name: torch.rand(value.shape) for name, value in weights_of(model).items()})
+    save_file(stored, tmp_path / "model.safetensors")
+    load_weights(model, tmp_path, to_resume=to_resume)
+    assert all_equal(weights_of(model), back(stored)) and caplog.records == []
+
+
+def test_parameters_that_a_models_own_loading_leaves_behind_are_those_of_another_model(tmp_path: Path) -> None:
+    class Lenient(VectorClassifier):
+        def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+            own = self.state_dict()
+            fits = {name: value for name, value in state_dict.items() if own[name].shape == value.shape}
+            return super().load_state_dict(fits, strict, assign)
+
+    write_weights(VectorClassifier(hidden=5), tmp_path)
+    with pytest.raises(RuntimeError, match=r"not those of this model: .*no weights for inner\.weight"):
+        load_weights(Lenient(), tmp_path, to_resume=True)
+
+
+def test_what_a_models_own_loading_refuses_is_refused_in_its_words(tmp_path: Path) -> None:
+    class Strict(VectorClassifier):
+        def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+            raise RuntimeError("of the wrong kind")
+
+    write_weights(VectorClassifier(), tmp_path)
+    with pytest.raises(RuntimeError, match="not those of this model: of the wrong kind"):
+        load_weights(Strict(), tmp_path, to_resume=True)
+
+
 # ---- Weights of another model ----------------------------------------------------------------------------------------
 
 
@@ -366,13 +475,17 @@ def test_outside_of_a_resume_differing_names_are_logged_and_the_rest_is_loaded(
     assert "no weights for head.bias; the model does not have surplus" in caplog.text
 
 
-def test_frozen_weights_that_were_left_out_are_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_frozen_weights_and_buffers_that_are_left_out_are_only_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     saved, model = VectorClassifier(), VectorClassifier()
     model.inner.requires_grad_(False)
+    model.register_buffer("added_since", torch.ones(1))
     state = {name: value for name, value in weights_of(saved).items() if not name.startswith("inner.")}
     save_file(state, tmp_path / "model.safetensors")
     load_weights(model, tmp_path, to_resume=True)
-    assert torch.equal(model.head.weight, saved.head.weight) and "inner.weight" in caplog.text
+    assert torch.equal(model.head.weight, saved.head.weight)
+    assert "no weights for added_since, inner.weight, inner.bias" in caplog.text
 
 
 @pytest.mark.parametrize("to_resume", [True, False])

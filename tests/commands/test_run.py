@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from littrainer.cli import main
 from littrainer.commands import run
 from littrainer.commands.run import _wait_for
 from littrainer.processes.launcher import Launch
 from tests.compat.processes import environment, run_python
+from tests.processes.launchers import see_gpus, set_only
 
 REPORT = """
 import json, os, pickle, sys
@@ -321,11 +321,50 @@ def test_wrong_options_for_several_processes_are_answered_in_one_line(
     assert words in complaint_of(["run", *options, str(tmp_path / "script.py")], capsys)
 
 
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the machine have a GPU's driver."""
+    monkeypatch.setattr(run, "DRIVERS", (os.devnull,))
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(
+    ("arguments", "gpus", "variables"),
+    [
+        (["script.py"], 1, {}),
+        (["--devices", "1", "script.py"], 4, {}),
+        (["script.py", "--use_cpu"], 4, {}),
+        (["script.py"], 4, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}),
+        (["script.py"], 4, {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}),
+    ],
+    ids=["one GPU", "one is asked for", "on the CPU", "under torchrun", "under mpirun"],
+)
+def test_one_process_runs_the_script_where_one_is_enough_or_a_launcher_has_started_others(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    gpus: int,
+    variables: dict[str, str],
+) -> None:
+    set_only(monkeypatch, **variables)
+    see_gpus(monkeypatch, gpus)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").touch()
+    became: list[dict[str, str]] = []
+    monkeypatch.setattr(os, "execve", lambda *_: None)
+    monkeypatch.setattr(run, "_wait_for", lambda command, environment: became.append(environment))
+    main(["run", *arguments])
+    assert capsys.readouterr().err == ""
+    assert became[0].get("RANK") == variables.get("RANK")
+
+
+@pytest.mark.usefixtures("driver")
 def test_more_devices_than_there_are_gpus_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "script.py").touch()
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    see_gpus(monkeypatch, 2)
     complaint = complaint_of(["run", "--devices", "3", str(tmp_path / "script.py")], capsys)
     assert "--devices 3, and this node has 2 GPUs: give at most 2. " in complaint
     assert "give the script --use_cpu, or set ACCELERATE_USE_CPU=true" in complaint
@@ -358,16 +397,23 @@ def test_processes_are_not_started_by_two_launchers(
     assert "was started by a launcher" in complaint_of(["run", "--devices", "2", str(tmp_path / "script.py")], capsys)
 
 
+@pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize(
     ("options", "gpus", "devices"),
     [
+        ([], 4, 4),
         (["--devices", "all", "--grace", "7"], 3, 3),
         (["--strategy", "ddp"], 2, 2),
         (["--devices", "2", "--use_cpu"], 1, 2),
     ],
 )
 def test_devices_are_counted_where_no_number_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], gpus: int, devices: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    gpus: int,
+    devices: int,
 ) -> None:
     script = tmp_path / "script.py"
     script.touch()
@@ -377,7 +423,7 @@ def test_devices_are_counted_where_no_number_is_given(
         started.append((launch, environment))
         return 0
 
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    see_gpus(monkeypatch, gpus)
     monkeypatch.setattr(run, "_start", start)
     own = [option for option in options if option != "--use_cpu"]
     assert main(["run", *own, str(script), *(["--use_cpu"] if "--use_cpu" in options else [])]) == 0
@@ -385,3 +431,5 @@ def test_devices_are_counted_where_no_number_is_given(
     assert launch.devices == devices
     assert launch.grace_seconds == (7 if "--grace" in options else None)
     assert environment.get("ACCELERATE_USE_FSDP") == ("false" if "--strategy" in options else None)
+    told = "littrainer: starting 4 processes, one for each GPU; --devices 1 starts one\n"
+    assert capsys.readouterr().err == ("" if options else told)

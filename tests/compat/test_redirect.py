@@ -46,6 +46,8 @@ WAYS = {
     "from transformers.trainer_pt_utils import LengthGroupedSampler": "LengthGroupedSampler",
     "from transformers.trainer_pt_utils import BatchRebalanceSampler": "BatchRebalanceSampler",
     "from transformers.training_args import OptimizerNames": "OptimizerNames",
+    "from transformers import Adafactor": "Adafactor",
+    "from transformers.optimization import Adafactor as InOptimization": "InOptimization",
     "from transformers.training_args import ParallelMode": "ParallelMode",
     "from transformers import Seq2SeqTrainer": "Seq2SeqTrainer",
     "from transformers import Seq2SeqTrainingArguments": "Seq2SeqTrainingArguments",
@@ -65,7 +67,7 @@ WAYS = {
 
 COLLECT = """
 import littrainer.auto
-import inspect, json, pickle, sys, warnings
+import inspect, json, os, pickle, sys, warnings
 from dataclasses import dataclass, field
 
 WAYS = json.loads(sys.argv[1]) if len(sys.argv) > 1 else __WAYS__
@@ -146,6 +148,35 @@ optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
 facts["get_scheduler"] = [type(get_scheduler(kind, optimizer, 1, 10)).__name__
                           for kind in ("linear", SchedulerType.COSINE)]
 
+from transformers import Adafactor, Trainer
+from transformers.trainer_jit_checkpoint import CheckpointManager
+
+class Classifier(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x, labels):
+        return {"loss": torch.nn.functional.cross_entropy(self.layer(x), labels)}
+
+class AsksForCheckpoint(TrainerCallback):
+    def on_optimizer_step(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            listed.jit_manager.is_checkpoint_requested = True
+
+arguments = TrainingArguments("out", use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no", max_steps=4,
+                              optim="adafactor", enable_jit_checkpoint=True, per_device_train_batch_size=1)
+trainer = Trainer(Classifier(), arguments, train_dataset=[{"x": [0.5, 1.0, 2.0], "labels": 1}] * 4,
+                  callbacks=[AsksForCheckpoint])
+(listed,) = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, JITCheckpointCallback)]
+facts["jit"] = [listed.trainer is trainer, isinstance(listed.jit_manager, CheckpointManager)]
+trainer.train()
+facts["adafactor"] = isinstance(trainer.optimizer, Adafactor)
+facts["jit checkpoint"] = [trainer.state.global_step, sorted(os.listdir("out/checkpoint-2"))]
+arguments.max_steps = 3
+trainer.train(resume_from_checkpoint=True)
+facts["resumed"] = [trainer.state.global_step, listed.jit_manager.is_checkpoint_requested]
+
 facts["executed originals"] = executed_originals()
 print(json.dumps(facts))
 """
@@ -203,6 +234,17 @@ def test_callbacks_of_transformers_stay_its_own_and_derive_from_ours(facts: Any,
     home, derives_from_ours = facts["derived"][name]
     assert home.startswith("transformers.")
     assert derives_from_ours
+
+
+def test_the_optimizer_of_a_trainer_is_an_instance_of_transformers_adafactor(facts: Any) -> None:
+    assert facts["adafactor"]
+
+
+def test_enable_jit_checkpoint_lists_transformers_callback_and_its_manager_is_heeded(facts: Any) -> None:
+    assert facts["jit"] == [True, True]
+    step, files = facts["jit checkpoint"]
+    assert step == 2 and "checkpoint-is-incomplete.txt" not in files
+    assert facts["resumed"] == [3, False]
 
 
 def test_a_name_left_to_transformers_can_be_pickled_and_inspected(facts: Any) -> None:

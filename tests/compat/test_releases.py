@@ -135,12 +135,6 @@ NOT_OFFERED: dict[str, set[str]] = {
     # Ours is another name for adamw_torch_fused, as which this one is read.
     "transformers.training_args.OptimizerNames": {"ADAMW_APEX_FUSED"},
 }
-# What nobody passes by position: the classes have more parameters here, or in another order.
-BY_NAME_ONLY = {
-    "transformers.trainer_callback.TrainerState",
-    "transformers.trainer_seq2seq.Seq2SeqTrainer",
-    "transformers.training_args_seq2seq.Seq2SeqTrainingArguments",
-}
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -151,8 +145,7 @@ def test_what_answers_a_name_takes_what_the_name_takes_in_that_release(facts: An
         theirs = facts[release]["plain"]["names"].get(name)
         if theirs is not None:
             ours = shape_of(getattr(importlib.import_module(home), attribute))
-            in_order = release == NEWEST and name not in BY_NAME_ONLY
-            missed[name] = shortfalls(ours, theirs, NOT_OFFERED.get(name, set()), in_order)
+            missed[name] = shortfalls(ours, theirs, NOT_OFFERED.get(name, set()), in_order=release == NEWEST)
     assert {name: found for name, found in missed.items() if found} == {}
 
 

@@ -244,11 +244,6 @@ def _states(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_progress_is_told_by_trial(both: Any) -> None:
-    told = both[1][2]
-    assert all(f"trial {number} ({number + 1} of 4)" in told for number in range(4))
-
-
 def test_a_script_for_transformers_4_searches_unchanged(tmp_path: Path) -> None:
     said, told = said_by(tmp_path, "-m", "littrainer", "run", script=EARLIER)
     assert said == {

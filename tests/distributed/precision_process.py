@@ -99,6 +99,11 @@ def main(folder: Path) -> None:
             for name, (scale, breaks) in TRAININGS.items():
                 own = folder / f"{strategy}-{mode}-{name}"
                 found[f"{strategy} {mode} {name}"] = trained(own, kind, scale, breaks, **changes)
+    config = {**STRATEGIES["FSDP"], "fsdp_config": {"version": 2, "ignored_modules": "norm"}}
+    try:
+        trained(folder / "refused", Trainer, SCALE, breaks=False, **config)
+    except ValueError as error:
+        found["refused"] = str(error)
     # A scale of 1 that never grows is no scaling at all.
     found["plain"] = trained(folder / "plain", Trainer, 1.0, breaks=False)
     (folder / f"{RANK}.pickle").write_bytes(pickle.dumps(found))

@@ -243,9 +243,17 @@ def compiled(folder: Path) -> Any:
 
 
 def in_half_precision(folder: Path) -> Any:
-    trainer = trainer_of(folder, None, {}, bf16=True)
+    formats = set()
+
+    class NotesFormats(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            loss, outputs = super().compute_loss(*args, **{**kwargs, "return_outputs": True})
+            formats.add((loss.dtype, outputs["logits"].dtype))
+            return (loss, outputs) if kwargs.get("return_outputs") else loss
+
+    trainer = trainer_of(folder, None, {}, kind=NotesFormats, bf16=True)
     found = trained(trainer)
-    return {**found, "evaluated": trainer.evaluate()["eval_loss"]}
+    return {**found, "evaluated": trainer.evaluate()["eval_loss"], "formats": formats}
 
 
 def after_forward_passes(folder: Path) -> Any:

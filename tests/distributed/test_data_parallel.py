@@ -18,6 +18,8 @@ from tests.fidelity.side import MODES
 from tests.scenarios.once_per_session import carried_out_once
 
 PROCESSES = 2
+# As in `training_process`, which cannot be imported outside of its processes.
+SAVED_STEP = 3
 LONGEST_RUN_SECONDS = 240
 
 Found = list[dict[str, Any]]
@@ -75,10 +77,18 @@ def test_gradients_are_exchanged_at_the_last_micro_batch_of_a_window_only(found:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_beside_gradients_nothing_is_waited_for_between_two_steps_that_do_not_log(found: Found, mode: str) -> None:
+    # One for each of the two micro-batches, for the flags of the control.
+    of_a_step = ["all_reduce in the background"] * 2
     for one in found:
-        steps = one["collectives_of_a_step"][mode]
-        # One for each of the two micro-batches, for the flags of the control.
-        assert steps == [["all_reduce in the background"] * 2] * 3
+        plain, finding, writing = (
+            one["collectives_of_a_step"][f"{mode} {way}"] for way in ("plain", "finding a size", "writing")
+        )
+        assert plain == [of_a_step] * 4
+        # In the first steps the processes agree on whether the size fits.
+        assert finding[0].count("all_gather") == 2 and finding[1:] == [of_a_step] * 3
+        # The step after a save is taken while its checkpoint is written.
+        saved = writing.pop(SAVED_STEP - 1)
+        assert "all_gather" in saved and writing == [of_a_step] * 3
 
 
 def test_the_ddp_arguments_reach_ddp(found: Found) -> None:

@@ -56,3 +56,9 @@ def test_processes_with_a_model_each_end_with_the_same_weights(found: Found) -> 
     first, second = (one["DDP manual broken"]["weights"] for one in found)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert all(bool(value.isfinite().all()) for value in first.values())
+
+
+def test_gradients_that_are_split_and_whole_ones_are_not_scaled_at_once(found: Found) -> None:
+    for one in found:
+        assert "fp16=True does not go with ignored_modules='norm' of fsdp_config" in one["refused"]
+        assert one["refused"].endswith("Set bf16=True.")

@@ -171,6 +171,8 @@ def test_half_precision_stays_near_full_precision(found: list[dict[str, Any]]) -
         for numbers, wanted in zip(half["curve"], full["curve"], strict=True):
             assert numbers == pytest.approx(wanted, abs=0.05)
         assert all(weight.dtype == torch.float32 for weight in half["weights"].values())
+        # The model computes its loss in float32, and in that format it is logged.
+        assert half["formats"] == {(torch.float32, torch.bfloat16)}
 
 
 def test_a_class_of_layers_that_the_model_lacks_is_named_in_both_processes(found: list[dict[str, Any]]) -> None:

@@ -53,14 +53,6 @@ def test_processes_of_littrainer_run_work_together_from_their_arguments_on_and_a
     )
 
 
-def test_a_script_that_nobody_has_launched_starts_its_other_processes_itself(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(FACTS)
-    done = run("-O", "script.py", "--lr", "1", cwd=tmp_path, LITTRAINER_PROCESSES="2")
-    assert done.returncode == 0, done.stderr
-    assert facts_of_both(tmp_path) == [expected(rank, "script.py", "--lr", "1") for rank in range(2)]
-    assert done.stderr.count("Training on 2 devices in 2 processes") == 1
-
-
 def test_when_a_process_is_killed_while_training_the_other_ends_with_an_error_that_names_it(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(TRAINING)

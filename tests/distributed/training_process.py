@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import lightning.pytorch as pl
 import torch
@@ -24,11 +26,16 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from littrainer import Trainer, TrainerCallback
+from littrainer.checkpoint import background
+from littrainer.checkpoint.weights import write_weights
+from littrainer.training import batch_size_search
 from tests.scenarios.models import NoisyClassifier, PartlyTrainedClassifier, VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 RANK, PROCESSES = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 KINDS: dict[str, type[Trainer]] = {"automatic": Trainer, "manual": StepwiseTrainer}
+# The optimizer step whose checkpoint is written while the next one is taken.
+SAVED_STEP = 3
 # What torch exchanges between processes by itself, outside of the backward pass.
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "barrier")
 
@@ -145,17 +152,44 @@ class NotesCollectives(TrainerCallback):
         self.names = []
 
 
+class WritesUntilStep(TrainerCallback):
+    """Holds what writes in the background until the end of an optimizer step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.is_reached = threading.Event()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            self.is_reached.set()
+
+    def write(self, *args: Any, **kwargs: Any) -> None:
+        assert self.is_reached.wait(60)
+        write_weights(*args, **kwargs)
+
+
 def collectives_of_a_step(folder: Path) -> Any:
     """What is exchanged beside gradients from one optimizer step to the next."""
-    found = {}
+    ways: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "finding a size": {"auto_find_batch_size": True},
+        "writing": {"async_save": True, "save_strategy": "steps", "save_steps": SAVED_STEP},
+    }
+    found: dict[str, Any] = {}
     for mode, kind in KINDS.items():
-        notes = NotesCollectives()
-        trainer = quiet_trainer(
-            folder, kind=kind, rows=64, given={"callbacks": [notes]}, gradient_accumulation_steps=2, max_steps=4
-        )
-        with notes.noting():
-            trainer.train()
-        found[mode] = notes.of_steps
+        for way, changes in ways.items():
+            notes, writes = NotesCollectives(), WritesUntilStep(SAVED_STEP + 1)
+            given = {"callbacks": [notes, writes]}
+            trainer = quiet_trainer(
+                folder, kind=kind, rows=96, given=given, gradient_accumulation_steps=2, max_steps=5, **changes
+            )
+            with (
+                notes.noting(),
+                mock.patch.object(background, "write_weights", writes.write),
+                mock.patch.object(batch_size_search, "STEPS_AGREED_ON", 1),
+            ):
+                trainer.train()
+            found[f"{mode} {way}"] = notes.of_steps
     return found
 
 

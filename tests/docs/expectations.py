@@ -84,7 +84,7 @@ def trainings_go_on_where_the_other_side_stopped(names: Names, folder: Path, pri
 
 
 def searches_are_recorded(names: Names, folder: Path, printed: str) -> None:
-    assert len(re.findall(r"^\[littrainer\] trial \d+ \(\d+ of 12\)", printed, re.MULTILINE)) == 12
+    assert len(re.findall(r"\] Trial \d+ (?:finished|pruned)", printed)) == 12
     assert (folder / "out" / "report.html").is_file() and (folder / "out" / "run-3" / "report.html").is_file()
     assert names["best"].run_summary == "sweep7"
 

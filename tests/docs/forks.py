@@ -82,7 +82,8 @@ class Forks:
         try:
             yield cls(here)
         finally:
-            here.close()
+            # Not by closing the pipe alone, whose end other processes of this one may have inherited.
+            here.send(None)
             os.waitpid(process, 0)
 
 
@@ -96,17 +97,20 @@ def forks_of_a_fresh_process() -> Iterator[Forks]:
         try:
             yield Forks(here)
         finally:
-            here.close()
+            here.send(None)
             process.wait()
 
 
 def _serve(orders: Connection) -> None:
-    """Carry out one order after the other, until nobody is left who could send one."""
+    """Carry out one order after the other, until there is none, or nobody is left who could send one."""
     while True:
         try:
-            function, arguments, folder, environment, log, seconds = orders.recv()
+            order = orders.recv()
         except EOFError:
             return
+        if order is None:
+            return
+        function, arguments, folder, environment, log, seconds = order
         process = os.fork()
         if process == 0:
             orders.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from littrainer import EvalPrediction, Trainer, TrainerCallback
 from littrainer.evaluation import gathering, host_rows
+from tests.fidelity.compare import first_difference
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import CLASSES, NoisyClassifier, VectorClassifier
@@ -250,6 +252,44 @@ def test_an_evaluation_leaves_no_gradients_and_the_models_numbers_alone(tmp_path
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
     assert all(parameter.grad is None for parameter in trainer.model.parameters())
     assert torch.is_grad_enabled()
+
+
+class SwitchedOptimizer(torch.optim.SGD):
+    """Has modes, as schedule-free optimizers do."""
+
+    mode = None
+
+    def train(self) -> None:
+        self.mode = "train"
+
+    def eval(self) -> None:
+        self.mode = "eval"
+
+
+@pytest.mark.parametrize("work", ["evaluate", "predict"])
+def test_gradients_optimizer_and_schedule_stay_and_modes_are_left_in_evaluation(tmp_path: Path, work: str) -> None:
+    model = NoisyClassifier()
+    optimizer = SwitchedOptimizer(model.parameters(), lr=0.1, momentum=0.9)
+    trainer = quiet_trainer(tmp_path, model, given={"optimizers": (optimizer, None)}, max_steps=2)
+    trainer.train()
+    assert model.training and optimizer.mode == "train"
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+
+    def found() -> Any:
+        gradients = [parameter.grad for parameter in model.parameters()]
+        return copy.deepcopy([gradients, optimizer.state_dict(), trainer.lr_scheduler.state_dict()])
+
+    before = found()
+    getattr(trainer, work)(Rows(vector_rows(3)))
+    assert first_difference(before, found()) is None
+    assert not any(module.training for module in model.modules()) and optimizer.mode == "eval"
+
+
+def test_neither_optimizer_nor_schedule_is_made_for_an_evaluation(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path)
+    trainer.evaluate()
+    assert trainer.optimizer is None and trainer.lr_scheduler is None
 
 
 def test_an_evaluation_leaves_the_lightning_trainer_of_the_training_in_place(tmp_path: Path) -> None:

@@ -396,6 +396,42 @@ def test_a_function_of_the_whole_prediction_gets_inputs_and_losses_where_asked(t
     assert set(found) == {"eval_multiclass_accuracy"}
 
 
+@pytest.mark.parametrize("wrap", [lambda metric: metric, lambda metric: MetricCollection([metric])])
+def test_a_metric_of_the_users_own_gets_what_the_model_returned_and_its_labels_and_a_derived_one_what_its_update_takes(
+    tmp_path: Path, wrap: Any
+) -> None:
+    class Own(Metric):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[Any] = []
+
+        def update(self, predictions: torch.Tensor, labels: torch.Tensor) -> None:
+            self.seen.append((predictions.clone(), labels.clone()))
+
+        def compute(self) -> torch.Tensor:
+            return torch.tensor(float(len(self.seen)))
+
+        def reset(self) -> None:
+            """Keep what was seen."""
+
+    class Derived(MulticlassAccuracy):
+        """Takes what torchmetrics' own update takes."""
+
+    torch.manual_seed(0)
+    model, own = tiny_llama(), Own()
+    given = {"eval_dataset": Rows(language_rows(3)), "data_collator": pad_tokens}
+    metrics = {"own": wrap(own), "accuracy": wrap(Derived(VOCABULARY_SIZE, average="micro"))}
+    found = evaluated(tmp_path, metrics, model, given=given)
+    batch = pad_tokens(language_rows(3))
+    ((predictions, labels),) = own.seen
+    assert torch.equal(labels, batch["labels"]) and (labels == -100).any()
+    with torch.no_grad():
+        assert torch.equal(predictions, model.eval()(**batch).logits)
+    counted = labels[:, 1:] != -100
+    right = (predictions[:, :-1].argmax(-1) == labels[:, 1:])[counted].float().mean().item()
+    assert right == pytest.approx(next(value for name, value in found.items() if name.startswith("eval_accuracy")))
+
+
 def test_a_batch_without_any_label_that_counts_is_left_out() -> None:
     seen = Seen()
     metrics = StreamingMetrics(seen, "classification")

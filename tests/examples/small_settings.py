@@ -49,7 +49,7 @@ def the_search_is_recorded(folder: Path, printed: str) -> None:
     """The trial that the example trains with afterwards is the best one of the record in its folder."""
     (found,) = re.findall(r"^(\S+) \(trial (\d)\) +[01]\.\d{3}$", printed, re.MULTILINE)
     told = (folder / "stderr").read_text()
-    assert len(re.findall(r"^\[littrainer\] trial \d \(\d of 3\)", told, re.MULTILINE)) == 3
+    assert len(re.findall(r"\] Trial \d (?:finished|pruned)", told)) == 3
     stored = read_record(folder / "out")
     (best,) = best_of(stored.trials, stored.directions)
     assert len(stored.trials) == 3 and stored.backend == "optuna"

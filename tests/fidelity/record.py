@@ -122,8 +122,7 @@ def trainer_state(trainer: Any) -> dict[str, Any]:
     return {
         "state": plain(fields),
         "control": control_flags(trainer.control),
-        # An evaluation gives an untrained model its mode back in ours, and forgets it in transformers.
-        "training": [module.training for module in trainer.model.modules()] if trainer.state.global_step else None,
+        "training": [module.training for module in trainer.model.modules()],
         "groups": [
             {
                 "lr": group["lr"],
@@ -178,24 +177,20 @@ def build_record(
         predictions: What predict() returned, or None.
         extra: Further values of the scenario's own.
     """
-    if hasattr(trainer, "lightning_trainer"):
-        # An evaluation of ours gives the generators back; what is compared is where the next work draws from.
-        from littrainer.evaluation.side_effects import continue_random_draws
-
-        continue_random_draws()
-    generators = random_state()
     files = files_below(folder)
     documents = {name: plain(json.loads((folder / name).read_text())) for name in files if name.endswith(".json")}
     states = {name: value for name, value in documents.items() if name.endswith("trainer_state.json")}
     engine = getattr(trainer, "lightning_trainer", None)
     module = getattr(engine, "lightning_module", None)
+    # Those that are offloaded have no values, except in checkpoints.
+    weights = trainer.model.state_dict()
     return Record(
         automatic_optimization=getattr(module, "automatic_optimization", None),
         log_history=plain(trainer.state.log_history),
         log_keys=[list(entry) for entry in trainer.state.log_history],
         outputs=[output_value(output) for output in outputs],
-        weights={name: plain(value) for name, value in trainer.model.state_dict().items()},
-        random_state=generators,
+        weights={name: plain(value) for name, value in weights.items() if not getattr(value, "is_meta", False)},
+        random_state=random_state(),
         state=trainer_state(trainer),
         events=watcher.events,
         callback_arguments=watcher.arguments,

@@ -18,6 +18,7 @@ from tests.fidelity.cases import (  # noqa: F401 (importing them registers their
     model_side,
     models,
     optimization,
+    orders_of_calls,
     overrides,
     overriding,
     precision,

@@ -64,6 +64,11 @@ class Side:
         """The side's Seq2SeqTrainer class."""
         return self._in_mode(self.names.Seq2SeqTrainer)
 
+    @property
+    def ExportableState(self) -> Any:
+        """The side's ExportableState, which transformers has in the module of its callbacks."""
+        return importlib.import_module("transformers.trainer_callback" if self.name == ORACLE else OURS).ExportableState
+
     def _in_mode(self, Base: Any) -> Any:
         if self.mode == "automatic":
             return Base

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from littrainer.processes.script_start import free_port
-from tests.distributed.together import wait_for_all
+from tests.distributed.together import port_for_a_meeting, wait_for_all
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.gpu import trainings
 
@@ -30,7 +29,7 @@ def run_training(side: str, name: str, folder: Path, processes: int = 1, **envir
     """Run one of `trainings.TRAININGS` in processes of its own, and return what each of them found."""
     folder.mkdir(parents=True)
     visible = {**environment_of_runs(), "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(processes))), **environment}
-    launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_for_a_meeting())}
     launched |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     started = []
     logs = [folder / f"log{rank}" for rank in range(processes)]

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import close_session, get_session, set_client_factory
 from huggingface_hub.utils import _http
 
-from littrainer.hub.silence import LONGEST_SILENCE_SECONDS, silence_bounded
+from littrainer.hub.silence import LONGEST_SILENCE_SECONDS, SilentHubError, silence_bounded
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_client_that_the_script_sets_meanwhile_has_the_bound_from_the_next_blo
     with silence_bounded():
         pass
     made = _http._GLOBAL_CLIENT_FACTORY
-    set_client_factory(lambda: made.make())
+    set_client_factory(lambda: made.args[0]())
     with silence_bounded():
         assert limits_of_request() == BOUND
 
@@ -76,3 +76,22 @@ def test_the_client_keeps_its_session_and_is_as_patient_as_before_afterwards(
 def test_a_request_with_a_limit_of_its_own_keeps_it(limits_of_request: Any) -> None:
     with silence_bounded():
         assert limits_of_request(timeout=2.0) == dict.fromkeys(BOUND, 2.0)
+
+
+def test_a_timeout_is_no_error_that_the_client_tries_again_after_and_one_of_the_requests_own_stays_what_it_is(
+    limits_of_request: Any,
+) -> None:
+    tried_again_after = _http._DEFAULT_RETRY_ON_EXCEPTIONS
+    assert not issubclass(SilentHubError, tried_again_after)
+
+    def times_out(request: Any) -> Any:
+        http: Any = sys.modules[type(request).__module__.partition(".")[0]]
+        raise http.ReadTimeout("nothing", request=request)
+
+    with silence_bounded():
+        session: Any = get_session()
+        session._transport.handler = times_out
+        with pytest.raises(SilentHubError, match="nothing came or went for 120 s"):
+            limits_of_request()
+        with pytest.raises(tried_again_after):
+            limits_of_request(timeout=2.0)

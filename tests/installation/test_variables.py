@@ -11,9 +11,9 @@ def shown(**environment: str) -> dict[str, str]:
 
 def test_only_variables_that_change_a_training_are_shown() -> None:
     found = shown(
-        RANK="0", ACCELERATE_USE_CPU="true", PATH="/bin", EDITOR="vi", LITTRAINER_PROCESSES="2", SLURM_NTASKS="2"
+        RANK="0", ACCELERATE_USE_CPU="true", PATH="/bin", EDITOR="vi", LITTRAINER_TRACEBACK="full", SLURM_NTASKS="2"
     )
-    assert found == {"ACCELERATE_USE_CPU": "true", "LITTRAINER_PROCESSES": "2", "RANK": "0", "SLURM_NTASKS": "2"}
+    assert found == {"ACCELERATE_USE_CPU": "true", "LITTRAINER_TRACEBACK": "full", "RANK": "0", "SLURM_NTASKS": "2"}
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from littrainer import Trainer
 from littrainer.optim.gradient_norms import clip_by_norm, lie_on_several_meshes
@@ -18,10 +22,10 @@ from tests.scenarios.trainers import quiet_trainer
 GRADIENTS = [torch.tensor([3.0, -4.0]), torch.tensor([[1.0, 2.0], [2.0, 4.0]]), torch.tensor([12.0])]
 
 
-@pytest.fixture(scope="module")
-def meshes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[DeviceMesh]]:
+@pytest.fixture
+def meshes(tmp_path: Path) -> Iterator[list[DeviceMesh]]:
     """Two meshes of the one process that there is."""
-    store = dist.FileStore(str(tmp_path_factory.mktemp("meeting") / "store"), 1)
+    store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield [init_device_mesh("cpu", (1,), mesh_dim_names=(name,)) for name in ("dp_shard", "tp")]
     dist.destroy_process_group()
@@ -55,6 +59,32 @@ def test_gradients_on_several_meshes_are_clipped_as_whole_ones(
     assert not hasattr(norm, "device_mesh") and norm.item() == pytest.approx(expected.item())
     for found, wanted in zip(whole(spread), whole(plain), strict=True):
         torch.testing.assert_close(torch.tensor(found), torch.tensor(wanted))
+
+
+@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
+def test_norms_of_offloaded_gradients_are_put_together_where_the_processes_are_connected(norm_type: float) -> None:
+    exchanged: list[str] = []
+
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if DTensor in types:
+                return NotImplemented
+            if function is torch.ops._c10d_functional.all_reduce.default:
+                exchanged.append(args[0].device.type)
+            return function(*args, **(kwargs or {}))
+
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        # The other way round, without values: processes on CPUs, and gradients on a GPU that need not be there.
+        spec = DTensorSpec(init_device_mesh("cpu", (2,)), (Shard(0),), TensorMeta(torch.Size([4]), (1,), torch.float32))
+        with FakeTensorMode() as mode, Noting():
+            shards = [FakeTensor(mode, torch.empty(2, device="meta"), torch.device("cuda")) for _ in range(4)]
+            parts: list[Any] = [DTensor(local, spec, requires_grad=False) for local in shards]
+            parts[0].grad, parts[1].grad = parts[2:]
+            assert clip_by_norm(parts[:2], float("inf"), norm_type).device.type == "cpu"
+    finally:
+        dist.destroy_process_group()
+    assert exchanged == ["cpu"]
 
 
 def test_whether_gradients_lie_on_several_meshes_goes_by_those_that_are_there(meshes: list[DeviceMesh]) -> None:

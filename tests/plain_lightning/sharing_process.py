@@ -81,6 +81,26 @@ def trained(folder: Path, name: str) -> dict[str, Any]:
     return {"losses": losses, "split": split, "weights": {key: value.clone() for key, value in state.items()}}
 
 
+def formats_in_half_precision() -> list[torch.dtype]:
+    """What a layer of a sharded model computes with in a `bf16-mixed` training, and what its loss is in."""
+    set_seed(0)
+    module = TransformersModule(tiny_llama(), {"learning_rate": 0.1})
+    found: list[torch.dtype] = []
+    layer: Any = module.model.model.layers[0].mlp.up_proj
+    layer.register_forward_hook(lambda *_: found.append(layer.weight.dtype))
+    module.model.register_forward_hook(lambda *given: found.append(given[-1].loss.dtype))
+    trainer = pl.Trainer(
+        max_steps=1,
+        precision="bf16-mixed",
+        strategy=STRATEGIES["fsdp2"](),
+        devices=PROCESSES,
+        use_distributed_sampler=False,
+        **QUIET,
+    )
+    trainer.fit(module, plain_loader(PROCESSES, 4))
+    return found[-2:]
+
+
 def evaluated() -> dict[str, Any]:
     """Metrics of a function and of torchmetrics over rows that do not divide evenly."""
     found: dict[str, Any] = {}
@@ -110,6 +130,8 @@ def main(folder: Path) -> None:
         found[name] = trained(folder, name)
         # When Lightning is done it deletes WORLD_SIZE.
         os.environ.update(environment)
+    found["formats"] = formats_in_half_precision()
+    os.environ.update(environment)
     found["metrics"] = evaluated()
     (folder / f"{RANK}.pickle").write_bytes(pickle.dumps(found))
 

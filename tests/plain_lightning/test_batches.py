@@ -145,9 +145,8 @@ class Counted(CountingModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         steps = not self.trainer.fit_loop._should_accumulate()
-        self.counts.append(
-            (self.trainer.current_epoch, batch_idx, steps, batch.closes_window, self.trainer.global_step)
-        )
+        closes = self.trainer.train_dataloader.handed_out[batch_idx].closes_window
+        self.counts.append((self.trainer.current_epoch, batch_idx, steps, closes, self.trainer.global_step))
         return super().training_step(batch, batch_idx)
 
 

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import logging
+from collections import UserDict
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader, SequentialSampler
+from transformers import BatchEncoding
 
-from littrainer import TrainerDataModule, TrainingArguments
+from littrainer import TrainerDataModule, TrainingArguments, TransformersModule
 from tests.plain_lightning.reading import (
     ARGUMENTS,
     CountingModule,
@@ -75,6 +78,28 @@ def test_windows_go_to_modules_that_count_items_unless_they_are_switched_off(
     fit(module, data, max_epochs=1, accumulate_grad_batches=4)
     assert len(module.windows) == expected
     assert [one.num_items_in_window for one in module.windows] == [16, 16, 16, 16, 6, 6][:expected]
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict, BatchEncoding])
+def test_a_batch_is_what_the_collator_made_of_it_to_every_hook_and_callback(tmp_path: Path, kind: Any) -> None:
+    class OwnStep(TransformersModule):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            assert type(batch) is kind
+            batch["x"] = batch["x"] * 2
+            return batch
+
+        def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
+            sizes.append(len(batch["x"]))
+            return self.model(**batch)["loss"]
+
+    sizes: list[int] = []
+    monitor = pl.callbacks.ThroughputMonitor(batch_size_fn=lambda batch: len(batch["x"]))
+    data = numbers_module(Numbers(6), lambda rows: kind(collate(rows)), train_sampling_strategy="sequential")
+    trainer = lightning(max_epochs=1, callbacks=[monitor], accumulate_grad_batches=2, logger=CSVLogger(tmp_path))
+    module = OwnStep(Listener())
+    trainer.fit(module, datamodule=data)
+    assert sizes == [4, 2]
+    assert module.model.numbers == [[0.0, 2.0, 4.0, 6.0], [8.0, 10.0]]
 
 
 def test_datasets_in_a_dict_are_evaluated_by_name_and_the_others_in_order() -> None:

@@ -10,7 +10,10 @@ import lightning.pytorch as pl
 import pytest
 import torch
 import torchmetrics
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.tuner import Tuner
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader
 
 from littrainer import TransformersModule, set_seed
 from littrainer.optim.decay import decayed_parameter_names
@@ -60,6 +63,69 @@ def test_a_model_that_comes_in_evaluation_mode_is_trained_in_training_mode() -> 
     seen = Seen()
     fitted(module_of(model), val=loader(), callbacks=[seen], max_epochs=2)
     assert seen.modes == {True}
+
+
+def test_parts_that_the_user_put_into_evaluation_mode_stay_in_it() -> None:
+    model = tiny_bert_classifier().train()
+    module = module_of(model)
+    model.bert.eval()
+    rows = loader(token_rows(4), 2, pad_tokens)
+    modes: list[tuple[bool, bool]] = []
+
+    class Modes(pl.Callback):
+        def on_train_batch_start(self, *_: Any) -> None:
+            modes.append((model.bert.encoder.training, model.dropout.training))
+
+    fitted(module, rows, rows, callbacks=[Modes()], max_epochs=2)
+    assert modes == [(False, True)] * 4
+
+
+class AroundBert(torch.nn.Module):
+    """A model of one's own around one that is loaded, and so in evaluation mode, with a part that is to stay in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert, self.frozen = tiny_bert_classifier().eval(), torch.nn.Linear(2, 2).eval()
+
+    def forward(self, **batch: Any) -> Any:
+        return self.bert(**batch)
+
+
+def lora_around_a_loaded_model() -> Any:
+    import peft
+
+    return peft.get_peft_model(tiny_bert_classifier().eval(), peft.LoraConfig(target_modules=["query"]))
+
+
+@pytest.mark.parametrize("make", [AroundBert, lora_around_a_loaded_model])
+def test_a_loaded_model_within_another_one_is_trained_in_training_mode(make: Any) -> None:
+    model = make()
+    fitted(module_of(model), loader(token_rows(2), 2, pad_tokens))
+    assert {name for name, part in model.named_modules() if not part.training} <= {"frozen"}
+
+
+def test_losses_are_read_from_the_device_where_they_are_shown_or_logged_and_nowhere_else() -> None:
+    class Reads(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.number = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.number += func is torch.ops.aten._local_scalar_dense.default
+            return func(*args, **(kwargs or {}))
+
+    def reads(micro_batches: int, **keywords: Any) -> int:
+        module = module_of(args={"optim": "sgd", "max_grad_norm": 0})
+        with Reads() as found:
+            fitted(module, DataLoader([batch] * micro_batches, batch_size=None), log_every_n_steps=8, **keywords)
+        return found.number
+
+    batch = next(iter(loader()))
+    assert reads(16) == reads(4)
+    logger = DummyLogger()
+    assert reads(16, logger=logger) - reads(7, logger=logger) == 2
+    bar: Any = {"enable_progress_bar": True, "callbacks": [pl.callbacks.TQDMProgressBar()]}
+    assert reads(16, **bar) > reads(4, **bar)
 
 
 def test_the_schedule_is_as_long_as_the_run_of_the_lightning_trainer() -> None:
@@ -451,6 +517,50 @@ def test_a_batch_that_is_no_mapping_is_refused_with_what_to_do() -> None:
     for evaluate in (trainer_for().validate, trainer_for().predict):
         with pytest.raises(TypeError, match=r"was handed a list as a batch.*on_after_batch_transfer"):
             evaluate(module_of(), torch.utils.data.DataLoader(pairs, batch_size=2))
+
+
+def test_batches_of_several_loaders_are_refused_with_what_to_do() -> None:
+    loaders = {"a": loader(), "b": loader()}
+    with pytest.raises(TypeError, match=r"batches of several loaders \(a, b\) as a batch.*on_after_batch_transfer"):
+        fitted(module_of(), loaders)
+
+    class Both(TransformersModule):
+        def compute_loss(self, inputs: dict[str, Any], num_items_in_window: Any = None) -> Any:
+            losses = [super(Both, self).compute_loss(batch, None)[0] for batch in inputs.values()]
+            return sum(losses), None
+
+    fitted(Both(VectorClassifier()), loaders)
+
+
+@pytest.mark.parametrize("part", ["model", "model.bert"])
+def test_a_checkpoint_of_a_compiled_model_is_one_of_the_model(tmp_path: Path, part: str) -> None:
+    def module(compiles: bool) -> TransformersModule:
+        made = module_of(tiny_bert_classifier(), ADAMW)
+        if compiles:
+            owner, _, name = part.rpartition(".")
+            compiled = torch.compile(made.get_submodule(part), backend="eager")
+            setattr(made.get_submodule(owner), name, compiled)
+        return made
+
+    rows = loader(token_rows(4), 2, pad_tokens)
+    kept = []
+    for compiles in (True, False):
+        trained = module(compiles)
+        trainer = fitted(trained, rows)
+        trainer.save_checkpoint(tmp_path / f"{compiles}.ckpt")
+        kept.append(torch.load(tmp_path / f"{compiles}.ckpt", weights_only=True))
+        trained.export_pretrained(tmp_path / f"{compiles}")
+        loaded = TransformersModule.load_from_checkpoint(tmp_path / f"{compiles}.ckpt")
+        exported = TransformersModule.load_from_checkpoint(tmp_path / f"{compiles}")
+        resumed = module(not compiles)
+        trainer_for(max_epochs=1).fit(resumed, rows, ckpt_path=tmp_path / f"{compiles}.ckpt")
+        for other in (loaded, exported, resumed):
+            for one, same in zip(trained.parameters(), other.parameters(), strict=True):
+                assert torch.equal(one, same)
+    assert list(kept[0]["state_dict"]) == list(kept[1]["state_dict"])
+    # As checkpoints were written before.
+    names = {name.replace(part, f"{part}._orig_mod"): value for name, value in kept[0]["state_dict"].items()}
+    module(False).load_state_dict(names)
 
 
 def test_metrics_of_a_model_by_name_have_no_missing_parts(tmp_path: Path) -> None:

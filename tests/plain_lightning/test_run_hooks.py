@@ -117,6 +117,40 @@ def test_a_trial_without_callbacks_trains_an_optimizer_with_modes(tmp_path: Any,
     assert Tuner(trainer_for()).lr_find(module, loader(), num_training=3, update_attr=False) is not None
 
 
+def test_callbacks_see_the_metrics_of_an_evaluation_at_its_end() -> None:
+    seen: list[set[str]] = []
+
+    class Looks(pl.Callback):
+        def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
+            seen.append({"val_loss", "val_accuracy"} & set(trainer.callback_metrics))
+
+        def on_test_epoch_end(self, trainer: Any, module: Any) -> None:
+            seen.append({"test_loss", "test_accuracy"} & set(trainer.callback_metrics))
+
+    module = module_of(compute_metrics=accuracy)
+    trainer = fitted(module, val=loader(), callbacks=[Looks()], num_sanity_val_steps=0)
+    trainer.test(module, loader(), verbose=False)
+    assert seen == [{"val_loss", "val_accuracy"}, {"test_loss", "test_accuracy"}]
+
+
+def test_callbacks_find_an_optimizer_with_modes_in_evaluation_mode_for_as_long_as_a_validation_takes() -> None:
+    modes: list[str] = []
+
+    class Looks(pl.Callback):
+        def on_validation_epoch_start(self, trainer: Any, module: Any) -> None:
+            modes.append(trainer.optimizers[0].mode)
+
+        def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
+            modes.append(trainer.optimizers[0].mode)
+
+        def on_validation_end(self, trainer: Any, module: Any) -> None:
+            modes.append(trainer.optimizers[0].mode)
+
+    module = module_of(optimizer_cls_and_kwargs=(OptimizerWithModes, {"lr": 0.1}))
+    fitted(module, val=loader(), callbacks=[Looks()], num_sanity_val_steps=0)
+    assert modes == ["eval", "eval", "train"]
+
+
 def test_a_validation_computes_its_metrics_once_per_run() -> None:
     calls: list[int] = []
 

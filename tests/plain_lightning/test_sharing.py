@@ -58,6 +58,11 @@ def test_a_model_in_parts_is_exported_and_saved_as_a_whole(found: Found, folder:
         assert torch.equal(exported[name], expected) and torch.equal(kept[name], expected)
 
 
+def test_a_sharded_model_gathers_in_the_precision_of_the_trainer_and_its_loss_is_not_rounded(found: Found) -> None:
+    for one in found:
+        assert one["formats"] == [torch.bfloat16, torch.float32]
+
+
 def test_metrics_count_each_row_of_both_processes_once(found: Found) -> None:
     for one in found:
         by_function, streamed = one["metrics"]["function"], one["metrics"]["torchmetrics"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,14 @@ import pytest
 
 from littrainer.plain_lightning.intervals import DueSteps, ValidatesAtSteps
 from littrainer.plain_lightning.module_arguments import arguments_from, names_of_arguments
-from littrainer.plain_lightning.unheeded import ABOUT_DATA, ACTED_ON, LEFT_TO_LIGHTNING, OF_SCRIPTS, tell_unheeded
+from littrainer.plain_lightning.unheeded import (
+    ABOUT_DATA,
+    ACTED_ON,
+    LEFT_TO_LIGHTNING,
+    NOTED,
+    OF_SCRIPTS,
+    tell_unheeded,
+)
 from tests.plain_lightning.curves import QUIET
 
 
@@ -49,6 +57,8 @@ def test_each_argument_is_acted_on_or_left_to_somebody() -> None:
         ({"eval_strategy": "steps", "eval_steps": 3}, "eval_strategy='steps' (instead: val_check_interval"),
         ({"learning_rate": 0.5, "output_dir": "elsewhere", "do_train": True}, ""),
         ({"per_device_train_batch_size": 2}, "TrainerDataModule acts on it"),
+        ({"per_gpu_train_batch_size": 2}, "per_device_train_batch_size=2 (the loader's"),
+        ({"fsdp": True}, "ModelParallelStrategy(data_parallel_size=N, tensor_parallel_size=1)"),
     ],
 )
 def test_what_is_not_acted_on_is_told_with_what_to_give_instead(args: dict[str, Any], expected: str) -> None:
@@ -72,8 +82,24 @@ def test_nothing_is_told_where_the_lightning_trainer_agrees(args: dict[str, Any]
     assert told(args, **keywords) == ""
 
 
+@pytest.mark.parametrize(
+    ("args", "keywords"),
+    [
+        ({"eval_strategy": "steps"}, {}),
+        ({"torch_compile": True}, {}),
+        ({"torch_compile_backend": "inductor"}, {}),
+        ({"fsdp": True}, {}),
+        ({"use_cpu": True}, {"accelerator": "auto"}),
+        ({"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}, {}),
+    ],
+)
+def test_what_follows_from_an_argument_is_not_told_beside_it(args: dict[str, Any], keywords: dict[str, Any]) -> None:
+    assert set(re.findall(r"(\w+)=[^()]* \((?:instead|the loader)", told(args, **keywords))) <= set(args)
+
+
 def test_what_of_checkpoints_is_not_done_is_told_by_itself() -> None:
     best = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    best["greater_is_better"] = False
     saver = pl.callbacks.ModelCheckpoint(monitor="val_loss")
     found = told({**best, "save_only_model": True}, enable_checkpointing=True, callbacks=[saver])
     assert "load_best_model_at_end=True (instead: ckpt_path=" in found
@@ -97,10 +123,20 @@ def test_arguments_about_data_are_the_data_modules_where_there_is_one() -> None:
     assert told({"per_device_train_batch_size": 2}, datamodule=SimpleNamespace(args=None)) == ""
 
 
+def test_clipping_by_a_default_is_noted_once(caplog: pytest.LogCaptureFixture) -> None:
+    NOTED.clear()
+    with caplog.at_level("INFO"):
+        for args in ({}, {}, {"max_grad_norm": 0}, {"max_grad_norm": 0.5}):
+            assert told(args) == ""
+        assert told({}, gradient_clip_val=0.5) == ""
+    assert caplog.text.count("clipped to max_grad_norm=1.0") == caplog.text.count("clipped to") == 1
+
+
 def test_an_engine_that_clips_by_itself_is_to_be_given_the_bound() -> None:
     trainer = pl.Trainer(**QUIET)
+    NOTED.clear()
     read = {**_read(trainer, None), "strategy": SimpleNamespace(handles_gradient_accumulation=True)}
-    with pytest.warns(UserWarning, match=r"max_grad_norm=1\.0 \(instead: gradient_clip_val=1\.0\)"):
+    with pytest.warns(UserWarning, match=r"not clipped to max_grad_norm=1\.0.*Set gradient_clip_val"):
         tell_unheeded(arguments_from(None), SimpleNamespace(**read))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

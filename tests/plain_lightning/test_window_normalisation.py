@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
@@ -16,7 +18,7 @@ from littrainer.plain_lightning.window_normalisation import WindowNormalisation
 from tests.plain_lightning.fitting import fitted, loader, module_of
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import language_rows, vector_rows
-from tests.scenarios.models import CountingClassifier, KeywordClassifier, tiny_gpt2
+from tests.scenarios.models import CountingClassifier, KeywordClassifier, VectorClassifier, tiny_gpt2
 
 CPU = torch.device("cpu")
 SGD = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0}
@@ -96,6 +98,34 @@ def test_a_loss_that_takes_the_number_and_leaves_it_aside_is_summed_as_in_a_trai
     with torch.no_grad():
         expected = sum(module(**batch)["loss"].item() for batch in loader(rows[:4], 2))
     assert found.losses[1] == pytest.approx(expected, rel=1e-6)
+
+
+def leaves_number_aside(outputs: Any, labels: Any, num_items_in_batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs["logits"], labels)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "accumulation", "advice"),
+    [
+        (KeywordClassifier, {}, 2, "accepts_loss_kwargs = False"),
+        (VectorClassifier, {"compute_loss_func": leaves_number_aside}, 2, "divide by it"),
+        (KeywordClassifier, {}, 1, ""),
+        (CountingClassifier, {}, 2, ""),
+        (KeywordClassifier, {"args": {**SGD, "label_smoothing_factor": 0.1}}, 2, ""),
+        (VectorClassifier, {}, 2, ""),
+    ],
+)
+@pytest.mark.parametrize("brings_windows", [False, True])
+def test_a_loss_that_grows_with_the_accumulation_is_warned_of_once(
+    model: Any, given: dict[str, Any], accumulation: int, advice: str, brings_windows: bool
+) -> None:
+    rows = vector_rows(16)
+    data = TrainerDataModule(rows, args={"per_device_train_batch_size": 2}) if brings_windows else loader(rows, 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitted(module_of(model(), **{"args": SGD, **given}), data, accumulate_grad_batches=accumulation, max_epochs=2)
+    found = [str(one.message) for one in caught if "times its mean" in str(one.message)]
+    assert len(found) == bool(advice) and all(advice in one and "about 2 times" in one for one in found)
 
 
 def test_a_window_without_any_label_leaves_gradients_of_zero() -> None:
@@ -216,7 +246,7 @@ def test_tokens_of_each_process_alone_cannot_be_counted_too_late() -> None:
 
 def micro_batch(**changes: Any) -> MicroBatch:
     given = {
-        "inputs": LABELLED,
+        "inputs": None,
         "opens_window": True,
         "closes_window": False,
         "window_size": 2,
@@ -228,7 +258,7 @@ def micro_batch(**changes: Any) -> MicroBatch:
 
 def test_a_micro_batch_of_a_window_brings_its_number() -> None:
     own = settings()
-    _, number = WindowNormalisation().enter(own, micro_batch(), accumulation=2, steps=False, device=CPU)
+    _, number = WindowNormalisation().enter(own, LABELLED, micro_batch(), accumulation=2, steps=False, device=CPU)
     assert number == 7 and own.current_gradient_accumulation_steps == 2
 
 
@@ -244,13 +274,6 @@ def test_a_micro_batch_of_a_window_brings_its_number() -> None:
 )
 def test_a_window_has_to_end_where_lightning_steps(changes: dict[str, Any], steps: bool, is_refused: bool) -> None:
     window = WindowNormalisation()
-    if not is_refused:
-        window.enter(settings(), micro_batch(**changes), accumulation=2, steps=steps, device=CPU, place=1)
-        return
-    with pytest.raises(ValueError, match=r"Batch 1 of the epoch .*windows=False"):
-        window.enter(settings(), micro_batch(**changes), accumulation=2, steps=steps, device=CPU, place=1)
-
-
-def test_a_micro_batch_moves_with_its_inputs() -> None:
-    moved = micro_batch(inputs={"x": torch.ones(1), "text": ["a"]}).to(torch.device("meta"))
-    assert moved.inputs["x"].is_meta and moved.inputs["text"] == ["a"] and moved.num_items_in_window == 7
+    refusal = pytest.raises(ValueError, match=r"Batch 1 of the epoch .*windows=False")
+    with refusal if is_refused else nullcontext():
+        window.enter(settings(), LABELLED, micro_batch(**changes), accumulation=2, steps=steps, device=CPU, place=1)

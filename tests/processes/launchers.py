@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 
 PYTORCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Prefixes of variables that say something about processes.
@@ -32,3 +33,10 @@ def set_only(patch: pytest.MonkeyPatch, **variables: str | None) -> None:
     for name, value in variables.items():
         if value is not None:
             patch.setenv(name, value)
+
+
+def see_gpus(patch: pytest.MonkeyPatch, count: int) -> None:
+    """Let torch see as many GPUs, on none of which anything can be computed, until the test ends."""
+    patch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    patch.setattr(torch.cuda, "device_count", lambda: count)
+    patch.setattr(torch.cuda, "set_device", lambda device: None)

@@ -106,6 +106,24 @@ def test_flags_that_do_not_count_at_a_place_are_left_alone_and_kept_for_later(ex
     assert settled(exchange, ({"save"}, set()), among={0: ("stop",)}) == [[{"save"}], [set()]]
 
 
+def test_what_all_are_ready_for_is_done_at_one_call_in_all(exchange: Exchange) -> None:
+    # The second process raises a flag, and so knows the counts a call before the first one looks at them.
+    ready: tuple[tuple[bool, ...], ...] = ((True, True, False, False), (False, True, False, False))
+
+    def process(rank: int) -> list[bool]:
+        exchange.of_thread.rank = rank
+        settling, holder = FlagsRaisedTogether(("save",), PROCESSES), SimpleNamespace(save=False)
+        found = []
+        for number, is_ready in enumerate(ready[rank]):
+            holder.save = rank == 1 and number == 1
+            found.append(settling.settle(holder, is_ready=is_ready))
+        settling.finish()
+        return found
+
+    with ThreadPoolExecutor(PROCESSES) as threads:
+        assert list(threads.map(process, range(PROCESSES))) == [[False, False, True, False]] * PROCESSES
+
+
 def test_who_raises_a_flag_alone_is_told_once(exchange: Exchange, caplog: pytest.LogCaptureFixture) -> None:
     alone: Round = (set(), {"stop"})
     with caplog.at_level(logging.WARNING):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from littrainer import Trainer, TrainingArguments
 from littrainer.processes import group
 from littrainer.processes.group import backend_for, claim_gpu, ensure_process_group
-from littrainer.processes.script_start import free_port
+from tests.distributed.together import port_for_a_meeting
 from tests.processes.launchers import set_only
 
 
@@ -100,7 +100,12 @@ def test_the_only_process_of_a_launcher_has_a_group_as_soon_as_it_has_arguments(
     monkeypatch: pytest.MonkeyPatch, no_group: None
 ) -> None:
     set_only(
-        monkeypatch, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port())
+        monkeypatch,
+        RANK="0",
+        WORLD_SIZE="1",
+        LOCAL_RANK="0",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port_for_a_meeting()),
     )
     args = TrainingArguments("out", use_cpu=True, ddp_timeout=7)
     assert dist.get_backend() == "gloo" and dist.get_world_size() == 1

@@ -11,7 +11,7 @@ import pytest
 
 from littrainer.processes import meeting
 from littrainer.processes.meeting import MeetingError, meet
-from littrainer.processes.script_start import free_port
+from tests.distributed.together import port_for_a_meeting
 from tests.processes.launchers import set_only
 
 SOON = timedelta(seconds=1)
@@ -27,7 +27,7 @@ def meeting_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], int]:
 
 
 def test_processes_that_come_share_a_store(meeting_at: Callable[[int], int], monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting_at(free_port())
+    meeting_at(port_for_a_meeting())
     # Threads stand for processes, each of which counts its own meetings.
     monkeypatch.setattr(meeting, "_meetings", itertools.repeat(0))
     with ThreadPoolExecutor(2) as threads:
@@ -39,7 +39,7 @@ def test_processes_that_come_share_a_store(meeting_at: Callable[[int], int], mon
 def test_a_process_that_comes_under_the_rank_of_another_is_refused(
     meeting_at: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meeting_at(free_port())
+    meeting_at(port_for_a_meeting())
     monkeypatch.setattr(meeting, "_meetings", itertools.repeat(0))
     store = meet(0, 1, SOON)
     own = os.getpid()
@@ -54,20 +54,20 @@ def test_a_process_that_comes_under_the_rank_of_another_is_refused(
 def test_a_second_meeting_of_the_same_processes_shares_nothing_with_the_first(
     meeting_at: Callable[[int], int],
 ) -> None:
-    meeting_at(free_port())
+    meeting_at(port_for_a_meeting())
     first = meet(0, 1, SOON)
     first.set("key", "value")
     assert not meet(0, 1, SOON).check(["key"])
 
 
 def test_a_process_that_never_comes_is_named(meeting_at: Callable[[int], int]) -> None:
-    port = meeting_at(free_port())
+    port = meeting_at(port_for_a_meeting())
     with pytest.raises(MeetingError, match=rf"waited 1 s \(ddp_timeout\) at 127\.0\.0\.1:{port} for 3 .* 1, 2 did not"):
         meet(0, 3, SOON)
 
 
 def test_a_first_process_that_is_not_there_is_looked_for_by_its_address(meeting_at: Callable[[int], int]) -> None:
-    port = meeting_at(free_port())
+    port = meeting_at(port_for_a_meeting())
     with pytest.raises(MeetingError, match=rf"Process 1 of 2 has not found the first process at 127\.0\.0\.1:{port}"):
         meet(1, 2, SOON)
 

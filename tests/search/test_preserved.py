@@ -151,7 +151,7 @@ def test_a_trainer_goes_on_to_evaluate_and_train_after_a_search(tmp_path: Path) 
         assert found[0][1 if name == "train" else "eval_loss"] == found[1][1 if name == "train" else "eval_loss"]
 
 
-def test_patience_counts_anew_in_each_trial(tmp_path: Path) -> None:
+def test_patience_counts_anew_in_each_trial_which_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stopping = EarlyStoppingCallback(early_stopping_patience=2, early_stopping_threshold=9.0)
     trainer = searched_trainer(tmp_path, max_steps=5, given={"callbacks": [stopping]}, **EVALUATED)
     steps: list[int] = []
@@ -165,6 +165,7 @@ def test_patience_counts_anew_in_each_trial(tmp_path: Path) -> None:
     # The first evaluation counts as improved, the two after it do not.
     assert steps == [3, 3]
     assert stopping.early_stopping_patience_counter == 0
+    assert "Each trial begins with EarlyStoppingCallback's state as the search did" in caplog.text
 
 
 def test_lightning_callbacks_begin_anew_in_each_trial_and_are_as_before_after_the_search(tmp_path: Path) -> None:

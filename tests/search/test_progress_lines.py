@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from littrainer.search.progress_lines import line, optunas_lines_kept_back, told
+from littrainer.search.progress_lines import line, told
 from littrainer.search.record import TrialRecord
 
 
@@ -20,7 +20,7 @@ def level_of_the_logger() -> Iterator[logging.Logger]:
 def test_a_complete_trial_tells_its_objective_duration_parameters_and_the_best() -> None:
     best = TrialRecord("2", "complete", 0.925)
     trial = TrialRecord("5", "complete", 0.875, {"learning_rate": 3.14159265e-05, "optim": "sgd"}, seconds=75.2)
-    assert line(trial, (4, 20), best) == (
+    assert line(trial, (4, 20), [best]) == (
         "[littrainer] trial 5 (4 of 20) complete in 1 min 15 s: 0.875; learning_rate=3.14159e-05, optim=sgd; "
         "best so far: 0.925 in trial 2"
     )
@@ -36,19 +36,13 @@ def test_a_pruned_trial_tells_at_which_step_and_with_which_value() -> None:
 
 def test_a_failed_trial_tells_its_error_in_the_same_line() -> None:
     trial = TrialRecord("1", "failed", error="OutOfMemoryError: no\nroom", parameters={"note": "a\nb" + "c" * 100})
-    text = line(trial, (2, 2), None)
+    text = line(trial, (2, 2), [])
     assert "failed: OutOfMemoryError: no room; note=a b" in text
     assert "\n" not in text and len(text) < 200
 
 
-def test_with_several_objectives_all_are_told_and_how_many_are_best() -> None:
-    trial = TrialRecord("1", "complete", [0.5, 2.0])
-    assert line(trial, (2, 2), [trial]).endswith("complete: 0.5, 2; 1 of those so far is surpassed by none")
-    assert line(trial, (2, 2), [trial, trial]).endswith("2 of those so far are surpassed by none")
-
-
 def test_one_line_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    told(TrialRecord("0", "complete", 1.0), (1, 1), None)
+    told(TrialRecord("0", "complete", 1.0), (1, 1), [])
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.strip().startswith("[littrainer] trial 0 (1 of 1) complete") and printed.err.count("\n") == 1
@@ -58,42 +52,5 @@ def test_a_log_level_above_warnings_tells_nothing(
     capsys: pytest.CaptureFixture[str], level_of_the_logger: logging.Logger
 ) -> None:
     level_of_the_logger.setLevel(logging.ERROR)
-    told(TrialRecord("0", "complete", 1.0), (1, 1), None)
+    told(TrialRecord("0", "complete", 1.0), (1, 1), [])
     assert capsys.readouterr().err == ""
-
-
-def test_optunas_lines_about_trials_are_kept_back_but_of_a_failure_that_ends_the_search() -> None:
-    optuna = pytest.importorskip("optuna")
-
-    def objective(trial: object) -> float:
-        if getattr(trial, "number", 0) == 1:
-            raise optuna.TrialPruned
-        if getattr(trial, "number", 0) == 2:
-            raise ValueError("too large")
-        if getattr(trial, "number", 0) == 3:
-            raise KeyError("no such column")
-        return 1.0
-
-    records: list[logging.LogRecord] = []
-    listener = logging.Handler()
-    listener.emit = records.append  # type: ignore[method-assign,assignment]
-    logger = logging.getLogger("optuna")
-    before = logger.level
-    logger.addHandler(listener)
-    logger.setLevel(logging.INFO)
-    try:
-        study = optuna.create_study()
-        with optunas_lines_kept_back((ValueError,)):
-            with pytest.raises(KeyError):
-                study.optimize(objective, n_trials=4, catch=ValueError)
-            logging.getLogger("optuna.study.study").warning("The storage is slow.")
-        kept = [record.getMessage() for record in records]
-        study.optimize(objective, n_trials=1)
-        after = [record.getMessage() for record in records[len(kept) :]]
-    finally:
-        logger.removeHandler(listener)
-        logger.setLevel(before)
-    told_of_trials = [message for message in kept if message.startswith("Trial ")]
-    assert len(told_of_trials) == 1 and "no such column" in told_of_trials[0]
-    assert "The storage is slow." in kept
-    assert any("finished" in message for message in after)

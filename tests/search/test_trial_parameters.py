@@ -16,7 +16,7 @@ from littrainer.arguments.choices import OptimizerNames, SchedulerType
 from littrainer.callbacks.state import hp_params
 from littrainer.search.failures import SearchMistake
 from littrainer.search.searching import searching
-from littrainer.search.trial import set_up_trial
+from littrainer.search.trial import begin_trial, set_up_trial
 from littrainer.search.trial_parameters import converted, set_parameters
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments
@@ -250,13 +250,25 @@ def test_an_empty_dict_is_a_space_where_the_model_asks_the_trial(tmp_path: Path)
     assert set(best.hyperparameters) == {"hidden"}
 
 
-def test_a_trial_leaks_nothing_into_the_next_one(tmp_path: Path) -> None:
-    trainer = searched_trainer(tmp_path, weight_decay=0.25)
+def test_a_trial_leaves_the_next_one_its_seed_alone_and_what_transformers_would_keep_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = searched_trainer(tmp_path, weight_decay=0)
     with searching(trainer, "some backend", "minimize"):
-        set_up_trial(trainer, {"weight_decay": 0.5, "seed": 3})
-        assert (trainer.args.weight_decay, trainer.args.seed) == (0.5, 3)
-        set_up_trial(trainer, {"learning_rate": 0.5})
-        assert (trainer.args.weight_decay, trainer.args.seed) == (0.25, 42)
+        for _ in range(2):
+            begin_trial(trainer, {})
+            set_up_trial(trainer, {"weight_decay": 0.5, "seed": 3, "label_smoothing_factor": 0.1})
+            assert (trainer.args.weight_decay, trainer.args.seed) == (0.5, 3)
+            begin_trial(trainer, {})
+            set_up_trial(trainer, {"learning_rate": 0.5, "label_smoothing_factor": 0.2})
+            assert (trainer.args.weight_decay, trainer.args.seed) == (0, 3)
+    assert trainer.args.seed == 42
+    assert [record.getMessage() for record in caplog.records] == [
+        "weight_decay of a trial is 0.5; transformers makes it 0, of the former type.",
+        "label_smoothing_factor of a trial counts; transformers trains with that of the Trainer's construction.",
+        "Each trial begins with weight_decay as the search did; transformers keeps what a trial made of it.",
+        "Each trial begins with learning_rate as the search did; transformers keeps what a trial made of it.",
+    ]
 
 
 def test_parameters_of_a_trial_are_read_from_optunas_trials_and_from_dicts() -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities import rank_zero_only
 
+from littrainer.engine import build_lightning_trainer
+from littrainer.plain_lightning.lightning_settings import lightning_keywords
 from littrainer.strategies.data_parallel import ModelInDDP
 from littrainer.strategies.given import fitted_strategy
 from littrainer.strategies.launched import LaunchedProcesses
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
+from tests.processes.launchers import see_gpus, set_only
 from tests.scenarios.trainers import quiet_trainer
 
 
@@ -49,6 +54,37 @@ def test_a_strategy_of_several_processes_gets_those_that_were_launched(
     # It may be handed over again, for another training.
     assert given.cluster_environment is None and type(given) is Own
     assert fitted_strategy("ddp", trainer).world_size == 4
+
+
+@pytest.mark.parametrize(
+    ("visible", "index"), [(1, 0), (2, 1), (8, 1)], ids=["each its own", "all of the node", "more than processes"]
+)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"lightning": {"strategy": "ddp"}},
+        {"lightning": {"strategy": DDPStrategy(bucket_cap_mb=3)}},
+        {"fsdp": True},
+        {"fsdp": True, "fsdp_config": {"version": 1}},
+    ],
+    ids=["auto", "a name", "an instance", "FSDP", "FSDP version 1"],
+)
+def test_lightning_takes_the_gpu_that_the_arguments_have_found_however_many_are_visible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: int, index: int, settings: dict[str, Any]
+) -> None:
+    trainer = quiet_trainer(tmp_path)
+    see_gpus(monkeypatch, visible)
+    # Lightning notes the rank of this process in it.
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    set_only(monkeypatch, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
+    del trainer.args._device
+    vars(trainer.args).update(use_cpu=False, **settings)
+    ours: Any = build_lightning_trainer(trainer, None)
+    plain: Any = pl.Trainer(**lightning_keywords(trainer.args, lambda: 1), logger=False)
+    for built in (ours, plain):
+        assert trainer.args.device == built.strategy.root_device == torch.device("cuda", index)
+        assert (built.world_size, built.global_rank, built.local_rank, built.num_devices) == (2, 1, 1, 2)
 
 
 def test_the_model_stays_where_a_given_strategy_has_put_it(tmp_path: Path) -> None:

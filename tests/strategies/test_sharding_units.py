@@ -98,7 +98,9 @@ def test_the_plan_becomes_keywords_of_fully_shard() -> None:
 
 def test_half_precision_becomes_a_policy_unless_one_is_given() -> None:
     policy = keywords(computes_in=torch.bfloat16)["mp_policy"]
-    assert policy.param_dtype is policy.reduce_dtype is policy.output_dtype is torch.bfloat16
+    assert policy.param_dtype is policy.reduce_dtype is torch.bfloat16
+    # The loss is not rounded.
+    assert policy.output_dtype is None
     given = {"param_dtype": "bf16", "reduce_dtype": "fp32", "cast_forward_inputs": False}
     policy = keywords(computes_in=torch.float16, mixed_precision_policy=given)["mp_policy"]
     assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (torch.bfloat16, torch.float32, None)

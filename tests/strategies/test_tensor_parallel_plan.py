@@ -34,7 +34,8 @@ def test_wildcards_stand_for_the_numbers_of_layers() -> None:
 def test_a_model_without_a_plan_is_refused_with_what_to_do() -> None:
     for model in (VectorClassifier(), tiny_bert_classifier()):
         with pytest.raises(
-            ValueError, match=rf"tp_size above 1, and {type(model).__name__} has no plan.*tp_plan.*fsdp"
+            ValueError,
+            match=rf"tp_size above 1, and {type(model).__name__} has no plan.*tp_plan.*fsdp .*tensor_parallel_size=1",
         ):
             plan_of(model)
 

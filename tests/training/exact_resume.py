@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from littrainer import Trainer
-from littrainer.checkpoint.random_state import capture_random_states, random_states_are_equal
+from littrainer.checkpoint.random_state import capture_random_states
+from tests.fidelity.compare import first_difference
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.trainers import quiet_arguments
@@ -101,7 +102,7 @@ def differences(one: Any, other: Any, where: str = "") -> list[str]:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return [] if torch.equal(one, other) else [where]
     if where == ".random states":
-        return [] if random_states_are_equal(one, other) else [where]
+        return [] if first_difference(one, other) is None else [where]
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
         return [found for key in one for found in differences(one[key], other[key], f"{where}.{key}")]
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):

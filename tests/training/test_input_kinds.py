@@ -137,7 +137,7 @@ def test_a_collator_that_returns_nothing_is_told_what_to_return(tmp_path: Path) 
 
 
 def test_text_for_true_is_told_from_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no checkpoint folder True .*'True' is text: write True without quotes"):
+    with pytest.raises(ValueError, match=r"checkpoint at True: .*'True' is text: write True without quotes"):
         quiet_trainer(tmp_path).train(resume_from_checkpoint="True")
 
 

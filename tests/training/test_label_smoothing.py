@@ -72,6 +72,6 @@ def test_a_trainer_smooths_the_labels_of_a_model_without_a_config(tmp_path: Path
 def test_several_true_labels_at_once_are_not_smoothed_and_a_warning_says_so(tmp_path: Path) -> None:
     model = VectorClassifier()
     model.config = SimpleNamespace(problem_type="multi_label_classification")  # type: ignore[assignment]
-    with pytest.warns(UserWarning, match=r"label_smoothing_factor=0\.3 is left aside"):
+    with pytest.warns(UserWarning, match=r"label_smoothing_factor=0\.3 has no effect"):
         trainer = quiet_trainer(tmp_path, model, label_smoothing_factor=0.3)
     assert trainer.label_smoother is None

@@ -7,9 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
-from littrainer.training.preemption import Preemption
+import pytest
+
+from littrainer.training import preemption
+from littrainer.training.preemption import Preemption, listed_callbacks
 
 # Two processes take the same steps; one of them is told to stop in the middle of its third.
 PROCESS = """
@@ -71,3 +77,21 @@ def test_without_signals_nothing_is_taken_over() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
     preemption.agree()
     assert preemption.agreed is None
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_no_callback_is_listed_where_transformers_has_none_or_is_not_loaded(
+    monkeypatch: pytest.MonkeyPatch, is_loaded: bool
+) -> None:
+    monkeypatch.setattr(preemption, "is_installed", lambda: True)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
+        monkeypatch.delitem(sys.modules, name)
+    if is_loaded:
+        # As a package of transformers 4, which is without that module.
+        package = ModuleType("transformers")
+        package.__path__ = []
+        package.__spec__ = ModuleSpec("transformers", None, is_package=True)
+        monkeypatch.setitem(sys.modules, "transformers", package)
+    trainer: Any = SimpleNamespace(args=SimpleNamespace(enable_jit_checkpoint=True))
+    assert listed_callbacks(trainer) == []
+    assert ("transformers" in sys.modules) == is_loaded

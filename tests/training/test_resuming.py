@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,10 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from littrainer import EarlyStoppingCallback, Trainer, TrainerCallback
+from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.names import RESUME_RECORD_NAME, TRAINER_STATE_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
+from littrainer.compat.redirect import RedirectFinder
 from littrainer.training.resuming import read_resume_record
 from tests.scenarios.data import AugmentedRows, Rows, Stream, vector_rows
 from tests.scenarios.trainers import quiet_trainer
@@ -58,17 +61,35 @@ def test_a_record_of_another_kind_is_refused_by_name(tmp_path: Path, record: Any
         read_resume_record(tmp_path)
 
 
+IN_RECORD = "(from littrainer_resume.pt)"
+
+
 @pytest.mark.parametrize("as_transformers", [False, True])
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"per_device_train_batch_size": 2}, ["per_device_train_batch_size=2 (4)", "9 micro-batches per epoch (5)"]),
-        ({"gradient_accumulation_steps": 2}, ["gradient_accumulation_steps=2 (1)", "counted in optimizer steps"]),
+        (
+            {"per_device_train_batch_size": 2},
+            [
+                "per_device_train_batch_size: 2 (from args) != 4 (from trainer_state.json)",
+                "9 micro-batches per epoch (5)",
+            ],
+        ),
+        (
+            {"gradient_accumulation_steps": 2},
+            [f"gradient_accumulation_steps: 2 (from args) != 1 {IN_RECORD}", "counted in optimizer steps"],
+        ),
         ({"rows": 30}, ["8 micro-batches per epoch (5)", "30 training samples (18)"]),
-        ({"num_train_epochs": 3}, ["num_train_epochs=3 (2)"]),
-        ({"learning_rate": 0.5}, ["learning_rate=0.5 has no effect (0.01)"]),
-        ({"save_steps": 2}, ["save_steps=2 has no effect (1)"]),
-        ({"seed": 7, "optim": "adamw_torch"}, ["seed=7 (42)", "optim='adamw_torch' ('adamw_torch_fused')"]),
+        ({"num_train_epochs": 3}, [f"num_train_epochs: 3 (from args) != 2 {IN_RECORD}"]),
+        ({"learning_rate": 0.5}, [f"learning_rate: 0.5 (from args) != 0.01 {IN_RECORD}, which is kept"]),
+        ({"save_steps": 2}, ["save_steps: 2 (from args) != 1 (from trainer_state.json), which is kept"]),
+        (
+            {"seed": 7, "optim": "adamw_torch"},
+            [
+                f"seed: 7 (from args) != 42 {IN_RECORD}",
+                f"optim: adamw_torch (from args) != adamw_torch_fused {IN_RECORD}",
+            ],
+        ),
     ],
     ids=lambda value: next(iter(value), "") if isinstance(value, dict) else "",
 )
@@ -81,12 +102,42 @@ def test_what_differs_from_the_training_that_wrote_the_checkpoint_is_said_once(
         # Its trainer state tells of these only, the sizes of the data by the epochs that its steps were.
         if not changes.keys() & {"per_device_train_batch_size", "gradient_accumulation_steps", "rows", "save_steps"}:
             return
-        words = ["save_steps=2 has no effect (1)"] if "save_steps" in changes else ["3 optimizer steps were 0.6 epochs"]
+        words = [word for word in words if "trainer_state.json" in word] or ["3 optimizer steps were 0.6 epochs"]
     caplog.clear()
     resumed(tmp_path, checkpoint, **changes)
     assert caplog.text.count("written by another training") == 1
     for word in words:
         assert word in caplog.text
+
+
+def test_what_was_kept_from_a_checkpoint_is_told_again_by_the_next_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken_off(tmp_path, 3)
+    for _ in range(2):
+        caplog.clear()
+        resumed(tmp_path, str(tmp_path / "checkpoint-3"), save_steps=2)
+        assert caplog.text.count("save_steps: 2 (from args) != 1 (from trainer_state.json)") == 1
+
+
+def test_scripts_that_mean_transformers_hear_of_differing_arguments_where_transformers_tells_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    checkpoint = broken_off(tmp_path, 3)
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", records.append)
+    transformers.utils.logging.add_handler(handler)
+    monkeypatch.setattr(sys, "meta_path", [RedirectFinder(), *sys.meta_path])
+    try:
+        resumed(tmp_path, checkpoint, save_steps=2, logging_steps=3)
+    finally:
+        transformers.utils.logging.remove_handler(handler)
+    theirs = transformers.trainer_utils.compare_trainer_and_checkpoint_args.__module__
+    (record,) = [one for one in records if "from args" in one.getMessage()]
+    assert (record.name, record.levelname) == (theirs, "WARNING")
 
 
 @pytest.mark.parametrize("as_transformers", [False, True])
@@ -115,7 +166,7 @@ def test_a_stream_is_no_other_data_because_training_is_longer(tmp_path: Path, ca
     checkpoint = broken_off(tmp_path, 7, given=given, max_steps=8)
     caplog.clear()
     trainer = resumed(tmp_path, checkpoint, given=given, max_steps=9)
-    assert "max_steps=9 (8)" in caplog.text and "micro-batches per epoch" not in caplog.text
+    assert f"max_steps: 9 (from args) != 8 {IN_RECORD}" in caplog.text and "micro-batches per epoch" not in caplog.text
     # The second pass over the stream's five batches goes on, and is not begun anew.
     assert trainer.state.epoch == pytest.approx(1 + 4 / 9)
 
@@ -230,28 +281,6 @@ def test_callbacks_of_lightnings_kind_go_on_from_their_states(tmp_path: Path) ->
     counting = CountingCallback()
     resumed(tmp_path, checkpoint, given={"callbacks": [counting]})
     assert counting.batches == 3 + 7
-
-
-def test_restored_callbacks_stay_where_they_stand_in_the_list(tmp_path: Path) -> None:
-    def given() -> dict[str, Any]:
-        return {"callbacks": [EarlyStoppingCallback(early_stopping_patience=20), TrainerCallback()], **falling()}
-
-    checkpoint = broken_off(tmp_path, 3, given=given(), **BEST)
-    trainer = quiet_trainer(
-        tmp_path,
-        rows=18,
-        num_train_epochs=2,
-        given=given(),
-        restore_callback_states_from_checkpoint=True,
-        **SAVING,
-        **BEST,
-    )
-    names = [type(callback).__name__ for callback in trainer.callback_handler.callbacks]
-    trainer.train(resume_from_checkpoint=checkpoint)
-    assert [type(callback).__name__ for callback in trainer.callback_handler.callbacks] == names
-    stopping = next(c for c in trainer.callback_handler.callbacks if isinstance(c, EarlyStoppingCallback))
-    # The values fall from 9 before the break, and anew after it: two evaluations did not improve, nor did seven.
-    assert stopping.early_stopping_patience_counter == 2 + 7
 
 
 def test_an_evaluation_of_the_epoch_that_the_checkpoint_was_written_in_is_made_after_a_resume(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +55,6 @@ def test_an_epoch_without_any_batch_ends_the_training_with_a_warning(
     trainer = quiet_trainer(tmp_path, given={"train_dataset": OnlyOnce(vector_rows(8))}, max_steps=5)
     assert trainer.train().global_step == 2
     assert "no batch in this epoch" in caplog.text and "step 2 of 5" in caplog.text
-
-
-def test_the_length_of_a_training_is_announced_at_level_info(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="littrainer.training.run")
-    trainer = quiet_trainer(tmp_path, max_steps=3, gradient_accumulation_steps=2)
-    caplog.set_level(logging.INFO, logger="littrainer")
-    trainer.train()
-    for words in ("examples = 10", "optimizer steps = 3", "samples per optimizer step = 8", "parameters = 99"):
-        assert words in caplog.text
-    assert "resumed at" not in caplog.text
-    trainer._save_checkpoint(trainer.model, None)
-    trainer.args.max_steps = 4
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert "resumed at optimizer step = 3" in caplog.text
 
 
 def test_state_and_control_of_a_second_training_start_anew(tmp_path: Path) -> None:

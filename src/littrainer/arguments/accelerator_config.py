@@ -109,7 +109,8 @@ class AcceleratorConfig:
         """Build a config from whatever the argument may hold: nothing, a dict, a path, or a finished config.
 
         Raises:
-            TypeError: the value is a class or something else that is no config.
+            NotImplementedError: the value is a class.
+            TypeError: the value is something else that is no config.
             ValueError: as `from_dict` and `from_json_file`.
         """
         if value is None:
@@ -123,10 +124,10 @@ class AcceleratorConfig:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             # A config object of another library; accelerate's own settings carry the same names.
             return cls.from_dict({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
-        raise TypeError(
-            f"accelerator_config={value!r} is not usable; give a dict, the path of a JSON file, "
-            "or an AcceleratorConfig instance (not the class)."
-        )
+        forms = "a dict, the path of a JSON file, or an AcceleratorConfig instance"
+        if isinstance(value, type):
+            raise NotImplementedError(f"Tried passing in a callable to `accelerator_config`, {value!r}; give {forms}.")
+        raise TypeError(f"accelerator_config={value!r} is not usable; give {forms}.")
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as a dict that shares nothing with this config."""
@@ -161,8 +162,9 @@ def settle_accelerator_config(args: ArgumentFields) -> None:
         args.gradient_accumulation_steps = steps
     elif steps != args.gradient_accumulation_steps:
         raise ValueError(
+            "The `AcceleratorConfig`'s `num_steps` is set but `gradient_accumulation_steps` is greater than 1: "
             f"gradient_accumulation_steps={args.gradient_accumulation_steps}, and accelerator_config asks for "
-            f"gradient_accumulation_kwargs={{'num_steps': {steps}}}; set only one of them."
+            f"gradient_accumulation_kwargs={{'num_steps': {steps}}}. Set only one of them."
         )
     if config.non_blocking and not args.dataloader_pin_memory:
         logger.warning(

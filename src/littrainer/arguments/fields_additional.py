@@ -19,7 +19,8 @@ DEFAULT_ANNOUNCING_SIGNAL = "SIGTERM"
 EVAL_LOSS_WEIGHTINGS = ("batches", "samples", "labels")
 
 
-@dataclass
+# By keyword only, so that they shift no argument of a subclass that is given by position.
+@dataclass(kw_only=True)
 class AdditionalFields:
     """Warmup as a ratio, the TensorBoard folder, keywords for Lightning, how checkpoints are saved, losses averaged."""
 

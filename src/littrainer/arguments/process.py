@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -29,6 +30,17 @@ LOG_LEVEL_NUMBERS = {
 
 # Truths as launchers write them.
 TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
+
+
+@functools.cache
+def _warn_of_idle_gpus(count: int) -> None:
+    if count > 1:
+        logging.getLogger(__name__).warning(
+            "This process trains on one of %d GPUs, where transformers would use DataParallel and a batch %d times as "
+            "large. `littrainer run SCRIPT` trains on all of them, with a process for each.",
+            count,
+            count,
+        )
 
 
 class ProcessFacts(ArgumentFields):
@@ -102,12 +114,25 @@ class ProcessFacts(ArgumentFields):
             )
         return index
 
+    @property
+    def visible_device_count(self) -> int:
+        """How many of the devices of this node's processes this process sees: all of them, or its own GPU alone."""
+        import torch
+
+        count = self.local_world_size
+        return min(count, torch.cuda.device_count()) if self.device.type == "cuda" else count
+
+    def _warn_of_idle_gpus(self) -> None:
+        """Say once how to train on all GPUs, if no launcher has started this process and it uses one of several."""
+        if self.device.type == "cuda" and not environment.is_launched():
+            import torch
+
+            _warn_of_idle_gpus(torch.cuda.device_count())
+
     def _join_other_processes(self) -> None:
         """Connect with the processes that a launcher has started together with this one, if it says where they meet."""
         from littrainer.processes.parent_watch import end_with_starter
-        from littrainer.processes.script_start import start_other_processes
 
-        start_other_processes(self)
         end_with_starter()
         if environment.is_launched():
             # Scripts written for transformers 4 read it.

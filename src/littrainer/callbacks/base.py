@@ -54,7 +54,9 @@ class TrainerCallback:
     def on_evaluate(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:
         """An evaluation has ended (`metrics`)."""
 
-    def on_predict(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:
+    def on_predict(
+        self, args: Any, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
+    ) -> Steering:
         """A prediction has ended (`metrics`)."""
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> Steering:

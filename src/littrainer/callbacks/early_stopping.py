@@ -12,6 +12,10 @@ from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerS
 logger = logging.getLogger(__name__)
 
 
+class EarlyStoppingError(AssertionError, ValueError):
+    """Early stopping lacks an argument; transformers asserts that it is there."""
+
+
 class EarlyStoppingCallback(TrainerCallback, ExportableState):
     """Ends training when `metric_for_best_model` has not improved for a number of evaluations.
 
@@ -48,12 +52,14 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         """Check that there will be evaluations of a named metric.
 
         Raises:
-            ValueError: no `metric_for_best_model`, or no evaluation strategy.
+            EarlyStoppingError: no `metric_for_best_model`, or no evaluation strategy.
         """
         if args.metric_for_best_model is None:
-            raise ValueError("EarlyStoppingCallback needs to know what to watch: set metric_for_best_model.")
+            raise EarlyStoppingError("EarlyStoppingCallback requires metric_for_best_model, which it watches: set it.")
         if args.eval_strategy == IntervalStrategy.NO:
-            raise ValueError("EarlyStoppingCallback needs evaluations: set eval_strategy to 'steps' or 'epoch'.")
+            raise EarlyStoppingError(
+                "EarlyStoppingCallback requires IntervalStrategy of steps or epoch in eval_strategy."
+            )
         if not args.load_best_model_at_end:
             logger.warning(
                 "EarlyStoppingCallback without load_best_model_at_end=True: the model kept at the end is the last one, "

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-from littrainer.callbacks.base import EVENTS, TrainerCallback, listens_to
+from littrainer.callbacks.base import TrainerCallback, listens_to
 from littrainer.callbacks.checks import check_answer, new_callback
 from littrainer.callbacks.flow import DefaultFlowCallback
 from littrainer.callbacks.state import ControlSwitchError, TrainerControl
@@ -16,24 +16,23 @@ from littrainer.errors.notes import add_note
 
 logger = logging.getLogger(__name__)
 
-# The switches that an event clears before the callbacks see it.
-CLEARED_BY = {
-    "on_train_begin": ("should_training_stop",),
-    "on_epoch_begin": ("should_epoch_stop",),
-    "on_step_begin": ("should_log", "should_evaluate", "should_save"),
-    "on_evaluate": ("should_evaluate",),
-    "on_save": ("should_save",),
-    "on_log": ("should_log",),
-}
 # What each event is given by keyword, read from the handler.
 OFFERED = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 read_offered = attrgetter(*OFFERED)
-# The argument that an event adds, which callers may also give by position.
-PAYLOAD = {"on_evaluate": "metrics", "on_predict": "metrics", "on_log": "logs"}
 
 
-# An event of the handler: args, state, control and what the event adds; returns the control to go on with.
-Event = Callable[..., TrainerControl]
+def _forwarded(event: str, *cleared: str) -> Callable[..., TrainerControl]:
+    """Make the handler's method for an event; it first clears switches of the control."""
+
+    def call(self: CallbackHandler, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        for switch in cleared:
+            if getattr(control, switch):
+                setattr(control, switch, False)
+        return self.call_event(event, args, state, control, **kwargs)
+
+    call.__name__, call.__qualname__ = event, f"CallbackHandler.{event}"
+    call.__doc__ = f"Call `{event}` on the callbacks."
+    return call
 
 
 class CallbackHandler(TrainerCallback):
@@ -44,22 +43,19 @@ class CallbackHandler(TrainerCallback):
         model, processing_class, optimizer, lr_scheduler: handed to each event by keyword; keep them current.
     """
 
-    on_init_end: Event
-    on_train_begin: Event
-    on_train_end: Event
-    on_epoch_begin: Event
-    on_epoch_end: Event
-    on_step_begin: Event
-    on_pre_optimizer_step: Event
-    on_optimizer_step: Event
-    on_substep_end: Event
-    on_step_end: Event
-    on_evaluate: Event
-    on_predict: Event
-    on_save: Event
-    on_log: Event
-    on_prediction_step: Event
-    on_push_begin: Event
+    on_init_end = _forwarded("on_init_end")
+    on_train_begin = _forwarded("on_train_begin", "should_training_stop")
+    on_train_end = _forwarded("on_train_end")
+    on_epoch_begin = _forwarded("on_epoch_begin", "should_epoch_stop")
+    on_epoch_end = _forwarded("on_epoch_end")
+    on_step_begin = _forwarded("on_step_begin", "should_log", "should_evaluate", "should_save")
+    on_pre_optimizer_step = _forwarded("on_pre_optimizer_step")
+    on_optimizer_step = _forwarded("on_optimizer_step")
+    on_substep_end = _forwarded("on_substep_end")
+    on_step_end = _forwarded("on_step_end")
+    on_save = _forwarded("on_save", "should_save")
+    on_prediction_step = _forwarded("on_prediction_step")
+    on_push_begin = _forwarded("on_push_begin")
 
     def __init__(self, callbacks: list[Any], model: Any, processing_class: Any, optimizer: Any, lr_scheduler: Any):
         self.callbacks: list[Any] = []
@@ -117,6 +113,26 @@ class CallbackHandler(TrainerCallback):
         """The class names of the callbacks, one on each line."""
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
+    def on_evaluate(  # type: ignore[override]
+        self, args: Any, state: Any, control: TrainerControl, metrics: dict[str, float], **kwargs: Any
+    ) -> TrainerControl:
+        """Call `on_evaluate` on the callbacks."""
+        control.should_evaluate = False
+        return self.call_event("on_evaluate", args, state, control, metrics=metrics, **kwargs)
+
+    def on_predict(
+        self, args: Any, state: Any, control: TrainerControl, metrics: dict[str, float], **kwargs: Any
+    ) -> TrainerControl:
+        """Call `on_predict` on the callbacks."""
+        return self.call_event("on_predict", args, state, control, metrics=metrics, **kwargs)
+
+    def on_log(  # type: ignore[override]
+        self, args: Any, state: Any, control: TrainerControl, logs: dict[str, float], **kwargs: Any
+    ) -> TrainerControl:
+        """Call `on_log` on the callbacks."""
+        control.should_log = False
+        return self.call_event("on_log", args, state, control, logs=logs, **kwargs)
+
     def call_event(self, event: str, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         """Call one event on each callback that overrides it, and return the control to go on with.
 
@@ -155,27 +171,3 @@ def _say_where(error: Exception, callback: Any, event: str, state: Any) -> None:
     add_note(error, f"It came from the callback {where}, at optimizer step {getattr(state, 'global_step', '?')}.")
     if isinstance(error, TypeError) and f"{event}() got an unexpected keyword argument" in str(error):
         add_note(error, f"Events are called with further keywords: def {event}(self, args, state, control, **kwargs).")
-
-
-def _forwarded_event(name: str) -> Any:
-    cleared = CLEARED_BY.get(name, ())
-    payload = PAYLOAD.get(name)
-
-    def event(
-        self: CallbackHandler, args: Any, state: Any, control: TrainerControl, *extra: Any, **kwargs: Any
-    ) -> TrainerControl:
-        for switch in cleared:
-            if getattr(control, switch):
-                setattr(control, switch, False)
-        if payload is not None and extra:
-            kwargs[payload] = extra[0]
-        return self.call_event(name, args, state, control, **kwargs)
-
-    event.__name__ = name
-    event.__qualname__ = f"CallbackHandler.{name}"
-    event.__doc__ = f"Call `{name}` on the callbacks."
-    return event
-
-
-for _name in EVENTS:
-    setattr(CallbackHandler, _name, _forwarded_event(_name))

@@ -224,7 +224,7 @@ class NotebookProgressCallback(TrainerCallback):
             self.prediction_bar = NotebookProgressBar(length) if tracker is None else tracker.add_child(length)
         self.prediction_bar.update((self.prediction_bar.value or 0) + 1)
 
-    def on_predict(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_predict(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:  # type: ignore[override]
         """Close the prediction's bar."""
         if self.prediction_bar is not None:
             self.prediction_bar.close()

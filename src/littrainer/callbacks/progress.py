@@ -79,7 +79,7 @@ class ProgressCallback(TrainerCallback):
         """Close the evaluation bar."""
         self._close_prediction_bar()
 
-    def on_predict(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_predict(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:  # type: ignore[override]
         """Close the evaluation bar."""
         self._close_prediction_bar()
 

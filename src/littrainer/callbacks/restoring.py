@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from littrainer.callbacks.state import TrainerControl, is_exportable
 
@@ -14,12 +14,14 @@ logger = logging.getLogger(__name__)
 
 
 def restore_callbacks(trainer: Trainer) -> None:
-    """Put callbacks made from the saved states in the place of those of the same class that the Trainer has.
+    """Replace callbacks by ones made from the saved states of their class; these come after all others.
 
     Several callbacks of a class get the states in the order in which they were saved. States of classes that the
     Trainer has no callback of are named in a warning.
     """
     handler = trainer.callback_handler
+    restored: list[Any] = []
+    replaced: set[int] = set()
     without_callback = []
     for class_name, saved in trainer.state.stateful_callbacks.items():
         states = saved if isinstance(saved, list) else [saved]
@@ -30,12 +32,13 @@ def restore_callbacks(trainer: Trainer) -> None:
         if not present:
             without_callback.append(class_name)
         if len(present) > 1 and len(states) % len(present) == 0:
-            # transformers adds the states of several callbacks at each save; those of the last one count.
+            # Each save adds the states of several callbacks; those of the last one count.
             states = states[-len(present) :]
         for callback, state in zip(present, states, strict=False):
             if is_exportable(callback):
-                place = handler.callbacks.index(callback)
-                handler.callbacks[place] = type(callback).from_state(state)
+                replaced.add(id(callback))
+                restored.append(type(callback).from_state({"args": {}, "attributes": {}, **state}))
+    handler.callbacks[:] = [*(one for one in handler.callbacks if id(one) not in replaced), *restored]
     if without_callback:
         logger.warning(
             "The checkpoint has states of callbacks that this Trainer does not have: %s.", ", ".join(without_callback)

@@ -36,7 +36,8 @@ class ExportableState:
             state: that dict, as it was read from trainer_state.json.
         """
         instance = cls(**state["args"])
-        vars(instance).update(state["attributes"])
+        for name, value in state["attributes"].items():
+            setattr(instance, name, value)
         return instance
 
 
@@ -93,6 +94,11 @@ def as_switch(name: str, value: Any) -> bool:
     raise ControlSwitchError(f"control.{name} is set to {value!r} ({kind_of(value)}); it has to be True or False.")
 
 
+# Units of the fields below.
+OptimizerSteps = int
+Folder = str
+
+
 @dataclass
 class TrainerState:
     """The one record of where training stands; it is what trainer_state.json holds.
@@ -116,25 +122,21 @@ class TrainerState:
     """
 
     epoch: float = 0
-    global_step: int = 0
-    max_steps: int = 0
-    num_train_epochs: int = 0
-
-    logging_steps: int = 500
-    eval_steps: int = 500
-    save_steps: int = 500
-
+    global_step: OptimizerSteps = 0
+    max_steps: OptimizerSteps = 0
+    logging_steps: OptimizerSteps = 500
+    eval_steps: OptimizerSteps = 500
+    save_steps: OptimizerSteps = 500
     train_batch_size: int | None = None
-    total_flos: float = 0
+    num_train_epochs: int = 0
     num_input_tokens_seen: int = 0
-    log_history: list[dict[str, float]] = field(default_factory=list)
-
+    total_flos: float = 0
+    log_history: list[dict[str, float]] = None  # type: ignore[assignment]
     best_metric: float | None = None
-    best_model_checkpoint: str | None = None
-    best_global_step: int | None = None
-
-    is_world_process_zero: bool = True
+    best_global_step: OptimizerSteps | None = None
+    best_model_checkpoint: Folder | None = None
     is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
     is_hyper_param_search: bool = False
     trial_name: str | None = None
     trial_params: dict[str, Any] | None = None

@@ -25,7 +25,7 @@ from littrainer.checkpoint.writer import (
     write_companions,
     write_states,
 )
-from littrainer.processes.agreement import agreed, failing_together
+from littrainer.processes.agreement import failing_together
 
 if TYPE_CHECKING:
     from littrainer.callbacks.state import TrainerState
@@ -122,6 +122,7 @@ class BackgroundSaves:
         run_dir = trainer._get_output_dir(trial=trial)
         final = Path(run_dir) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
         note_best_checkpoint(trainer, run_dir)
+        logger.info(f"Saving model checkpoint to {final}")
         with contextlib.ExitStack() as stack:
             with filled_together(trainer, final, stack) as part:
                 weights, states = self._collected(part, run_dir)
@@ -176,14 +177,9 @@ class BackgroundSaves:
                 "there, or leave async_save at False."
             ) from error
 
-    def report(self) -> None:
-        """At a step boundary: if the checkpoint on its way has been written, tell the callbacks.
-
-        Raises:
-            BackgroundSaveError: it could not be written.
-        """
-        if self._current is not None and not agreed(not self._current.writing.has_ended()):
-            self.wait()
+    def has_ended(self) -> bool:
+        """Whether this process's part of a checkpoint on its way has been written, or has failed."""
+        return self._current is not None and self._current.writing.has_ended()
 
     def wait(self) -> None:
         """Wait for the checkpoint on its way, if there is one, and tell the callbacks.

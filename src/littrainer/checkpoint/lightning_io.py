@@ -23,10 +23,9 @@ from littrainer.checkpoint.layout import TRAINER_STATE_NAME
 from littrainer.checkpoint.lightning_format import lightning_checkpoint, states_in
 from littrainer.checkpoint.manifest import MANIFEST_NAME
 from littrainer.checkpoint.names import LIGHTNING_STATE_NAME
-from littrainer.checkpoint.resealing import advice_after_editing
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.staging import set_aside_and_delete, staged_folder
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.verification import refuse_damage
 from littrainer.checkpoint.weights import load_weights, write_weights
 from littrainer.processes.agreement import are_several, failing_together
 
@@ -122,12 +121,8 @@ class TransformersCheckpointIO(CheckpointIO):
             raise FileNotFoundError(f"There is no checkpoint folder {folder}. TransformersCheckpointIO reads folders.")
         # A folder with a model alone is no checkpoint of either kind, and as good.
         marks = (MANIFEST_NAME, TRAINER_STATE_NAME)
-        damage = damage_in(folder) if any((folder / name).is_file() for name in marks) else []
-        if damage:
-            raise ValueError(
-                f"The checkpoint {folder} is damaged: {' '.join(damage)} Resume from another one."
-                f"{advice_after_editing(folder)}"
-            )
+        if any((folder / name).is_file() for name in marks):
+            refuse_damage(folder, "Resume from another one.")
         checkpoint = _own_state(folder) if _is_own(folder) else self._translated(folder)
         further = checkpoint.pop(FURTHER_WEIGHTS, {})
         model = self._model()

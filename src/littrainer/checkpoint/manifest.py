@@ -139,9 +139,3 @@ def leaves_folder(name: str) -> bool:
 
 def _own_checksum(content: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
-
-
-if __name__ == "__main__":
-    from littrainer.checkpoint.resealing import main
-
-    raise SystemExit(main())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,36 +15,20 @@ from littrainer.checkpoint.safe_loading import OTHER_CHECKPOINT, load_tensors
 from littrainer.data.generators import numpy_state, plain_numpy_state
 
 
-def capture_random_states(gpu: bool = True, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def capture_random_states(gpu: bool = True) -> dict[str, Any]:
     """The states of Python's, NumPy's and torch's generators, and of the current GPU's where there is one.
 
     Parameters:
         gpu: false leaves the GPU's out.
-        known: earlier ones, from which NumPy's is taken where its generator has not moved.
     """
     states: dict[str, Any] = {
         "python": random.getstate(),
-        "numpy": known["numpy"] if known and _numpy_stands_at(known["numpy"]) else np.random.get_state(),
+        "numpy": np.random.get_state(),
         "cpu": torch.random.get_rng_state(),
     }
     if gpu and torch.cuda.is_available():
         states["cuda"] = torch.cuda.random.get_rng_state()
     return states
-
-
-def _numpy_stands_at(state: Any) -> bool:
-    """Whether NumPy's generator is known to stand at a captured state.
-
-    `np.random.get_state` makes an object of each of 624 numbers, which takes a tenth of a short evaluation; here they
-    are compared as they lie in memory. A second normal number that a pair has left over lies elsewhere, and the
-    generator moves when there comes to be one.
-    """
-    generator: Any = getattr(np.random, "get_bit_generator", lambda: None)()
-    kind, numbers, position, has_number_left_over, _ = state
-    if type(generator) is not np.random.MT19937 or kind != "MT19937" or has_number_left_over:
-        return False
-    expected = numbers.tobytes() + position.to_bytes(4, sys.byteorder)
-    return ctypes.string_at(generator.ctypes.state_address, len(expected)) == expected
 
 
 def random_state_name(args: Any) -> str:
@@ -118,43 +100,14 @@ def restore_random_states(path: Path) -> None:
         raise ValueError(f"{path} holds no states of random generators ({error}). {OTHER_CHECKPOINT}") from error
 
 
-def set_random_states(states: dict[str, Any], current: dict[str, Any] | None = None) -> None:
-    """Put back states that `capture_random_states` returned; a GPU's only where they hold them.
-
-    Parameters:
-        current: where the generators stand; those that stand there already are left alone. NumPy takes as long to set
-            its generator as a small model takes for a batch.
-    """
-    stands = {name: _is_same_state(state, current.get(name)) for name, state in states.items()} if current else {}
-    if not stands.get("python"):
-        random.setstate(states["python"])
-    if not stands.get("numpy"):
-        np.random.set_state(states["numpy"])
-    if not stands.get("cpu"):
-        torch.random.set_rng_state(states["cpu"])
-    if "cuda" in states and not stands.get("cuda") and torch.cuda.is_available():
+def set_random_states(states: dict[str, Any]) -> None:
+    """Put back states that `capture_random_states` returned; a GPU's only where they hold them."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.random.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
         # Several processes keep the states of all GPUs of their node.
         if isinstance(states["cuda"], list):
             torch.cuda.random.set_rng_state_all(states["cuda"][: torch.cuda.device_count()])
         else:
             torch.cuda.random.set_rng_state(states["cuda"])
-
-
-def random_states_are_equal(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Whether two captured states are the same, generator by generator."""
-    if first.keys() != second.keys():
-        return False
-    return all(_is_same_state(first[name], second[name]) for name in first)
-
-
-def _is_same_state(first: Any, second: Any) -> bool:
-    if first is second:
-        return True
-    if isinstance(first, torch.Tensor):
-        return isinstance(second, torch.Tensor) and torch.equal(first, second)
-    if isinstance(first, np.ndarray):
-        return np.array_equal(first, second)
-    # Python's state has no arrays within, NumPy's and those of several GPUs have.
-    if isinstance(first, (tuple, list)) and any(isinstance(part, (torch.Tensor, np.ndarray)) for part in first):
-        return second is not None and len(first) == len(second) and all(map(_is_same_state, first, second))
-    return bool(first == second)

@@ -20,7 +20,6 @@ from littrainer.checkpoint.layout import (
 )
 from littrainer.checkpoint.names import ENGINE_PARTS, OPTIMIZER_PARTS, RESUME_RECORD_NAME
 from littrainer.checkpoint.random_state import random_state_name, restore_random_states
-from littrainer.checkpoint.resealing import advice_after_editing
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.shards import is_by_name, numbered_for
 from littrainer.checkpoint.state_checks import (
@@ -29,7 +28,7 @@ from littrainer.checkpoint.state_checks import (
     scaler_differences,
     schedule_differences,
 )
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint.verification import refuse_damage
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -80,15 +79,16 @@ def checkpoint_to_resume(
         newest = get_last_checkpoint(output_dir, without) if Path(output_dir).is_dir() else None
         if newest is None:
             raise ValueError(
-                f"resume_from_checkpoint={resume_from_checkpoint}, but there is no intact checkpoint-<step> folder in "
-                f"{output_dir}. Start without resuming, or give the checkpoint's folder."
+                f"No valid checkpoint found in output directory ({output_dir}): resume_from_checkpoint="
+                f"{resume_from_checkpoint}, but there is no intact checkpoint-<step> folder. Start without resuming, "
+                "or give the checkpoint's folder."
             )
         given = newest
     folder = Path(str(given))
     if not folder.is_dir():
         told = str(given).lower() in ("true", "false")
         raise ValueError(
-            f"There is no checkpoint folder {folder} to resume from. "
+            f"Can't find a valid checkpoint at {folder}: there is no such folder. "
             + (
                 f"{given!r} is text: write {str(given).capitalize()} without quotes."
                 if told
@@ -99,19 +99,17 @@ def checkpoint_to_resume(
     if missing:
         within = next(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), None)
         raise ValueError(
-            f"The checkpoint {folder} cannot be resumed exactly: {', '.join(missing)} is missing. "
+            f"Can't find a valid checkpoint at {folder}: {', '.join(missing)} is missing, so it cannot be resumed "
+            "exactly. "
             + (
                 f"There are checkpoints in it: give one of these, such as {within}."
                 if within is not None
                 else "Resume from another checkpoint, or load its model with from_pretrained and start a new training."
             )
         )
-    damage = damage_in(folder)
-    if damage:
-        raise ValueError(
-            f"The checkpoint {folder} is damaged: {' '.join(damage)} Resume from another checkpoint, or give "
-            f"resume_from_checkpoint=True to take the newest intact one.{advice_after_editing(folder)}"
-        )
+    refuse_damage(
+        folder, "Resume from another checkpoint, or give resume_from_checkpoint=True to take the newest intact one."
+    )
     return folder
 
 

@@ -20,6 +20,7 @@ from torch import nn
 from littrainer.ecosystem import is_a, known_classes
 from littrainer.model_walk import modules_of
 from littrainer.optim.decay import PART_OF
+from littrainer.processes.collectives import whole_tensor
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -263,15 +264,6 @@ def spread_like(parameter: torch.Tensor, full: Any) -> Any:
     if "src_data_rank" in inspect.signature(distribute_tensor).parameters:
         keywords["src_data_rank"] = None
     return distribute_tensor(full.to(spread.device_mesh.device_type), spread.device_mesh, placements, **keywords)
-
-
-def whole_tensor(value: Any) -> Any:
-    """All of a tensor that is spread over processes, on the device of the process group; anything else as it is."""
-    if not is_a(value, "sharded tensor"):
-        return value
-    device = value.device_mesh.device_type
-    # Offloaded parts lie on the host, where the processes may have nothing to talk through.
-    return (value if value.device.type == device else value.to(device)).full_tensor()
 
 
 def _whole(value: Any) -> Any:

@@ -32,12 +32,21 @@ FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write f
 OF_OTHER_PROCESSES = re.compile(r"(rng_state|littrainer_resume)_[1-9]\d*\.pth?")
 # Deleted first and copied last: what has neither of them, where the other files come or go one by one, is no whole.
 TELLING_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
+IN_STAGING = re.compile(rf"{re.escape(UNFINISHED_DIR + os.sep)}|(?<=\d){re.escape(PART)}\d+")
 # What this package puts into the folder for unfinished ones; anything else there is left alone.
 OWN_ENTRY = re.compile(rf".+-\d+({re.escape(REPLACED)}|{re.escape(DELETED)}|{re.escape(PART)}\d+)?")
 
 
 class DiskFull(OSError):
     """The disk had no room for a checkpoint; the message names the checkpoint, the file and the room that is left."""
+
+
+def name_final_folder(record: logging.LogRecord) -> bool:
+    """Let a logged message name the final folder of a checkpoint instead of the one where it is written."""
+    text = record.getMessage()
+    if UNFINISHED_DIR in text:
+        record.msg, record.args = IN_STAGING.sub("", text), ()
+    return True
 
 
 class StagedCheckpoint:
@@ -70,6 +79,8 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
     """
     unfinished = unfinished_in(final.parent)
     staged = StagedCheckpoint(unfinished / final.name, final)
+    for handler in logging.getLogger("transformers").handlers:
+        handler.addFilter(name_final_folder)
     try:
         with naming_full_disk(staged.folder, final):
             # Their room may be needed.
@@ -308,7 +319,8 @@ def _carry_over(earlier: Path, folder: Path) -> None:
         return
     if manifest is None and (earlier / TRAINER_STATE_NAME).exists():
         return
-    outdated = {} if manifest is None else manifest.files
+    # transformers' CheckpointManager marks the folder so before it saves.
+    outdated = {"checkpoint-is-incomplete.txt", *({} if manifest is None else manifest.files)}
     for name in files_in(earlier):
         if name not in outdated and not (folder / name).exists():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,20 +1,22 @@
-"""Whether a checkpoint is intact: what damage there is to its files, each named."""
+"""Whether a checkpoint is intact: what damage there is to its files, and what was edited, each named."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import struct
 import zipfile
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from littrainer.checkpoint.manifest import (
     MANIFEST_NAME,
     DamagedManifest,
+    FileRecord,
     Manifest,
     file_record,
     files_in,
@@ -36,82 +38,160 @@ from littrainer.checkpoint.names import (
 )
 from littrainer.checkpoint.sealing import Stamp, stamp_of
 
+logger = logging.getLogger(__name__)
+
 STATES_OF_A_RESUME = (OPTIMIZER_NAME, SCHEDULER_NAME, RANDOM_STATE_NAME)
 WEIGHTS = (SAFE_WEIGHTS_NAME, WEIGHTS_NAME, "adapter_model.safetensors", "adapter_model.bin")
 WEIGHT_INDEXES = (SAFE_WEIGHTS_INDEX_NAME, "pytorch_model.bin.index.json")
 START_OF_ARCHIVE, START_OF_PICKLE = b"PK\x03\x04", b"\x80"
 
-# Files that no resume reads and that people edit or remove.
-NOT_READ = re.compile(r"(.*/)?(README\.md|.*\.md|\.git.*|training_args\.bin)")
+# Files that no resume reads and that people edit, add or remove.
+NOT_READ = re.compile(r"(.*/)?(.*\.md|\.git.*|training_args\.bin)|\.cache/.*")
+# Nobody edits these with an editor, so that one with other bytes is damaged.
+TENSORS = re.compile(r".*\.(safetensors|pt|pth|bin)")
+WHOLE_MODEL = re.compile(r"(pytorch_)?model(-\d+-of-\d+)?\.(safetensors|bin)(\.index\.json)?")
+
+
+class Findings(NamedTuple):
+    """What is found out about a checkpoint.
+
+    Parameters:
+        damage: a sentence for each damaged file.
+        edits: each file that was changed, added or removed since the checkpoint was written, which is complete with it.
+    """
+
+    damage: list[str]
+    edits: list[str]
+
 
 # What was found in a folder, by the stamps its files had; verifying reads every byte, and a script that asks which
 # checkpoint is the newest and then resumes from it asks twice.
-_found: dict[Path, tuple[dict[str, Stamp], tuple[str, ...], list[str]]] = {}
+_found: dict[Path, tuple[dict[str, Stamp], tuple[str, ...], Findings]] = {}
 
 
 def damage_in(folder: Path, needed: Iterable[str] = ()) -> list[str]:
     """What is wrong with a checkpoint, one sentence for each damaged file; empty where it is intact.
 
-    With a manifest, every file in it has to have its size and checksum, except documents that no resume reads. Without
-    one, as transformers writes checkpoints, every file has to be complete as far as its own format can tell.
+    With a manifest, every file in it has to be there with its size and checksum. Files that somebody has edited, added,
+    or replaced by others are no damage as long as the checkpoint is complete with them (`edits_in`). Without one, as
+    transformers writes checkpoints, every file has to be complete as far as its own format can tell.
 
     Parameters:
         folder: the checkpoint's folder.
         needed: files that have to be there, whatever the manifest says.
     """
-    folder, needed = Path(folder), tuple(needed)
+    return list(_inspected(Path(folder), tuple(needed)).damage)
+
+
+def edits_in(folder: Path) -> list[str]:
+    """What somebody has changed, added or removed since a checkpoint was written; empty where there is no manifest.
+
+    Parameters:
+        folder: the checkpoint's folder.
+    """
+    return list(_inspected(Path(folder), ()).edits)
+
+
+def refuse_damage(folder: Path, advice: str) -> None:
+    """Refuse a checkpoint that is damaged, and warn of one that was edited.
+
+    Parameters:
+        advice: the end of the error: what to do.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    damage, edits = _inspected(folder, ())
+    if damage:
+        raise ValueError(f"The checkpoint {folder} is damaged: {' '.join(damage)} {advice}")
+    if edits:
+        logger.warning("The checkpoint %s was edited (%s). It is complete and is taken.", folder, ", ".join(edits))
+
+
+def _inspected(folder: Path, needed: tuple[str, ...]) -> Findings:
     if not folder.is_dir():
-        return [f"{folder} is no folder."]
+        return Findings([f"{folder} is no folder."], [])
     names = [*files_in(folder, with_links=True), MANIFEST_NAME]
     stamps = {name: stamp_of(folder / name) for name in names if (folder / name).exists()}
     key = folder.resolve()
-    if key in _found and _found[key][:2] == (stamps, needed):
-        return list(_found[key][2])
-    damage = _find_damage(folder, set(stamps), needed)
-    _found[key] = stamps, needed, damage
-    return list(damage)
+    if key not in _found or _found[key][:2] != (stamps, needed):
+        _found[key] = stamps, needed, _inspect(folder, set(stamps), needed)
+    return _found[key][2]
 
 
-def _find_damage(folder: Path, present: set[str], needed: tuple[str, ...]) -> list[str]:
+def _inspect(folder: Path, present: set[str], needed: tuple[str, ...]) -> Findings:
     damage = [f"{name} is missing." for name in needed if not (folder / name).is_file()]
     try:
         manifest = read_manifest(folder)
     except DamagedManifest as error:
-        return [*damage, f"{error}."]
-    found = damage_by_format(folder, present) if manifest is None else _differences(folder, manifest)
-    return [*damage, *(sentence for sentence in found if sentence not in damage)]
+        return Findings([*damage, f"{error}."], [])
+    if manifest is None:
+        found = Findings(_damage_by_format(folder, present), [])
+    else:
+        found = _compare(folder, manifest, present)
+    return Findings([*damage, *(sentence for sentence in found.damage if sentence not in damage)], found.edits)
 
 
-def _differences(folder: Path, manifest: Manifest) -> list[str]:
-    differences = []
+def _compare(folder: Path, manifest: Manifest, present: set[str]) -> Findings:
+    damage: list[str] = []
+    changed, gone = [], []
     for name, expected in manifest.files.items():
         if NOT_READ.fullmatch(name):
             continue
-        path = folder / name
-        if not path.is_file():
-            differences.append(f"{name} is missing.")
-        elif (size := path.stat().st_size) != expected.size:
-            differences.append(f"{name} has {size:,} bytes and was written with {expected.size:,}.")
-        elif (read := _record_or_error(path)) != expected:
-            reason = read if isinstance(read, str) else "its checksum differs"
-            differences.append(f"{name} is not as it was written ({reason}).")
-    return differences
+        if name not in present:
+            if WHOLE_MODEL.fullmatch(name) and _holds_whole_model(folder, present):
+                gone.append(name)
+            else:
+                damage.append(f"{name} is missing.")
+        elif (read := _record_or_error(folder / name)) != expected:
+            if reason := _reason_against_an_edit(folder, name, read, expected):
+                damage.append(f"{name} {reason}.")
+            else:
+                changed.append(name)
+    added = sorted(name for name in present - manifest.files.keys() - {MANIFEST_NAME} if not NOT_READ.fullmatch(name))
+    damage += _damage_by_grammar(folder, added)
+    edits = {"changed": changed, "added": added, "gone": gone}
+    return Findings(damage, [f"{name} {how}" for how, names in edits.items() for name in names])
 
 
-def _record_or_error(path: Path) -> Any:
+def _record_or_error(path: Path) -> FileRecord | OSError:
     try:
         return file_record(path)
     except OSError as error:
-        return str(error)
+        return error
 
 
-def damage_by_format(folder: Path, present: Collection[str] | None = None) -> list[str]:
-    """What is wrong with a checkpoint as far as the formats of its files can tell, whatever a manifest says.
+def _reason_against_an_edit(folder: Path, name: str, read: FileRecord | OSError, expected: FileRecord) -> str | None:
+    """What is wrong with a file that is not as it was written; None where it is a whole text, as editors leave it."""
+    if isinstance(read, OSError):
+        return f"is not as it was written ({read})"
+    if name.endswith(".json"):
+        reason = (state_damage if name == TRAINER_STATE_NAME else json_damage)(folder / name)
+        return reason and f"is damaged: {reason}"
+    if not TENSORS.fullmatch(name) and read.size >= expected.size and _is_text(folder / name):
+        return None
+    if read.size != expected.size:
+        return f"has {read.size:,} bytes and was written with {expected.size:,}"
+    return "is not as it was written (its checksum differs)"
 
-    Parameters:
-        present: its files, relative to it; by default those that are there.
-    """
-    present = set(files_in(folder, with_links=True) if present is None else present)
+
+def _is_text(path: Path) -> bool:
+    try:
+        path.read_text("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _holds_whole_model(folder: Path, present: set[str]) -> bool:
+    if not present.isdisjoint((SAFE_WEIGHTS_NAME, WEIGHTS_NAME)):
+        return True
+    indexes = present.intersection(WEIGHT_INDEXES)
+    return bool(indexes) and not any(_missing_shards(folder, index) for index in indexes)
+
+
+def _damage_by_format(folder: Path, present: set[str]) -> list[str]:
+    """What is wrong with a checkpoint as far as the formats of its files can tell."""
     found = []
     indexes = [name for name in WEIGHT_INDEXES if name in present]
     has_weights = bool(indexes) or any(Path(name).name in WEIGHTS or _is_one_of(name, WEIGHT_PARTS) for name in present)
@@ -125,11 +205,16 @@ def damage_by_format(folder: Path, present: Collection[str] | None = None) -> li
         found.extend(f"{name} is missing." for name in missing)
     for index in indexes:
         found.extend(_missing_shards(folder, index))
-    for name in sorted(present):
-        for pattern, reason_of in FORMATS.items():
-            if pattern.fullmatch(name) and (reason := reason_of(folder / name)):
-                found.append(f"{name} is damaged: {reason}.")
-    return found
+    return [*found, *_damage_by_grammar(folder, present)]
+
+
+def _damage_by_grammar(folder: Path, names: Iterable[str]) -> list[str]:
+    return [
+        f"{name} is damaged: {reason}."
+        for name in sorted(names)
+        for pattern, reason_of in FORMATS.items()
+        if pattern.fullmatch(name) and (reason := reason_of(folder / name))
+    ]
 
 
 def _is_one_of(name: str, patterns: Iterable[str]) -> bool:
@@ -170,20 +255,18 @@ def json_damage(path: Path) -> str | None:
 
 
 def state_damage(path: Path) -> str | None:
-    """Why a trainer state is none of the checkpoint that it lies in; None where it is."""
-    damage = json_damage(path)
-    if damage is not None:
-        return damage
+    """Why a trainer_state.json is not the one of its folder; None where it may be."""
+    if reason := json_damage(path):
+        return reason
     state = json.loads(path.read_text("utf-8"))
     if not isinstance(state, dict):
-        return "it is no trainer state"
-    epoch, step = state.get("epoch"), state.get("global_step")
-    if epoch is not None and not (isinstance(epoch, (int, float)) and math.isfinite(epoch)):
-        return f"its epoch is {epoch!r}"
-    in_name = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.absolute().parent.name)
-    if in_name is not None and "global_step" in state and step != int(in_name[1]):
-        return f"its global_step is {step!r}"
-    return None
+        return "it holds no object with fields"
+    name, step, epoch = path.parent.resolve().name, state.get("global_step"), state.get("epoch")
+    if isinstance(epoch, float) and not math.isfinite(epoch):
+        return f"epoch is {epoch}"
+    # A folder may have a name without a step.
+    named = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", name)
+    return f"global_step is {step} in {name}" if named and int(named[1]) != step else None
 
 
 def safetensors_damage(path: Path) -> str | None:

@@ -258,11 +258,11 @@ class Differences:
 def load_weights(
     model: nn.Module, folder: Path, *, to_resume: bool = False, tell: Callable[[Any], None] | None = None
 ) -> None:
-    """Load the weights of a checkpoint into a model, and say what did not match.
+    """Load the weights of a checkpoint into a model by its own `load_state_dict`, and say what that left.
 
     Parameters:
         to_resume: a training goes on with them, so that a difference which changes its numbers is an error. Else
-            differing names are logged; shapes that differ are always an error.
+            differing names are logged; what the model's own loading refuses, such as other shapes, is always an error.
         tell: gets the names that the model or the file lacks, as torch's `load_state_dict` returns them; by default
             they are logged. It is not called for adapters.
 
@@ -277,25 +277,43 @@ def load_weights(
         if complaints:
             raise RuntimeError(_another_model(folder, _listed(complaints)))
         return
-    state, differences = fitted(model, read_weights(folder))
-    refuse_other_weights(model, folder, differences, to_resume)
-    result = model.load_state_dict(state, strict=False)
-    (tell or log_names_that_differ)(type(result)(differences.missing, differences.unexpected))
+    state, differences = fitted(inner, read_weights(folder))
+    if not _loads_in_its_own_way(inner):
+        refuse_other_weights(inner, folder, differences, to_resume)
+    names = set(state)
+    try:
+        # By position, as transformers calls it, since a model may have a method of its own; it may take from the dict.
+        result = inner.load_state_dict(state, False)
+    except RuntimeError as error:
+        raise RuntimeError(_another_model(folder, str(differences) or str(error))) from error
+    missing = [name for name in result.missing_keys if name in state or name in differences.missing]
+    unexpected = [name for name in differences.unexpected if name not in names or name in result.unexpected_keys]
+    refuse_other_weights(inner, folder, Differences(missing, unexpected), to_resume)
+    (tell or log_names_that_differ)(type(result)(missing, unexpected))
+
+
+def _loads_in_its_own_way(model: nn.Module) -> bool:
+    """Whether only loading shows which weights a model takes: it, or a module in it, has a method or hook for that."""
+    return any(
+        type(one).load_state_dict is not nn.Module.load_state_dict
+        or type(one)._load_from_state_dict is not nn.Module._load_from_state_dict
+        or bool(one._load_state_dict_pre_hooks)
+        for one in model.modules()
+    )
 
 
 def refuse_other_weights(model: nn.Module, folder: Path, differences: Differences, to_resume: bool) -> None:
-    """Refuse stored weights that are not those of a model; they may lack frozen ones.
+    """Refuse stored weights that are not those of a model; they may lack buffers and frozen parameters.
 
     Parameters:
-        differences: what `fitted` found.
+        differences: what `fitted` found, or what loading left.
         to_resume: a training goes on with them; else only shapes that differ are refused.
 
     Raises:
         RuntimeError: they are those of another model, as torch's `load_state_dict` has it.
     """
-    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    only_frozen_missing = not differences.unexpected and frozen.issuperset(differences.missing)
-    if differences.shapes or (to_resume and differences and not only_frozen_missing):
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if differences.shapes or (to_resume and (differences.unexpected or trained.intersection(differences.missing))):
         raise RuntimeError(_another_model(folder, str(differences)))
 
 
@@ -337,7 +355,7 @@ def fitted(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any],
     state, differences = _renamed(model, conversion.state)
     missing = [name for name in differences.missing if _plain_name(name) not in conversion.shapes]
     unexpected = [*differences.unexpected, *(name for name in conversion.unused if name not in differences.unexpected)]
-    return state, Differences(missing, unexpected, [*conversion.shapes.values(), *differences.shapes])
+    return state, Differences(missing, unexpected, [*dict.fromkeys([*conversion.shapes.values(), *differences.shapes])])
 
 
 def _renamed(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
@@ -386,7 +404,7 @@ class Conversion:
     """Weights under the names of the installed transformers.
 
     Parameters:
-        state: the weights.
+        state: the weights, and beside them what no weight came from.
         unused: stored names that no weight came from.
         shapes: a sentence for each name whose shape differs.
     """
@@ -415,14 +433,16 @@ def _converted(inner: Any, stored: Mapping[str, Any]) -> Conversion | None:
         return None
     shapes = {name: _other_shape(name, theirs, own) for name, theirs, own in notes["mismatched_keys"]}
     initialised = {*notes["missing_keys"], *shapes}
+    # What it has no place for, the model's own loading may have one for.
+    left = {name: stored[name] for name in (*notes["unexpected_keys"], *shapes) if name in stored}
     state = {name: value for name, value in other.state_dict().items() if name not in initialised}
-    return Conversion(state, list(notes["unexpected_keys"]), shapes)
+    return Conversion({**left, **state}, list(notes["unexpected_keys"]), shapes)
 
 
 @contextlib.contextmanager
 def _without_report() -> Iterator[None]:
-    # transformers prints a table of what does not match, which the caller says in its own words.
-    its_logger = logging.getLogger("transformers.modeling_utils")
+    # transformers prints what does not match, which the caller says in its own words, and what it does not shard.
+    its_logger = logging.getLogger("transformers")
     level = its_logger.level
     its_logger.setLevel(logging.ERROR)
     try:

@@ -22,6 +22,7 @@ from littrainer.checkpoint.names import RESUME_RECORD_NAME, resume_record_name
 from littrainer.checkpoint.places import place_of
 from littrainer.checkpoint.random_state import capture_random_states, random_state_name
 from littrainer.checkpoint.sealing import Seal, note_changes
+from littrainer.checkpoint.staging import name_final_folder
 from littrainer.checkpoint.summing import save_and_sum
 from littrainer.checkpoint.together import staged_together
 from littrainer.checkpoint.weights import write_weights
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+logger.addFilter(name_final_folder)
 
 
 def write_model(trainer: Trainer, output_dir: str, state_dict: dict[str, Any] | None = None) -> None:
@@ -40,6 +42,7 @@ def write_model(trainer: Trainer, output_dir: str, state_dict: dict[str, Any] | 
         output_dir: the folder, created where it does not exist.
         state_dict: weights to write; the model's own by default.
     """
+    logger.info(f"Saving model checkpoint to {output_dir}")
     write_weights(trainer.model, output_dir, state_dict, _max_shard_size(trainer))
     write_companions(trainer, output_dir)
 
@@ -156,7 +159,11 @@ def _resume_record(trainer: Trainer) -> dict[str, Any]:
 
 def _note_exported_states(trainer: Trainer) -> None:
     callbacks = [*trainer.callback_handler.callbacks, trainer.control]
-    trainer.state.stateful_callbacks.update(exported_states(list(filter(is_exportable, callbacks))))
+    states = trainer.state.stateful_callbacks
+    for name, now in exported_states(list(filter(is_exportable, callbacks))).items():
+        # Where one class has several callbacks, each save adds their states to the list, as in transformers.
+        before = states.get(name)
+        states[name] = [*before, *(now if isinstance(now, list) else [now])] if isinstance(before, list) else now
 
 
 def collect_states(trainer: Trainer, optimizer_state: dict[str, Any] | None) -> CheckpointStates:

@@ -2,7 +2,8 @@
 
 It hands over to a fresh interpreter, started exactly as `python script.py` would be, with the redirection in its
 environment. So sys.argv, `__main__`, tracebacks, signals, exit status and the processes that the script spawns are
-those of python itself. `littrainer run --devices 2` starts that interpreter twice, and waits for both.
+those of python itself. If there are several GPUs, or several devices are asked for, it starts that interpreter once for
+each of them, and waits for all.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.commands.command_parser import CommandParser, complain
 from littrainer.compat.redirect import extend_to_children
 from littrainer.processes.accelerate_launch import FALSE_WORDS, TRUE_WORDS, USE_DEEPSPEED, USE_FSDP
-from littrainer.processes.environment import PROCESSES, is_launched
+from littrainer.processes.environment import adopt_launcher_variables, is_launched
 from littrainer.processes.parent_watch import SECONDS_TO_SAVE
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 STANDARD_INPUT = "-"
 # As number of devices: a process for each GPU.
 ALL = "all"
+# Where drivers of NVIDIA's and AMD's GPUs are found on Linux.
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 # How `accelerate launch`, and the script's own arguments, ask for the CPU.
 USE_CPU = "ACCELERATE_USE_CPU"
 CPU_OPTIONS = ("--use_cpu", "--use-cpu", "--no_cuda", "--no-cuda")
@@ -44,7 +47,10 @@ STRATEGIES: dict[str, dict[str, str]] = {
 }
 # Options of `littrainer run`, each with a value.
 RUN_OPTIONS: dict[str, dict[str, Any]] = {
-    "--devices": {"metavar": "N", "help": "processes on this machine, one for each GPU; `all` for all GPUs"},
+    "--devices": {
+        "metavar": "N",
+        "help": "processes on this machine, one for each device; by default `all`: one for each GPU, or one on the CPU",
+    },
     "--nodes": {"metavar": "M", "type": int, "help": "machines that train together"},
     "--node-rank": {"metavar": "R", "type": int, "help": "number of this machine, from 0 up"},
     "--main-address": {"metavar": "HOST", "help": "address of machine 0"},
@@ -146,7 +152,8 @@ def _run(program: list[str], options: argparse.Namespace) -> int:
     command = [sys.executable, *interpreter_options, *program]
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
-    if any(getattr(options, name) is not None for name in ("devices", "nodes", "strategy")):
+    is_asked_for = any(getattr(options, name) is not None for name in ("devices", "nodes", "strategy"))
+    if is_asked_for or (not _is_started_by_launcher() and _count_gpus(program) > 1):
         # What starts processes takes longer to load than all else here.
         from littrainer.processes.launcher import LaunchError
 
@@ -154,11 +161,16 @@ def _run(program: list[str], options: argparse.Namespace) -> int:
             launch = _launch(options, program)
             if launch.world_size > 1:
                 if program[0] == STANDARD_INPUT:
-                    raise BadInput("several processes cannot read one script from standard input; write it to a file")
+                    raise BadInput(
+                        "several processes cannot read one script from standard input; write it to a file, or "
+                        "give --devices 1"
+                    )
+                if not is_asked_for:
+                    started = f"starting {launch.devices} processes, one for each GPU; --devices 1 starts one"
+                    print(f"littrainer: {started}", file=sys.stderr)
                 return _start(launch, command, environment)
         except LaunchError as error:
             raise BadInput(str(error)) from error
-        environment[PROCESSES] = "1"
     elif options.node_rank or options.main_address or options.main_port:
         raise BadInput("--node-rank, --main-address and --main-port are about several machines; give --nodes too")
     elif options.grace is not None:
@@ -181,12 +193,9 @@ def _wait_for(command: list[str], environment: dict[str, str]) -> int:
 
 def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
     """What to start, from the options of the command line."""
-    import torch
-
     from littrainer.processes.launcher import Launch, check
 
-    on_cpu = os.environ.get(USE_CPU, "").lower() in TRUE_WORDS or _asks_for_cpu(program)
-    gpus = 0 if on_cpu else torch.cuda.device_count()
+    gpus = _count_gpus(program)
     devices = max(gpus, 1)
     if options.devices not in (None, ALL):
         if not options.devices.lstrip("-").isdecimal():
@@ -207,6 +216,23 @@ def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
     )
     check(launch)
     return launch
+
+
+def _count_gpus(program: list[str]) -> int:
+    """Return how many GPUs a program can use: none if it is to run on the CPU."""
+    is_on_cpu = os.environ.get(USE_CPU, "").lower() in TRUE_WORDS or _asks_for_cpu(program)
+    # Loading torch takes a second.
+    if is_on_cpu or (os.name == "posix" and not any(map(os.path.exists, DRIVERS))):
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _is_started_by_launcher() -> bool:
+    found = dict(os.environ)
+    adopt_launcher_variables(found)
+    return is_launched(found)
 
 
 def _asks_for_cpu(program: list[str]) -> bool:

@@ -49,6 +49,7 @@ REPLACED: dict[str, dict[str, str]] = {
         "run_hp_search_ray": f"{SEARCH}.ray_tune.running:run_hp_search_ray",
         "run_hp_search_wandb": f"{SEARCH}.wandb_sweep:run_hp_search_wandb",
     },
+    "transformers.optimization": {"Adafactor": "littrainer.optim.adafactor:Adafactor"},
     "transformers.trainer": {
         "Trainer": "littrainer.trainer:Trainer",
         "DEFAULT_CALLBACKS": "littrainer.trainer:DEFAULT_CALLBACKS",

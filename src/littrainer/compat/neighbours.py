@@ -27,7 +27,7 @@ _LEFT: dict[str, str] = {
         save_model_architecture_to_file
     """,
     "transformers.optimization": """
-        Adafactor AdafactorSchedule GreedyLR StreamingAverage TYPE_TO_SCHEDULER_FUNCTION get_adafactor_schedule
+        AdafactorSchedule GreedyLR StreamingAverage TYPE_TO_SCHEDULER_FUNCTION get_adafactor_schedule
         get_constant_schedule get_constant_schedule_with_warmup get_cosine_schedule_with_warmup
         get_cosine_with_hard_restarts_schedule_with_warmup get_cosine_with_min_lr_schedule_with_warmup
         get_cosine_with_min_lr_schedule_with_warmup_lr_rate get_greedy_schedule get_inverse_sqrt_schedule

@@ -41,7 +41,7 @@ ANSWERED: dict[str, str] = {
     "neftune_hook_handle": "during a training with NEFTune, the handle that takes its hook off",
     "place_model_on_device": "whether the Trainer moves the model",
     "is_in_train": "whether `train()` is going on",
-    "is_model_parallel": "False, as a model lies on one device",
+    "is_model_parallel": "whether a device map has put the model on other devices than `args.device`",
     "is_deepspeed_enabled": "whether DeepSpeed carries the training out",
     "is_fsdp_enabled": "whether FSDP shards the model",
     "is_fsdp_xla_enabled": "None",

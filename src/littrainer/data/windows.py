@@ -7,13 +7,12 @@ window has to be drawn before its first forward pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from littrainer.data.progress import DataProgress, ResumePoint
-from littrainer.nested_values import map_nested
 
 IGNORED_LABEL = -100
 
@@ -39,11 +38,6 @@ class MicroBatch:
     num_items_in_window: torch.Tensor | int | None
     epoch_fraction: float
     position: int = 0
-
-    def to(self, device: torch.device, **keywords: Any) -> MicroBatch:
-        """The same with its inputs on a device, as Lightning asks of a batch."""
-        moved = map_nested(lambda leaf: leaf.to(device, **keywords) if hasattr(leaf, "to") else leaf, self.inputs)
-        return replace(self, inputs=moved)
 
     @property
     def is_last_drawn(self) -> bool:

@@ -29,7 +29,6 @@ from littrainer.evaluation.metrics import (
     warn_without_result,
 )
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
-from littrainer.evaluation.side_effects import model_device
 from littrainer.evaluation.streaming import StreamingMetrics, streaming_metrics
 from littrainer.model_walk import eval_all
 from littrainer.model_wrapping import move_to_device, prepared_model
@@ -122,13 +121,6 @@ class EvaluationPass:
                 trainer.model_wrapped = self.model
             trainer.model_preparation_time = round(time.time() - started, 4)
             trainer._model_is_prepared = True
-        elif (
-            not trainer.is_in_train
-            and trainer.deepspeed is None
-            and model_device(trainer.model) not in (None, trainer.args.device)
-        ):
-            # An earlier evaluation put it back where it was.
-            move_to_device(trainer)
         if not trainer.is_in_train:
             for name, dtype in FULL_EVALUATION_TYPES.items():
                 if getattr(trainer.args, name):
@@ -142,8 +134,10 @@ class EvaluationPass:
         what = "prediction data" if self.is_prediction else "evaluation data"
         call = f"{self.description.lower()} with metric_key_prefix={self.prefix!r}"
         check_equal_lengths(self.dataloader, what, call)
-        if has_length(self.dataloader):
-            logger.info("%s: %d examples.", self.description, trainer.num_examples(self.dataloader))
+        logger.info(f"\n***** Running {self.description} *****")
+        has_number = has_length(self.dataloader)
+        logger.info(f"  Num examples{f' = {trainer.num_examples(self.dataloader)}' if has_number else ': Unknown'}")
+        logger.info(f"  Batch size = {trainer.args.eval_batch_size}")
         if self.streaming is not None:
             self.streaming.begin(trainer.args.device, partial(task_facts, trainer))
 

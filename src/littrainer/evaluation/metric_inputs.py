@@ -197,6 +197,14 @@ def guessed_conversion(prediction: EvalPrediction, facts: TaskFacts) -> str:
     raise _untold(prediction, "no conversion fits their shapes")
 
 
+def converts_itself(metric: Any) -> bool:
+    """Whether `update` of a metric, or of one that a collection or wrapper hands on to, is not torchmetrics' own."""
+    if not is_a(metric, "torchmetrics metric"):
+        return True
+    updates = [type(module).update for module in metric.modules() if is_a(module, "torchmetrics metric")]
+    return not all(update.__module__.startswith("torchmetrics.") for update in updates)
+
+
 def settled_conversion(named: str, facts: TaskFacts) -> str:
     """The conversion of a name that a script has given, for the scores that the model gives.
 

@@ -99,7 +99,7 @@ def speed_metrics(
     seconds = time.time() - start_time
     metrics = {f"{split}_runtime": round(seconds, 4)}
     amounts = {"samples": num_samples, "steps": num_steps, "tokens": num_tokens}
-    if seconds > 0:
+    if seconds != 0:
         for name, amount in amounts.items():
             if amount is not None:
                 metrics[f"{split}_{name}_per_second"] = round(amount / seconds, 3)

@@ -17,10 +17,12 @@ from littrainer.evaluation.metric_inputs import (
     TaskFacts,
     conversion_for,
     converted,
+    converts_itself,
     described,
     guessed_conversion,
     listed,
     settled_conversion,
+    unchanged,
 )
 from littrainer.evaluation.results import EvalPrediction
 
@@ -38,7 +40,7 @@ class StreamingMetrics:
             `"multi_label_logits"`, `"binary_logits"`, `"regression"`, `"unchanged"`), or a function of predictions and
             labels that returns update's arguments (a tuple, a dict of keywords, or None to leave the batch out); one
             with a single parameter is given an `EvalPrediction`. By default it is told from the shapes, the kinds of
-            numbers, the model and the metric.
+            numbers, the model and the metric; a metric whose `update` is not torchmetrics' own gets both unchanged.
 
     Raises:
         TypeError: it is no metric.
@@ -122,7 +124,9 @@ class StreamingMetrics:
         conversion = part.inputs
         if self._facts is None:
             self._facts, self._read_facts = self._read_facts(), TaskFacts
-        if conversion is None:
+        if conversion is None and converts_itself(part.metric):
+            conversion = unchanged
+        elif conversion is None:
             if self._guess is None:
                 self._guess = guessed_conversion(prediction, self._facts)
             conversion = conversion_for(part.metric, self._guess, prediction)
@@ -253,7 +257,8 @@ def _misfit(
 ) -> str:
     way = f"inputs={conversion!r}" if isinstance(conversion, str) else "the function given as inputs"
     if part.inputs is None:
-        way += " (told from their shapes and the model)"
+        is_own = conversion is unchanged
+        way = "the rule for own metrics (both unchanged)" if is_own else f"{way} (told from their shapes and the model)"
     given = (
         f"{way} failed before update was called"
         if arguments is None

@@ -14,7 +14,6 @@ from typing import NoReturn
 from littrainer.arguments.parser import HfArgumentParser
 from littrainer.commands.command_parser import BAD_INPUT, CommandParser, complain, option_names, unrecognized
 from littrainer.commands.ending import status_of
-from littrainer.processes.environment import PROCESSES
 
 DESCRIPTION = """\
 Say what training arguments turn into: keywords and parts of lightning.Trainer, and for each argument away from its
@@ -52,8 +51,6 @@ def build_parser() -> CommandParser:
 
 def main(words: Sequence[str]) -> int:
     """Run the command on what follows `littrainer explain`; returns the exit status."""
-    # What is explained needs no further processes.
-    os.environ.setdefault(PROCESSES, "1")
     own, script, rest = split(words)
     options = build_parser().parse_args(own)
     source = {"model": options.model, "data": options.data}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.hub.card.remote import settle_card
 from littrainer.hub.card.subject import Given
 from littrainer.hub.card.writing import refuse_unknown_keywords
-from littrainer.hub.failures import PushError, text_of
+from littrainer.hub.failures import text_of
 from littrainer.hub.progress import PushInProgress
 from littrainer.hub.pushing import pushes_of
 from littrainer.hub.repository import explaining, is_repository_made, make_branch, repository_name, token_for
@@ -71,7 +71,11 @@ def push_model(
     if not trainer.is_world_process_zero():
         return None
     trainer.create_model_card(**card)
-    wait_or_warn(trainer)
+    # Where that fails, what is pushed next takes its place.
+    trainer._finish_current_push()
+    if isinstance(trainer.push_in_progress, PushInProgress):
+        # It would go over a newer model.
+        trainer.push_in_progress.drop_left_out()
     revision = args.hub_revision if revision is None else revision
     repository = trainer.hub_model_id
     output_dir = Path(args.output_dir)
@@ -136,14 +140,3 @@ def _told_of(output_dir: Path, secrets: tuple[bytes, ...]) -> list[str]:
     for name in found:
         warn_of_secret(output_dir / name)
     return ["".join(f"[{sign}]" if sign in "*?[" else sign for sign in name) for name in found]
-
-
-def wait_or_warn(trainer: Trainer) -> None:
-    """Wait for what is on its way; where it failed, what is pushed next takes its place."""
-    try:
-        trainer._finish_current_push()
-    except PushError as error:
-        logger.warning("%s What is pushed now takes its place.", str(error))
-    if isinstance(trainer.push_in_progress, PushInProgress):
-        # It would go over a newer model.
-        trainer.push_in_progress.drop_left_out()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from littrainer.hub.silence import SilentHubError
 from littrainer.hub.tokens import shows_token, without_tokens
 
 # Status of an answer -> what to do about it.
@@ -22,6 +23,7 @@ ADVICE: dict[int, str] = {
 LASTING = (401, 402, 403, 404, 413, 429)
 SERVER_FAILS = "The Hub has a problem of its own; push again later."
 NO_ANSWER = "The Hub was not reached, or the connection was cut; look at the network, and at HF_ENDPOINT."
+SILENT = "The Hub was silent ({}); look at the network, and at HF_ENDPOINT."
 # Where a class has one of these in its name, there was no answer.
 OF_CONNECTIONS = ("Connect", "Timeout", "Network", "Protocol", "ReadError", "WriteError", "Offline")
 
@@ -33,6 +35,8 @@ class PushError(RuntimeError):
 def advice_for(error: BaseException) -> str:
     """What to do about an error of a push; empty where its text has to do."""
     for link in causes(error):
+        if isinstance(link, SilentHubError):
+            return SILENT.format(link)
         status = _status_of(link)
         if status is not None:
             return SERVER_FAILS if status >= 500 else ADVICE.get(status, "")
@@ -41,10 +45,15 @@ def advice_for(error: BaseException) -> str:
     return ""
 
 
+def is_silent(error: BaseException) -> bool:
+    """Whether the Hub has said nothing for too long."""
+    return any(isinstance(link, SilentHubError) for link in causes(error))
+
+
 def is_lasting(error: BaseException) -> bool:
-    """Whether the Hub has refused what would be refused again if it were sent at once."""
+    """Whether what is sent next would fare no better: the Hub has refused it, or says nothing."""
     status = next((status for link in causes(error) if (status := _status_of(link)) is not None), None)
-    return status in LASTING
+    return status in LASTING or is_silent(error)
 
 
 def _status_of(error: BaseException) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -12,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from littrainer.errors.notes import add_note
-from littrainer.hub.failures import PushError, advice_for, is_lasting, tells, text_of
+from littrainer.hub.failures import advice_for, is_lasting, is_silent, text_of
 from littrainer.hub.sending import WorkInOrder
-from littrainer.hub.silence import silence_bounded
+from littrainer.hub.silence import SilentHubError, silence_bounded
 from littrainer.hub.snapshot import remove_snapshot
 from littrainer.hub.tokens import remove_files_with_secrets
 from littrainer.hub.transfer import upload_folder
@@ -27,6 +27,8 @@ GOES_ON = "Training goes on; the next save is pushed again."
 STAYS = (
     "What was saved last is in output_dir; push_to_hub() pushes the model, and what the Hub lacks of all_checkpoints."
 )
+# Between lines that say what is waited for.
+SECONDS_BETWEEN_LINES = 30.0
 # How many of the newest checkpoints wait for the Hub though they are deleted here. Of earlier ones only those that are
 # still there wait, which takes no room.
 MOST_DELETED = 3
@@ -102,16 +104,22 @@ class Push:
 
 
 class PushInProgress(WorkInOrder):
-    """The pushes of a Trainer, of which the thread sends one at a time."""
+    """The pushes of a Trainer, of which the thread sends one at a time.
+
+    Attributes:
+        failure_at_end: what the Hub lacks, and why, when pushes were last waited for; None where it lacks nothing.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         # Of the push that failed last, and of earlier ones where they stay wanted; newest first. Changed by the thread,
         # and where nothing is on its way.
         self._unsent: list[Upload] = []
-        self._failure: PushError | None = None
-        # What becomes of a push that fails.
-        self._outlook = GOES_ON
+        self._failure: str | None = None
+        self._is_silent = False
+        self.failure_at_end: str | None = None
+        # What becomes of a push that fails; None where who waits for it says so.
+        self._outlook: str | None = GOES_ON
         self._sent_at_the_moment: Upload | None = None
         # Oldest first; those that have begun are among them until the next one is added.
         self._waiting: list[tuple[Future[Any], Push]] = []
@@ -154,27 +162,31 @@ class PushInProgress(WorkInOrder):
 
     def note_failure(self, doing: str, error: Exception, token: str | None = None) -> None:
         """Note that a push could not even begin, after what is on its way."""
-        failure = PushError(f"{doing} failed ({text_of(error, token)}).")
+        failure = f"{doing} failed ({text_of(error, token)})."
         self.run(lambda: self._fail(failure))
 
     def finish(self) -> None:
-        """Wait for the pushes, and send once more what failed last.
+        """Wait for the pushes, and send once more what failed last, unless the Hub is silent; a failure is a warning.
 
-        Raises:
-            PushError: it failed again. What stays wanted is kept, for the next push or for `send_wanted`.
+        What stays wanted is kept, for the next push or for `send_wanted`.
         """
-        self.wait_until_done()
-        if self._failure is not None and self._unsent:
+        self._outlook = None
+        self._wait()
+        if self._failure is not None and self._unsent and not self._is_silent:
             logger.warning("The last push to the Hub had failed and is tried once more.")
             unsent, self._unsent = self._unsent, []
-            self.run(lambda: self._carry_out(Push(unsent), is_last_try=True))
-            self.wait_until_done()
-        failure, self._failure = self._failure, None
-        if failure is not None:
+            self.run(lambda: self._carry_out(Push(unsent)))
+            self._wait()
+        self.failure_at_end, self._failure, self._is_silent, self._outlook = self._failure, None, False, GOES_ON
+        if self.failure_at_end is not None:
             unsent, self._unsent = self._unsent, [upload for upload in self._unsent if upload.stays_wanted]
             self._remove(_places(unsent) - _places(self._unsent))
-            add_note(failure, STAYS)
-            raise failure
+            logger.warning("%s %s", self.failure_at_end, STAYS)
+
+    def _wait(self) -> None:
+        begin = time.monotonic()
+        while not self.wait_until_done(SECONDS_BETWEEN_LINES):
+            logger.warning("%s, and is waited for, %.0f s so far.", self.describe(), time.monotonic() - begin)
 
     def send_wanted(self) -> None:
         """Send, in the background, what failed and stays wanted; a failure is a warning. Nothing else is on its way."""
@@ -190,7 +202,7 @@ class PushInProgress(WorkInOrder):
         if self.is_at_work():
             logger.warning("%s, and goes on though training has ended.", self.describe())
         elif self._failure is not None:
-            logger.error("%s %s", str(self._failure), STAYS)
+            logger.error("%s %s", self._failure, STAYS)
         if left_out is not None:
             logger.warning("%s was left out meanwhile. %s", left_out.uploads[0].described(), STAYS)
 
@@ -199,15 +211,18 @@ class PushInProgress(WorkInOrder):
         upload = self._sent_at_the_moment
         return f"{'A push to the Hub' if upload is None else f'The push of {upload.described()}'} is on its way"
 
-    def _carry_out(self, push: Push, is_last_try: bool = False) -> None:
+    def _carry_out(self, push: Push) -> None:
         before, self._unsent = self._unsent, []
         uploads = [*push.uploads, *(upload for upload in before if upload.stays_wanted)]
         if not uploads:
             return
         unsent: list[Upload] = []
-        failure, is_hopeless = None, False
+        failure: str | None = None
+        is_hopeless, was_silent, self._is_silent = False, self._is_silent, False
         try:
             self._sent_at_the_moment = uploads[0]
+            if was_silent and self._outlook != GOES_ON:
+                raise SilentHubError("not tried, since nothing came or went for the push before it")
             with silence_bounded():
                 push.prepare()
                 for number, upload in enumerate(uploads):
@@ -222,23 +237,23 @@ class PushInProgress(WorkInOrder):
                     except Exception as error:
                         # The first one is of the newest save.
                         failure = failure or _failure_of(upload, error)
-                        is_hopeless = is_lasting(error)
+                        self._is_silent, is_hopeless = is_silent(error), is_lasting(error)
                         unsent.append(upload)
         except Exception as error:
             # Of what needs no preparing, the next push brings what is wanted even then.
-            failure = _failure_of(uploads[0], error)
+            failure, self._is_silent = _failure_of(uploads[0], error), is_silent(error)
             unsent = [upload for upload in uploads if upload.stays_wanted]
         self._sent_at_the_moment, self._unsent = None, _within_room(unsent)
         self._remove(_places(before, uploads) - _places(self._unsent))
-        if failure is None or is_last_try:
-            self._failure = failure
+        if failure is None:
+            self._failure = None
         else:
             self._fail(failure)
 
-    def _fail(self, failure: PushError) -> None:
+    def _fail(self, failure: str) -> None:
         self._failure = failure
-        # Its traceback, which a log may keep, has this object and all that it set aside.
-        logger.warning("%s %s", str(failure), self._outlook)
+        if self._outlook is not None:
+            logger.warning("%s %s", failure, self._outlook)
 
     def _remove(self, places: set[Path]) -> None:
         _remove_places(places)
@@ -282,9 +297,5 @@ def _places(*several: list[Upload]) -> set[Path]:
     return {upload.folder.parent for uploads in several for upload in uploads}
 
 
-def _failure_of(upload: Upload, error: Exception) -> PushError:
-    words = f"Pushing {upload.described()} failed ({text_of(error, upload.token)}). {advice_for(error)}"
-    failure = PushError(words.rstrip())
-    if not tells(error, upload.token):
-        failure.__cause__ = error
-    return failure
+def _failure_of(upload: Upload, error: Exception) -> str:
+    return f"Pushing {upload.described()} failed ({text_of(error, upload.token)}). {advice_for(error)}".rstrip()

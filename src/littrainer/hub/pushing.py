@@ -25,7 +25,7 @@ from littrainer.hub.snapshot import (
     take_model,
 )
 from littrainer.hub.tokens import secrets_of
-from littrainer.processes.agreement import agreed, are_several, failing_together, longest_wait
+from littrainer.processes.agreement import agreed, are_several, failing_together, from_first, longest_wait
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -150,36 +150,28 @@ def _message_of_save(trainer: Trainer, checkpoint: Path) -> str:
 
 
 def finish_pushes(trainer: Trainer) -> None:
-    """Wait for what is on its way, and try once more what failed.
-
-    Raises:
-        PushError: it failed again.
-    """
+    """Wait for what is on its way, and try once more what failed; what fails again is a warning."""
     pushes = trainer.push_in_progress
-    if pushes is None:
-        return
-    if not pushes.is_done():
-        logger.info("Waiting for the push to the Hub that is on its way.")
     if isinstance(pushes, PushInProgress):
         pushes.finish()
-    else:
+    elif pushes is not None:
         # A subclass has put one of transformers' there.
         pushes.wait_until_done()
 
 
-def finish_together(trainer: Trainer) -> None:
+def finish_together(trainer: Trainer) -> str | None:
     """All steps are done: wait in all processes until the first one's pushes are over.
 
     The processes tell each other again and again that they are there, since a push may take longer than they would wait
     for each other at one place.
 
-    Raises:
-        PushError: what failed, failed again.
+    Returns:
+        what the Hub lacks, and why; None where it lacks nothing.
     """
     if not trainer.args.push_to_hub or not are_several():
         push_left_out(trainer)
         trainer._finish_current_push()
-        return
+        return _failure_at_end(trainer)
     with failing_together("pushing the newest save"):
         push_left_out(trainer)
     waiting = WorkInOrder()
@@ -188,6 +180,11 @@ def finish_together(trainer: Trainer) -> None:
     while agreed(not waiting.wait_until_done(seconds)):
         pass
     finished.result()
+    return from_first(_failure_at_end(trainer))
+
+
+def _failure_at_end(trainer: Trainer) -> str | None:
+    return getattr(trainer.push_in_progress, "failure_at_end", None)
 
 
 @contextlib.contextmanager

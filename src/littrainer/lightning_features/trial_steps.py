@@ -18,8 +18,8 @@ from littrainer.data.columns import naming_dropped_columns
 from littrainer.data.limits import DEVELOPMENT_RUN, check_order_stays, overfits
 from littrainer.data.progress import generator_states, set_generator_states
 from littrainer.engine import fit
-from littrainer.evaluation.side_effects import model_device
 from littrainer.interruptions import UpdateGuard
+from littrainer.model_walk import model_device
 from littrainer.training.model_preparation import model_prepared_for_training
 from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import Preemption

@@ -34,6 +34,10 @@ class Request:
     model: nn.Module | None = None
 
 
+class OptimizerNotInstalledError(ImportError, ValueError):
+    """The library of an optimizer is missing; transformers raises one or the other of both, by optimizer."""
+
+
 @dataclass(frozen=True)
 class OptimizerEntry:
     """One row of the tables.
@@ -58,7 +62,7 @@ class OptimizerEntry:
         """The class.
 
         Raises:
-            ImportError: its library is not installed, or has no such class.
+            OptimizerNotInstalledError: its library is not installed, or has no such class.
         """
         reasons = []
         for home in self.homes:
@@ -68,7 +72,7 @@ class OptimizerEntry:
             except (ImportError, AttributeError) as error:
                 reasons.append(str(error))
         wanted = self.homes[0].replace(":", ".")
-        raise ImportError(
+        raise OptimizerNotInstalledError(
             f"optim={optim!r} needs {wanted}, which cannot be imported ({'; '.join(reasons)}). "
             f"Run `pip install {self.package!r}`, or choose another optim."
         )

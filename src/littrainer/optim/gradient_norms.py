@@ -8,33 +8,32 @@ from typing import Any
 import torch
 from torch import nn
 
+from littrainer.processes.collectives import whole_tensor
+
 UNSPLIT = {nn.Parameter, torch.Tensor}
 
 
-def clip_by_norm(
-    parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0, several_meshes: bool | None = None
-) -> torch.Tensor:
+def clip_by_norm(parameters: Iterable[nn.Parameter], max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
     """Scale gradients down so that their norm, over the whole of each of them, is at most `max_norm`.
 
     Parameters:
         parameters: what has the gradients.
         max_norm: infinity leaves the gradients as they are.
-        several_meshes: whether `lie_on_several_meshes` says so of them; by default it is asked.
 
     Returns:
         the norm before, the same in all processes that share the parameters.
     """
     given = list(parameters)
-    if several_meshes is None:
-        several_meshes = lie_on_several_meshes(given)
-    if not several_meshes:
-        return _whole(nn.utils.clip_grad_norm_(given, max_norm, norm_type=norm_type))
-    groups = list(_by_mesh(given).items())
-    norms = [_whole(nn.utils.get_total_norm(_gradients(group), norm_type)) for _, group in groups]
-    total = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]), norm_type)
+    if not _any_is_split(given):
+        return nn.utils.clip_grad_norm_(given, max_norm, norm_type=norm_type)
+    groups = list(_by_mesh(given).values()) or [[]]
+    norms = [_norm_of(group, norm_type) for group in groups]
+    total = norms[0]
+    if len(norms) > 1:
+        total = torch.linalg.vector_norm(torch.stack([norm.to(total.device) for norm in norms]), norm_type)
     if max_norm != float("inf"):
-        for mesh, group in groups:
-            nn.utils.clip_grads_with_norm_(group, max_norm, total if mesh is None else _on_mesh(total, mesh))
+        for group in groups:
+            nn.utils.clip_grads_with_norm_(group, max_norm, total)
     return total
 
 
@@ -59,15 +58,17 @@ def _by_mesh(parameters: Iterable[nn.Parameter]) -> dict[Any, list[nn.Parameter]
     return groups
 
 
-def _whole(norm: torch.Tensor) -> torch.Tensor:
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-
-
-def _on_mesh(total: torch.Tensor, mesh: Any) -> torch.Tensor:
+def _norm_of(parameters: list[nn.Parameter], norm_type: float) -> torch.Tensor:
+    """The norm of the whole gradients of parameters on one mesh, or on none."""
+    gradients: list[Any] = [one.grad for one in parameters]
+    mesh = getattr(gradients[0], "device_mesh", None) if gradients else None
+    if mesh is None or mesh.device_type == gradients[0].device.type:
+        return whole_tensor(nn.utils.get_total_norm(gradients, norm_type))
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(total, mesh)
-
-
-def _gradients(parameters: list[nn.Parameter]) -> list[torch.Tensor]:
-    return [one.grad for one in parameters if one.grad is not None]
+    # Offloaded gradients lie on the host, where the processes may have nothing to talk through.
+    norms: list[Any] = [torch.linalg.vector_norm(one, norm_type) for one in gradients]
+    moved: list[Any] = [
+        DTensor.from_local(norm.to_local().to(mesh.device_type), mesh, norm.placements) for norm in norms
+    ]
+    return whole_tensor(torch.linalg.vector_norm(torch.stack(moved), norm_type))

@@ -457,7 +457,7 @@ def step_with_metric(schedule: Any, metrics: Mapping[str, float], metric_for_bes
     name = name if name.startswith("eval_") else f"eval_{name}"
     if name not in metrics:
         raise KeyError(
-            f"The learning rate follows {name} (metric_for_best_model), which the evaluation did not return; it "
-            f"returned {', '.join(metrics)}. Return it from compute_metrics, or name another metric."
+            f"The learning rate follows metric_for_best_model, {name!r}, which is not found in the evaluation metrics. "
+            f"They are {', '.join(metrics)}: name one of these, or return {name!r} from compute_metrics."
         )
     schedule.step(metrics[name])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
 from littrainer.data.progress import DataProgress, ResumePoint, epoch_seeded_sampler
-from littrainer.data.windows import WindowLoader, draw
+from littrainer.data.windows import MicroBatch, WindowLoader, draw
 from littrainer.lightning_internals import begin_next_epoch, read_ahead_anew
 from littrainer.plain_lightning.data_state import PlaceInData, random_states
 from littrainer.processes.agreement import from_first
@@ -37,8 +37,7 @@ class TrainingBatches:
         loader: the training DataLoader.
         args: asked for the sizes of batches and processes.
         lightning_trainer: says how many micro-batches an optimizer step has, and how many of an epoch are read.
-        count_items: counts a window's items when it has been drawn, and the batches are handed out as `MicroBatch`es;
-            None hands them out as they are.
+        count_items: counts a window's items when it has been drawn; None draws batches one by one.
         take_place: called when reading begins; gives the place of a checkpoint once, and None else.
     """
 
@@ -77,6 +76,8 @@ class TrainingBatches:
         self._length_before_end: float | None = None
         # The places at which the windows that were drawn last begin, by their micro-batches.
         self._window_starts: dict[int, PlaceInData] = {}
+        # Where the batches handed out last (Lightning may read one ahead), by `batch_idx`, stand in windows with items.
+        self.handed_out: dict[int, MicroBatch] = {}
 
     def __len__(self) -> int:
         # What is read of an epoch may be less, as Lightning's limits say; it asks for the length to find that out.
@@ -319,7 +320,7 @@ class TrainingBatches:
         windows.start_epoch(self._epoch)
         self._window_starts = {} if place is None else {place.micro_batches: place}
         if place is not None:
-            restore = place.restore_for_reading if place.micro_batches else _nothing
+            restore = place.restore_for_reading if place.micro_batches else lambda: None
             windows.resume_at(ResumePoint(place.micro_batches, place.data, restore))
         for micro_batch in windows:
             is_last = micro_batch.is_last_drawn and self.progress.data_has_ended
@@ -327,7 +328,10 @@ class TrainingBatches:
                 self._length_before_end = lightning_trainer.fit_loop.max_batches
                 self._let_lightning_end_epochs_after(windows.micro_batches_seen)
             handed_out = windows.micro_batches_seen
-            yield micro_batch.inputs if self.count_items is None else micro_batch
+            if self.count_items is not None:
+                latest = list(self.handed_out.items())[-1:]
+                self.handed_out = {**dict(latest), handed_out - 1: replace(micro_batch, inputs=None)}
+            yield micro_batch.inputs
             if self._is_read_ahead:
                 self._note_end_of_step_before(handed_out - 1, place)
 
@@ -416,10 +420,6 @@ class _AnnouncedEpochs:
     def set_epoch(self, epoch: int) -> None:
         """An epoch comes next. Which one the data is at is counted where it is read."""
         self._batches.announce_epoch()
-
-
-def _nothing() -> None:
-    pass
 
 
 class EvaluationBatches:

@@ -27,7 +27,10 @@ def clip_gradients(
     bound = default if gradient_clip_val is None else gradient_clip_val
     if bound <= 0:
         return
-    _unscale(module, optimizer)
+    scaler = getattr(module.trainer.precision_plugin, "scaler", None)
+    # Lightning leaves it to a fused optimizer, which would do so in its step.
+    if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+        scaler.unscale_(optimizer)
     if gradient_clip_val is not None and algorithm == BY_VALUE:
         nn.utils.clip_grad_value_(module.parameters(), bound)
         return
@@ -37,10 +40,3 @@ def clip_gradients(
         root.clip_grad_norm_(bound)
     else:
         clip_by_norm(module.parameters(), bound)
-
-
-def _unscale(module: pl.LightningModule, optimizer: Any) -> None:
-    scaler = getattr(module.trainer.precision_plugin, "scaler", None)
-    # Lightning leaves it to a fused optimizer, which would do so in its step.
-    if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
-        scaler.unscale_(optimizer)

@@ -61,8 +61,9 @@ class TrainerDataModule(pl.LightningDataModule):
         processing_class: tokenizer or processor; by default the LightningModule's.
         model: the columns that its forward does not take are left out; by default the LightningModule's `model`.
         predict_dataset: for `predict`.
-        windows: hand out the micro-batches of an optimizer step together, so that its label tokens are known before its
-            first forward pass; by default to modules that count them, as `TransformersModule` does.
+        windows: draw the micro-batches of an optimizer step together, so that its label tokens are known before its
+            first forward pass (`trainer.train_dataloader.handed_out[batch_idx]`); by default for modules that count
+            them, as `TransformersModule` does.
 
     A subclass may make its datasets in `setup`, and calls `super().setup(stage)` then. Each process is handed its part
     of the data as under the Trainer, and Lightning's `use_distributed_sampler` adds nothing to that. The state that a
@@ -125,12 +126,16 @@ class TrainerDataModule(pl.LightningDataModule):
             TypeError: a DataLoader stands where a dataset belongs.
         """
         for name, method in LOADERS.items():
-            for description, dataset in _by_description(name, getattr(self, name)).items():
+            given = getattr(self, name)
+            named = {f"{name} {key!r}": one for key, one in given.items()} if isinstance(given, dict) else {name: given}
+            for description, dataset in () if given is None else named.items():
                 check_is_dataset(dataset, description, method)
                 check_not_empty(dataset, description)
         vars(self).pop("val_dataloader", None)
         if stage == TrainerFn.FITTING:
-            self._forget_earlier_fit()
+            self._training_batches = None
+            # A fit that failed before it read anything has left the place of its checkpoint.
+            self._loaded_state = None if self._is_loaded_by_fit else self._loaded_state
         if stage == TrainerFn.FITTING and self.eval_dataset is None:
             self._say_that_nothing_is_validated()
 
@@ -143,12 +148,6 @@ class TrainerDataModule(pl.LightningDataModule):
                 return []
 
             vars(self)["val_dataloader"] = no_loaders
-
-    def _forget_earlier_fit(self) -> None:
-        # One that failed before it read anything has left the place of its checkpoint.
-        if self._is_loaded_by_fit:
-            self._loaded_state = None
-        self._training_batches = None
 
     def _dataset(self, name: str, what_for: str) -> Any:
         dataset = getattr(self, name)
@@ -276,7 +275,7 @@ class TrainerDataModule(pl.LightningDataModule):
         count = self._of_module("items_in_window")
         if self.windows and not callable(count):
             raise ValueError(
-                f"windows=True hands out micro-batches with the items of their optimizer step, and "
+                f"windows=True counts the items of each optimizer step, and "
                 f"{type(self._lightning_module).__name__} has no items_in_window(window) to count them. Leave windows "
                 "at None, or train a TransformersModule."
             )
@@ -341,10 +340,3 @@ class TrainerDataModule(pl.LightningDataModule):
         places, rank = places_in(state), 0 if self.trainer is None else self.trainer.global_rank
         # One that was not there then reads where the first one did.
         return places[rank] if rank < len(places) else replace(places[0], data=None, random=None)
-
-
-def _by_description(name: str, dataset: Any) -> dict[str, Any]:
-    """A dataset, or the datasets of a dict, by how errors call it; nothing where there is none."""
-    if isinstance(dataset, dict):
-        return {f"{name} {key!r}": one for key, one in dataset.items()}
-    return {} if dataset is None else {name: dataset}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -22,16 +21,6 @@ from littrainer.processes.collectives import gathered, padded_to_longest, proces
 
 if TYPE_CHECKING:
     from littrainer.plain_lightning.module import TransformersModule
-
-
-@dataclass
-class PlaceInTraining:
-    """Where metrics are computed, for their errors; an `evaluation.metrics.MetricPlace`."""
-
-    compute_metrics: Any
-    is_in_train: bool
-    args: Any
-    state: Any
 
 
 class EvaluationRound:
@@ -182,9 +171,10 @@ class EvaluationRound:
             generates=module.generates,
         )
 
-    def _place(self) -> PlaceInTraining:
+    def _place(self) -> Any:
+        """Where metrics are computed, for their errors: an `evaluation.metrics.MetricPlace`."""
         trainer = self.module.trainer
-        return PlaceInTraining(
+        return SimpleNamespace(
             compute_metrics=self.module.compute_metrics,
             is_in_train=trainer.state.fn == "fit",
             # Lightning's checkpoints hold no metrics as JSON.

@@ -9,7 +9,7 @@ from littrainer.data.ends import check_equal_lengths
 from littrainer.evaluation.streaming import StreamingMetrics
 from littrainer.plain_lightning.evaluation_round import EvaluationRound
 from littrainer.plain_lightning.model_inputs import model_inputs
-from littrainer.plain_lightning.names import TEST, VALIDATION, loader_at, numbers_in, prefix_and_suffix, with_prefixes
+from littrainer.plain_lightning.names import TEST, loader_at, numbers_in, prefix_and_suffix, with_prefixes
 
 if TYPE_CHECKING:
     from littrainer.plain_lightning.module import TransformersModule
@@ -40,7 +40,9 @@ class Evaluations:
         self._round, self._waiting = None, {}
         for number in _batch_counts(trainer, stage):
             is_known = math.isfinite(number)
-            check_equal_lengths(range(int(number)) if is_known else None, f"data of a {_SAID[stage]}")
+            check_equal_lengths(
+                range(int(number)) if is_known else None, "data of a test" if stage == TEST else "data of a validation"
+            )
 
     def step(self, module: TransformersModule, stage: str, loaders: Any, batch: Any, index: int) -> dict[str, Any]:
         """Take in one batch.
@@ -71,9 +73,6 @@ class Evaluations:
             return
         (index, evaluation_round), self._round = self._round, None
         self._waiting.update(with_prefixes(*prefix_and_suffix(stage, loaders, index), evaluation_round.finish()))
-
-
-_SAID = {VALIDATION: "validation", TEST: "test"}
 
 
 def _batch_counts(trainer: Any, stage: str) -> list[float]:

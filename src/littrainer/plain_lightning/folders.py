@@ -83,7 +83,8 @@ def module_from_folder(
     Raises:
         ValueError: the folder is damaged, or does not say how its model is made.
     """
-    keywords = {**_kept_keywords(module_class, folder), **given}
+    file = folder / LIGHTNING_STATE_NAME
+    keywords = {**(kept_in(load_tensors(file), module_class) if file.is_file() else {}), **given}
     if keywords.get("model") is None and (folder / CONFIG_NAME).is_file():
         keywords["model"] = made_at_once(str(folder), keywords.get("model_class"))
     module = module_class(**keywords)
@@ -92,11 +93,6 @@ def module_from_folder(
     checkpoint = TransformersCheckpointIO(module.model).load_checkpoint(folder)
     module.load_state_dict(checkpoint["state_dict"], strict=module.strict_loading if strict is None else strict)
     return module
-
-
-def _kept_keywords(module_class: type[Any], folder: Path) -> dict[str, Any]:
-    file = folder / LIGHTNING_STATE_NAME
-    return kept_in(load_tensors(file), module_class) if file.is_file() else {}
 
 
 def model_kept_in(module_class: type[Any], file: Any) -> dict[str, Any]:

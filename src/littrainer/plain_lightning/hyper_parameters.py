@@ -75,7 +75,7 @@ def mark_of(trainer: pl.Trainer, hyper_parameters: dict[str, Any]) -> dict[str, 
     """
     batches = trainer.num_training_batches
     # One that has only evaluated would load training data to tell.
-    steps = math.inf if trainer.train_dataloader is None else trainer.estimated_stepping_batches
+    steps = math.inf if trainer.train_dataloader is None else steps_of_training(trainer)
     return {
         "version": VERSION,
         "batches_per_epoch": batches if math.isfinite(batches) else None,
@@ -84,3 +84,17 @@ def mark_of(trainer: pl.Trainer, hyper_parameters: dict[str, Any]) -> dict[str, 
         "accumulate_grad_batches": trainer.accumulate_grad_batches,
         "hyper_parameters": hyper_parameters,
     }
+
+
+def steps_of_training(trainer: pl.Trainer) -> float:
+    """Optimizer steps of a training, also if their size changes from epoch to epoch, which Lightning leaves out."""
+    # A Trainer imports this file, and Lightning only when it is made.
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler
+
+    steps, epochs, batches = trainer.estimated_stepping_batches, trainer.max_epochs or 0, trainer.num_training_batches
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    schedule = next((one for one in callbacks if isinstance(one, GradientAccumulationScheduler)), None)
+    if schedule is None or epochs < 1 or batches == math.inf:
+        return steps
+    steps = sum(math.ceil(batches / schedule.get_accumulate_grad_batches(epoch)) for epoch in range(epochs))
+    return steps if trainer.max_steps < 0 else min(steps, trainer.max_steps)

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from lightning.pytorch.strategies import DDPStrategy
+
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.arguments.destinations import lightning_precision
 from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
@@ -32,9 +34,11 @@ PRECISIONS: dict[str, tuple[bool, bool]] = {
 # are looked up only where they are needed.
 KEYWORDS: dict[str, Callable[[TrainingArguments, Callable[[], int]], Any]] = {
     "accelerator": lambda args, steps: "gpu" if args.device.type == "cuda" else args.device.type,
-    "devices": lambda args, steps: args.local_world_size,
+    "devices": lambda args, steps: args.visible_device_count,
     "num_nodes": lambda args, steps: args.world_size // args.local_world_size,
-    "strategy": lambda args, steps: "auto" if args.world_size == 1 else "ddp",
+    "strategy": lambda args, steps: (
+        "auto" if args.world_size == 1 else DDPStrategy(parallel_devices=[args.device] * args.local_world_size)
+    ),
     "precision": lambda args, steps: lightning_precision(args),
     "max_epochs": lambda args, steps: -1 if _ends_by_steps(args) else int(args.num_train_epochs),
     "max_steps": lambda args, steps: steps() if _ends_by_steps(args) else -1,

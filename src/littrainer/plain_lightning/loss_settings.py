@@ -54,11 +54,6 @@ class ModuleLossSettings:
         return self.tensor_parallel_size
 
     @property
-    def takes_number_of_items(self) -> bool:
-        """Whether the loss is divided by the label tokens of the window."""
-        return self.model_accepts_loss_kwargs or self.compute_loss_func is not None
-
-    @property
     def shifts_labels(self) -> bool:
         """Whether the loss compares each label with the prediction one position before."""
         return self._loss_shifts_labels

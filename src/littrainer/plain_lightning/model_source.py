@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from littrainer.checkpoint.weights import without_wrappers
 from littrainer.ecosystem import is_a
 from littrainer.errors.notes import kind_of
 
@@ -72,6 +73,7 @@ def description_of(model: nn.Module | None, name: str | None = None) -> dict[str
     Parameters:
         name: what it was loaded by.
     """
+    model = None if model is None else without_wrappers(model)
     if model is None or not is_a(model, "pretrained model") or is_a(model, "peft model"):
         return None
     known: Any = model

@@ -14,6 +14,8 @@ from torch import nn
 from typing_extensions import Self
 
 from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.checkpoint.weights import COMPILED_PART, fitted
+from littrainer.compilation import is_compiled
 from littrainer.evaluation import generation
 from littrainer.evaluation.prediction import has_loss_in, is_loss_to_be_had, labels_in, logits_in, outputs_to_ignore
 from littrainer.evaluation.streaming import streaming_metrics
@@ -23,15 +25,21 @@ from littrainer.plain_lightning import optimization
 from littrainer.plain_lightning.clipping import clip_gradients
 from littrainer.plain_lightning.evaluations import Evaluations
 from littrainer.plain_lightning.folders import export_model, model_kept_in, module_from_folder
-from littrainer.plain_lightning.hyper_parameters import MARK, hyper_parameters_of, mark_of, shown_hyper_parameters
+from littrainer.plain_lightning.hyper_parameters import (
+    MARK,
+    hyper_parameters_of,
+    mark_of,
+    shown_hyper_parameters,
+    steps_of_training,
+)
 from littrainer.plain_lightning.loss_settings import ModuleLossSettings, loss_settings_of
 from littrainer.plain_lightning.loss_trial import Divided, part_divided
-from littrainer.plain_lightning.model_inputs import model_inputs
+from littrainer.plain_lightning.model_inputs import model_inputs, no_inputs
 from littrainer.plain_lightning.model_source import made_at_once, made_by
 from littrainer.plain_lightning.module_arguments import arguments_from
 from littrainer.plain_lightning.names import TEST, VALIDATION, is_watched
 from littrainer.plain_lightning.parallel_model import split_model
-from littrainer.plain_lightning.preparation import prepared_for_training
+from littrainer.plain_lightning.preparation import prepared_for_training, put_into_training_mode
 from littrainer.plain_lightning.run_hooks import RunHooks, are_called_by, check_that_they_are_called
 from littrainer.plain_lightning.window_normalisation import WindowNormalisation
 from littrainer.processes.collectives import process_rank
@@ -45,7 +53,7 @@ class TransformersModule(pl.LightningModule):
         model: the module to train, whose forward returns the loss under `"loss"` or as first element of a tuple; a name
             or folder for `from_pretrained`; or a function that makes the model, called in `configure_model`.
         args: training arguments, or a dict of them. Those about the model's training count; what the lightning.Trainer
-            decides instead is told once. In a program with several GPUs give a dict: TrainingArguments start processes.
+            decides instead is told once.
         model_class: the class of a model that is loaded by name, such as "AutoModelForSequenceClassification".
         compute_metrics: takes an `EvalPrediction`, returns a dict of metrics; or torchmetrics metrics, updated batch by
             batch.
@@ -210,7 +218,11 @@ class TransformersModule(pl.LightningModule):
         Returns:
             the loss, and the model's outputs, from which predictions are taken in evaluations.
         """
-        return losses.loss_and_outputs(self.loss_settings, self.model, inputs, num_items_in_window)
+        loaders = getattr(self.attached_trainer(), "train_dataloader", None)
+        settings, names = self.loss_settings, inputs.keys()
+        if isinstance(loaders, Mapping) and loaders.keys() == names and names.isdisjoint(settings.forward_arguments):
+            raise no_inputs(f"the batches of several loaders ({', '.join(names)})")
+        return losses.loss_and_outputs(settings, self.model, inputs, num_items_in_window)
 
     def prediction_outputs(self, inputs: dict[str, Any], wants_loss: bool = True) -> tuple[Any, Any, Any]:
         """Loss, predictions and labels of one batch of an evaluation; override to change what a prediction is.
@@ -256,14 +268,17 @@ class TransformersModule(pl.LightningModule):
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """What the module does at the hooks of a run; a subclass adds its own callbacks to `super()`'s."""
-        return [] if are_called_by(self.trainer) else [RunHooks()]
+        if not are_called_by(self.trainer):
+            # Before all others, which look at what it logs.
+            self.trainer.callbacks.insert(0, RunHooks())  # type: ignore[attr-defined]
+        return []
 
     def prepare_training(self) -> None:
-        """Prepare the model, and put it into training mode, in which `from_pretrained` does not leave it."""
+        """Prepare the model, and put it into training mode if `from_pretrained` has left it in evaluation mode."""
         self._preparations.close()
         self._preparations.enter_context(prepared_for_training(self))
         self._window = WindowNormalisation()
-        self.model.train()
+        put_into_training_mode(self.model)
 
     def undo_preparations(self) -> None:
         """Undo what was done to the model for the length of the training."""
@@ -295,34 +310,25 @@ class TransformersModule(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
         """Forward pass of a micro-batch; logs `train_loss` of the window with which the optimizer steps."""
-        accumulation, steps = self._place_in_window(batch_idx)
-        settings, window = self.loss_settings, self._window
+        trainer, settings, window = self.attached_trainer(), self.loss_settings, self._window
+        size = 1 if trainer is None else trainer.accumulate_grad_batches
+        steps = trainer is None or (batch_idx + 1) % size == 0 or trainer.is_last_batch
+        known = getattr(getattr(trainer, "train_dataloader", None), "handed_out", {}).get(batch_idx)
+
+        def try_loss(inputs: dict[str, Any], number: torch.Tensor, has_labels: bool) -> Divided:
+            return part_divided(lambda items: self.compute_loss(dict(inputs), items)[0], self, number, has_labels)
+
         inputs, number = window.enter(
-            settings,
-            batch,
-            accumulation=accumulation,
-            steps=steps,
-            device=self.device,
-            place=batch_idx,
-            try_loss=self._try_loss,
+            settings, batch, known, size, steps=steps, place=batch_idx, device=self.device, try_loss=try_loss
         )
-        value, _ = self._loss_of(inputs, number)
+        # torch would compile a model once more to be watched.
+        with window.watch(None if is_compiled(self.model) else number, settings):
+            value, _ = self._loss_of(inputs, number)
         value = losses.normalised(settings, value, number)
         window.add(value)
         if steps:
             self._log_train_loss(window.loss)
         return value
-
-    def _place_in_window(self, batch_idx: int) -> tuple[int, bool]:
-        """Micro-batches in a full window, and whether the optimizer steps after this one."""
-        trainer = self.attached_trainer()
-        if trainer is None:
-            return 1, True
-        size = trainer.accumulate_grad_batches
-        return size, (batch_idx + 1) % size == 0 or trainer.is_last_batch
-
-    def _try_loss(self, inputs: dict[str, Any], number: torch.Tensor, has_labels: bool) -> Divided:
-        return part_divided(lambda items: self.compute_loss(dict(inputs), items)[0], self, number, has_labels)
 
     def _loss_of(self, inputs: dict[str, Any], number: torch.Tensor | int | None) -> tuple[torch.Tensor, Any]:
         value, outputs = self.compute_loss(dict(inputs), number)
@@ -335,7 +341,9 @@ class TransformersModule(pl.LightningModule):
         # Processes wait for each other where loggers are told, or callbacks go by it; in between, bars show their own.
         is_told = (trainer.global_step + 1) % max(trainer.log_every_n_steps, 1) == 0
         is_told = is_told or is_watched("train_loss", trainer.callbacks)
-        self.log("train_loss", value, prog_bar=True, on_step=True, on_epoch=False, sync_dist=is_told, batch_size=1)
+        # Lightning reads it from the device after each micro-batch if it is for a bar.
+        shown = bool(getattr(trainer.progress_bar_callback, "is_enabled", trainer.progress_bar_callback))
+        self.log("train_loss", value, prog_bar=shown, on_step=True, on_epoch=False, sync_dist=is_told, batch_size=1)
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward pass of the loss before Lightning has divided it, unless it comes from an own `training_step`."""
@@ -357,7 +365,7 @@ class TransformersModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer and the schedule that the arguments name; its length is that of the lightning.Trainer's run."""
-        optimizer, schedule = self.optimizer_and_schedule(self.trainer.estimated_stepping_batches)
+        optimizer, schedule = self.optimizer_and_schedule(steps_of_training(self.trainer))
         return optimization.for_lightning(self, optimizer, schedule)
 
     def optimizer_and_schedule(self, num_training_steps: float | None = None) -> tuple[Any, Any]:
@@ -445,6 +453,10 @@ class TransformersModule(pl.LightningModule):
         """
         export_model(self, Path(directory), max_shard_size)
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights, whether parts of the module are compiled, or were then, or not."""
+        return super().load_state_dict(fitted(self, state_dict)[0], strict, assign)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Mark one of weights alone too, of which Lightning tells no callback."""
         self.mark_checkpoint(checkpoint)
@@ -453,6 +465,9 @@ class TransformersModule(pl.LightningModule):
         """Say in a checkpoint what wrote it, and how the model is made anew."""
         own = hyper_parameters_of(self.model, self.args, self._source_name)
         checkpoint[MARK] = mark_of(self.trainer, own)
+        # Under names that do not say which parts are compiled.
+        weights = checkpoint["state_dict"].items()
+        checkpoint["state_dict"] = {name.replace(f"{COMPILED_PART}.", ""): value for name, value in weights}
         shown = checkpoint.setdefault(self.CHECKPOINT_HYPER_PARAMS_KEY, {})
         if isinstance(shown.get("model"), nn.Module):
             # A subclass that keeps its options has kept the model too, which nobody could load safely.

@@ -19,7 +19,7 @@ from littrainer.errors.notes import kind_of
 class ModuleArguments(Seq2SeqTrainingArguments):
     """Training arguments that leave processes, devices, and when to evaluate and to save, to Lightning.
 
-    TrainingArguments start a process for each GPU, or meet those that a launcher has started.
+    TrainingArguments connect with the processes that a launcher has started.
 
     Raises:
         TypeError, ValueError, NotImplementedError: as TrainingArguments.
@@ -47,7 +47,10 @@ def arguments_from(given: TrainingArguments | Mapping[str, Any] | None) -> Train
         unknown = [name for name in given if name not in known and name not in EARLIER_NAMES]
         if unknown:
             raise TypeError(unknown_names_message("args", unknown, known))
-        return ModuleArguments(**given)
+        made = ModuleArguments(**given)
+        earlier = [EARLIER_NAMES[name].replaced_by for name in given if name in EARLIER_NAMES]
+        vars(made)["given_names"] = [*given, *earlier]
+        return made
     raise TypeError(
         f"args is {kind_of(given)}; give TrainingArguments, a dict with names and values of theirs such as "
         '{"learning_rate": 3e-5}, or None for the defaults.'

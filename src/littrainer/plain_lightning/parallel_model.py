@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.ecosystem import is_a
+from littrainer.mixed_precision import FORWARD_TYPES
 
 DATA, TENSOR = "data_parallel", "tensor_parallel"
 
@@ -39,7 +39,8 @@ def split_model(model: nn.Module, strategy: Any, args: Any) -> int:
         from littrainer.strategies.sharded import shard
 
         check_same_model(model)
-        shard(model, plan_of(args), mesh[DATA], _device(strategy))
+        computes_in = FORWARD_TYPES.get(strategy.precision_plugin.precision)
+        shard(model, plan_of(args), mesh[DATA], strategy.root_device, computes_in)
     return together
 
 
@@ -53,7 +54,3 @@ def plan_of(args: Any) -> Any:
     asking = copy.copy(args)
     asking.fsdp, asking.fsdp_config = True, args.fsdp_config or {"version": 2}
     return sharding_plan(asking)
-
-
-def _device(strategy: Any) -> torch.device:
-    return strategy.root_device

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from torch import nn
+
+from littrainer.ecosystem import is_a
 from littrainer.training.fused_kernels import apply_liger_kernels
 from littrainer.training.model_preparation import enable_activation_checkpointing
 from littrainer.training.neftune import noisy_embeddings
@@ -13,6 +16,19 @@ from littrainer.training.special_tokens import align_special_tokens
 
 if TYPE_CHECKING:
     from littrainer.plain_lightning.module import TransformersModule
+
+
+def put_into_training_mode(model: nn.Module, is_whole: bool = True) -> None:
+    """Put a model into training mode if it is in evaluation mode, and each model of transformers within it.
+
+    `from_pretrained` leaves a model in evaluation mode. What is so within a model in training mode, its user wants so.
+    """
+    is_loaded = is_a(model, "model of transformers")
+    if not model.training and (is_whole or is_loaded):
+        model.train()
+    elif not is_loaded:
+        for part in model.children():
+            put_into_training_mode(part, is_whole=False)
 
 
 @contextmanager

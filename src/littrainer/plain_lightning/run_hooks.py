@@ -44,8 +44,7 @@ class RunHooks(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """The same where the training has failed, or was interrupted."""
-        for module in _own(pl_module):
-            module.undo_preparations()
+        self.on_fit_end(trainer, pl_module)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Training begins."""
@@ -69,6 +68,12 @@ class RunHooks(pl.Callback):
         """A validation has seen its last batch: log `val_loss` and the metrics."""
         self._end(trainer, pl_module, VALIDATION, trainer.val_dataloaders)
 
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A validation has ended, and training may go on."""
+        for module in _own(pl_module):
+            if trainer.state.fn == "fit":
+                module.set_optimizer_modes("train")
+
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A test has seen its last batch: log `test_loss` and the metrics."""
         self._end(trainer, pl_module, TEST, trainer.test_dataloaders)
@@ -88,8 +93,6 @@ class RunHooks(pl.Callback):
     def _end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str, loaders: Any) -> None:
         for module in _own(pl_module):
             module.evaluations.end(module, stage, loaders)
-            if trainer.state.fn == "fit":
-                module.set_optimizer_modes("train")
 
 
 def are_called_by(trainer: pl.Trainer) -> bool:

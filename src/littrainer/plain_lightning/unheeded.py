@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import WarningCache, rank_zero_warn
 
 from littrainer.plain_lightning.intervals import ValidatesAtSteps
 from littrainer.plain_lightning.module_arguments import changed_arguments
@@ -37,9 +37,13 @@ ABOUT_DATA = frozenset(
 # Read by scripts, or about files that a Trainer writes.
 OF_SCRIPTS = frozenset(("output_dir", "do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank"))
 
+NOTED = WarningCache()  # What this process has been told of once.
+
 CHECKPOINTS = "callbacks=[ModelCheckpoint(...)]"
 LOGGERS = "logger=..."
 STRATEGY = 'strategy="ddp", or an object such as DDPStrategy(...)'
+# By itself it computes each layer in all devices of a machine together.
+SHARDING = "strategy=ModelParallelStrategy(data_parallel_size=N, tensor_parallel_size=1)"
 HUB = "export_pretrained(), and huggingface_hub"
 
 
@@ -182,8 +186,8 @@ LEFT_TO_LIGHTNING: dict[str, Instead] = {
         (*("ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph", "ddp_backend", "ddp_timeout"),),
         Instead(STRATEGY),
     ),
-    "fsdp": Instead("strategy=ModelParallelStrategy()", _sharded),
-    "fsdp_config": Instead("strategy=ModelParallelStrategy()", _sharded),
+    "fsdp": Instead(SHARDING, _sharded),
+    "fsdp_config": Instead(SHARDING, _sharded),
     "deepspeed": Instead("strategy=DeepSpeedStrategy(config=...)"),
 }
 
@@ -196,17 +200,22 @@ def tell_unheeded(args: Any, trainer: Any) -> None:
         trainer: the lightning.Trainer, which decides about most of them.
     """
     told: list[str] = []
+    given = getattr(args, "given_names", None)
     for name, value in changed_arguments(args).items():
-        # Pinned memory follows from the device.
-        is_derived = name == "dataloader_pin_memory" and args.use_cpu
-        if name in ABOUT_DATA and not is_derived and not hasattr(trainer.datamodule, "args"):
+        if given is not None and name not in given:
+            continue  # It follows from another one.
+        if name in ABOUT_DATA and not hasattr(trainer.datamodule, "args"):
             told.append(f"{name}={value!r} (the loader's; TrainerDataModule acts on it)")
         instead = LEFT_TO_LIGHTNING.get(name)
         if instead is not None and not instead.agrees(args, trainer):
             told.append(f"{name}={value!r} (instead: {instead.name})")
-    if trainer.strategy.handles_gradient_accumulation and trainer.gradient_clip_val is None and args.max_grad_norm > 0:
-        # Its engine clips by itself, and asks no module.
-        told.append(f"max_grad_norm={args.max_grad_norm!r} (instead: gradient_clip_val={args.max_grad_norm!r})")
+    clips_itself = trainer.strategy.handles_gradient_accumulation
+    asks = args.max_grad_norm > 0 and (clips_itself or "max_grad_norm" not in (given or ()))
+    if trainer.gradient_clip_val is None and asks:
+        (NOTED.warn if clips_itself else NOTED.info)(
+            f"lightning.Trainer has no gradient_clip_val: gradients are {'not ' if clips_itself else ''}clipped to "
+            f"max_grad_norm={args.max_grad_norm!r}. Set gradient_clip_val, or max_grad_norm in args (0 clips nothing)."
+        )
     if told:
         rank_zero_warn(
             "TransformersModule does not act on these training arguments, about which lightning.Trainer decides: "

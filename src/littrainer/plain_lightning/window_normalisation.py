@@ -9,10 +9,13 @@ are divided as a whole, or not at all; gradients cannot be taken apart, so one t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from littrainer.data.windows import MicroBatch, count_label_tokens
 from littrainer.plain_lightning.loss_settings import ModuleLossSettings
@@ -28,7 +31,6 @@ class WindowNormalisation:
     """The window of the optimizer step at hand: its losses, and what they are divided by."""
 
     def __init__(self) -> None:
-        self.closes = True
         # Whether the loss that is to be differentiated next has been divided here, whatever Lightning divides it by.
         self.has_divided_the_loss = False
         # What gradients are to be multiplied by before the optimizer steps; None leaves them as they are.
@@ -42,13 +44,15 @@ class WindowNormalisation:
         self._micro_batches = 0
         self._is_counted: bool | None = None
         self._divided = Divided.UNKNOWN
+        self._has_watched = False
 
     def enter(
         self,
         settings: ModuleLossSettings,
         batch: Any,
+        known: MicroBatch | None = None,
+        accumulation: int = 1,
         *,
-        accumulation: int,
         steps: bool,
         device: torch.device,
         place: int = 0,
@@ -57,7 +61,8 @@ class WindowNormalisation:
         """Take in a micro-batch, before its forward pass.
 
         Parameters:
-            batch: a mapping, or a `MicroBatch`, whose window is known.
+            batch: a mapping.
+            known: the batch's place in its window, if the window's items were counted before.
             accumulation: micro-batches in a full window.
             steps: whether the optimizer steps after this one.
             place: number of the batch in its epoch, from 0.
@@ -74,12 +79,12 @@ class WindowNormalisation:
         if place % accumulation == 0:
             self._micro_batches, self._loss, self._tokens, self._is_counted = 0, None, 0, None
         self._micro_batches += 1
-        self.closes, self.gradient_factor, self._loss_factor = steps, None, None
-        if isinstance(batch, MicroBatch):
-            _check_place(batch, steps, place)
-            settings.current_gradient_accumulation_steps = batch.window_size
-            return model_inputs(batch.inputs), batch.num_items_in_window
+        self.gradient_factor = self._loss_factor = None
         inputs = model_inputs(batch)
+        if known is not None:
+            _check_place(known, steps, place)
+            settings.current_gradient_accumulation_steps = known.window_size
+            return inputs, known.num_items_in_window
         settings.current_gradient_accumulation_steps = accumulation
         if accumulation == 1:
             return inputs, loss.items_in_window(settings, [inputs], device)
@@ -91,6 +96,12 @@ class WindowNormalisation:
         if steps:
             self._set_factors(settings, accumulation)
         return inputs, number
+
+    def watch(self, number: Number, settings: ModuleLossSettings) -> AbstractContextManager[Any]:
+        """A context for a forward pass; that of a training's first one warns of a loss that grows with the window."""
+        size, has_watched = settings.current_gradient_accumulation_steps, self._has_watched
+        self._has_watched = has_watched or size > 1
+        return nullcontext() if has_watched or size == 1 or number is None else _WarnsIfUnused(number, size, settings)
 
     def add(self, value: torch.Tensor) -> None:
         """Note the loss of the micro-batch at hand, as it goes into the backward pass."""
@@ -124,8 +135,9 @@ class WindowNormalisation:
     def _count(
         self, settings: ModuleLossSettings, inputs: dict[str, Any], device: torch.device, accumulation: int
     ) -> Number:
-        takes_number = settings.takes_number_of_items and "labels" in inputs
-        tokens: Any = count_label_tokens([inputs], settings.shifts_labels) if takes_number else None
+        takes_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None
+        is_countable = takes_number and "labels" in inputs
+        tokens: Any = count_label_tokens([inputs], settings.shifts_labels) if is_countable else None
         is_counted = isinstance(tokens, torch.Tensor)
         if self._is_counted not in (None, is_counted):
             raise ValueError(
@@ -169,6 +181,28 @@ class WindowNormalisation:
         self._loss_factor, self.gradient_factor = factor, torch.where(factor.isinf(), 1.0, factor)
 
 
+class _WarnsIfUnused(TorchFunctionMode):
+    """Warns at its end if no operation has taken the number that the loss is to be divided by."""
+
+    def __init__(self, number: Any, size: int, settings: ModuleLossSettings):
+        super().__init__()
+        self.number, self.size, self.settings, self.is_used = number, size, settings, False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.is_used = self.is_used or any(one is self.number for one in (*args, *(kwargs or {}).values()))
+        return func(*args, **(kwargs or {}))
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        super().__exit__(kind, *rest)
+        if kind is None and not self.is_used:
+            by_function = self.settings.compute_loss_func is not None
+            rank_zero_warn(
+                "The loss is not divided by num_items_in_batch, so that of an optimizer step is the sum over its "
+                f"{self.size} micro-batches, as with a Trainer: about {self.size} times its mean. To train with the "
+                f"mean, {'divide by it' if by_function else 'set model.accepts_loss_kwargs = False'}."
+            )
+
+
 def _divided_in_part(settings: ModuleLossSettings, accumulation: int) -> str:
     as_means = "" if settings.compute_loss_func is not None else "set `accepts_loss_kwargs = False` on the model, "
     return (
@@ -180,12 +214,12 @@ def _divided_in_part(settings: ModuleLossSettings, accumulation: int) -> str:
     )
 
 
-def _check_place(batch: MicroBatch, steps: bool, place: int) -> None:
+def _check_place(known: MicroBatch, steps: bool, place: int) -> None:
     # A stream may end in the middle of a window, and then Lightning steps with what there is.
-    if steps == batch.closes_window or (steps and batch.is_last_drawn):
+    if steps == known.closes_window or (steps and known.is_last_drawn):
         return
     raise ValueError(
         f"Batch {place} of the epoch {'ends' if steps else 'does not end'} an optimizer step of lightning.Trainer, and "
-        f"its window of {batch.window_size} micro-batches goes {'on' if steps else 'no further'}. Leave "
+        f"its window of {known.window_size} micro-batches goes {'on' if steps else 'no further'}. Leave "
         "accumulate_grad_batches as it is within an epoch, or use TrainerDataModule(windows=False)."
     )

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from littrainer.ecosystem import is_a
 from littrainer.nested_values import concatenated, map_nested
 
 
@@ -78,6 +79,15 @@ def padded_to_longest(value: Any, dim: int = 0, fill: int = 0, at_start: bool = 
         return torch.cat([filling, tensor] if at_start else [tensor, filling], dim=dim)
 
     return value if process_count() == 1 else map_nested(pad, value)
+
+
+def whole_tensor(value: Any) -> Any:
+    """All of a tensor that is spread over processes, on the device of the process group; anything else as it is."""
+    if not is_a(value, "sharded tensor"):
+        return value
+    device = value.device_mesh.device_type
+    # Offloaded parts lie on the host, where the processes may have nothing to talk through.
+    return (value if value.device.type == device else value.to(device)).full_tensor()
 
 
 def reduced(value: Any, reduction: str = "sum") -> Any:

@@ -15,9 +15,6 @@ RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
 LOCAL_RANK, LOCAL_WORLD_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
 MAIN_ADDRESS, MAIN_PORT = "MASTER_ADDR", "MASTER_PORT"
 
-# How many processes a script that no launcher has started starts by itself; unset, one for each GPU.
-PROCESSES = "LITTRAINER_PROCESSES"
-
 # Variables of launchers of MPI's kind, in the order in which they are looked at: Intel MPI, Open MPI, MVAPICH.
 MPI_VARIABLES: dict[str, tuple[str, ...]] = {
     WORLD_SIZE: ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"),
@@ -76,9 +73,9 @@ def local_world_size() -> int:
     return whole_number(LOCAL_WORLD_SIZE, world_size())
 
 
-def is_launched() -> bool:
-    """Whether a launcher has started this process, be it the only one."""
-    return any(os.environ.get(name) for name in (RANK, WORLD_SIZE, LOCAL_RANK))
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher has started this process, be it the only one, by torchrun's variables."""
+    return any(environment.get(name) for name in (RANK, WORLD_SIZE, LOCAL_RANK))
 
 
 def meeting_point() -> MeetingPoint | None:
@@ -131,7 +128,7 @@ def adopt_launcher_variables(environment: MutableMapping[str, str] = os.environ)
     Raises:
         RuntimeError: SLURM started several tasks and does not say how many there are on a node.
     """
-    if any(environment.get(name) for name in (RANK, WORLD_SIZE, LOCAL_RANK)):
+    if is_launched(environment):
         return
     for read in (_slurm_variables, _mpi_variables):
         found = read(environment)

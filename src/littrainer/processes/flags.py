@@ -31,27 +31,35 @@ class FlagsRaisedTogether:
         # Flags that some raised, and all raise at the next call.
         self._late: set[str] = set()
         self._told: set[str] = set()
+        # Processes that were ready at the last call that was looked at.
+        self._ready = 0
 
-    def settle(self, holder: Any, among: Sequence[str] | None = None) -> None:
+    def settle(self, holder: Any, among: Sequence[str] | None = None, is_ready: bool = False) -> bool:
         """Leave flags raised that all processes raise. One that only some raise is lowered; all raise it next time.
 
         Parameters:
             holder: the object that has the flags.
             among: the flags that count at this place; the others are left alone.
+            is_ready: whether this process is ready for something that all are to do at once.
+
+        Returns:
+            whether all processes were ready at the last call.
         """
         counted = self.names if among is None else among
         self._look_at_last_call()
+        were_ready = self._ready == self.processes
         for name in [name for name in counted if name in self._late]:
             self._late.discard(name)
             setattr(holder, name, True)
         raised = [name in counted and bool(getattr(holder, name)) for name in self.names]
-        self._counting = begin_counting(raised)
+        self._counting = begin_counting([*raised, is_ready])
         if any(raised):
             self._look_at_last_call()
             for name in self._late.intersection(counted):
                 if getattr(holder, name):
                     setattr(holder, name, False)
                     self._tell(name)
+        return were_ready
 
     def finish(self) -> None:
         """Wait until all processes have made their last call; what some have raised then comes to nothing."""
@@ -60,7 +68,7 @@ class FlagsRaisedTogether:
     def _look_at_last_call(self) -> None:
         if self._counting is None:
             return
-        counts, self._counting = self._counting(), None
+        (*counts, self._ready), self._counting = self._counting(), None
         self._late.update(name for name, count in zip(self.names, counts, strict=True) if 0 < count < self.processes)
 
     def _tell(self, name: str) -> None:

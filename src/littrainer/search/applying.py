@@ -30,7 +30,9 @@ def apply_best(trainer: Trainer, best: BestRun, hp_space: Callable[[Any], dict[s
         # What it asks the trial for may have other names than the arguments that it makes of them.
         trial = _fixed_trial(best)
         parameters = checked_space(asked(space, trial))
+    seed_of_model = trainer._seeds_of_models.get(best.run_id, trainer.args.seed)
     follow_arguments(trainer, set_parameters(trainer, parameters))
+    trainer._seed_for_model = {trainer.args.seed: seed_of_model}
     if trainer._arguments_after_search is not None:
         # What the script sets from here on decides over these.
         trainer._arguments_after_search = dict(vars(trainer.args))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import numbers
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from littrainer.errors.notes import kind_of
 from littrainer.search.failures import ObjectiveIsNan, SearchMistake
 
-# Entries of an evaluation that say nothing about how good the model is.
-NO_MEASURE_OF_QUALITY = ("epoch", "num_input_tokens_seen")
-ENDINGS_OF_SPEED = ("_runtime", "_per_second", "_model_preparation_time")
-PARTS_OF_MEMORY = ("_mem_cpu_", "_mem_gpu_")
+logger = logging.getLogger(__name__)
+
+# Entries of an evaluation that say nothing about how good the model is; transformers adds up the latter ones.
+ENDINGS_OF_SPEED = ("epoch", "_runtime", "_per_second")
+PARTS_OF_SIZES = ("num_input_tokens_seen", "_model_preparation_time", "_mem_cpu_", "_mem_gpu_")
 
 
 def default_compute_objective(metrics: dict[str, float]) -> float:
@@ -22,14 +25,18 @@ def default_compute_objective(metrics: dict[str, float]) -> float:
     Parameters:
         metrics: what `evaluate()` returned; speed, memory, tokens seen and the epoch are no metrics.
     """
-    measures = {name: value for name, value in metrics.items() if _measures_quality(name)}
+    measures = {name: value for name, value in metrics.items() if not name.endswith(ENDINGS_OF_SPEED)}
+    sizes = [name for name in measures if any(part in name for part in PARTS_OF_SIZES)]
+    for name in sizes:
+        del measures[name]
+        _tell_of_size(name)
     loss = measures.pop("eval_loss", None)
     return sum(measures.values()) if measures else loss  # type: ignore[return-value]
 
 
-def _measures_quality(name: str) -> bool:
-    is_left_out = name in NO_MEASURE_OF_QUALITY or name.endswith(ENDINGS_OF_SPEED)
-    return not is_left_out and not any(part in name for part in PARTS_OF_MEMORY)
+@cache
+def _tell_of_size(name: str) -> None:
+    logger.warning("The default objective leaves %s out; in transformers it counts as a metric.", name)
 
 
 def checked_objective(value: Any, directions: Sequence[str]) -> float | list[float]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from littrainer.callbacks.lightning_callbacks import PACKAGES
 from littrainer.callbacks.state import is_exportable
 from littrainer.checkpoint.shards import is_sharded
-from littrainer.evaluation.side_effects import model_device
+from littrainer.model_walk import model_device, stays_in_place
 from littrainer.search.memory import OF_THE_HANDLER, release_memory
+from littrainer.search.trial_parameters import differs
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -48,7 +49,6 @@ KEPT_ATTRIBUTES = (
     "current_flos",
     "_memory",
     "_model_is_prepared",
-    "_has_modes_of_training",
     "_tr_loss",
     "_total_loss_scalar",
     "_globalstep_last_logged",
@@ -73,15 +73,21 @@ class Found:
         self._states = [(each, copy.deepcopy(each.state())) for each in self._callbacks if is_exportable(each)]
         self._lightning_states = [(each, _state_of(each)) for each in self._lightning_callbacks]
         self.model = trainer.model
-        self.device = None if self.model is None or is_sharded(self.model) else model_device(self.model)
+        stays = self.model is None or is_sharded(self.model) or stays_in_place(self.model)
+        self.device = None if stays else model_device(self.model)
 
     def make_room(self) -> None:
         """Keep the model in the host's memory until the search is over."""
         if self.device is not None and self.device.type != "cpu":
             self.model.to("cpu")
 
-    def begin_trial(self, trainer: Trainer) -> None:
-        """Let a trial find what the search found: arguments and what follows from them, callbacks and their states."""
+    def begin_trial(self, trainer: Trainer) -> list[str]:
+        """Let a trial find what the search found: arguments and what follows from them, callbacks and their states.
+
+        Returns:
+            the callbacks that were in another state.
+        """
+        changed = [f"{type(each).__name__}'s state" for each, state in self._states if differs(each.state(), state)]
         self._put_back_arguments(trainer)
         vars(trainer).update(self._attributes)
         trainer.state = copy.deepcopy(self._state)
@@ -91,6 +97,7 @@ class Found:
         _put_back_callbacks(trainer, *self._callbacks_of_trials)
         self._put_back_states(trainer)
         trainer._eval_dataloaders = {}
+        return changed
 
     def put_back(self, trainer: Trainer) -> None:
         """Leave the Trainer as the search found it."""

@@ -102,6 +102,12 @@ RUN_IDS: dict[Any, Callable[[Any], Any]] = {
 """Backend -> what it calls a trial."""
 
 
+def id_of(trainer: Trainer, trial: Any) -> Any:
+    """What the search's library calls a trial."""
+    backend = trainer.hp_search_backend
+    return RUN_IDS[backend](trial) if backend in RUN_IDS else getattr(trial, "number", "")
+
+
 def output_dir_of(trainer: Trainer, trial: Any) -> str:
     """The folder of a training's checkpoints: for a trial `run-<id>`, or what `hp_name` calls it, in `output_dir`.
 
@@ -115,8 +121,7 @@ def output_dir_of(trainer: Trainer, trial: Any) -> str:
         search = trainer._search
         name = name_by(trainer.hp_name, trial) if search is None else search.name_of(trial, trainer.hp_name)
     else:
-        run_id = RUN_IDS[backend](trial) if backend in RUN_IDS else getattr(trial, "number", "")
-        name = f"run-{run_id}"
+        name = f"run-{id_of(trainer, trial)}"
     return os.path.join(trainer.args.output_dir, name)
 
 

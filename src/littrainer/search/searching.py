@@ -16,6 +16,7 @@ from littrainer.search.objective import default_compute_objective
 from littrainer.search.preserved import Found, left_as_found
 from littrainer.search.reporting import name_by
 from littrainer.search.results import BestRun
+from littrainer.search.trial_parameters import differs
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DIRECTIONS = ("minimize", "maximize")
+# In transformers a Trainer reads them when it is made, and a trial's values have no effect.
+COUNT_HERE_ALONE = ("label_smoothing_factor", "neftune_noise_alpha")
 
 
 class Search:
@@ -40,7 +43,10 @@ class Search:
         self.directions = list(directions)
         self.found = found
         self.checkpoints_there: list[str] | None = None
-        self._has_told_of_same_model = False
+        self._told: set[str] = set()
+        # What trials have set, and the callbacks whose states the one before has changed.
+        self._set_by_trials: dict[str, Any] = {}
+        self._changed_callbacks: list[str] = []
         # A trial, and what `hp_name` calls it.
         self._named: tuple[Any, str] | None = None
 
@@ -55,7 +61,40 @@ class Search:
         if self._named is not None and not (isinstance(trial, Mapping) and trial is self._named[0]):
             self._named = None
         if self.found is not None:
-            self.found.begin_trial(trainer)
+            self._changed_callbacks = self.found.begin_trial(trainer)
+
+    def tell_of_differences(self, args: Any, before: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
+        """Warn, once of each, of what this trial trains with otherwise than in transformers.
+
+        Parameters:
+            args: the arguments of the trial.
+            before: their values before the trial set its own.
+            parameters: what it has set.
+        """
+        anew = [
+            name
+            for name, value in self._set_by_trials.items()
+            if name not in parameters and differs(value, getattr(args, name))
+        ]
+        for name in [*anew, *self._changed_callbacks]:
+            self._tell(f"Each trial begins with {name} as the search did; transformers keeps what a trial made of it.")
+        for name, value in parameters.items():
+            if name not in before:
+                continue
+            counts, old = getattr(args, name), before[name]
+            self._set_by_trials[name] = counts
+            if name in COUNT_HERE_ALONE and differs(counts, old):
+                self._tell(f"{name} of a trial counts; transformers trains with that of the Trainer's construction.")
+            with contextlib.suppress(TypeError, ValueError):
+                if old is not None and counts is not None and differs(counts, theirs := type(old)(value)):
+                    self._tell(
+                        f"{name} of a trial is {counts!r}; transformers makes it {theirs!r}, of the former type."
+                    )
+
+    def _tell(self, difference: str) -> None:
+        if difference not in self._told:
+            self._told.add(difference)
+            logger.warning(difference)
 
     def name_of(self, trial: Any, hp_name: Callable[[Any], str]) -> str:
         """What the script's `hp_name` calls a trial; asked once for each, since the answer may be another each time.
@@ -71,9 +110,8 @@ class Search:
     def tell_of_same_model(self, trainer: Trainer) -> None:
         """Warn, once, of a model_init that makes no new model, so that a trial goes on with the weights of another."""
         is_same = self.found is not None and trainer.model is not None and trainer.model is self.found.model
-        if is_same and not self._has_told_of_same_model:
-            self._has_told_of_same_model = True
-            logger.warning(
+        if is_same:
+            self._tell(
                 "model_init returned a model that it had returned before, so each trial goes on with the weights of "
                 "the one before it. Make the model inside model_init."
             )

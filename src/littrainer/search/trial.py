@@ -17,7 +17,7 @@ from littrainer.ecosystem import is_a
 from littrainer.search.failures import TRIAL_FAILURES
 from littrainer.search.memory import release_frames, release_memory
 from littrainer.search.objective import refuse_nan
-from littrainer.search.reporting import objective_in
+from littrainer.search.reporting import id_of, objective_in
 from littrainer.search.trial_parameters import differs, parameters_of, set_parameters, settle_pairs
 from littrainer.training.checks import check_arguments
 from littrainer.training.label_smoothing import smoother_for
@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 # Arguments by which the optimizer is made, unless the Trainer was given its class and keywords.
 OF_THE_NAMED_OPTIMIZER = ("learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "optim", "optim_args")
+SEEDS = "littrainer:seeds"
+"""An attribute of this name in a study's trial holds the seeds before and, once it has ended, after the trial."""
+
 MAKES_THE_OPTIMIZER = ("create_optimizer", "create_optimizer_and_scheduler")
 
 
@@ -77,6 +80,22 @@ def run_trial(
         release_memory(trainer)
 
 
+def is_of_search(trainer: Trainer, trial: Any) -> bool:
+    """Whether a training is a trial of a search."""
+    return trial is not None and trainer.hp_search_backend is not None
+
+
+def begin_trial(trainer: Trainer, trial: Any) -> None:
+    """Let a trial find the Trainer as the search did, but for the seed, which stays that of the trial before.
+
+    The model is made with it, as in transformers.
+    """
+    seed = getattr(trial, "user_attrs", {}).get(SEEDS, [trainer.args.seed])[0]
+    if trainer._search is not None:
+        trainer._search.begin_trial(trainer, trial)
+    trainer.args.seed = trainer._seeds_of_models[str(id_of(trainer, trial))] = seed
+
+
 def set_up_trial(trainer: Trainer, trial: Any) -> None:
     """Set the Trainer's arguments to the parameters of a trial; outside of a search only the trial is noted.
 
@@ -88,15 +107,16 @@ def set_up_trial(trainer: Trainer, trial: Any) -> None:
     trainer._trial = trial
     if trial is None:
         _follow_changes_since_search(trainer)
-    if trainer.hp_search_backend is None or trial is None:
+    if not is_of_search(trainer, trial):
         return
-    if trainer._search is not None:
-        trainer._search.begin_trial(trainer, trial)
     parameters = parameters_of(trainer, trial)
     if hasattr(trial, "space_is_asked"):
         # One of several processes.
         trial.space_is_asked(parameters)
+    before = dict(vars(trainer.args))
     changed = set_parameters(trainer, parameters)
+    if trainer._search is not None:
+        trainer._search.tell_of_differences(trainer.args, before, parameters)
     _tell_of_given_optimizer(trainer, parameters)
     logger.info("Trial with %s.", ", ".join(f"{name}={value!r}" for name, value in parameters.items()))
     follow_arguments(trainer, changed)

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from littrainer.ecosystem import is_a
 from littrainer.errors.notes import add_note
+from littrainer.model_walk import stays_in_place
 from littrainer.strategies.launched import LaunchedProcesses
 from littrainer.strategies.resident import release_plugins
 
@@ -89,6 +90,11 @@ class ModelInDDP:
         self.precision_plugin.convert_module(self.model)
         self.model_to_device()
         self.setup_precision_plugin()
+
+    def model_to_device(self: Any) -> None:
+        """Move the model, unless it stays in place."""
+        if not stays_in_place(self.model):
+            super().model_to_device()  # type: ignore[misc]
 
     def configure_ddp(self: Any) -> None:
         """Do nothing yet: the Trainer calls `data_parallel`."""
@@ -175,5 +181,6 @@ def _refuse_what_ddp_cannot_train(model: nn.Module) -> None:
     if len(devices) > 1:
         raise ValueError(
             f"{name} was loaded onto several devices ({', '.join(sorted(devices))}), and several processes train "
-            "together, each with a copy on a device of its own. Load it without device_map, or start one process."
+            "together, each with a copy on a device of its own. Load it without device_map, or start one process "
+            "(`littrainer run --devices 1`)."
         )

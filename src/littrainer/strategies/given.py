@@ -17,7 +17,7 @@ from lightning.pytorch.strategies import (
 from littrainer.strategies.choice import strategy_for, strategy_name
 from littrainer.strategies.data_parallel import ModelInDDP
 from littrainer.strategies.launched import LaunchedProcesses
-from littrainer.strategies.resident import release_plugins
+from littrainer.strategies.single_device import ModelStaysOnDevice
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -25,18 +25,10 @@ if TYPE_CHECKING:
 STARTS_NO_PROCESSES = "popen"
 
 
-class StaysOnDevice:
-    """A strategy of one device that leaves the model there."""
-
-    def teardown(self) -> None:
-        """Release what the plugins hold, and leave the model where it is."""
-        release_plugins(self)
-
-
 # Kind of strategy -> what it does differently for a Trainer; the first that fits is taken.
 FITTED: tuple[tuple[type[Strategy], type], ...] = (
     (DDPStrategy, ModelInDDP),
-    (SingleDeviceStrategy, StaysOnDevice),
+    (SingleDeviceStrategy, ModelStaysOnDevice),
 )
 
 
@@ -49,8 +41,17 @@ def fitted_strategy(given: Any, trainer: Trainer) -> Any:
     Raises:
         ValueError: it starts processes of its own.
     """
-    if given == "auto":
-        return strategy_for(trainer)
+    fitted: Any = strategy_for(trainer) if given == "auto" else _made_to_fit(given)
+    if isinstance(fitted, ParallelStrategy):
+        args = trainer.args
+        if fitted.cluster_environment is None and args.world_size > 1:
+            fitted.cluster_environment = LaunchedProcesses(args)
+        # Lightning takes the device with the number of the process, and a process may see one GPU only, number 0.
+        fitted.parallel_devices = fitted.parallel_devices or [args.device] * args.local_world_size
+    return fitted
+
+
+def _made_to_fit(given: Any) -> Any:
     if isinstance(given, str) and given in StrategyRegistry:
         given = StrategyRegistry.get(given)
     if not isinstance(given, Strategy):
@@ -65,14 +66,11 @@ def fitted_strategy(given: Any, trainer: Trainer) -> Any:
         )
     behaviour = next((one for kind, one in FITTED if isinstance(given, kind)), None)
     if behaviour is None or isinstance(given, behaviour):
-        fitted: Any = copy.copy(given)
-    else:
-        # A strategy serves one lightning.Trainer only, and each training has one of its own.
-        kind = _fitted_class(type(given), behaviour)
-        fitted = kind.__new__(kind)
-        vars(fitted).update(vars(given))
-    if isinstance(fitted, ParallelStrategy) and fitted.cluster_environment is None and trainer.args.world_size > 1:
-        fitted.cluster_environment = LaunchedProcesses(trainer.args)
+        return copy.copy(given)
+    # A strategy serves one lightning.Trainer only, and each training has one of its own.
+    kind = _fitted_class(type(given), behaviour)
+    fitted = kind.__new__(kind)
+    vars(fitted).update(vars(given))
     return fitted
 
 

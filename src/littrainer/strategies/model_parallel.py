@@ -77,16 +77,19 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:
     if not trained:
         return
     # A process whose samples left a parameter out counts as one that has found a gradient of 0.
-    found = torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32)
-    found = found.to(trained[0].device)
-    dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
-    waiting = []
-    for parameter, is_found in zip(trained, found.tolist(), strict=True):
-        if is_found:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            gradient = getattr(parameter.grad, "_local_tensor", parameter.grad)
-            gradient /= dist.get_world_size(group)
-            waiting.append(dist.all_reduce(gradient, group=group, async_op=True))
+    found = torch.ones(len(trained), dtype=torch.int32, device=trained[0].device)
+    left_out = [index for index, parameter in enumerate(trained) if parameter.grad is None]
+    for index in left_out:
+        found[index] = 0
+        trained[index].grad = torch.zeros_like(trained[index])
+    waiting = [dist.all_reduce(found, dist.ReduceOp.MAX, group=group, async_op=True)]
+    for parameter in trained:
+        gradient: Any = getattr(parameter.grad, "_local_tensor", parameter.grad)
+        gradient /= dist.get_world_size(group)
+        waiting.append(dist.all_reduce(gradient, group=group, async_op=True))
     for work in waiting:
         work.wait()
+    # Only who has left one out reads whether all have, since that waits for the device.
+    for index, is_found in enumerate(found.tolist() if left_out else ()):
+        if not is_found:
+            trained[index].grad = None

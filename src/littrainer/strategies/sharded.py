@@ -152,7 +152,8 @@ def fully_shard_keywords(
     """The keywords of torch's `fully_shard` that a plan stands for."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
-    policy: dict[str, Any] = dict.fromkeys(("param_dtype", "reduce_dtype", "output_dtype"), computes_in)
+    # Outputs stay as they come: the loss in the float32 that models compute it in.
+    policy: dict[str, Any] = dict.fromkeys(("param_dtype", "reduce_dtype"), computes_in)
     if plan.mixed_precision_policy is not None:
         policy = {
             name: getattr(torch, value) if isinstance(value, str) else value

@@ -76,6 +76,8 @@ STYLES: dict[str, Style] = {
     "embedding_colwise": Style(lambda: ColwiseParallel(output_layouts=Replicate()), nn.Embedding),
     "replicated_with_grad_allreduce": Style(SummedGradients, nn.Module),
 }
+# In errors, what is left to a model whose layers cannot be split.
+SHARDING = "fsdp (in a lightning.Trainer ModelParallelStrategy(data_parallel_size=N, tensor_parallel_size=1))"
 # Numbers in a model's config that a process has its share of.
 SPLIT_HEADS = ("num_attention_heads", "num_key_value_heads")
 
@@ -116,14 +118,14 @@ def plan_of(model: nn.Module) -> Mapping[str, str]:
     if is_a(model, "peft model"):
         raise ValueError(
             f"parallelism_config has tp_size above 1, and adapters ({name}) have no plan for it. Leave tp_size at 1, "
-            "and use fsdp; or train the model without adapters."
+            f"and use {SHARDING}; or train the model without adapters."
         )
     plan = getattr(model, "tp_plan", None)
     if not plan:
         raise ValueError(
             f"parallelism_config has tp_size above 1, and {name} has no plan of how to split its layers (tp_plan). "
             'Give it an attribute tp_plan such as {"layers.*.up": "colwise", "layers.*.down": "rowwise"}, or leave '
-            "tp_size at 1 and use fsdp."
+            f"tp_size at 1 and use {SHARDING}."
         )
     return plan
 
@@ -169,7 +171,7 @@ def _check_heads(model: nn.Module, processes: int) -> None:
         if isinstance(heads, int) and heads % processes:
             raise ValueError(
                 f"parallelism_config has tp_size={processes}, which does not divide the {name}={heads} of "
-                f"{type(model).__name__}. Choose a tp_size that does, or leave it at 1 and use fsdp."
+                f"{type(model).__name__}. Choose a tp_size that does, or leave it at 1 and use {SHARDING}."
             )
 
 
@@ -187,7 +189,7 @@ def _check_layer(name: str, layer: nn.Module, style: str, processes: int) -> Non
         if features % processes:
             raise ValueError(
                 f"parallelism_config has tp_size={processes}, which does not divide the {attribute}={features} of "
-                f"{name}. Choose a tp_size that does, or leave it at 1 and use fsdp."
+                f"{name}. Choose a tp_size that does, or leave it at 1 and use {SHARDING}."
             )
 
 
@@ -195,7 +197,7 @@ def _cannot_split(what: str, style: str) -> str:
     return (
         f"tp_plan splits {what} by the style {style!r}, and littrainer knows {', '.join(STYLES)}. Let transformers "
         "split the model when it is loaded: from_pretrained(..., distributed_config=DistributedConfig(tp_size=...)); "
-        "or leave tp_size at 1 and use fsdp."
+        f"or leave tp_size at 1 and use {SHARDING}."
     )
 
 

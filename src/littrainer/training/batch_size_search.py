@@ -30,7 +30,9 @@ OUT_OF_MEMORY_MESSAGES = (
 )
 
 
-# How much later than the first one the last process may run out of memory, outside of a forward pass.
+# Optimizer steps of a try in which the processes agree on each forward pass; then the size is taken to fit.
+STEPS_AGREED_ON = 100
+# How much later than the first one the last process may run out of memory, where they have not agreed on it.
 SECONDS_UNTIL_ALL_RAN_OUT = 60
 
 
@@ -48,10 +50,12 @@ def ran_out_of_memory(error: Exception) -> bool:
 def failures_agreed_on(trainer: Trainer) -> AbstractContextManager[Any]:
     """A context for a forward pass, after which all processes know of what training goes on after: together.
 
-    That is memory that ran out where a size is searched for, and in a trial of a hyperparameter search any error. With
-    one process, or in another training, it does nothing.
+    That is memory that ran out where a size is searched for, in the first steps of a try, and in a trial of a
+    hyperparameter search any error. With one process, or in another training, it does nothing.
     """
-    searches_size, is_trial = trainer.args.auto_find_batch_size, trainer.hp_search_backend is not None
+    steps = trainer.state.global_step - trainer._initial_global_step
+    searches_size = trainer.args.auto_find_batch_size and steps < STEPS_AGREED_ON
+    is_trial = trainer.hp_search_backend is not None
     if not (searches_size or is_trial) or trainer.args.world_size == 1:
         return nullcontext()
     if not is_trial:
@@ -86,9 +90,9 @@ def check_that_all_ran_out(trainer: Trainer, error: Exception) -> None:
         return
     if not all_arrive(SECONDS_UNTIL_ALL_RAN_OUT):
         raise RuntimeError(
-            f"auto_find_batch_size: memory ran out in process {trainer.args.process_index} outside of a forward pass, "
-            f"and not in all processes within {SECONDS_UNTIL_ALL_RAN_OUT} seconds; the others wait for its gradients "
-            "and cannot start over. Lower per_device_train_batch_size."
+            f"auto_find_batch_size: memory ran out in process {trainer.args.process_index}, outside of a forward pass "
+            f"or after {STEPS_AGREED_ON} steps, and not in all processes within {SECONDS_UNTIL_ALL_RAN_OUT} seconds; "
+            "the others wait for its gradients and cannot start over. Lower per_device_train_batch_size."
         ) from error
 
 

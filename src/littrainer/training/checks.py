@@ -119,8 +119,8 @@ def _check_metrics(trainer: Trainer) -> None:
     needs_metric = args.save_strategy == SaveStrategy.BEST or args.load_best_model_at_end
     if needs_metric and args.metric_for_best_model is None:
         raise ValueError(
-            "save_strategy='best' and load_best_model_at_end need metric_for_best_model: set it to 'loss', or to a "
-            "name that compute_metrics returns."
+            "`args.metric_for_best_model` must be provided for save_strategy='best' and load_best_model_at_end: set it "
+            "to 'loss', or to a name that compute_metrics returns."
         )
     compute_metrics = trainer.compute_metrics
     if streaming_metrics(compute_metrics) is not None or not args.batch_eval_metrics or compute_metrics is None:
@@ -157,8 +157,8 @@ def _check_name_of_best_metric(trainer: Trainer) -> None:
     if not any(name.startswith(f"eval_{key}_") for key in datasets):
         rest = name.removeprefix("eval_")
         raise KeyError(
-            f"metric_for_best_model={wanted!r} means {name!r}, which no evaluation of a dict of datasets gives: the "
-            f"names of its metrics hold the dataset's. Set metric_for_best_model to "
+            f"metric_for_best_model={wanted!r} means {name!r}, which is not found in the evaluation metrics of a dict "
+            "of datasets: their names hold the dataset's. Set metric_for_best_model to "
             f"{' or '.join(repr(f'eval_{key}_{rest}') for key in datasets)}."
         )
 

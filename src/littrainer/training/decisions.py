@@ -112,8 +112,9 @@ def remember_if_best(trainer: Trainer, metrics: dict[str, float]) -> bool:
     name = name if name.startswith("eval_") else f"eval_{name}"
     if name not in metrics:
         raise KeyError(
-            f"metric_for_best_model={args.metric_for_best_model!r} means {name!r}, which the evaluation does not give; "
-            f"it gives {', '.join(sorted(metrics))}. Name one of these, or return {name!r} from compute_metrics."
+            f"metric_for_best_model={args.metric_for_best_model!r} means {name!r}, which is not found in the "
+            f"evaluation metrics. They are {', '.join(sorted(metrics))}: name one of these, or return {name!r} from "
+            "compute_metrics."
         )
     value = metrics[name]
     if not _is_number(value):

@@ -71,8 +71,8 @@ def smoother_for(model: nn.Module, factor: float) -> LabelSmoother | None:
         return None
     if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
         warnings.warn(
-            f"label_smoothing_factor={factor} is left aside: labels of a multi-label classification "
-            "(config.problem_type) are not smoothed.",
+            "Label smoothing is not compatible with multi-label classification (config.problem_type), so "
+            f"label_smoothing_factor={factor} has no effect.",
             UserWarning,
             stacklevel=2,
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from littrainer.arguments.choices import DebugOption
 from littrainer.ecosystem import is_a
-from littrainer.model_walk import move_to
+from littrainer.model_wrapping import move_to_device
 from littrainer.training.fused_kernels import apply_liger_kernels
 from littrainer.training.neftune import noisy_embeddings
 from littrainer.training.overflow_detection import DebugUnderflowOverflow
@@ -41,12 +41,11 @@ def model_prepared_for_training(trainer: Trainer) -> Iterator[None]:
         ValueError: the model lacks what an argument needs.
     """
     apply_liger_kernels(trainer)
-    # A model that is sharded goes to its devices part by part.
-    if not trainer.is_fsdp_enabled:
-        if (trainer.args.fp16_full_eval or trainer.args.bf16_full_eval) and trainer.model_init is None:
-            # So far it was left where it is, to be cast by an evaluation.
-            trainer._move_model_to_device(trainer.model, trainer.args.device)
-        move_to(trainer.model, trainer.args.device)
+    casts_to_evaluate = trainer.args.fp16_full_eval or trainer.args.bf16_full_eval
+    if casts_to_evaluate and trainer.model_init is None and not (trainer.is_fsdp_enabled or trainer.is_model_parallel):
+        # So far it was left where it is, to be cast by an evaluation.
+        trainer._move_model_to_device(trainer.model, trainer.args.device)
+    move_to_device(trainer)
     enable_activation_checkpointing(trainer)
     align_special_tokens(trainer.model, trainer.processing_class)
     noise = noisy_embeddings(trainer.model, trainer.neftune_noise_alpha)

@@ -9,24 +9,43 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.data.workers import note_answering, signals_that_save
+from littrainer.compat.redirect import is_installed
 from littrainer.processes.agreement import connect_hosts, largest
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.state import TrainerControl, TrainerState
+    from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
 # The entry among the states of callbacks in trainer_state.json; transformers passes over names it does not know.
 BROKEN_OFF = "EvaluationBrokenOff"
+
+
+def listed_callbacks(trainer: Trainer) -> list[Any]:
+    """Return transformers' callback for `enable_jit_checkpoint` if the redirection is on, so that scripts find it.
+
+    Its manager saves and stops if a script sets `is_checkpoint_requested`; the signals are `Preemption`'s.
+    """
+    if trainer.args.enable_jit_checkpoint and is_installed() and "transformers" in sys.modules:
+        # transformers 4 does not have the module.
+        with suppress(ImportError):
+            names: Any = import_module("transformers.trainer_jit_checkpoint")
+            callback = names.JITCheckpointCallback()
+            callback.trainer, callback.jit_manager = trainer, names.CheckpointManager(trainer)
+            return [callback]
+    return []
 
 
 class EvaluationBrokenOff(BaseException):

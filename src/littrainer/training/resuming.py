@@ -15,22 +15,26 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.lightning_states import additions_of_lightning_callbacks, states_of_lightning_callbacks
-from littrainer.checkpoint.names import RESUME_RECORD_NAME, resume_record_name
+from littrainer.checkpoint.manifest import MANIFEST_NAME
+from littrainer.checkpoint.names import RESUME_RECORD_NAME, TRAINER_STATE_NAME, resume_record_name
 from littrainer.checkpoint.reader import processes_that_wrote
-from littrainer.checkpoint.resealing import COMMAND
 from littrainer.checkpoint.safe_loading import load_tensors
+from littrainer.compat.redirect import is_installed
 from littrainer.training.accumulation_schedule import accumulation_schedule
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.callbacks.state import TrainerState
     from littrainer.trainer import Trainer
     from littrainer.training.plan import TrainingPlan
     from littrainer.training.run import TrainingRun
 
 logger = logging.getLogger(__name__)
 
+# Where scripts that mean transformers listen for arguments that differ from the checkpoint's.
+LOGGER_OF_TRANSFORMERS = "transformers.trainer_utils"
+
 RECORD_VERSION = 1
+INTERVALS = ("logging_steps", "eval_steps", "save_steps")
 # What a resumed training reads from the checkpoint, whatever the arguments say now.
 KEPT_FROM_CHECKPOINT = (
     "learning_rate",
@@ -38,9 +42,7 @@ KEPT_FROM_CHECKPOINT = (
     "adam_beta1",
     "adam_beta2",
     "adam_epsilon",
-    "logging_steps",
-    "eval_steps",
-    "save_steps",
+    *INTERVALS,
 )
 # What makes another training of it, from the resumed step on.
 TAKEN_FROM_ARGUMENTS = (
@@ -136,7 +138,7 @@ def _read(folder: Path, name: str) -> dict[str, Any] | None:
     if version != RECORD_VERSION:
         raise ValueError(
             f"{path} has version {version!r}, and this littrainer reads version {RECORD_VERSION}. Use the littrainer "
-            f"that wrote it, or delete it and run {COMMAND} {folder} to resume as transformers does."
+            f"that wrote it, or delete it and {MANIFEST_NAME} to resume as transformers does."
         )
     assert isinstance(record, dict)
     return record
@@ -174,39 +176,37 @@ def has_work_at_epoch_ends(args: TrainingArguments) -> bool:
     )
 
 
-def warn_of_differences(
-    checkpoint: Path, record: dict[str, Any] | None, trainer: Trainer, plan: TrainingPlan
-) -> list[str]:
-    """Say once what is not as it was when a checkpoint was written, and return it sentence by sentence."""
-    sentences = _other_arguments(record, trainer.args, trainer.state, plan) + _other_sizes(record, trainer, plan)
-    sentences += _other_processes(checkpoint, record is not None, trainer.args)
+def warn_of_differences(checkpoint: Path, record: dict[str, Any] | None, trainer: Trainer, plan: TrainingPlan) -> None:
+    """Say once what is not as it was when a checkpoint was written."""
+    sentences = _other_sizes(record, trainer, plan) + _other_processes(checkpoint, record is not None, trainer.args)
+    if arguments := _other_arguments(record, trainer, plan):
+        lines = "".join(f"\n\t{line}" for line in arguments)
+        sentences.append(
+            f"The following arguments do not match the ones in the checkpoint, and count unless its own is kept:{lines}"
+        )
     if sentences:
-        logger.warning("Resuming from %s, which was written by another training. %s", checkpoint, " ".join(sentences))
-    return sentences
+        told = logging.getLogger(LOGGER_OF_TRANSFORMERS) if is_installed() else logger
+        told.warning("Resuming from %s, which was written by another training. %s", checkpoint, " ".join(sentences))
 
 
-def _other_arguments(
-    record: dict[str, Any] | None, args: TrainingArguments, state: TrainerState, plan: TrainingPlan
-) -> list[str]:
-    now = compared_arguments(args)
-    if record is None:
-        then: dict[str, Any] = {}
-        for name in ("logging_steps", "eval_steps", "save_steps"):
-            now[name] = _resolved(now[name], plan.max_steps)
-            then[name] = getattr(state, name)
-        if now["eval_steps"] is None:
-            del then["eval_steps"]
-    else:
-        then = record["arguments"]
-    changed = [name for name in now if name in then and now[name] != then[name]]
-    kept = [f"{name}={now[name]!r} has no effect ({then[name]!r})" for name in changed if name in KEPT_FROM_CHECKPOINT]
-    taken = [f"{name}={now[name]!r} ({then[name]!r})" for name in changed if name in TAKEN_FROM_ARGUMENTS]
-    sentences = []
-    if taken:
-        sentences.append(f"From here on it has {', '.join(taken)}; in brackets what was.")
-    if kept:
-        sentences.append(f"What stands in the checkpoint is kept, so {', '.join(kept)}.")
-    return sentences
+def _other_arguments(record: dict[str, Any] | None, trainer: Trainer, plan: TrainingPlan) -> list[str]:
+    """A line for each argument that differs, in the words that scripts look for."""
+    now, state = compared_arguments(trainer.args), trainer.state
+    then = {} if record is None else record["arguments"]
+    # What it is now, what it was, and the file that says so.
+    compared = {name: (now[name], then[name], RESUME_RECORD_NAME) for name in now if name in then}
+    for name in INTERVALS:
+        if now[name] is not None:
+            compared[name] = _resolved(now[name], plan.max_steps), getattr(state, name), TRAINER_STATE_NAME
+    if state.train_batch_size is not None:
+        # A search for it goes on with the one that was found before.
+        compared["per_device_train_batch_size"] = trainer._train_batch_size, state.train_batch_size, TRAINER_STATE_NAME
+    return [
+        f"{name}: {now[name]} (from args) != {before} (from {place})"
+        + (", which is kept" if name in KEPT_FROM_CHECKPOINT else "")
+        for name, (current, before, place) in compared.items()
+        if current != before
+    ]
 
 
 def _other_sizes(record: dict[str, Any] | None, trainer: Trainer, plan: TrainingPlan) -> list[str]:

@@ -211,23 +211,29 @@ class TrainingRun:
         return 0 if self.is_finished else self.plan.num_train_epochs - self.first_epoch
 
     def announce(self) -> None:
-        """Log the length of the training (at level info)."""
-        args, plan = self.trainer.args, self.plan
-        trained = [parameter for parameter in parameters_of(self.trainer.model) if parameter.requires_grad]
-        facts = {
-            "examples": plan.num_examples,
-            "epochs": plan.num_train_epochs,
-            "micro-batch size per device": args.per_device_train_batch_size,
-            "samples per optimizer step": plan.total_train_batch_size,
-            "micro-batches per optimizer step": args.gradient_accumulation_steps,
-            "optimizer steps": plan.max_steps,
-            # One that DeepSpeed has sharded says how many numbers it has in whole.
-            "trainable parameters": sum([getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained]),
-        }
+        """Log the length of the training at level info, in the lines that transformers logs."""
+        trainer, args, plan = self.trainer, self.trainer.args, self.plan
+        trained = [parameter for parameter in parameters_of(trainer.model) if parameter.requires_grad]
+        # One that DeepSpeed has sharded says how many numbers it has in whole.
+        numbers = sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in trained)
+        logger.info("***** Running training *****")
+        logger.info(f"  Num examples = {plan.num_examples:,}")
+        logger.info(f"  Num Epochs = {plan.num_train_epochs:,}")
+        logger.info(f"  Num update steps per epoch = {plan.optimizer_steps_per_epoch:,}")
+        logger.info(f"  Instantaneous batch size per device = {args.per_device_train_batch_size:,}")
+        batch_size = plan.total_train_batch_size
+        logger.info(f"  Total train batch size (w. parallel, distributed & accumulation) = {batch_size:,}")
+        logger.info(f"  Gradient Accumulation steps = {args.gradient_accumulation_steps}")
+        logger.info(f"  Total optimization steps = {plan.max_steps:,}")
+        logger.info(f"  Number of trainable parameters = {numbers:,}")
         if self.checkpoint is not None:
-            facts["resumed at optimizer step"] = self.trainer.state.global_step
-        for name, value in facts.items():
-            logger.info("training: %s = %s", name, f"{value:,}")
+            epochs, step = self.first_epoch, trainer.state.global_step
+            logger.info(f"  Resuming training from checkpoint with epoch {epochs} and global step {step}")
+            if not args.ignore_data_skip:
+                logger.info(
+                    f"  Fast-forwarding the dataloader past {epochs} epochs and {self._micro_batches_to_skip} batches "
+                    "to resume from the exact training state."
+                )
 
     def restore_lightning_callbacks(self) -> None:
         """Callbacks of Lightning's kind are set up, and training begins: give them what the checkpoint has for them."""
@@ -381,8 +387,6 @@ class TrainingRun:
         self.windows.count_optimizer_step()
         trainer.state.epoch = self.epoch + micro_batch.epoch_fraction
         trainer.update_guard.release()
-        if trainer.background_saves is not None:
-            trainer.background_saves.report()
         trainer.control = handler.on_step_end(trainer.args, trainer.state, trainer.control)
         # What is due at the end of the epoch belongs to its last step too, and follows at once.
         if micro_batch.epoch_fraction < 1:
@@ -416,8 +420,14 @@ class TrainingRun:
         self._log_save_evaluate()
 
     def _settle_flags(self, among: tuple[str, ...]) -> None:
+        saves = self.trainer.background_saves
+        is_written = saves is not None and saves.has_ended()
         if self._flags is not None:
-            self._flags.settle(self.trainer.control, among)
+            is_written = self._flags.settle(self.trainer.control, among, is_written)
+        if is_written and saves is not None and among is CONTROL_FLAGS:
+            # In all processes at once. Callbacks that hear of it may raise flags.
+            saves.wait()
+            self._settle_flags(among)
 
     def _log_save_evaluate(self) -> None:
         trainer = self.trainer
@@ -465,7 +475,7 @@ class TrainingRun:
         trainer._total_loss_scalar += trainer._tr_loss.item()
         steps_done = state.global_step - trainer._initial_global_step
         train_loss = trainer._total_loss_scalar / max(steps_done, 0.001)
-        metrics = speed_metrics(
+        metrics: dict[str, Any] = speed_metrics(
             "train",
             start_time,
             num_samples=num_train_samples * steps_done / max(state.max_steps, 1),
@@ -481,7 +491,9 @@ class TrainingRun:
                 trainer._load_best_model()
         self._delete_all_but_best()
         trainer.control = trainer.callback_handler.on_train_end(trainer.args, state, trainer.control)
-        finish_together(trainer)
+        not_pushed = finish_together(trainer)
+        if not_pushed is not None:
+            metrics["push_to_hub_error"] = not_pushed
         # One that came after the last step stops nothing here, and the script may want to know of it.
         trainer.preemption.agree()
         return TrainOutput(state.global_step, train_loss, metrics)

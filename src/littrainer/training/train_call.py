@@ -21,6 +21,7 @@ from littrainer.evaluation.results import TrainOutput
 from littrainer.hub.pushing import pushes_during_training
 from littrainer.interruptions import UpdateGuard
 from littrainer.processes.agreement import failing_together
+from littrainer.search.trial import begin_trial, is_of_search
 from littrainer.seeds import enable_full_determinism, set_seed
 from littrainer.tracking.trials import tell_trackers_of_trial
 from littrainer.training.batch_size_search import with_fitting_batch_size
@@ -50,9 +51,12 @@ def train(
         RuntimeError: another run writes its checkpoints there.
         NotImplementedError: an argument that is not supported was set after the arguments were made.
     """
-    # First of all, since it may set any argument: the seed that the model is made with, and the folder to claim.
+    if is_of_search(trainer, trial):
+        begin_trial(trainer, trial)
+        # Before the space is asked, as in transformers: a seeded sampler draws in the order in which it is asked.
+        _make_new_model(trainer, trial)
+    # It may set any argument, the folder to claim for one.
     trainer._hp_search_setup(trial)
-    args = trainer.args
     check_before_training(trainer)
     tell_trackers_of_trial(trainer, trial)
     with (
@@ -61,8 +65,7 @@ def train(
         callbacks_told_of_failure(trainer),
         pushes_during_training(trainer),
     ):
-        checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer))
-        return _train_from(trainer, checkpoint, trial, ignore_keys_for_eval)
+        return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
 
 
 def check_before_training(trainer: Trainer) -> None:
@@ -81,15 +84,16 @@ def check_before_training(trainer: Trainer) -> None:
 
 
 def _train_from(
-    trainer: Trainer, checkpoint: Path | None, trial: Any, ignore_keys_for_eval: Sequence[str] | None
+    trainer: Trainer, resume_from_checkpoint: str | bool | None, trial: Any, ignore_keys_for_eval: Sequence[str] | None
 ) -> TrainOutput:
     args = trainer.args
     trainer.preemption, trainer.update_guard = Preemption.for_arguments(args), UpdateGuard()
     trainer.background_saves = BackgroundSaves.for_training(trainer)
     trainer.is_in_train = True
     try:
-        if trainer.model_init is not None:
+        if trainer.model_init is not None and not is_of_search(trainer, trial):
             _make_new_model(trainer, trial)
+        checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer))
         with trainer.update_guard, trainer._memory.measuring("train"), model_prepared_for_training(trainer):
             if checkpoint is not None:
                 with failing_together(f"loading the model in {checkpoint}"):
@@ -155,7 +159,8 @@ def _resume_batch_size(trainer: Trainer, checkpoint: Path) -> None:
 
 
 def _make_new_model(trainer: Trainer, trial: Any) -> None:
-    seed_everything(trainer.args)
+    args = trainer.args
+    seed_everything(args, args.seed if trial is not None else trainer._seed_for_model.get(args.seed))
     model = trainer.model = trainer.call_model_init(trainer._best_trial if trial is None else trial)
     trainer.optimizer = trainer.lr_scheduler = None
     trainer._parameters_without_embeddings = None
@@ -164,13 +169,18 @@ def _make_new_model(trainer: Trainer, trial: Any) -> None:
         trainer._read_model_facts()
         trainer._signature_columns = None
     if trainer.place_model_on_device:
-        trainer._move_model_to_device(model, trainer.args.device)
+        trainer._move_model_to_device(model, args.device)
     trainer.model_wrapped = model
 
 
-def seed_everything(args: TrainingArguments) -> None:
-    """Seed all generators with `args.seed`, deterministically where `full_determinism` asks for it."""
+def seed_everything(args: TrainingArguments, seed: int | None = None) -> None:
+    """Seed all generators, deterministically where `full_determinism` asks for it.
+
+    Parameters:
+        seed: by default `args.seed`.
+    """
+    seed = args.seed if seed is None else seed
     if args.full_determinism:
-        enable_full_determinism(args.seed)
+        enable_full_determinism(seed)
     else:
-        set_seed(args.seed)
+        set_seed(seed)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from typing import Any
 
 from tests.fidelity.record import EVENTS, Record, control_flags, plain
 from tests.fidelity.registry import Scenario, add, scenario
-from tests.fidelity.side import ORACLE, OURS, Side
+from tests.fidelity.side import Side
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import NoisyClassifier, VectorClassifier
@@ -228,10 +227,7 @@ def events_of_a_resumed_epoch(side: Side) -> Record:
 
 @scenario(extra=True, saves=True, resumes=True)
 def events_of_a_resumed_training_with_kept_states(side: Side) -> Record:
-    home = "transformers.trainer_callback" if side.name == ORACLE else OURS
-    ExportableState: Any = importlib.import_module(home).ExportableState
-
-    class Counting(side.TrainerCallback, ExportableState):  # type: ignore[name-defined]
+    class Counting(side.TrainerCallback, side.ExportableState):  # type: ignore[name-defined]
         def __init__(self, stride: int = 1) -> None:
             self.stride = stride
             self.steps_seen = 0

@@ -120,6 +120,30 @@ def bert_tagger_predicting_unequal_lengths(side: Side) -> Record:
     return side.record(trainer, trainer.train(), predictions=trainer.predict(Rows(tag_rows(8, seed=3))))
 
 
+@scenario(saves=True, predicts=True, extra=True)
+def bert_with_a_layer_offloaded_to_disk(side: Side) -> Record:
+    from accelerate import dispatch_model
+
+    model = tiny_bert_classifier()
+    device_map = {name: "cpu" for name, _ in model.named_children() if name != "bert"}
+    device_map |= {f"bert.{name}": "cpu" for name, _ in model.bert.named_children() if name != "pooler"}
+    model = dispatch_model(model, {**device_map, "bert.pooler": "disk"}, main_device="cpu", offload_dir="offloaded")
+    trainer = side.Trainer(
+        model=model,
+        args=side.arguments(save_strategy="epoch", num_train_epochs=1),
+        data_collator=pad_tokens,
+        train_dataset=Rows(token_rows(10)),
+        eval_dataset=Rows(token_rows(7, seed=1)),
+        compute_metrics=accuracy,
+        callbacks=[side.watcher],
+    )
+    facts = {name: getattr(trainer, name) for name in ("is_model_parallel", "place_model_on_device")}
+    outputs = trainer.evaluate(), trainer.train(), trainer.evaluate()
+    places = {name: str(parameter.device) for name, parameter in model.named_parameters()}
+    predictions = trainer.predict(Rows(token_rows(5, seed=2)))
+    return side.record(trainer, *outputs, predictions=predictions, extra={**facts, "places": places})
+
+
 @scenario(saves=True)
 def model_built_by_model_init(side: Side) -> Record:
     def build() -> Any:

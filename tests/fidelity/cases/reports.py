@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from tests.fidelity.record import SECONDS, Record
 from tests.fidelity.registry import scenario
 from tests.fidelity.side import Side
 from tests.scenarios.collators import pad_tokens
-from tests.scenarios.data import Rows, language_rows, tiny_tokenizer, token_rows, vector_rows
+from tests.scenarios.data import Rows, Stream, language_rows, tiny_tokenizer, token_rows, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_gpt2
 
@@ -33,6 +35,31 @@ def written_reports(side: Side) -> dict[str, str]:
     """The text of each file of reports, without wall times."""
     paths = [side.folder / "out" / name for name in REPORTS]
     return {path.name: TIMES_IN_TEXT.sub(r"\1...", path.read_text()) for path in paths if path.exists()}
+
+
+# What both sides tell at level info, the files that transformers' models and tokenizers write included.
+TOLD = re.compile(r"\n?\*{5} Running |  |(Saving|Loading) model |.* saved in ")
+
+
+@contextlib.contextmanager
+def told() -> Iterator[list[str]]:
+    """Collects those lines; what handlers of transformers do to a record is done by then."""
+    lines: list[str] = []
+
+    class Collecting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno == logging.INFO and TOLD.match(record.getMessage()):
+                lines.append(record.getMessage())
+
+    collecting = Collecting()
+    loggers = [logging.getLogger(name) for name in ("transformers", "littrainer")]
+    for logger in loggers:
+        logger.addHandler(collecting)
+    try:
+        yield lines
+    finally:
+        for logger in loggers:
+            logger.removeHandler(collecting)
 
 
 def bert_trainer(side: Side, **changes: Any) -> Any:
@@ -160,3 +187,23 @@ def memory_metrics_of_evaluations_alone(side: Side) -> Record:
     )
     outputs = [trainer.evaluate(), trainer.evaluate()]
     return side.record(trainer, *outputs, predictions=trainer.predict(Rows(vector_rows(4, seed=2))))
+
+
+@scenario(saves=True, predicts=True, extra=True, resumes=True)
+def what_is_told_at_level_info(side: Side) -> Record:
+    changes: dict[str, Any] = {"log_level": "info", "save_strategy": "steps", "eval_strategy": "epoch"}
+    with told() as lines:
+        bert_trainer(side, num_train_epochs=2, save_steps=3, **changes).train()
+        bert_trainer(side, num_train_epochs=3, save_steps=3, ignore_data_skip=True, **changes).train("out/checkpoint-3")
+        trainer = bert_trainer(side, num_train_epochs=4, save_steps=3, **changes)
+        output = trainer.train("out/checkpoint-3")
+        trainer.evaluate(Stream(token_rows(5)))
+        predictions = trainer.predict(Rows(token_rows(4, seed=2)))
+        trainer.save_model("out/model")
+        stream = side.Trainer(
+            model=VectorClassifier(),
+            args=side.arguments(max_steps=1, log_level="info", output_dir="stream"),
+            train_dataset=Stream(vector_rows(12)),
+        )
+        stream.train()
+    return side.record(trainer, output, predictions=predictions, extra={"told": lines})

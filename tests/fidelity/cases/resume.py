@@ -14,7 +14,7 @@ from tests.fidelity.registry import scenario
 from tests.fidelity.side import Side
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, Stream, token_rows, vector_rows
-from tests.scenarios.models import NoisyClassifier, VectorClassifier, tiny_bert_classifier
+from tests.scenarios.models import NoisyClassifier, RememberingClassifier, VectorClassifier, tiny_bert_classifier
 
 
 def broken_off_and_resumed(side: Side, dataset: Any, resume_from: Any, model: Any = None, **changes: Any) -> Record:
@@ -100,6 +100,12 @@ def resumed_with_noise_in_embeddings_and_smoothed_labels(side: Side) -> Record:
         label_smoothing_factor=0.1,
         data_seed=5,
     )
+
+
+@scenario(saves=True, resumes=True)
+def resumed_with_a_model_that_loads_its_state_itself(side: Side) -> Record:
+    settings = {"eval_strategy": "steps", "eval_steps": 3, "load_best_model_at_end": True}
+    return broken_off_and_resumed(side, Rows(vector_rows(18)), True, model=RememberingClassifier, **settings)
 
 
 @scenario(saves=True, resumes=True)

@@ -132,6 +132,35 @@ def resumed_with_patience_anew(side: Side) -> Record:
     return patience_resumed(side)
 
 
+@scenario(saves=True, resumes=True, extra=True)
+def resumed_with_several_stateful_callbacks_of_one_class(side: Side) -> Record:
+    """Restored callbacks come after the others, by the names of their classes; each save adds to a list of states."""
+
+    class Named(side.TrainerCallback, side.ExportableState):  # type: ignore[name-defined]
+        def __init__(self, name: str = "") -> None:
+            self.name = name
+
+        def state(self) -> dict[str, Any]:
+            return {"args": {"name": self.name}}
+
+    class Earlier(Named):
+        pass
+
+    def trainer(*callbacks: Any) -> Any:
+        return side.Trainer(
+            model=VectorClassifier(),
+            args=side.arguments(**SAVING, restore_callback_states_from_checkpoint=True),
+            train_dataset=Rows(vector_rows(18)),
+            callbacks=[*callbacks, side.watcher],
+        )
+
+    first = trainer(Named("a"), Earlier("b"), Named("c"), raising(side, "on_step_end", 3, "should_training_stop"))
+    second = trainer(Named(), Earlier(), Named())
+    outputs = first.train(), second.train(resume_from_checkpoint=True)
+    callbacks = [(type(one).__name__, getattr(one, "name", None)) for one in second.callback_handler.callbacks]
+    return side.record(second, *outputs, extra={"callbacks": callbacks})
+
+
 @scenario(saves=True, resumes=True)
 def resumed_with_the_best_model_so_far(side: Side) -> Record:
     """The best evaluation comes before the break, and its checkpoint is kept through the resumed part."""

@@ -10,7 +10,7 @@ from tests.fidelity.record import Record, plain
 from tests.fidelity.registry import scenario
 from tests.fidelity.side import Side
 from tests.scenarios.data import Rows, vector_rows
-from tests.scenarios.models import VectorClassifier
+from tests.scenarios.models import NoisyClassifier, VectorClassifier
 
 STALE_CONTROL = "stateful_callbacks"
 """Until it is saved a state holds here the control of the training before; ours begins each trial without it."""
@@ -125,30 +125,49 @@ def search_over_batch_sizes_schedules_and_lengths(side: Side) -> Record:
 
 @scenario(extra=True)
 def search_with_the_default_space_and_objective(side: Side) -> Record:
-    import torch
+    trainer = searching_trainer(side, compute_metrics=certainty)
+    return searched(side, trainer, hp_space=None, n_trials=4, direction="maximize")
 
-    def seeded_model() -> nn.Module:
-        # The space holds the seed, and transformers makes a trial's model with the seed of the trial before.
-        torch.manual_seed(5)
-        return VectorClassifier()
 
-    trainer = searching_trainer(side, model_init=seeded_model, compute_metrics=certainty)
-    return searched(side, trainer, hp_space=None, n_trials=3, direction="maximize")
+def of_drawn_width(trial: Any) -> nn.Module:
+    return NoisyClassifier(8 if trial is None else trial.suggest_int("hidden", 4, 9))
+
+
+def rate_and_seed(trial: Any) -> dict[str, Any]:
+    return {**rate_and_decay(trial), "seed": trial.suggest_int("seed", 1, 40)}
 
 
 @scenario(extra=True)
 def search_over_the_shape_of_the_model(side: Side) -> Record:
-    import optuna
+    return searched(side, searching_trainer(side, model_init=of_drawn_width), n_trials=5)
 
-    def model_of(trial: Any) -> nn.Module:
-        return VectorClassifier(8 if trial is None else trial.suggest_categorical("hidden", [4, 6]))
 
-    def rate(trial: Any) -> dict[str, Any]:
-        return {"learning_rate": trial.suggest_float("learning_rate", 1e-3, 1e-1, log=True)}
+@scenario(extra=True)
+def search_over_the_shape_of_the_model_and_the_seed(side: Side) -> Record:
+    trainer = searching_trainer(side, model_init=of_drawn_width)
+    return searched(side, trainer, hp_space=rate_and_seed, n_trials=5)
 
-    # A grid draws the same values in whatever order they are asked for.
-    grid = optuna.samplers.GridSampler({"hidden": [4, 6], "learning_rate": [0.001, 0.03]}, seed=2)
-    return searched(side, searching_trainer(side, model_init=model_of), hp_space=rate, sampler=grid, n_trials=4)
+
+@scenario(extra=True)
+def search_over_the_seed_of_which_only_some_trials_set_one(side: Side) -> Record:
+    def space(trial: Any) -> dict[str, Any]:
+        return rate_and_seed(trial) if trial.number % 2 == 0 else rate_and_decay(trial)
+
+    trainer = searching_trainer(side, model_init=lambda: NoisyClassifier())
+    return searched(side, trainer, hp_space=space, n_trials=5)
+
+
+@scenario(extra=True)
+def search_whose_space_draws_from_the_generator_itself(side: Side) -> Record:
+    import torch
+
+    def space(trial: Any) -> dict[str, Any]:
+        # After it comes the dropout of the training.
+        torch.rand(3)
+        return rate_and_seed(trial)
+
+    trainer = searching_trainer(side, model_init=lambda: NoisyClassifier())
+    return searched(side, trainer, hp_space=space, n_trials=4)
 
 
 @scenario(extra=True)

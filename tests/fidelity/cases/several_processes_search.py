@@ -49,6 +49,7 @@ def two_processes_that_search_for_the_shape_of_the_model(side: Side) -> Record:
             "gradient_accumulation_steps": trial.suggest_int("gradient_accumulation_steps", 1, 2),
             "lr_scheduler_type": trial.suggest_categorical("lr_scheduler_type", ["cosine", "constant"]),
             "hidden": trial.suggest_categorical("hidden", [4, 6]),
+            "seed": trial.suggest_int("seed", 1, 40),
         }
 
     return searched_by_two(side, searching_trainer(side, model_init=model_of, arguments={}), hp_space=space)

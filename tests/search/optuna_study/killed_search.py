@@ -28,7 +28,7 @@ class EndsItself(TrainerCallback):
 
 
 def search(folder: Path, storage: Any, ends_in: int | None = None, **keywords: Any) -> Any:
-    """Search for a learning rate and a weight decay, with a seeded sampler that learns from two trials on.
+    """Search for a learning rate, a weight decay and a seed, with a seeded sampler that learns from two trials on.
 
     Parameters:
         folder: the output folder.
@@ -44,6 +44,7 @@ def search(folder: Path, storage: Any, ends_in: int | None = None, **keywords: A
         return {
             "learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-1, log=True),
             "weight_decay": trial.suggest_float("weight_decay", 0.0, 0.3),
+            "seed": trial.suggest_int("seed", 1, 40),
         }
 
     trainer = searched_trainer(folder, given={"callbacks": [ending]}, eval_strategy="steps", eval_steps=1)

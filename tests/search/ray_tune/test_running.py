@@ -220,7 +220,7 @@ def test_several_directions_are_refused(tmp_path: Path) -> None:
 
 
 def test_several_processes_are_refused() -> None:
-    with pytest.raises(RuntimeError, match="Start the script without a launcher"):
+    with pytest.raises(RuntimeError, match="Start one process"):
         run_hp_search_ray(SimpleNamespace(args=SimpleNamespace(world_size=2)), 1, "minimize")  # type: ignore[arg-type]
 
 

@@ -18,6 +18,7 @@ from littrainer.data.loaders import LookaheadLoader, lookahead_version
 from littrainer.data.skipping import skips_by_index, without_first_batches
 from littrainer.mixed_precision import forward_type, restore_forward, run_forward_in
 from littrainer.model_facts import WRAPPERS
+from littrainer.model_walk import is_spread, move_to
 from littrainer.processes import collectives
 
 if TYPE_CHECKING:
@@ -91,8 +92,8 @@ class Preparing:
         dtype = forward_type(args)
         if dtype is not None:
             run_forward_in(model, args.device.type, dtype)
-        if device_placement is not False and not _is_spread(model):
-            model = model.to(args.device)
+        if device_placement is not False:
+            move_to(model, args.device)
         prepared: Any = model
         trains = any(parameter.requires_grad for parameter in model.parameters())
         if collectives.process_count() > 1 and trains and not evaluation_mode:
@@ -176,7 +177,7 @@ class Preparing:
 
     def verify_device_map(self, model: nn.Module) -> bool:
         """Whether a model, or a part of it, was loaded onto several devices."""
-        return any(len(getattr(module, "hf_device_map", None) or ()) > 1 for module in model.modules())
+        return is_spread(model)
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Forget prepared objects and empty the device's cache.
@@ -230,8 +231,3 @@ class _LaterBatches:
 
 def _is_schedule(one: Any) -> bool:
     return isinstance(one, torch.optim.lr_scheduler.LRScheduler)
-
-
-def _is_spread(model: nn.Module) -> bool:
-    # A model that was loaded onto devices by a map stays where it is.
-    return getattr(model, "hf_device_map", None) is not None

@@ -10,7 +10,7 @@ from typing import Any
 from littrainer.hub.card.block import CARD_NAME, Card, read_card
 from littrainer.hub.card.metadata import RESULTS, check_metadata, joined, own_entries
 from littrainer.hub.card.subject import Given
-from littrainer.hub.failures import text_of
+from littrainer.hub.failures import is_silent, text_of
 from littrainer.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,9 @@ def settle_card(
 
     Returns:
         names of the files that must not be pushed.
+
+    Raises:
+        Exception: the Hub says nothing any more, so that what follows would wait as long.
     """
     path = folder / CARD_NAME
     if not path.is_file():
@@ -42,6 +45,8 @@ def settle_card(
     try:
         there = card_on_the_hub(repository, revision, token)
     except Exception as error:
+        if is_silent(error):
+            raise
         if card.has_text_of_a_person:
             return []
         logger.warning(

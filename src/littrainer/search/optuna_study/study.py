@@ -14,7 +14,6 @@ from littrainer.arguments.choices import IntervalStrategy
 from littrainer.arguments.nearest import suggestion
 from littrainer.ecosystem import is_a
 from littrainer.errors.notes import kind_of
-from littrainer.search import progress_lines
 from littrainer.search.distributions import of_optuna
 from littrainer.search.failures import TRIAL_FAILURES, ObjectiveIsNan, SearchMistake
 from littrainer.search.optuna_study.unfinished import ERROR, SEARCH, UnfinishedSearch, carried_on
@@ -25,12 +24,12 @@ from littrainer.search.record import (
     RUNNING,
     SearchRecord,
     TrialRecord,
-    best_of,
     error_in_a_line,
 )
 from littrainer.search.results import BestRun
 from littrainer.search.side_by_side.pool import SideBySide, number_of_jobs
 from littrainer.search.together.search import refuse_side_by_side, searched_together
+from littrainer.search.trial import SEEDS
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -93,7 +92,6 @@ def run_hp_search_optuna(
             unfinished = stack.enter_context(carried_on(study, trainer, n_trials, is_stored=is_stored, jobs=jobs))
             if jobs != 1:
                 run = stack.enter_context(SideBySide(trainer, jobs, survives=catch)).run
-            stack.enter_context(progress_lines.optunas_lines_kept_back(catch))
             trials = _Trials(trainer, study, directions, run, catch, unfinished)
             trials.carry_out(jobs, for_optimize)
         return best_runs(study)
@@ -202,11 +200,10 @@ class _Trials:
         catch: tuple[type[Exception], ...],
         unfinished: UnfinishedSearch,
     ):
-        self.trainer, self.study, self.directions = trainer, study, directions
+        self.trainer, self.study = trainer, study
         self.run, self.catch, self.unfinished = run, catch, unfinished
         names = study.metric_names
         self.record = SearchRecord(trainer, "optuna", directions, study.study_name, names)
-        self.ended = unfinished.ended
         # Trials side by side end in threads of their own.
         self.lock = threading.Lock()
         # An error that ends the search though `catch` names its class.
@@ -221,7 +218,7 @@ class _Trials:
         """
         if self.unfinished.n_left == 0:
             return
-        callbacks = [self.tell, *(keywords.pop("callbacks", None) or ())]
+        callbacks = [self.update_record, *(keywords.pop("callbacks", None) or ())]
         try:
             self.study.optimize(
                 self.objective,
@@ -239,6 +236,8 @@ class _Trials:
     def objective(self, trial: Any) -> Any:
         """What Optuna calls for each trial."""
         trial.set_user_attr(SEARCH, self.unfinished.id)
+        seed = self.trainer.args.seed
+        trial.set_user_attr(SEEDS, [seed])
         try:
             return self.run(trial)
         except Exception as error:
@@ -249,6 +248,7 @@ class _Trials:
                 self.study.stop()
             raise
         finally:
+            trial.set_user_attr(SEEDS, [seed, self.trainer.args.seed])
             # A trial that failed early may lack what hp_name looks for.
             with contextlib.suppress(Exception):
                 folder = self.trainer._get_output_dir(trial)
@@ -256,14 +256,10 @@ class _Trials:
                     trial.set_user_attr(FOLDER, folder)
             self.unfinished.note_draws(trial.number)
 
-    def tell(self, study: Any, trial: Any) -> None:
-        """Record and tell how a trial has ended; called by Optuna after each that did not end the search."""
+    def update_record(self, study: Any, trial: Any) -> None:
+        """Record how a trial has ended; called by Optuna after each that did not end the search."""
         with self.lock:
-            self.ended += 1
-            records = self.records()
-            self.record.update(records)
-            best = best_of(records, self.directions)
-            progress_lines.told(record_of(trial), (self.ended, self.unfinished.n_trials), best)
+            self.record.update(self.records())
 
     def records(self) -> list[TrialRecord]:
         """Of all trials of the study."""

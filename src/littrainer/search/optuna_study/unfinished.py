@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.checkpoint.claims import give_back_claim, is_claimed, take_claim
 from littrainer.processes.agreement import is_running
 from littrainer.search.optuna_study.generator_states import generator_states, set_generator_states
+from littrainer.search.trial import SEEDS
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -51,6 +52,7 @@ class UnfinishedSearch:
         claim: the folder whose claim says that it goes on; None where nothing is noted.
         keeps_draws: whether the note says where the sampler's generators stand.
         drawn_through: number of the last trial whose draws lie behind the generators in the note.
+        seed: that its next trial finds; None where it has had none.
     """
 
     study: Any
@@ -61,6 +63,7 @@ class UnfinishedSearch:
     claim: Path | None = None
     keeps_draws: bool = False
     drawn_through: int = -1
+    seed: int | None = None
     _generators: list[Any] | None = None
 
     def note_draws(self, trial_number: int) -> None:
@@ -120,6 +123,8 @@ def carried_on(
     folder = Path(trainer.args.output_dir).absolute()
     keeps_draws = jobs == 1
     search, key = _taken_over(study, folder, n_trials, keeps_draws) or _begun(study, folder, n_trials, keeps_draws)
+    if search.seed is not None:
+        trainer.args.seed = search.seed
     try:
         yield search
         search.remove_note()
@@ -199,6 +204,8 @@ def _go_on(search: UnfinishedSearch, note: dict[str, Any]) -> None:
     study = search.study
     own = _trials_of(study, search.id)
     interrupted = _interrupted(study, search.id)
+    for trial in (interrupted or own[::-1])[:1]:
+        search.seed = trial.user_attrs.get(SEEDS, [None])[0 if interrupted else -1]
     search.ended = sum(trial.state.is_finished() and not _is_interrupted(trial) for trial in own)
     search.n_left = None if search.n_trials is None else max(0, search.n_trials - search.ended)
     if note["generators"] and set_generator_states(study.sampler, note["generators"]):

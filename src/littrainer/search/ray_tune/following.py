@@ -225,7 +225,7 @@ class Following(Callback):
         ended = [one for one in self.trials.values() if one.state != RUNNING]
         # A trial that was stopped may have the best objective all the same.
         compared = [replace(one, state=COMPLETE) if one.state == PRUNED else one for one in ended]
-        told(kept, (len(ended), self._planned), next(iter(best_of(compared, self._directions)), None))
+        told(kept, (len(ended), self._planned), best_of(compared, self._directions))
 
     def _write(self, trial: Any) -> None:
         if self._record is None:

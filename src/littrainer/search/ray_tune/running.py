@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from littrainer.compat import redirect
-from littrainer.processes.environment import PROCESSES
 from littrainer.search.ray_tune.keywords import checked_keywords, pauses_trials, time_limits
 from littrainer.search.ray_tune.trial import OBJECTIVE, TrialSetting, WaitsForTraining, report_to_ray, train_trial
 from littrainer.search.results import BestRun
@@ -57,8 +56,8 @@ def run_hp_search_ray(trainer: Trainer, n_trials: int, direction: str | list[str
     if trainer.args.world_size > 1:
         raise RuntimeError(
             "A search on Ray Tune has one process, and Ray starts those of the trials, each with a GPU where there are "
-            f"any; this one has {trainer.args.world_size}. Start the script without a launcher and with "
-            f"{PROCESSES}=1 in the environment, or search with backend='optuna'."
+            f"any; this one has {trainer.args.world_size}. Start one process "
+            "(`littrainer run --devices 1`), or search with backend='optuna'."
         )
     space = checked_space(trainer.hp_space(None), may_be_empty="search_alg" in kwargs)
     keywords = checked_keywords(trainer, mode, kwargs)

@@ -72,8 +72,6 @@ def share_of(args: Any, job: int, jobs: int) -> dict[str, str]:
         **dict.fromkeys(OTHER_THREADS, threads),
         **kept,
         THREADS: threads,
-        # It is one of several already, and starts none for other GPUs.
-        environment.PROCESSES: "1",
         **({VISIBLE_GPUS: gpus[job % len(gpus)]} if gpus else {}),
     }
 

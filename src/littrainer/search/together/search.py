@@ -26,6 +26,7 @@ from littrainer.processes.agreement import (
 )
 from littrainer.search.failures import SearchMistake
 from littrainer.search.trial import run_trial
+from littrainer.search.trial_parameters import asked
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -76,7 +77,7 @@ def refuse_side_by_side(trainer: Trainer, what: str) -> None:
         raise SearchMistake(
             f"{what} runs trials side by side, each in a process of its own, and here {size} processes train one model "
             f'together. Search with backend="optuna" and n_jobs=1, where the {size} processes train each '
-            "trial together, or start the script as one process (LITTRAINER_PROCESSES=1)."
+            "trial together, or start one process (`littrainer run --devices 1`)."
         )
 
 
@@ -138,7 +139,7 @@ class _Leader:
         led, facts = _led(trial)
         try:
             from_first(_Begun(facts))
-            value, own, outcomes = _settled(led, lambda: run_trial(self.trainer, led))
+            value, own, outcomes = _settled(led, lambda: self._run_here(led))
         except LostProcess as error:
             # A study may take this for a trial that failed, and go on to the next one.
             self.lost = error
@@ -153,6 +154,12 @@ class _Leader:
         finally:
             # Else the error holds this frame, and this frame the error.
             del own, decisive
+
+    def _run_here(self, trial: Any) -> Any:
+        if not isinstance(trial, dict):
+            # As in transformers, which draws for several processes before the model is made.
+            asked(self.trainer.hp_space, trial)
+        return run_trial(self.trainer, trial)
 
     def raise_if_lost(self) -> None:
         """Raise LostProcess where a process was lost in an earlier trial."""

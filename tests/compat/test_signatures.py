@@ -1,0 +1,57 @@
+"""Methods take what those of transformers' newest release take: by position, by name, and with its defaults."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import transformers
+from transformers.trainer_callback import CallbackHandler as TheirCallbackHandler
+
+import littrainer
+from littrainer.callbacks.handler import CallbackHandler
+
+NAMES = ("Trainer", "Seq2SeqTrainer", "TrainingArguments", "Seq2SeqTrainingArguments", "TrainerCallback")
+STATES = ("TrainerState", "TrainerControl")
+CLASSES: dict[str, tuple[type, type]] = {
+    **{name: (getattr(littrainer, name), getattr(transformers, name)) for name in (*NAMES, *STATES)},
+    "CallbackHandler": (CallbackHandler, TheirCallbackHandler),
+}
+
+
+def methods() -> Iterator[tuple[str, str]]:
+    """Class and method; of those with an underscore the ones that ours has too, for subclasses override them."""
+    for name, (ours, theirs) in CLASSES.items():
+        for member in dir(theirs):
+            is_shared = not member.startswith("_") or (not member.startswith("__") and hasattr(ours, member))
+            if callable(getattr(theirs, member)) and (is_shared or member == "__init__"):
+                yield name, member
+
+
+def parameters_of(method: Any) -> list[tuple[str, Any, Any]]:
+    """Name, kind and default of each parameter."""
+    return [(one.name, one.kind, one.default) for one in inspect.signature(method).parameters.values()]
+
+
+@pytest.mark.parametrize(("name", "method"), list(methods()))
+def test_a_method_takes_the_parameters_of_transformers_in_their_order_with_their_defaults(
+    name: str, method: str
+) -> None:
+    ours, theirs = (parameters_of(getattr(cls, method)) for cls in CLASSES[name])
+    known = {parameter for parameter, _, _ in theirs}
+    assert [one for one in ours if one[0] in known] == theirs
+    # What is added has a default, and shifts nothing that is passed by position.
+    by_position = [one for one in theirs if one[1] is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    assert ours[: len(by_position)] == by_position
+    assert all(default is not inspect.Parameter.empty for parameter, _, default in ours if parameter not in known)
+
+
+def test_formatted_metrics_are_had_from_the_class_and_from_an_instance() -> None:
+    class Own(littrainer.Trainer):
+        def metrics_format(self, metrics: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+            return super().metrics_format(metrics)
+
+    metrics = {"train_runtime": 3.25, "total_flos": 3 << 30, "loss": 0.123456}
+    formatted = transformers.Trainer.metrics_format(metrics)
+    assert littrainer.Trainer.metrics_format(metrics) == formatted
+    assert Own.__new__(Own).metrics_format(metrics) == formatted
