@@ -178,6 +178,14 @@ def test_a_link_in_the_place_of_what_is_written_there_is_refused_before_training
     assert os.listdir(run_dir) == [name]
 
 
+def test_a_file_in_the_place_of_unfinished_checkpoints_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / ".unfinished").touch()
+    trainer = quiet_trainer(tmp_path, max_steps=1, save_strategy="steps")
+    with pytest.raises(OSError, match=r"is a file.*\.unfinished"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
 def test_the_claim_ends_with_the_training_also_when_it_fails(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
     with pytest.raises(ValueError, match="no intact"):

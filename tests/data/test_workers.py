@@ -6,6 +6,8 @@ import functools
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from littrainer import Trainer
 from littrainer.checkpoint.verification import damage_in
-from littrainer.data.workers import note_answering
+from littrainer.data.workers import answering
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.trainers import quiet_trainer
 
@@ -83,6 +85,24 @@ def test_a_worker_that_is_being_spawned_outlives_the_signal(tmp_path: Path) -> N
     assert damage_in(tmp_path / "checkpoint-1") == []
 
 
+ENDS = """
+import os, signal
+from littrainer.data.workers import WorkerStart
+
+class Last:
+    def __del__(self, kill=os.kill, own=os.getpid()):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            kill(own, number)
+
+last = Last()
+WorkerStart(None, [signal.SIGTERM])(0)
+"""
+
+
+def test_a_worker_that_was_spawned_outlives_signals_until_its_very_end() -> None:
+    assert subprocess.run([sys.executable, "-c", ENDS], check=False).returncode == 0
+
+
 class OwnLoader(DataLoader):
     """A loader of a class of the script's own."""
 
@@ -107,7 +127,7 @@ def test_a_worker_can_be_ended_where_the_signal_is_not_answered(tmp_path: Path, 
     batches = iter(trainer.get_train_dataloader())
     next(batches)
     (worker,) = set(multiprocessing.active_children()) - before
-    note_answering(answers)
+    answering().value = answers
     try:
         worker.terminate()
         if answers:
@@ -116,7 +136,7 @@ def test_a_worker_can_be_ended_where_the_signal_is_not_answered(tmp_path: Path, 
             worker.join(60)
             assert worker.exitcode == 0
     finally:
-        note_answering(False)
+        answering().value = False
 
 
 armed: list[int] = []

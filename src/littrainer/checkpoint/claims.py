@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.checkpoint.places import leads, not_writable
-from littrainer.checkpoint.staging import clean_unfinished, refuse_link, unfinished_in, wait_for_deletions
+from littrainer.checkpoint.staging import UNFINISHED_DIR, clean_unfinished, own_place, wait_for_deletions
 from littrainer.processes.agreement import failing_together
 
 try:
@@ -110,8 +110,8 @@ def take_claim(run_dir: Path) -> Path:
     Returns:
         what `give_back_claim` takes.
     """
-    refuse_link(run_dir / CLAIM_NAME)
-    unfinished_in(run_dir)
+    own_place(run_dir / CLAIM_NAME, is_folder=False)
+    own_place(run_dir / UNFINISHED_DIR)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         key = run_dir.resolve()

@@ -77,7 +77,7 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
     Raises:
         OSError: the disk is full; the error names the checkpoint and the file.
     """
-    unfinished = unfinished_in(final.parent)
+    unfinished = own_place(final.parent / UNFINISHED_DIR)
     staged = StagedCheckpoint(unfinished / final.name, final)
     for handler in logging.getLogger("transformers").handlers:
         handler.addFilter(name_final_folder)
@@ -128,31 +128,16 @@ def naming_full_disk(folder: Path, final: Path) -> Iterator[None]:
         raise _disk_full(error, folder, final) from error
 
 
-def unfinished_in(run_dir: Path) -> Path:
-    """The folder in a run's folder for what is being written, replaced or deleted; it need not be there.
+def own_place(path: Path, is_folder: bool = True) -> Path:
+    """A place that only this package writes to, such as the folder for what is unfinished; it need not be there.
 
     Raises:
-        OSError: what has its name is a link or a file.
+        OSError: there is a link, which would lead out of the run's folder, or a file for a folder.
     """
-    unfinished = run_dir / UNFINISHED_DIR
-    refuse_link(unfinished)
-    if unfinished.exists() and not unfinished.is_dir():
-        raise NotADirectoryError(
-            errno.ENOTDIR, "Checkpoints are written in a folder of this name, and it is a file. Delete it", unfinished
-        )
-    return unfinished
-
-
-def refuse_link(path: Path) -> None:
-    """Refuse a link in a place that only this package writes to: it would lead out of the run's folder.
-
-    Raises:
-        OSError: there is one.
-    """
-    if path.is_symlink():
-        raise OSError(
-            errno.ELOOP, f"It is a link (to {os.readlink(path)}), which is not followed here. Delete it", str(path)
-        )
+    if path.is_symlink() or (path.exists() and path.is_dir() != is_folder):
+        found = f"a link to {os.readlink(path)}" if path.is_symlink() else f"a {'file' if is_folder else 'folder'}"
+        raise OSError(errno.EEXIST, f"It is {found}, and a training needs this place for its own. Delete it", str(path))
+    return path
 
 
 def clean_unfinished(run_dir: Path) -> None:
@@ -160,7 +145,7 @@ def clean_unfinished(run_dir: Path) -> None:
 
     Only for a folder that no other run writes to now.
     """
-    unfinished = unfinished_in(run_dir)
+    unfinished = own_place(run_dir / UNFINISHED_DIR)
     if not unfinished.is_dir():
         return
     for entry in sorted(unfinished.iterdir()):
@@ -192,7 +177,7 @@ def set_aside_and_delete(folder: Path, in_background: bool = False) -> None:
     Raises:
         OSError: it could not be deleted; in the background that is a warning.
     """
-    unfinished = unfinished_in(folder.parent)
+    unfinished = own_place(folder.parent / UNFINISHED_DIR)
     # Two may have the same name, one after the other.
     wait_for_deletions()
     aside = unfinished / f"{folder.name}{DELETED}"

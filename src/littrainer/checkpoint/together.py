@@ -13,11 +13,12 @@ from littrainer.checkpoint.places import Place, place_of
 from littrainer.checkpoint.sealing import Seal, Stamp
 from littrainer.checkpoint.staging import (
     PART,
+    UNFINISHED_DIR,
     StagedCheckpoint,
     delete_folder,
     naming_full_disk,
+    own_place,
     staged_checkpoint,
-    unfinished_in,
 )
 from littrainer.processes.agreement import are_several, failing_together, from_each
 
@@ -83,7 +84,7 @@ def filled_together(trainer: Trainer, final: Path, unfinished: contextlib.ExitSt
             elif place.has_own_folder:
                 part = StagedPart(own_folder.enter_context(_folder_for_part(final, trainer.args.process_index)))
             else:
-                part = StagedPart(unfinished_in(final.parent) / final.name)
+                part = StagedPart(own_place(final.parent / UNFINISHED_DIR) / final.name)
         # Before the others are told.
         with failing_together(writing), naming_full_disk(part.folder, final):
             yield part
@@ -93,7 +94,7 @@ def filled_together(trainer: Trainer, final: Path, unfinished: contextlib.ExitSt
 
 @contextlib.contextmanager
 def _folder_for_part(final: Path, rank: int) -> Iterator[Path]:
-    unfinished = unfinished_in(final.parent)
+    unfinished = own_place(final.parent / UNFINISHED_DIR)
     was_there = final.parent.exists()
     folder = unfinished / f"{final.name}{PART}{rank}"
     delete_folder(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -40,14 +41,9 @@ def signals_that_save(args: TrainingArguments) -> tuple[signal.Signals, ...]:
 
 
 @cache
-def _answered() -> Any:
-    # In memory that worker processes share, also those that were started before.
+def answering() -> Any:
+    """Whether the process that trains answers the signals that save: a `value` that worker processes share."""
     return multiprocessing.RawValue("b", 0)
-
-
-def note_answering(answers: bool) -> None:
-    """Let workers know whether the process that trains answers the signals that save, so that they need not."""
-    _answered().value = answers
 
 
 class WorkerStart:
@@ -63,13 +59,15 @@ class WorkerStart:
 
     def __init__(self, own: Callable[[int], None] | None, signals: Iterable[signal.Signals]):
         self.own, self.signals = own, tuple(signals)
-        self.answered = _answered() if self.signals else None
+        self.answering = answering() if self.signals else None
 
     def __call__(self, worker: int) -> None:
         # As functions, since programs that the dataset starts would inherit that a signal is ignored.
-        for number in self.signals:
-            signal.signal(number, self._leave_or_end)
-        signal.signal(signal.SIGINT, _leave)
+        answers = {**dict.fromkeys(self.signals, self._leave_or_end), signal.SIGINT: lambda *_: None}
+        for number, answer in answers.items():
+            signal.signal(number, answer)
+            # A process that was spawned gives up its functions before it is at its end.
+            atexit.register(signal.signal, number, signal.SIG_IGN)
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *self.signals})
         torch.utils.data._utils.worker.ExceptionWrapper = WorkerError  # type: ignore[attr-defined, assignment]
@@ -77,12 +75,8 @@ class WorkerStart:
             self.own(worker)
 
     def _leave_or_end(self, *_: Any) -> None:
-        if self.answered is None or not self.answered.value:
+        if not self.answering.value:
             os._exit(0)
-
-
-def _leave(*_: Any) -> None:
-    """The process that started this one answers the signal, and ends this one."""
 
 
 class WorkerError(ExceptionWrapper):

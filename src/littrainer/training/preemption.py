@@ -18,8 +18,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
-from littrainer.data.workers import note_answering, signals_that_save
 from littrainer.compat.redirect import is_installed
+from littrainer.data.workers import answering, signals_that_save
 from littrainer.processes.agreement import connect_hosts, largest
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Preemption:
         if not self.signals or self._earlier_handlers:
             return
         connect_hosts()
-        note_answering(True)
+        answering().value = True
         for number in self.signals:
             self._earlier_handlers[number] = signal.signal(number, self._note)
 
@@ -104,7 +104,7 @@ class Preemption:
             if signal.getsignal(number) == self._note and handler is not None:
                 signal.signal(number, handler)
         if self._earlier_handlers:
-            note_answering(False)
+            answering().value = False
         self._earlier_handlers = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
