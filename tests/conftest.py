@@ -93,8 +93,13 @@ def no_seed_for_later_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def loggers_tell_warnings() -> None:
-    """A Trainer of an earlier test may have asked for another `log_level`, which holds for the whole process."""
-    logging.getLogger("littrainer").setLevel(logging.NOTSET)
+    """A Trainer of an earlier test may have asked for another `log_level`, or may have been made under the redirection.
+
+    Both hold for the whole process.
+    """
+    ours = logging.getLogger("littrainer")
+    ours.setLevel(logging.WARNING)
+    ours.propagate = True
     theirs = logging.getLogger("transformers")
     if theirs.level != logging.NOTSET:
         theirs.setLevel(logging.WARNING)

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 import littrainer
-from littrainer import log_levels
 from littrainer.arguments.process import LOG_LEVEL_NUMBERS
-from littrainer.log_levels import apply_log_level, tells_details, tells_everything
+from littrainer.compat.redirect import RedirectFinder
+from littrainer.log_levels import apply_log_level, level_in_force
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 SCRIPT = """
-import sys
+import logging, sys
+logging.basicConfig(level=logging.INFO)
 from littrainer import EarlyStoppingCallback, Trainer, TrainingArguments, TrainerCallback
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
@@ -84,12 +85,13 @@ def test_a_script_that_asks_for_nothing_gets_the_logs_and_one_warning(tmp_path: 
         "loss", "eval_loss", "loss", "eval_loss", "train_runtime",
     ]  # fmt: skip
     # No bar, since this is no terminal; nothing of Lightning's; the warning of early stopping.
+    # Of a script that has the root logger tell details, too.
     assert len(err.splitlines()) == 1 and "load_best_model_at_end" in err
 
 
-def test_a_script_that_asks_for_details_gets_ours_and_lightnings(tmp_path: Path) -> None:
+def test_a_script_that_asks_for_details_gets_ours_alone(tmp_path: Path) -> None:
     _, err = output_of_script(tmp_path, "info")
-    assert "[littrainer]   Total optimization steps = 2" in err and "GPU available" in err
+    assert "INFO:littrainer.training.run:  Total optimization steps = 2" in err and "GPU available" not in err
     assert err.count("load_best_model_at_end") == 1 and "many workers" not in err
 
 
@@ -123,7 +125,7 @@ def test_passive_leaves_the_levels_and_ours_follows_what_a_script_set_for_transf
     ours, theirs = loggers["littrainer"], loggers["transformers"]
     ours.setLevel(logging.NOTSET), theirs.setLevel(logging.WARNING)
     apply_log_level(arguments())
-    assert ours.level == logging.NOTSET
+    assert ours.level == logging.WARNING
     theirs.setLevel(logging.INFO)
     apply_log_level(arguments())
     assert (ours.level, theirs.level) == (logging.INFO, logging.INFO)
@@ -153,10 +155,21 @@ def test_details_are_told_once_also_where_the_script_has_a_handler(
     assert (told.out, told.err) == ("second\n", "")
 
 
-def test_only_a_level_of_our_own_logger_asks_for_details(loggers: dict[str, Any]) -> None:
-    told = {}
-    for level in (logging.NOTSET, logging.DEBUG, logging.INFO, logging.WARNING):
-        loggers["littrainer"].setLevel(level)
-        told[level] = (tells_details(), tells_everything())
-    assert told == {0: (False, False), 10: (True, True), 20: (True, False), 30: (False, False)}
-    assert littrainer.__name__ == log_levels.OURS
+def test_under_the_redirection_the_logger_of_transformers_trainer_decides_at_any_time(
+    loggers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    monkeypatch.setattr(handler, "emit", records.append)
+    monkeypatch.setattr(sys, "meta_path", [RedirectFinder(), *sys.meta_path])
+    loggers["transformers"].addHandler(handler)
+    apply_log_level(arguments())
+    told = logging.getLogger("littrainer.anything")
+    for level in (logging.WARNING, logging.INFO, logging.ERROR):
+        loggers["transformers"].setLevel(level)
+        told.info("details at %d", level)
+        told.warning("warning at %d", level)
+        assert level_in_force() == level
+    messages = [record.getMessage() for record in records]
+    assert messages == ["warning at 30", "details at 20", "warning at 20"]
+    assert {record.name for record in records} == {"transformers.trainer"}

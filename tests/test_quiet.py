@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch.callbacks import OnExceptionCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from littrainer import TrainerCallback
 from littrainer.quiet import CHATTING_LOGGERS, quiet_lightning
@@ -40,6 +40,15 @@ def test_a_callback_that_saves_by_lightning_says_nothing_of_its_settings(tmp_pat
     with pytest.raises(OverflowError):
         trainer.train()
     assert (tmp_path / "on_exception.ckpt").exists() and chatter() == []
+
+
+def test_what_a_callback_of_lightnings_is_asked_to_tell_is_told(tmp_path: Path, chatter: Any) -> None:
+    callback = ModelCheckpoint(str(tmp_path), monitor="loss", verbose=True, every_n_train_steps=1)
+    quiet_trainer(
+        tmp_path, given={"callbacks": [callback]}, max_steps=1, logging_strategy="steps", logging_steps=1
+    ).train()
+    (message,) = chatter()
+    assert "'loss' reached" in message
 
 
 def test_a_training_that_ends_in_another_thread_leaves_this_one_quiet(tmp_path: Path, chatter: Any) -> None:

@@ -1,10 +1,16 @@
-"""How much littrainer's logger tells, and transformers' beside it: what `log_level` and `log_level_replica` ask for."""
+"""How much is told, and where: what `log_level` asks for, and where the records of littrainer's loggers go.
+
+Under `littrainer run` they pass through the logger of transformers' Trainer, so that all that a script does with
+transformers' loggers acts on them; otherwise through the logger `littrainer`.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
 from typing import TYPE_CHECKING, Any
+
+from littrainer.compat.redirect import is_installed
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -15,10 +21,17 @@ else:
     StreamHandler = logging.StreamHandler
 
 OURS, THEIRS = "littrainer", "transformers"
+TRAINER_OF_TRANSFORMERS = "transformers.trainer"
+# Where another logger decides; a level of 0 would stand for that of the root logger.
+ALL = 1
+LEVELS_THAT_NOBODY_SET = (logging.NOTSET, ALL, logging.WARNING)
 
 
-class _Stderr(StreamHandler):
-    """Writes to what stderr is at the moment, as long as the script has no handler of its own."""
+class _Console(StreamHandler):
+    """Hands records to the logger of transformers' Trainer, or writes them to what stderr is at the moment.
+
+    It writes nothing if the script has a handler of its own.
+    """
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -29,13 +42,18 @@ class _Stderr(StreamHandler):
         return sys.stderr
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Both may come after this one has been added; a line is told once.
-        elsewhere = [*logging.getLogger().handlers, *logging.getLogger(OURS).handlers]
-        if not any(handler is not self for handler in elsewhere):
+        if is_installed():
+            # Scripts look for the name, too.
+            record.name = TRAINER_OF_TRANSFORMERS
+            theirs = logging.getLogger(TRAINER_OF_TRANSFORMERS)
+            if theirs.isEnabledFor(record.levelno):
+                theirs.handle(record)
+        # They may come after this one has been added; a line is told once.
+        elif not any(handler is not self for name in (None, OURS) for handler in logging.getLogger(name).handlers):
             super().emit(record)
 
 
-_stderr = _Stderr()
+_console = _Console()
 
 
 def apply_log_level(args: TrainingArguments) -> None:
@@ -44,26 +62,32 @@ def apply_log_level(args: TrainingArguments) -> None:
     `passive` leaves the levels as they are; littrainer's then follows transformers', where a script has set that, and
     nobody set ours.
     """
+    _set_up()
     wanted = args.log_level if args.should_log else args.log_level_replica
-    ours, theirs = logging.getLogger(OURS), logging.getLogger(THEIRS)
     if wanted != "passive":
         level = args.get_process_log_level()
-        theirs.setLevel(level)
-    elif ours.level == logging.NOTSET and theirs.level not in (logging.NOTSET, logging.WARNING):
-        level = theirs.level
-    else:
-        return
-    ours.setLevel(level)
-    if level < logging.WARNING and _stderr not in ours.handlers:
-        # Without any handler Python shows warnings only.
-        ours.addHandler(_stderr)
+        logging.getLogger(THEIRS).setLevel(level)
+        logging.getLogger(OURS).setLevel(ALL if is_installed() else level)
 
 
-def tells_details() -> bool:
-    """Whether littrainer's logger was set to tell more than warnings; a level of the root logger does not count."""
-    return logging.NOTSET < logging.getLogger(OURS).level <= logging.INFO
+def level_in_force() -> int:
+    """The least level of a message of littrainer's that is told."""
+    return logging.getLogger(TRAINER_OF_TRANSFORMERS if is_installed() else OURS).getEffectiveLevel()
 
 
 def tells_everything() -> bool:
-    """Whether littrainer's logger was set to the level of debugging."""
-    return logging.NOTSET < logging.getLogger(OURS).level <= logging.DEBUG
+    """Whether the messages for debugging are told."""
+    return level_in_force() <= logging.DEBUG
+
+
+def _set_up() -> None:
+    ours = logging.getLogger(OURS)
+    if _console not in ours.handlers:
+        ours.addHandler(_console)
+    ours.propagate = not is_installed()
+    if ours.level in LEVELS_THAT_NOBODY_SET:
+        ours.setLevel(ALL if is_installed() else logging.getLogger(THEIRS).level or logging.WARNING)
+
+
+# For what is told before there is a Trainer. A level of the root logger does not count, as with transformers' loggers.
+_set_up()

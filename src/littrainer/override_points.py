@@ -25,6 +25,7 @@ from littrainer.checkpoint.places import leads
 from littrainer.checkpoint.weights import log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.compat.own_methods import own_methods
+from littrainer.data.batch_rows import check_has_names
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, accepted_columns, without_extra_columns
 from littrainer.data.device_copies import copies_to
@@ -241,13 +242,13 @@ class OverridePoints:
 
     def _prepare_inputs(self: Any, inputs: Any) -> Any:
         inputs = self._prepare_input(inputs)
-        if inputs is None:
-            raise TypeError(
-                "The batch is None: let data_collator return a dict such as {'input_ids': ..., 'labels': ...}."
-            )
+        if not hasattr(inputs, "__len__"):
+            check_has_names(inputs, self.model)
         if len(inputs) == 0:
+            left_out = {name: None for dropped in self._dropped_columns.values() for name in dropped.names}
+            had = f" ({', '.join(left_out)})" if left_out else ""
             raise ValueError(
-                f"A batch without any input: none of the data's columns is one that {type(self.model).__name__}"
+                f"A batch without any input: none of the data's columns{had} is one that {type(self.model).__name__}"
                 f".forward takes ({', '.join(self._accepted_columns())}). Rename them, or set "
                 "remove_unused_columns=False."
             )
@@ -415,7 +416,7 @@ class OverridePoints:
 
     def _load_best_model(self: Any) -> None:
         assert self.state.best_model_checkpoint is not None
-        logger.info("Loading the best model, %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)
+        logger.info(f"Loading best model from {self.state.best_model_checkpoint} (score: {self.state.best_metric}).")
         folder = Path(self.state.best_model_checkpoint)
         held = storage.storage_of(self)
         if held.holds_weights(folder):

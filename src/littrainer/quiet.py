@@ -1,4 +1,4 @@
-"""Keeping Lightning's start-up messages, and advice that does not apply here, from the user."""
+"""Keeping Lightning's messages about itself, and advice that does not apply here, from the user."""
 
 from __future__ import annotations
 
@@ -9,15 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from littrainer.log_levels import tells_details, tells_everything
-
-# Told by Lightning each time a lightning.Trainer is built, has run or saves.
-CHATTER = re.compile(
-    r"GPU available|TPU available|HPU available|LOCAL_RANK|.*Tip: |"
-    r"`?Trainer\.\w+` stopped|You are using (the plain ModelCheckpoint|a CUDA device)|"
-    r"Using (16bit|bfloat16) |.*attempting graceful shutdown|Detected KeyboardInterrupt|`weights_only` was not set|"
-    r"Running in `fast_dev_run` mode|Initializing distributed|-{20,}\s*distributed_backend="
-)
+# The loggers that Lightning tells of itself by, each time a lightning.Trainer is built, has run or saves.
 CHATTING_LOGGERS = (
     "lightning.fabric.utilities.distributed",
     "lightning.fabric.utilities.rank_zero",
@@ -25,6 +17,8 @@ CHATTING_LOGGERS = (
     "lightning.pytorch.accelerators.cuda",
     "lightning.pytorch.trainer.connectors.checkpoint_connector",
 )
+# Where such a message comes from: not a callback or a profiler, whose messages a script has asked for.
+LIGHTNING_ITSELF = re.compile(r"[\\/]lightning[\\/](fabric|pytorch)[\\/](?!callbacks|profilers)")
 # Advice of Lightning's, by its text: none of it applies to what is set up here.
 SILENCED_TEXTS = (
     r".*You defined a `validation_step` but have no `val_dataloader`.*",
@@ -48,22 +42,19 @@ _while_filters_change = threading.Lock()
 
 class _NoChatter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        return not CHATTER.match(record.getMessage().strip())
+        return record.levelno >= logging.WARNING or not LIGHTNING_ITSELF.search(record.pathname)
 
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
     """Drop that chatter and advice, and nothing else; what a callback logs, or filters, in between is left alone.
 
-    With `log_level="info"` the chatter is shown, with "debug" the advice too.
-
     One training may run within another, or beside it in another thread: each has filters of its own.
     """
-    loggers = [] if tells_details() else [logging.getLogger(name) for name in CHATTING_LOGGERS]
+    loggers = [logging.getLogger(name) for name in CHATTING_LOGGERS]
     no_chatter = _NoChatter()
-    silenced = () if tells_everything() else SILENCED_WARNINGS
     # New ones each time, since they are taken away by identity.
-    ours = [("ignore", text, Warning, None, 0) for text in silenced]
+    ours = [("ignore", text, Warning, None, 0) for text in SILENCED_WARNINGS]
     own = {id(entry) for entry in ours}
     with _while_filters_change:
         for logger in loggers:

@@ -173,7 +173,8 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
 
         self._read_model_facts()
-        self._validate_args()
+        with ShortTraceback():
+            self._validate_args()
 
         self.lightning_callbacks: list[Any] = []
         self.callback_handler = CallbackHandler(

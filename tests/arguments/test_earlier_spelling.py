@@ -95,6 +95,14 @@ def test_an_earlier_spelling_means_the_same_as_todays_and_warns_once_for_each_na
     assert {warning.filename for warning in told} == {__file__}
 
 
+@pytest.mark.parametrize(
+    "earlier", [{"adafactor": False}, {"tpu_num_cores": None}, {"evaluate_during_training": False}]
+)
+def test_an_earlier_name_that_asks_for_nothing_is_to_be_left_out(earlier: dict[str, Any]) -> None:
+    with pytest.warns(FutureWarning, match="changes nothing .*: leave it out"):
+        TrainingArguments("some/out", **earlier)
+
+
 @pytest.mark.parametrize(("earlier", "advice"), REFUSED, ids=lambda keywords: ",".join(keywords))
 def test_what_is_gone_is_refused_with_what_to_do_instead(earlier: dict[str, Any], advice: str) -> None:
     (name,) = earlier

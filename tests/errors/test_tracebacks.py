@@ -14,7 +14,7 @@ from littrainer import Trainer, TrainerCallback
 from littrainer.errors.tracebacks import FULL, SWITCH, ShortTraceback
 from littrainer.search.memory import release_frames
 from tests.scenarios.data import Rows, vector_rows
-from tests.scenarios.models import VectorClassifier
+from tests.scenarios.models import LosslessClassifier, VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
 
@@ -86,10 +86,19 @@ def test_a_debugger_stops_where_the_error_was_raised_and_finds_what_was_called(t
     assert "lightning" in modules
 
 
-def test_an_error_of_our_own_ends_in_the_line_that_raises_it(tmp_path: Path) -> None:
+def test_an_error_of_our_own_ends_at_the_method_that_was_called(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, given={"train_dataset": Rows([{"x": row["x"]} for row in vector_rows(4)])})
     error = error_of(trainer, kind=ValueError)
-    assert [name for _, name in frames_of(error)] == ["error_of", "with_earlier_keywords", "train", "_loss_in"]
+    assert [name for _, name in frames_of(error)] == ["error_of", "with_earlier_keywords", "train"]
+
+
+def test_an_error_of_our_own_ends_at_the_method_that_an_override_calls(tmp_path: Path) -> None:
+    class OwnTrainer(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return super().compute_loss(*args, **kwargs)
+
+    error = error_of(quiet_trainer(tmp_path, LosslessClassifier(), kind=OwnTrainer), kind=ValueError)
+    assert frames_of(error)[-2:] == [("tests", "compute_loss"), ("littrainer", "compute_loss")]
 
 
 def test_all_frames_of_the_users_stay_where_calls_go_to_and_fro(tmp_path: Path) -> None:
@@ -122,7 +131,7 @@ def test_all_of_a_traceback_can_be_asked_for(tmp_path: Path, monkeypatch: pytest
     assert [package for package, _ in frames].count("lightning") > 4
 
 
-def test_a_fault_of_ours_keeps_all_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_ours_keeps_the_calls_that_led_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def faulty(*_: Any) -> Any:
         return None + 1  # type: ignore[operator]
 
@@ -134,7 +143,7 @@ def test_a_fault_of_ours_keeps_all_frames(tmp_path: Path, monkeypatch: pytest.Mo
         packages = [package for package, _ in frames_of(error)]
     finally:
         faulty.__globals__["__name__"] = kept
-    assert packages.count("lightning") > 4
+    assert packages[-4:] == ["littrainer"] * 4 and "lightning" not in packages
 
 
 def test_an_error_within_an_error_is_shortened_too(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from littrainer import EarlyStoppingCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
-from littrainer.data.collators import DataCollatorForLanguageModeling
+from littrainer.data.collators import DataCollatorForLanguageModeling, DataCollatorWithPadding
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.scenarios.trainers import QUIET_RUN
@@ -151,6 +151,16 @@ def no_column_that_the_model_takes(folder: Path) -> object:
 
 
 @mistake
+def column_by_another_name(folder: Path) -> object:
+    return trainer(folder, data=[{"features": row["x"], "labels": row["labels"]} for row in vector_rows(8)]).train()
+
+
+@mistake
+def labels_as_texts(folder: Path) -> object:
+    return trainer(folder, data=[{"x": [0.0] * 6, "label": "good"}] * 8).train()
+
+
+@mistake
 def samples_of_unequal_length(folder: Path) -> object:
     rows = [{"input_ids": [5] * (2 + number), "labels": 1} for number in range(8)]
     return trainer(folder, tiny_bert_classifier(), rows).train()
@@ -192,6 +202,11 @@ def unreadable_sample(folder: Path) -> object:
 @mistake
 def batch_as_a_list(folder: Path) -> object:
     return trainer(folder, given={"data_collator": list}).train()
+
+
+@mistake
+def class_for_a_collator(folder: Path) -> object:
+    return trainer(folder, given={"data_collator": DataCollatorWithPadding})
 
 
 # ---- Model ----------------------------------------------------------------------------------------------------------

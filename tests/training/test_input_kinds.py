@@ -131,11 +131,6 @@ def test_a_method_that_returns_no_loss_is_named(tmp_path: Path, kind: type[Train
         quiet_trainer(tmp_path, kind=kind).train()
 
 
-def test_a_collator_that_returns_nothing_is_told_what_to_return(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"The batch is None: let data_collator return a dict"):
-        quiet_trainer(tmp_path, given={"data_collator": lambda samples: None}).train()
-
-
 def test_text_for_true_is_told_from_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"checkpoint at True: .*'True' is text: write True without quotes"):
         quiet_trainer(tmp_path).train(resume_from_checkpoint="True")

@@ -12,6 +12,7 @@ from typing import Any
 from littrainer.arguments.earlier_names import EARLIER_NAMES, EarlierName
 from littrainer.arguments.script_line import stacklevel_of_script
 from littrainer.arguments.unknown_names import RefusesUnknownNames
+from littrainer.errors.tracebacks import ShortTraceback
 
 
 def earlier_names_of(cls: type, names: Any) -> list[str]:
@@ -77,7 +78,8 @@ def _check_agreement(
 
 def _told(rule: EarlierName, name: str, value: Any, found: Mapping[str, Any]) -> str:
     if not found:
-        return f"{_shown(name, value)} changes nothing and {name} is no longer an argument: {rule.advice}."
+        advice = rule.advice if rule.harmless else "leave it out"
+        return f"{_shown(name, value)} changes nothing and {name} is no longer an argument: {advice}."
     meant = ", ".join(_shown(new, meant) for new, meant in found.items())
     return f"{_shown(name, value)} is an earlier spelling: write {meant}."
 
@@ -152,13 +154,13 @@ def _prepare_constructor(owner: type) -> None:
     @functools.wraps(constructor)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         names = [name for name in earlier_names_of(type(self), kwargs) if name not in parameters]
-        if not names:
-            constructor(self, *args, **kwargs)
-            return
-        # The folder, which a name on the Hub may follow from, usually comes first and without its name.
-        positional = dict(zip(list(parameters)[1:], args, strict=False))
-        today = translated(type(self), {**positional, **kwargs})
-        constructor(self, **today)
+        with ShortTraceback():
+            if names:
+                # The folder, which a name on the Hub may follow from, usually comes first and without its name.
+                positional = dict(zip(list(parameters)[1:], args, strict=False))
+                constructor(self, **translated(type(self), {**positional, **kwargs}))
+            else:
+                constructor(self, *args, **kwargs)
         for name in names:
             if EARLIER_NAMES[name].read is None:
                 vars(self)[name] = kwargs[name]

@@ -23,6 +23,7 @@ from littrainer.arguments.fields import ArgumentFields
 from littrainer.arguments.json_values import parse_json_object, plain_values
 from littrainer.arguments.script_line import stacklevel_of_script
 from littrainer.ecosystem import is_a
+from littrainer.log_levels import level_in_force
 
 DEFAULT_OUTPUT_DIR = "trainer_output"
 
@@ -201,11 +202,7 @@ def _normalize_console(args: ArgumentFields) -> None:
 
 
 def _someone_asked_for_quiet() -> bool:
-    # Of our own logger only a level set on it counts: the root logger's level says how much of *other* output a script
-    # wants, and transformers, which sets a level of its own, shows its bars whatever the root logger's is.
-    ours = logging.getLogger("littrainer").level
-    theirs = logging.getLogger("transformers").getEffectiveLevel()
-    return max(ours, theirs) > logging.WARNING
+    return max(level_in_force(), logging.getLogger("transformers").getEffectiveLevel()) > logging.WARNING
 
 
 def _derive_evaluation(args: ArgumentFields) -> None:

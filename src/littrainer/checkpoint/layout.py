@@ -189,7 +189,7 @@ def rotate_checkpoints(
 
 def delete_checkpoint(path: str, in_background: bool = False) -> None:
     """Delete one checkpoint directory; what cannot be deleted is named in a warning, and training goes on."""
-    logger.info("Deleting the older checkpoint %s (save_total_limit).", path)
+    logger.info(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
     try:
         set_aside_and_delete(Path(path), in_background)
     except OSError as error:

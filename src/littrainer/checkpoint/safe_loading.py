@@ -38,7 +38,7 @@ def load_tensors(path: Path, allowed: Sequence[Any] = ()) -> Any:
                 f"{path} is refused: it names {forbidden.group(1)}, which is neither tensor, number nor text and "
                 "could run code while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
             ) from error
-        raise ValueError(f"{path} is damaged: {_first_line(error)}. {OTHER_CHECKPOINT}") from error
+        raise ValueError(f"{path} is damaged: {_first_line(error)}. {OTHER_CHECKPOINT}") from None
 
 
 def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
@@ -54,7 +54,7 @@ def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged: {_first_line(error)}. {OTHER_CHECKPOINT}") from error
+        raise ValueError(f"{path} is damaged: {_first_line(error)}. {OTHER_CHECKPOINT}") from None
 
 
 def load_json(path: Path) -> Any:
@@ -92,4 +92,6 @@ def file_inside(folder: Path, name: Any, named_by: Path) -> Path:
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, EOFError):
+        return "it is empty or ends too early"
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

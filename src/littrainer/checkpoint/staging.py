@@ -79,7 +79,7 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
     """
     unfinished = own_place(final.parent / UNFINISHED_DIR)
     staged = StagedCheckpoint(unfinished / final.name, final)
-    for handler in logging.getLogger("transformers").handlers:
+    for handler in [*logging.getLogger("transformers").handlers, *logging.getLogger().handlers]:
         handler.addFilter(name_final_folder)
     try:
         with naming_full_disk(staged.folder, final):

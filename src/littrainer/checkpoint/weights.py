@@ -442,13 +442,15 @@ def _converted(inner: Any, stored: Mapping[str, Any]) -> Conversion | None:
 @contextlib.contextmanager
 def _without_report() -> Iterator[None]:
     # transformers prints what does not match, which the caller says in its own words, and what it does not shard.
-    its_logger = logging.getLogger("transformers")
-    level = its_logger.level
-    its_logger.setLevel(logging.ERROR)
+    loggers = [one for one in logging.Logger.manager.loggerDict.values() if isinstance(one, logging.Logger)]
+    levels = {one: one.level for one in loggers if one.level and one.name.split(".")[0] == "transformers"}
+    for its_logger in levels:
+        its_logger.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        its_logger.setLevel(level)
+        for its_logger, level in levels.items():
+            its_logger.setLevel(level)
 
 
 def _plain_name(name: str) -> str:

@@ -8,7 +8,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from littrainer.errors.notes import kind_of
 from littrainer.nested_values import map_nested
+
+
+def check_has_names(batch: Any, model: Any, override: str = "compute_loss") -> None:
+    """Refuse a batch without names by which a model can be called, unless a method is overridden.
+
+    Raises:
+        TypeError: the batch is no mapping.
+    """
+    if not hasattr(batch, "keys"):
+        given = "None" if batch is None else kind_of(batch)
+        raise TypeError(
+            f"The batch is {given}, and {type(model).__name__} is called with its entries as keywords: let "
+            f"data_collator return a dict such as {{'input_ids': ..., 'labels': ...}}, or override {override}."
+        )
 
 
 def first_dimension(batch: Any) -> int | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message
+from littrainer.data.collators.default import text_in
 from littrainer.errors.notes import add_note
 from littrainer.model_facts import base_model, catch_all_name
 
@@ -49,6 +50,29 @@ def accepted_columns(model: Any, label_names: Sequence[str]) -> list[str]:
     """
     arguments = inspect.signature(base_model(model).forward).parameters
     return list(dict.fromkeys([*arguments, *label_names, "label", "label_ids"]))
+
+
+def first_sample(trainer: Any, evaluates: bool) -> dict[str, Any]:
+    """The first sample of a Trainer's data, with columns that are dropped; empty where it cannot be had."""
+    data: list[Any] = [getattr(trainer, name, None) for name in ("train_dataset", "eval_dataset")]
+    for dataset in reversed(data) if evaluates else data:
+        with suppress(Exception):
+            return dict(dataset[0])
+    return {}
+
+
+def renaming(wanted: str, sample: Mapping[str, Any], model: Any) -> str | None:
+    """Half a sentence for data without an argument of forward, where it has a column by another name; else None."""
+    # A forward may be a callable without a signature, and the error at hand is the one to be raised.
+    with suppress(AttributeError, TypeError, ValueError):
+        accepted = accepted_columns(model, [])
+        others = [name for name, value in sample.items() if name not in accepted and text_in(value) is None]
+        if others:
+            return (
+                f"{type(base_model(model)).__name__}.forward takes {', '.join(accepted)}, and the data has "
+                f"{', '.join(sample)}: rename its columns, such as dataset.rename_column({others[0]!r}, {wanted!r})"
+            )
+    return None
 
 
 def without_extra_columns(dataset: Any, accepted: list[str], model_name: str, description: str | None) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from littrainer.data.columns import renaming
 from littrainer.model_facts import base_model
 
 
@@ -24,6 +25,7 @@ class Circumstances(NamedTuple):
         batch: the batch at hand, or None.
         args: the Trainer's arguments.
         evaluates: whether it came up in an evaluation or prediction.
+        sample: gives the first sample of the data, or an empty one.
     """
 
     error: BaseException
@@ -31,11 +33,14 @@ class Circumstances(NamedTuple):
     batch: Any
     args: Any
     evaluates: bool
+    sample: Callable[[], Any]
 
 
-def advice_for(error: BaseException, model: Any, batch: Any, args: Any, evaluates: bool) -> list[str]:
+def advice_for(
+    error: BaseException, model: Any, batch: Any, args: Any, evaluates: bool, sample: Callable[[], Any] = dict
+) -> list[str]:
     """Sentences that say what was wrong and what to do, where that can be told; else none."""
-    found = Circumstances(error, base_model(model), batch, args, evaluates)
+    found = Circumstances(error, base_model(model), batch, args, evaluates, sample)
     told = [look(found) for sign, look in RULES if re.search(sign, f"{type(error).__name__}: {error}")]
     return [sentence for sentence in told if sentence is not None]
 
@@ -140,9 +145,14 @@ def _label_shape(found: Circumstances) -> str | None:
     )
 
 
-def _no_input_ids(found: Circumstances) -> str | None:
-    if not isinstance(found.batch, Mapping) or "input_ids" in found.batch:
+def _missing_input(found: Circumstances) -> str | None:
+    name = re.search(r"positional arguments?: '(\w+)'", str(found.error))
+    wanted = "input_ids" if name is None else name.group(1)
+    if not isinstance(found.batch, Mapping) or wanted in found.batch:
         return None
+    told = renaming(wanted, found.sample() or found.batch, found.model)
+    if told is not None or wanted != "input_ids":
+        return told and f"{told}."
     return (
         f"The batch has no input_ids (it has {', '.join(map(str, found.batch))}): tokenize the dataset first, such as "
         "dataset.map(lambda rows: tokenizer(rows['text'], truncation=True), batched=True)."
@@ -240,7 +250,8 @@ RULES: list[tuple[str, Callable[[Circumstances], str | None]]] = [
     (r"Target -?\d+ is out of bounds", _classes),
     ("Target size .* must be the same as input size|expected scalar type Long but found Float", _label_type),
     (r"Expected input batch_size .* to match target batch_size", _label_shape),
-    ("exactly one of input_ids or inputs_embeds|have to specify (either )?input_ids", _no_input_ids),
+    ("exactly one of input_ids or inputs_embeds|have to specify (either )?input_ids", _missing_input),
+    (r"forward\(\) missing \d+ required positional argument", _missing_input),
     ("got an unexpected keyword argument", _unknown_input),
     ("does not require grad and does not have a grad_fn", _no_gradient),
     ("OutOfMemoryError|CUDA out of memory|DefaultCPUAllocator: can't allocate", _memory),

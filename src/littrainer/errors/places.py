@@ -8,11 +8,13 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from littrainer.data.columns import first_sample
 from littrainer.data.workers import MOST_NAMED, reading_in
 from littrainer.ecosystem import package_of
 from littrainer.errors.advice import advice_for, readable_range
@@ -67,7 +69,8 @@ class NotedBatches(AbstractContextManager[None]):
                 return
             trainer = self._trainer
             add_note(error, f"It came up {found.doing}{_when(trainer, found.evaluates)}{_described(found.batch)}.")
-            for sentence in advice_for(error, trainer.model, found.batch, trainer.args, found.evaluates):
+            sample = partial(first_sample, trainer, found.evaluates)
+            for sentence in advice_for(error, trainer.model, found.batch, trainer.args, found.evaluates, sample):
                 add_note(error, sentence)
 
 

@@ -5,7 +5,8 @@ nothing about a mistake in the script. `ShortTraceback` takes them out of the tr
 What stays: the public method that was called, each frame of the script and of other libraries, and before each of these
 the last call of ours, which shows what it was called for. The error itself stays the object that was raised.
 
-A fault of littrainer or Lightning keeps all its frames: nobody else can find it.
+One that a check of ours raises has a message that says what there is to say: it ends at the public method. A fault of
+littrainer or Lightning, which may be due to an object of the script, keeps that package's calls that led to it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ SWITCH, FULL = "LITTRAINER_TRACEBACK", "full"
 INTERNAL = frozenset({"littrainer", "lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"})
 # What may stand between two calls of the former: decorators and contexts, the wrapper of an optimizer's step.
 CARRYING = frozenset({"torch", "contextlib", "functools"})
+# Where the handlers of Ctrl-C are.
+ANSWERING = "littrainer.interruptions"
 
 
 class _Nesting(threading.local):
@@ -86,29 +89,34 @@ def _entries(trace: TracebackType | None) -> list[TracebackType]:
 
 def _telling(entries: list[TracebackType], error: BaseException) -> list[TracebackType]:
     """The entries that stay."""
+    # Ctrl-C is answered wherever the program is, by handlers of ours that say nothing about it.
+    if isinstance(error, KeyboardInterrupt):
+        while entries and entries[-1].tb_frame.f_globals.get("__name__") == ANSWERING:
+            entries = entries[:-1]
     packages = [package_of(entry.tb_frame) for entry in entries]
-    stay = []
+    innermost = packages[-1] if packages else None
+    # Ctrl-C and sys.exit() end a program wherever it is.
+    ends_in_internal = innermost in INTERNAL and isinstance(error, Exception)
+    is_on_purpose = ends_in_internal and _is_raised_on_purpose(entries[-1], error)
+    is_check = is_on_purpose and innermost == "littrainer"
+    # A function of the script that cannot be called as it is called, and so has no entry, is named in a note.
+    is_fault = ends_in_internal and not is_on_purpose and not getattr(error, "__notes__", None)
+    stay: list[TracebackType] = []
+    called: TracebackType | None = None
     # From the innermost call outwards: what lies right below the entry at hand, leaving out what only carries calls on.
-    leads_to_internal = is_fault = (
-        bool(packages)
-        and packages[-1] in INTERNAL
-        # Ctrl-C and sys.exit() end a program wherever it is.
-        and isinstance(error, Exception)
-        and not _is_raised_on_purpose(entries[-1], error)
-        # A function of the script that cannot be called as it is called, and so has no entry, is named in a note.
-        and not getattr(error, "__notes__", None)
-    )
+    leads_to_internal = is_check
     for entry, package in zip(reversed(entries), reversed(packages), strict=True):
-        if package in INTERNAL:
+        if package in INTERNAL or package in CARRYING:
+            is_fault = is_fault and package == innermost
             if is_fault or not leads_to_internal:
                 stay.append(entry)
-            leads_to_internal = True
-        elif package in CARRYING:
-            if is_fault or not leads_to_internal:
-                stay.append(entry)
+            leads_to_internal = leads_to_internal or package in INTERNAL
+            called = entry if is_check and package in INTERNAL else called
         else:
-            stay.append(entry)
-            leads_to_internal = is_fault = False
+            # What the script itself has called is the public method of a check.
+            stay += [entry] if called is None else [called, entry]
+            called, leads_to_internal = None, False
+            is_check = is_fault = False
     return stay[::-1]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from littrainer.arguments.secrets import without_secrets
+from littrainer.log_levels import level_in_force
 from littrainer.search.record import FAILED, PRUNED, TrialRecord
 
 LONGEST_VALUE = 60
@@ -23,7 +24,7 @@ def told(trial: TrialRecord, n_of: tuple[int, int | None], best: Sequence[TrialR
         n_of: how many trials of this search have ended with it, and how many there will be, None where time decides.
         best: the best trials so far; `record.best_of` finds them.
     """
-    if sys.stderr is None or logging.getLogger("littrainer").getEffectiveLevel() >= logging.ERROR:
+    if sys.stderr is None or level_in_force() >= logging.ERROR:
         return
     # Not before a search ends a trial: reading a record needs no bars.
     from tqdm.auto import tqdm

@@ -79,11 +79,17 @@ def check_construction(trainer: Trainer) -> None:
     _check_optimizers(trainer)
     _check_metrics(trainer)
     _say_if_nothing_is_generated(trainer)
-    if not callable(trainer.data_collator):
+    collator: Any = trainer.data_collator
+    if not callable(collator):
         raise TypeError(
-            f"data_collator has to be callable, and is {kind_of(trainer.data_collator)}: pass a function of a list of "
+            f"data_collator has to be callable, and is {kind_of(collator)}: pass a function of a list of "
             "samples that returns a batch, and datasets by their names, train_dataset=... and eval_dataset=... ."
         )
+    # A class such as `dict` may make batches; one whose objects can be called makes collators.
+    if isinstance(collator, type) and any("__call__" in vars(base) for base in collator.__mro__):
+        raise TypeError(f"data_collator is the class {collator.__name__}: pass an object, {collator.__name__}(...).")
+    if trainer.args.max_steps > 0 and trainer.args.num_train_epochs > 0:
+        logger.info("max_steps is given, it will override any value given in num_train_epochs")
     dataset = trainer.train_dataset
     if dataset is not None and not has_length(dataset) and trainer.args.max_steps <= 0:
         raise ValueError(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from littrainer.compat.earlier_signatures import returns_the_mean
+from littrainer.data.batch_rows import check_has_names
+from littrainer.data.collators.default import LABEL_NAMES, TEXT_LABELS, text_in
+from littrainer.data.columns import first_sample, renaming
 from littrainer.data.windows import count_label_tokens
-from littrainer.errors.notes import kind_of
 from littrainer.processes.collectives import gathered, process_count, reduced
 from littrainer.training.label_smoothing import smoothed_loss
 
@@ -54,11 +55,7 @@ def loss_and_outputs(
         labels = inputs.pop("labels")
     if trainer.model_accepts_loss_kwargs and num_items_in_batch is not None:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
-    if type(inputs) is not dict and not isinstance(inputs, Mapping):
-        raise TypeError(
-            f"The batch is {kind_of(inputs)}, and {type(model).__name__} is called with its entries as keywords: let "
-            "data_collator return a dict such as {'input_ids': ..., 'labels': ...}, or override compute_loss."
-        )
+    check_has_names(inputs, model)
     outputs = model(**inputs)
     if trainer.compute_loss_func is not None:
         if labels is None:
@@ -66,10 +63,10 @@ def loss_and_outputs(
         return trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch), outputs
     if labels is not None:
         return smoothed_loss(trainer, model, outputs, labels, num_items_in_batch), outputs
-    return _loss_in(outputs, model, inputs, trainer.label_names), outputs
+    return _loss_in(trainer, outputs, model, inputs), outputs
 
 
-def _loss_in(outputs: Any, model: Any, inputs: dict[str, Any], label_names: list[str]) -> torch.Tensor:
+def _loss_in(trainer: LossSettings, outputs: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
     loss: Any = None
     if isinstance(outputs, dict):
         loss = outputs.get("loss")
@@ -88,9 +85,10 @@ def _loss_in(outputs: Any, model: Any, inputs: dict[str, Any], label_names: list
         returned, is_loss = _described(outputs), False
     if is_loss:
         return loss
-    missing = [name for name in label_names if name not in inputs]
+    missing = [name for name in trainer.label_names if name not in inputs]
     hint = (
-        f"The batch has no {' or '.join(missing)} (it has {', '.join(inputs)}): add labels to the dataset"
+        f"The batch has no {' or '.join(missing)} (it has {', '.join(inputs)}): "
+        + _missing_labels(first_sample(trainer, not model.training), missing[0], model)
         if missing
         else "Return the loss under the key 'loss' or as the first element of a tuple"
     )
@@ -98,6 +96,15 @@ def _loss_in(outputs: Any, model: Any, inputs: dict[str, Any], label_names: list
         f"{type(model).__name__}.forward returned no loss but {returned}. {hint}, or override compute_loss, or pass "
         "compute_loss_func."
     )
+
+
+def _missing_labels(sample: dict[str, Any], name: str, model: Any) -> str:
+    for label in filter(sample.__contains__, (name, *LABEL_NAMES)):
+        text = text_in(sample[label])
+        if text is not None:
+            return TEXT_LABELS.format(label, text)
+        return f"{label!r} is None in the data" if sample[label] is None else f"data_collator leaves out {label!r}"
+    return renaming(name, sample, model) or "add labels to the dataset"
 
 
 def _described(value: Any) -> str:
@@ -138,7 +145,8 @@ def no_loss_returned(returned: Any, by: str) -> TypeError:
 def items_in_window(trainer: LossSettings, window: list[Any], device: torch.device) -> torch.Tensor | int | None:
     """Label tokens of a window, where the loss is divided by them; None where it is not."""
     takes_number = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-    if not takes_number or not window or "labels" not in window[0]:
+    # Of a batch without names it is said later what is wrong with it.
+    if not takes_number or not window or not hasattr(window[0], "keys") or "labels" not in window[0]:
         return None
     number = count_label_tokens(window, trainer._loss_shifts_labels)
     if isinstance(number, torch.Tensor) and averages_over_processes(trainer):

@@ -19,7 +19,6 @@ from littrainer.checkpoint.manifest import MANIFEST_NAME
 from littrainer.checkpoint.names import RESUME_RECORD_NAME, TRAINER_STATE_NAME, resume_record_name
 from littrainer.checkpoint.reader import processes_that_wrote
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.compat.redirect import is_installed
 from littrainer.training.accumulation_schedule import accumulation_schedule
 
 if TYPE_CHECKING:
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from littrainer.training.run import TrainingRun
 
 logger = logging.getLogger(__name__)
-
-# Where scripts that mean transformers listen for arguments that differ from the checkpoint's.
-LOGGER_OF_TRANSFORMERS = "transformers.trainer_utils"
 
 RECORD_VERSION = 1
 INTERVALS = ("logging_steps", "eval_steps", "save_steps")
@@ -185,8 +181,7 @@ def warn_of_differences(checkpoint: Path, record: dict[str, Any] | None, trainer
             f"The following arguments do not match the ones in the checkpoint, and count unless its own is kept:{lines}"
         )
     if sentences:
-        told = logging.getLogger(LOGGER_OF_TRANSFORMERS) if is_installed() else logger
-        told.warning("Resuming from %s, which was written by another training. %s", checkpoint, " ".join(sentences))
+        logger.warning("Resuming from %s, which was written by another training. %s", checkpoint, " ".join(sentences))
 
 
 def _other_arguments(record: dict[str, Any] | None, trainer: Trainer, plan: TrainingPlan) -> list[str]:

@@ -472,6 +472,7 @@ class TrainingRun:
         if trainer.background_saves is not None:
             trainer.background_saves.wait()
         self.end_agreements()
+        logger.info("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
         trainer._total_loss_scalar += trainer._tr_loss.item()
         steps_done = state.global_step - trainer._initial_global_step
         train_loss = trainer._total_loss_scalar / max(steps_done, 0.001)

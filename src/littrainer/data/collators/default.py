@@ -12,6 +12,10 @@ import torch
 from littrainer.errors.notes import kind_of
 
 LABEL_NAMES = ("label", "label_ids")
+TEXT_LABELS = (
+    "{0!r} is text ({1!r}), and labels have to be numbers: number the classes from 0, such as with "
+    "dataset.class_encode_column({0!r}), or tokenize texts that are to be generated"
+)
 
 DataCollator = Callable[[list[Any]], dict[str, Any]]
 """What turns a list of samples into a batch, for annotations."""
@@ -48,7 +52,7 @@ def unknown_kind_message(kind: Any) -> str:
 def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -> dict[str, Any]:
     """Stack samples that are already of equal length.
 
-    `label` (one number a sample) and `label_ids` (a list of them) become `labels`; strings and None are left out.
+    `label` (one number a sample) and `label_ids` (a list of them) become `labels`; other strings and None are left out.
 
     Parameters:
         features: samples, mappings or objects with attributes; the first one decides which keys there are.
@@ -58,7 +62,7 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
         an array of shape `(samples, ...)` for each key.
 
     Raises:
-        ValueError: samples of different length, which need a collator that pads.
+        ValueError: samples of different length, which need a collator that pads; labels that are text.
         TypeError: a sample without named values, as a text or a tuple is.
     """
     if return_tensors not in _STACKERS:
@@ -74,17 +78,26 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
     names = {name: name for name in first if name not in LABEL_NAMES and first[name] is not None}
     sources = {"labels": label_name, **names} if label_name is not None else names
     for name, source in sources.items():
-        if isinstance(first[source], str):
+        if isinstance(first[source], str) and source not in LABEL_NAMES:
             continue
         whole = _labels_are_whole(source, first[source]) if source in LABEL_NAMES else None
         try:
             batch[name] = stack([sample[source] for sample in samples], whole)
         except (ValueError, TypeError, RuntimeError) as error:
+            text = next(filter(None, (text_in(sample[source]) for sample in samples)), None)
+            if name == "labels" and text is not None:
+                raise ValueError(f"{TEXT_LABELS.format(source, text)}.") from None
             raise ValueError(
                 f"The samples of a batch cannot be stacked: {source!r} differs in length or type ({error}). Pad them "
                 "in the dataset, or pass a data_collator that pads (with a tokenizer: processing_class=tokenizer)."
             ) from error
     return batch
+
+
+def text_in(value: Any) -> str | None:
+    """How the text begins that a value is, or the first of a list that begins with one; None where it is none."""
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    return first[:40] if isinstance(first, str) else None
 
 
 def _without_names(features: Sequence[Any]) -> str:

@@ -1,0 +1,84 @@
+"""What is said of data whose labels or columns are not what the model takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.models import tiny_bert_classifier
+from tests.scenarios.trainers import quiet_trainer
+
+TOKENS = {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}
+NUMBER_THEM = "dataset.class_encode_column("
+
+
+def renamed(row: dict[str, Any], **names: str) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in row.items()}
+
+
+# Situation -> the columns of a sample, and what is said of them.
+TOLD: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "label is text": ({**TOKENS, "label": "good"}, ["'label' is text ('good')", NUMBER_THEM]),
+    "labels are text": ({**TOKENS, "labels": "good"}, ["'labels' is text ('good')", NUMBER_THEM]),
+    "a text for each token": ({**TOKENS, "labels": ["B", "O"]}, ["'labels' is text ('B')", NUMBER_THEM]),
+    "label is None": ({**TOKENS, "label": None}, ["'label' is None in the data"]),
+    "labels go by another name": (
+        {**TOKENS, "target": 1},
+        ["takes input_ids, ", "the data has input_ids, attention_mask, target", "rename_column('target', 'labels')"],
+    ),
+    "inputs go by another name": (
+        renamed({**TOKENS, "label": 1}, input_ids="ids", attention_mask="mask"),
+        ["takes input_ids, ", "the data has ids, mask, label", "rename_column('ids', 'input_ids')"],
+    ),
+    "all columns go by another name": (
+        {"ids": [5], "mask": [1], "target": 1},
+        ["none of the data's columns (ids, mask, target)", "takes (input_ids, attention_mask"],
+    ),
+    "texts were not tokenized": ({"text": "a text", "label": 1}, ["tokenize the dataset first"]),
+    "no labels": (TOKENS, ["add labels to the dataset"]),
+}
+
+
+def told(trainer: Any, method: str = "train") -> str:
+    with pytest.raises((ValueError, TypeError)) as caught:
+        getattr(trainer, method)()
+    return "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+
+
+@pytest.mark.parametrize("situation", TOLD)
+def test_what_is_wrong_with_the_data_is_named_with_what_to_do(tmp_path: Path, situation: str) -> None:
+    row, parts = TOLD[situation]
+    message = told(quiet_trainer(tmp_path, tiny_bert_classifier(), given={"train_dataset": Rows([row] * 4)}))
+    assert [part for part in parts if part not in message] == []
+    assert ("tokenize the dataset" in message) is (situation == "texts were not tokenized")
+
+
+def test_a_batch_that_keeps_all_columns_is_told_of_its_names_too(tmp_path: Path) -> None:
+    row = renamed({**TOKENS, "label": 1}, input_ids="ids", attention_mask="mask")
+    given = {"train_dataset": Rows([row] * 4)}
+    message = told(quiet_trainer(tmp_path, tiny_bert_classifier(), given=given, remove_unused_columns=False))
+    assert "rename_column('ids', 'input_ids')" in message
+
+
+@pytest.mark.parametrize("method", ["train", "evaluate"])
+def test_an_argument_of_an_own_model_that_the_data_has_by_another_name_is_named(tmp_path: Path, method: str) -> None:
+    rows = Rows([renamed(row, x="features") for row in vector_rows(4)])
+    message = told(quiet_trainer(tmp_path, given={"train_dataset": rows, "eval_dataset": rows}), method)
+    assert "VectorClassifier.forward takes x, labels, " in message and "rename_column('features', 'x')" in message
+
+
+def test_labels_that_only_the_data_of_the_evaluation_lacks_are_looked_for_there(tmp_path: Path) -> None:
+    rows = [renamed(row, labels="target") for row in vector_rows(4)]
+    trainer = quiet_trainer(tmp_path, given={"eval_dataset": Rows(rows)}, label_names=["labels"])
+    with pytest.raises(ValueError, match=r"rename_column\('target', 'labels'\)"):
+        trainer.compute_loss(trainer.model.eval(), {"x": rows[0]["x"][None]})
+
+
+def test_labels_that_a_collator_forgets_are_not_put_down_to_the_data(tmp_path: Path) -> None:
+    def forgetful(rows: list[Any]) -> Any:
+        return {"x": rows[0]["x"][None]}
+
+    assert "data_collator leaves out 'labels'" in told(quiet_trainer(tmp_path, given={"data_collator": forgetful}))
