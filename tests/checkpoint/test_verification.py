@@ -15,6 +15,7 @@ from littrainer.checkpoint.summing import save_and_sum
 from littrainer.checkpoint.verification import damage_in, edits_in
 
 STATES = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
+from tests.scenarios.trainers import quiet_trainer
 
 
 def write_checkpoint(folder: Path) -> Path:
@@ -245,6 +246,12 @@ def test_a_state_that_is_none_of_this_checkpoint_is_damage(foreign: Path, state:
     (foreign / "trainer_state.json").write_text(state)
     (damage,) = damage_in(foreign)
     assert damage.startswith("trainer_state.json is damaged: ")
+
+
+def test_a_step_beyond_a_shorter_plan_is_no_damage(tmp_path: Path) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 4}
+    quiet_trainer(tmp_path, max_steps=4, **settings).train()
+    assert quiet_trainer(tmp_path, max_steps=2, **settings).train(resume_from_checkpoint=True).global_step == 4
 
 
 def test_each_shard_of_an_index_has_to_be_there(foreign: Path) -> None:
