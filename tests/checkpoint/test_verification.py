@@ -13,9 +13,9 @@ from littrainer.checkpoint import verification
 from littrainer.checkpoint.manifest import write_manifest
 from littrainer.checkpoint.summing import save_and_sum
 from littrainer.checkpoint.verification import damage_in, edits_in
+from tests.scenarios.trainers import quiet_trainer
 
 STATES = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
-from tests.scenarios.trainers import quiet_trainer
 
 
 def write_checkpoint(folder: Path) -> Path:

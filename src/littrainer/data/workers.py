@@ -59,7 +59,7 @@ class WorkerStart:
 
     def __init__(self, own: Callable[[int], None] | None, signals: Iterable[signal.Signals]):
         self.own, self.signals = own, tuple(signals)
-        self.answering = answering() if self.signals else None
+        self.answering: Any = answering() if self.signals else None
 
     def __call__(self, worker: int) -> None:
         # As functions, since programs that the dataset starts would inherit that a signal is ignored.
@@ -70,7 +70,7 @@ class WorkerStart:
             atexit.register(signal.signal, number, signal.SIG_IGN)
         if hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *self.signals})
-        torch.utils.data._utils.worker.ExceptionWrapper = WorkerError  # type: ignore[attr-defined, assignment]
+        torch.utils.data._utils.worker.ExceptionWrapper = WorkerError  # type: ignore[misc]
         if self.own is not None:
             self.own(worker)
 

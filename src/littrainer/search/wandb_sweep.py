@@ -139,7 +139,7 @@ class _Sweep:
         self.planned = 0
         # What ends the search.
         self.error: BaseException | None = None
-        self.first_failure: Exception | None = None
+        self.first_failure: BaseException | None = None
         self._is_told_of_metric = False
 
     def search(self, n_trials: int) -> BestRun:
