@@ -19,7 +19,7 @@ from littrainer.data.samplers import ComparedOrder, EpochSeededSampler
 from littrainer.data.sampling import warn_that_a_stream_has_its_own_order
 from littrainer.data.sharding import Share, SharedBatches, SharedStream, share_of
 from littrainer.data.worker_states import without_reports
-from littrainer.data.workers import WorkerStart, refusing_stop_iteration, signals_that_save, starting_workers
+from littrainer.data.workers import WorkerStart, read_batches, signals_that_save, starting_workers
 from littrainer.ecosystem import is_a
 from littrainer.processes.agreement import from_first
 from littrainer.seeds import seed_worker
@@ -214,7 +214,7 @@ class LookaheadLoader(DataLoader):
         if self.dispatch is None or self.dispatch.reads:
             with starting_workers(self, self.signals):
                 batches = super().__iter__()
-            return batches if isinstance(self.dataset, IterableDataset) else refusing_stop_iteration(batches)
+            return batches if isinstance(self.dataset, IterableDataset) else read_batches(batches)
         if not self.num_workers:
             # An iterator draws a number when it is made, and generators stand at the same place in all processes.
             super().__iter__()

@@ -130,7 +130,7 @@ def reading_in(raised_in: TracebackType | None) -> str | None:
     return None
 
 
-def refusing_stop_iteration(batches: Iterator[Any]) -> Iterator[Any]:
+def read_batches(batches: Iterator[Any]) -> Iterator[Any]:
     """The batches of a map-style dataset, whose own StopIteration would look like the end of its data.
 
     Raises:
