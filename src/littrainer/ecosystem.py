@@ -42,6 +42,7 @@ CLASSES: dict[str, tuple[tuple[str, str], ...]] = {
     "accelerator": (("accelerate.accelerator", "Accelerator"),),
     "default flow": (("transformers.trainer_callback", "DefaultFlowCallback"),),
     "pruned trial": (("optuna.exceptions", "TrialPruned"),),
+    "storage error": (("sqlalchemy.exc", "SQLAlchemyError"), ("optuna.exceptions", "StorageInternalError")),
     "lightning logger": (
         ("lightning.fabric.loggers.logger", "Logger"),
         ("lightning_fabric.loggers.logger", "Logger"),

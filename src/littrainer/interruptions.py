@@ -58,7 +58,8 @@ class PythonInterruptions(CarriedStopIteration):
 class UpdateGuard(AbstractContextManager["UpdateGuard"]):
     """Keeps Ctrl-C out of the optimizer step, so that it finds weights, optimizer and step count in agreement.
 
-    Between `hold()` and `release()` the first Ctrl-C waits; a second one is let through, should the step hang.
+    Between `hold()` and `release()` the first Ctrl-C waits; a second one is let through, should the step hang. So it
+    does while loader processes are started.
     """
 
     def __init__(self) -> None:

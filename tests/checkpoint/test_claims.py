@@ -164,6 +164,28 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_training(
     quiet_trainer(tmp_path, max_steps=1, save_strategy="no").train()
 
 
+@pytest.mark.parametrize("name", [CLAIM_NAME, ".unfinished"])
+def test_a_link_in_the_place_of_what_is_written_there_is_refused_before_training(tmp_path: Path, name: str) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("mine")
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / name).symlink_to(secret)
+    trainer = quiet_trainer(run_dir, max_steps=1, save_strategy="steps")
+    with pytest.raises(OSError, match=rf"is a link.*{name}"):
+        trainer.train()
+    assert trainer.state.global_step == 0 and secret.read_text() == "mine"
+    assert os.listdir(run_dir) == [name]
+
+
+def test_a_file_in_the_place_of_unfinished_checkpoints_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / ".unfinished").touch()
+    trainer = quiet_trainer(tmp_path, max_steps=1, save_strategy="steps")
+    with pytest.raises(OSError, match=r"is a file.*\.unfinished"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
 def test_the_claim_ends_with_the_training_also_when_it_fails(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
     with pytest.raises(ValueError, match="no intact"):

@@ -32,7 +32,8 @@ def complete_checkpoint(folder: Path) -> Path:
     folder.mkdir(parents=True)
     for name in NEEDED_TO_RESUME:
         torch.save({}, folder / name)
-    (folder / "trainer_state.json").write_text("{}")
+    step = int(folder.name.partition("checkpoint-")[2] or 0)
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     save_file(VectorClassifier().state_dict(), folder / "model.safetensors")
     return folder
 

@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
+import itertools
 import os
+import re
+import shutil
 import signal
+import subprocess
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from littrainer.checkpoint import staging
+from littrainer.checkpoint.layout import rotate_checkpoints
 from littrainer.checkpoint.manifest import read_manifest
 from littrainer.checkpoint.staging import (
     UNFINISHED_DIR,
@@ -103,6 +112,136 @@ def test_a_kill_at_each_rename_loses_no_checkpoint(tmp_path: Path, monkeypatch: 
     clean_unfinished(tmp_path)
     assert contents(final) == {"a": "before"} and damage_in(final) == []
     assert os.listdir(tmp_path) == ["checkpoint-5"]
+
+
+def cannot_rename_folders(patch: pytest.MonkeyPatch) -> None:
+    def rename(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link", str(source), None, str(target))
+
+    patch.setattr(os, "rename", rename)
+
+
+def test_where_folders_cannot_be_renamed_they_are_copied_and_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    final, other = tmp_path / "checkpoint-5", tmp_path / "checkpoint-4"
+    for folder in (final, other):
+        write(folder, a="before", outdated="x")
+    cannot_rename_folders(monkeypatch)
+    write(final, a="after")
+    assert contents(final) == {"a": "after"} and damage_in(final) == []
+    set_aside_and_delete(other, in_background=True)
+    assert os.listdir(tmp_path) == ["checkpoint-5"]
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: once raised, it is raised again by whatever would tidy up."""
+
+
+class Kill:
+    """Ends the process, so to say, after a number of calls that change the disk."""
+
+    CALLS = ((os, "mkdir"), (os, "unlink"), (os, "rmdir"), (shutil, "copyfile"), (staging, "to_disk"))
+
+    def __init__(self, patch: pytest.MonkeyPatch, after: int) -> None:
+        self.calls, self.after = 0, after
+        for owner, name in self.CALLS:
+            patch.setattr(owner, name, functools.partial(self.call, getattr(owner, name)))
+
+    def call(self, change: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        self.calls += 1
+        if self.calls > self.after:
+            raise Killed
+        return change(*arguments, **keywords)
+
+
+def test_a_kill_anywhere_while_folders_are_copied_and_deleted_leaves_whole_ones_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cannot_rename_folders(monkeypatch)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    files = {"b": "x", "trainer_state.json": "{}"}
+    ends = []
+    for after in itertools.count():
+        run_dir = tmp_path / str(after)
+        final, older = run_dir / "checkpoint-5", run_dir / "checkpoint-4"
+        for folder in (final, older):
+            write(folder, a="before", **files)
+        with monkeypatch.context() as patch:
+            kill = Kill(patch, after)
+            with contextlib.suppress(Killed):
+                write(final, a="after", **files)
+                set_aside_and_delete(older)
+        clean_unfinished(run_dir)
+        assert contents(final) in ({"a": "before", **files}, {"a": "after", **files}), after
+        assert not older.exists() or contents(older) == {"a": "before", **files}, after
+        assert set(os.listdir(run_dir)) <= {"checkpoint-4", "checkpoint-5"}, after
+        ends.append((contents(final)["a"], older.exists()))
+        if kill.calls <= after:
+            break
+    assert list(dict.fromkeys(ends)) == [("before", True), ("after", True), ("after", False)]
+
+
+def test_a_copy_that_fails_leaves_the_folder_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    final = tmp_path / "checkpoint-5"
+    write(final, a="before", b="x")
+    cannot_rename_folders(monkeypatch)
+    copy = shutil.copyfile
+
+    def fail(source: str, target: str, **keywords: Any) -> None:
+        if Path(target).name == "b" and Path(target).parent.name.endswith(".replaced"):
+            raise OSError(errno.ENOSPC, "No space left on device", target)
+        copy(source, target, **keywords)
+
+    monkeypatch.setattr(shutil, "copyfile", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write(final, a="after")
+    assert contents(final) == {"a": "before", "b": "x"} and os.listdir(tmp_path) == ["checkpoint-5"]
+
+
+@pytest.fixture
+def overlay(tmp_path: Path) -> Iterator[Path]:
+    """A run's folder with three checkpoints in the lower layer of an overlay, as in an image that holds a run."""
+    lower, upper, work, merged = (tmp_path / name for name in ("lower", "upper", "work", "merged"))
+    for folder in (lower, upper, work, merged):
+        folder.mkdir()
+    for step in (2, 4, 6):
+        write(lower / f"checkpoint-{step}", a="before")
+    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    made = shutil.which("mount") and subprocess.run(
+        ["mount", "-t", "overlay", "overlay", "-o", options, str(merged)], capture_output=True, check=False
+    )
+    if not made or made.returncode:
+        pytest.skip("an overlay cannot be mounted here")
+    yield merged
+    subprocess.run(["umount", str(merged)], check=True)
+
+
+def test_checkpoints_in_the_lower_layer_of_an_overlay_are_replaced_and_deleted(overlay: Path) -> None:
+    with pytest.raises(OSError, match="cross-device"):
+        os.rename(overlay / "checkpoint-2", overlay / "elsewhere")
+    write(overlay / "checkpoint-6", a="after")
+    assert contents(overlay / "checkpoint-6") == {"a": "after"} and damage_in(overlay / "checkpoint-6") == []
+    rotate_checkpoints(overlay, save_total_limit=1, in_background=True)
+    assert os.listdir(overlay) == ["checkpoint-6"]
+
+
+def test_a_link_or_a_file_where_unfinished_checkpoints_lie_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
+    elsewhere, run_dir = tmp_path / "elsewhere", tmp_path / "run"
+    (elsewhere / "mydata-2024").mkdir(parents=True)
+    run_dir.mkdir()
+    place = run_dir / UNFINISHED_DIR
+    for fill, told in ((lambda: place.symlink_to(elsewhere), "a link"), (place.touch, "a file")):
+        fill()
+        for use in (clean_unfinished, lambda folder: write(folder / "checkpoint-2", a="x"), set_aside_in):
+            with pytest.raises(OSError, match=rf"{told}.*{re.escape(str(place))}"):
+                use(run_dir)
+        assert os.listdir(elsewhere) == ["mydata-2024"] and os.listdir(run_dir) == [UNFINISHED_DIR]
+        place.unlink()
+
+
+def set_aside_in(run_dir: Path) -> None:
+    set_aside_and_delete(run_dir / "checkpoint-2")
 
 
 def test_what_killed_runs_left_is_removed_and_nothing_else(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from littrainer.checkpoint import verification
 from littrainer.checkpoint.manifest import write_manifest
 from littrainer.checkpoint.summing import save_and_sum
 from littrainer.checkpoint.verification import damage_in, edits_in
+from tests.scenarios.trainers import quiet_trainer
 
 STATES = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
 
@@ -240,6 +241,19 @@ def write_shards(folder: Path, files: dict[str, str]) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
 
 
+@pytest.mark.parametrize("state", ['{"global_step": 4}', '{"global_step": 5, "epoch": NaN}'])
+def test_a_state_that_is_none_of_this_checkpoint_is_damage(foreign: Path, state: str) -> None:
+    (foreign / "trainer_state.json").write_text(state)
+    (damage,) = damage_in(foreign)
+    assert damage.startswith("trainer_state.json is damaged: ")
+
+
+def test_a_step_beyond_a_shorter_plan_is_no_damage(tmp_path: Path) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 4}
+    quiet_trainer(tmp_path, max_steps=4, **settings).train()
+    assert quiet_trainer(tmp_path, max_steps=2, **settings).train(resume_from_checkpoint=True).global_step == 4
+
+
 def test_each_shard_of_an_index_has_to_be_there(foreign: Path) -> None:
     write_shards(foreign, {"a": "model-1.safetensors", "b": "model-2.safetensors"})
     assert damage_in(foreign) == []
@@ -253,7 +267,7 @@ def test_an_index_that_names_a_file_outside_is_damage(foreign: Path, shard: str)
     assert damage_in(foreign) == [f"model.safetensors.index.json names {shard!r}, which is outside of the checkpoint."]
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"weight_map": 3}'])
+@pytest.mark.parametrize("text", ["[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": null}}'])
 def test_an_index_of_another_kind_is_damage(foreign: Path, text: str) -> None:
     write_shards(foreign, {"a": "model-1.safetensors"})
     (foreign / "model.safetensors.index.json").write_text(text)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import get_worker_info
 
 from littrainer import TrainingArguments
 from littrainer.errors.advice import advice_for
@@ -52,19 +57,6 @@ def test_a_failed_evaluation_names_the_step_at_which_it_is(tmp_path: Path) -> No
 def test_a_failed_evaluation_outside_of_training_says_so(tmp_path: Path) -> None:
     (note,) = notes_of(quiet_trainer(tmp_path, Failing(True)), OverflowError, "evaluate")
     assert note.startswith("It came up with a batch of an evaluation: x float32 (1, 6) from ")
-
-
-def test_samples_that_cannot_be_read_are_named_by_their_places(tmp_path: Path) -> None:
-    class Broken(Rows):
-        def __getitem__(self, index: int) -> Any:
-            if index == 5:
-                raise OSError("unreadable")
-            return super().__getitem__(index)
-
-    trainer = quiet_trainer(tmp_path, given={"eval_dataset": Broken(vector_rows(7))})
-    assert notes_of(trainer, OSError, "evaluate") == [
-        "It came up while the samples 3, 4, 5 were read for a batch of an evaluation."
-    ]
 
 
 def test_an_error_of_ours_says_what_to_do_and_nothing_comes_behind_that(tmp_path: Path) -> None:
@@ -120,6 +112,30 @@ def test_an_error_of_pickling_is_put_down_to_loader_processes_where_there_are_so
     assert told(error, VectorClassifier(), None) == []
     (sentence,) = told(error, VectorClassifier(), None, dataloader_num_workers=2)
     assert "dataloader_num_workers=2 starts processes" in sentence and "dataloader_num_workers=0" in sentence
+
+
+# How a loader process ends -> what is said of it.
+ENDS: dict[Callable[[], object], str] = {
+    lambda: os._exit(0): "ended without an error",
+    lambda: os._exit(3): "with status 3, as os._exit",
+    lambda: sys.exit(2): "with status 2, as os._exit",
+    lambda: os.kill(os.getpid(), signal.SIGKILL): "want of memory",
+    lambda: os.kill(os.getpid(), signal.SIGBUS): "/dev/shm",
+    lambda: os.kill(os.getpid(), signal.SIGTERM): "enable_jit_checkpoint=True",
+    lambda: os.kill(os.getpid(), signal.SIGSEGV): "has crashed in a loader process (Segmentation fault)",
+}
+
+
+@pytest.mark.parametrize("end", ENDS, ids=ENDS.values())
+def test_a_lost_loader_process_is_told_by_how_it_ended(tmp_path: Path, end: Callable[[], object]) -> None:
+    class Ending(Rows):
+        def __getitem__(self, index: int) -> Any:
+            return end() if get_worker_info() is not None else super().__getitem__(index)
+
+    data = {"train_dataset": Ending(vector_rows(4))}
+    trainer = quiet_trainer(tmp_path, given=data, max_steps=2, dataloader_num_workers=1)
+    *_, advice = notes_of(trainer, RuntimeError)
+    assert ENDS[end] in advice and ("memory" in advice) == (ENDS[end] in ("want of memory", "/dev/shm"))
 
 
 def test_numbers_on_a_device_that_may_have_failed_are_not_read(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +33,39 @@ def handler() -> Iterator[Any]:
     before = signal.signal(signal.SIGINT, own)
     yield own
     signal.signal(signal.SIGINT, before)
+
+
+# Each place in a fork, since importing takes longer than all else here.
+SCRIPT = """
+import os, signal, sys
+from littrainer.engine import import_lightning
+from tests.faults.signals import SignalIn
+from tests.scenarios.trainers import quiet_trainer
+
+EVENTS = ("on_train_begin", "on_step_end", "on_prediction_step", "on_save", "on_train_end")
+SETTINGS = dict(max_steps=3, save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=1)
+import_lightning()
+for place in (*EVENTS, "fork"):
+    process = os.fork()
+    if not process:
+        os.setpgid(0, 0)
+        os.kill = lambda to, number, kill=os.kill: kill(0 if to == os.getpid() else to, number)
+        armed = [signal.SIGINT] if place == "fork" else []
+        os.register_at_fork(after_in_parent=lambda: [os.killpg(0, armed.pop()) for _ in armed[:1]] and None)
+        steps = {"on_train_begin": 0, "on_train_end": 3}
+        given = {} if armed else {"callbacks": [SignalIn(place, steps.get(place, 1), signal.SIGINT)]}
+        folder = os.path.join(sys.argv[1], place)
+        quiet_trainer(folder, given=given, dataloader_num_workers=2, **SETTINGS).train()
+        break
+    print(place, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+"""
+
+
+def test_a_script_that_is_interrupted_ends_as_python_does_whatever_it_was_doing(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True)
+    statuses = dict(line.split() for line in done.stdout.splitlines() if line.count(" ") == 1)
+    assert len(statuses) == 6 and set(statuses.values()) == {"-2"}, done.stderr
 
 
 def press_in(event: str, step: int, times: int = 1) -> SignalIn:

@@ -298,7 +298,7 @@ def tensor_on_another_device(folder: Path) -> object:
 
 @mistake
 def lost_loader_process(folder: Path) -> object:
-    error = RuntimeError("DataLoader worker (pid(s) 4242) exited unexpectedly")
+    error = RuntimeError("DataLoader worker (pid 4242) is killed by signal: Killed.")
     return trainer(folder, Failing(error), dataloader_num_workers=2).train()
 
 

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 # What each event is given by keyword, read from the handler.
 OFFERED = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 read_offered = attrgetter(*OFFERED)
+# How the note begins that an error of a callback is given.
+FROM_CALLBACK = "It came from the callback"
 
 
 def _forwarded(event: str, *cleared: str) -> Callable[..., TrainerControl]:
@@ -168,6 +170,6 @@ def _say_where(error: Exception, callback: Any, event: str, state: Any) -> None:
     where = f"{type(callback).__name__}.{event}"
     if isinstance(error, ControlSwitchError) and where not in str(error):
         error.args = (f"{where}: {error}",)
-    add_note(error, f"It came from the callback {where}, at optimizer step {getattr(state, 'global_step', '?')}.")
+    add_note(error, f"{FROM_CALLBACK} {where}, at optimizer step {getattr(state, 'global_step', '?')}.")
     if isinstance(error, TypeError) and f"{event}() got an unexpected keyword argument" in str(error):
         add_note(error, f"Events are called with further keywords: def {event}(self, args, state, control, **kwargs).")

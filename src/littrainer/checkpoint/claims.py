@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.checkpoint.places import leads, not_writable
-from littrainer.checkpoint.staging import clean_unfinished, wait_for_deletions
+from littrainer.checkpoint.staging import UNFINISHED_DIR, clean_unfinished, own_place, wait_for_deletions
 from littrainer.processes.agreement import failing_together
 
 try:
@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 CLAIM_NAME = ".littrainer_running"
 # How often a claim is tried whose file is deleted by its holder at that moment.
 TRIES = 10
+# A link is refused before; where one is put there meanwhile, it is not followed either.
+NOT_THROUGH_LINKS = getattr(os, "O_NOFOLLOW", 0)
 
 
 class _Held:
@@ -89,7 +91,7 @@ def claimed(run_dir: Path) -> Iterator[None]:
         run_dir: the folder that holds a run's checkpoints.
 
     Raises:
-        OSError: nothing can be written there.
+        OSError: nothing can be written there, or a link has the name of what this package writes there.
         RuntimeError: another run writes there; it is named.
     """
     key = take_claim(run_dir)
@@ -108,6 +110,8 @@ def take_claim(run_dir: Path) -> Path:
     Returns:
         what `give_back_claim` takes.
     """
+    own_place(run_dir / CLAIM_NAME, is_folder=False)
+    own_place(run_dir / UNFINISHED_DIR)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         key = run_dir.resolve()
@@ -130,7 +134,7 @@ def take_claim(run_dir: Path) -> Path:
 def is_claimed(run_dir: Path) -> bool | None:
     """Whether some process holds the claim on a folder; None where that cannot be told, for want of locks or rights."""
     try:
-        descriptor = os.open(run_dir / CLAIM_NAME, os.O_RDWR)
+        descriptor = os.open(run_dir / CLAIM_NAME, os.O_RDWR | NOT_THROUGH_LINKS)
     except FileNotFoundError:
         return False
     except OSError:
@@ -171,7 +175,7 @@ def give_back_claim(key: Path) -> None:
 
 def _lock(path: Path, run_dir: Path) -> tuple[int, bool]:
     for _ in range(TRIES):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NOT_THROUGH_LINKS, 0o666)
         try:
             is_locked = _try_lock(descriptor)
             if is_locked is False:

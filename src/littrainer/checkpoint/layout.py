@@ -62,11 +62,13 @@ def make_output_dir(folder: str) -> None:
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
-        is_file = os.path.isfile(folder)
+        reason = "is a file" if os.path.isfile(folder) else f"cannot be made ({error.strerror})"
+        for link in (Path(folder), *Path(folder).parents):
+            if link.is_symlink() and not link.exists():
+                reason = f"cannot be made: {link} is a link to {os.readlink(link)}, which is not there"
         raise OSError(
             error.errno,
-            f"output_dir={folder!r} {'is a file' if is_file else f'cannot be made ({error.strerror})'}. Give the path "
-            "of a folder that can be written to",
+            f"output_dir={folder!r} {reason}. Give the path of a folder that can be written to",
             error.filename,
         ) from None
 

@@ -30,9 +30,15 @@ PART = ".process"
 _deletions: list[ThreadedWork] = []
 FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write failed")
 OF_OTHER_PROCESSES = re.compile(r"(rng_state|littrainer_resume)_[1-9]\d*\.pth?")
+# Deleted first and copied last: what has neither of them, where the other files come or go one by one, is no whole.
+TELLING_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
 IN_STAGING = re.compile(rf"{re.escape(UNFINISHED_DIR + os.sep)}|(?<=\d){re.escape(PART)}\d+")
 # What this package puts into the folder for unfinished ones; anything else there is left alone.
 OWN_ENTRY = re.compile(rf".+-\d+({re.escape(REPLACED)}|{re.escape(DELETED)}|{re.escape(PART)}\d+)?")
+
+
+class DiskFull(OSError):
+    """The disk had no room for a checkpoint; the message names the checkpoint, the file and the room that is left."""
 
 
 def name_final_folder(record: logging.LogRecord) -> bool:
@@ -71,26 +77,24 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
     Raises:
         OSError: the disk is full; the error names the checkpoint and the file.
     """
-    unfinished = final.parent / UNFINISHED_DIR
+    unfinished = own_place(final.parent / UNFINISHED_DIR)
     staged = StagedCheckpoint(unfinished / final.name, final)
     for handler in [*logging.getLogger("transformers").handlers, *logging.getLogger().handlers]:
         handler.addFilter(name_final_folder)
     try:
-        # Their room may be needed.
-        wait_for_deletions()
-        delete_folder(staged.folder)
-        staged.folder.mkdir(parents=True)
-        yield staged
-        _carry_over(final, staged.folder)
-        staged.stamps = staged.seal.complete(_next_sequence(final))
-        _put_in_place(staged.folder, final)
-    except BaseException as error:
-        full = _disk_full_error(error, staged)
+        with naming_full_disk(staged.folder, final):
+            # Their room may be needed.
+            wait_for_deletions()
+            delete_folder(staged.folder)
+            staged.folder.mkdir(parents=True)
+            yield staged
+            _carry_over(final, staged.folder)
+            staged.stamps = staged.seal.complete(_next_sequence(final))
+            _put_in_place(staged.folder, final)
+    except BaseException:
         # The threads may still read what is deleted next.
         staged.seal.close()
         shutil.rmtree(staged.folder, ignore_errors=True)
-        if full is not None:
-            raise full from error
         raise
     finally:
         staged.seal.close()
@@ -105,20 +109,54 @@ def staged_folder(final: Path) -> Iterator[Path]:
         yield staged.folder
 
 
+@contextlib.contextmanager
+def naming_full_disk(folder: Path, final: Path) -> Iterator[None]:
+    """Within it an error that comes of a full disk, whoever raises it, becomes one that says so.
+
+    Parameters:
+        folder: where a checkpoint is written.
+        final: where it will be.
+
+    Raises:
+        DiskFull: the disk is full.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, DiskFull) or not _says_disk_is_full(error):
+            raise
+        raise _disk_full(error, folder, final) from error
+
+
+def own_place(path: Path, is_folder: bool = True) -> Path:
+    """A place that only this package writes to, such as the folder for what is unfinished; it need not be there.
+
+    Raises:
+        OSError: there is a link, which would lead out of the run's folder, or a file for a folder.
+    """
+    if path.is_symlink() or (path.exists() and path.is_dir() != is_folder):
+        found = f"a link to {os.readlink(path)}" if path.is_symlink() else f"a {'file' if is_folder else 'folder'}"
+        raise OSError(errno.EEXIST, f"It is {found}, and a training needs this place for its own. Delete it", str(path))
+    return path
+
+
 def clean_unfinished(run_dir: Path) -> None:
     """Remove what a run that was killed left half-written or half-deleted, and put back what it was about to replace.
 
     Only for a folder that no other run writes to now.
     """
-    unfinished = run_dir / UNFINISHED_DIR
+    unfinished = own_place(run_dir / UNFINISHED_DIR)
     if not unfinished.is_dir():
         return
     for entry in sorted(unfinished.iterdir()):
         if not OWN_ENTRY.fullmatch(entry.name):
             continue
-        original = run_dir / entry.name.removesuffix(REPLACED)
+        original = run_dir / entry.name.removesuffix(REPLACED).removesuffix(DELETED)
+        if entry.name.endswith(DELETED) and not any((original / name).exists() for name in TELLING_FILES):
+            # It was being moved or deleted file by file. DELETED sorts before REPLACED, which may have it whole.
+            delete_folder(original)
         if entry.name.endswith(REPLACED) and not original.exists():
-            os.rename(entry, original)
+            _move(entry, original, original)
             logger.warning("%s is back: a run was stopped when it was about to replace it.", original)
             continue
         logger.info("Removing %s, which a run left behind that was stopped while it wrote.", entry)
@@ -139,15 +177,17 @@ def set_aside_and_delete(folder: Path, in_background: bool = False) -> None:
     Raises:
         OSError: it could not be deleted; in the background that is a warning.
     """
-    unfinished = folder.parent / UNFINISHED_DIR
+    unfinished = own_place(folder.parent / UNFINISHED_DIR)
     # Two may have the same name, one after the other.
     wait_for_deletions()
     aside = unfinished / f"{folder.name}{DELETED}"
     unfinished.mkdir(exist_ok=True)
     try:
         delete_folder(aside)
-        os.rename(folder, aside)
-        if in_background:
+        if not _renamed(folder, aside):
+            with _going_file_by_file(folder):
+                _delete_file_by_file(folder)
+        elif in_background:
             deletion = ThreadedWork(functools.partial(_delete_or_warn, aside), name=f"deleting {folder.name}")
             _deletions.append(deletion)
             deletion.start()
@@ -185,17 +225,70 @@ def delete_folder(path: Path) -> None:
         shutil.rmtree(path)
 
 
+def _renamed(source: Path, target: Path) -> bool:
+    """Rename a folder; False where that crosses file systems, as for one in the lower layer of an overlay."""
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return False
+    return True
+
+
+def _move(source: Path, target: Path, final: Path) -> None:
+    """Rename a folder, or copy and delete it, so that a kill leaves no half of it as `final`, which is one of both."""
+    if _renamed(source, target):
+        return
+    with _going_file_by_file(final):
+        try:
+            shutil.copytree(
+                source, target, symlinks=True, ignore=lambda at, _: TELLING_FILES if Path(at) == source else ()
+            )
+            for parent, _, names in os.walk(target):
+                for name in (*names, ""):
+                    to_disk(Path(parent, name))
+            for name in reversed(TELLING_FILES):
+                if (source / name).exists():
+                    shutil.copy2(source / name, target / name)
+                    to_disk(target / name)
+            to_disk(target)
+        except BaseException:
+            shutil.rmtree(target, ignore_errors=True)
+            raise
+        _delete_file_by_file(source)
+
+
+@contextlib.contextmanager
+def _going_file_by_file(final: Path) -> Iterator[None]:
+    """Leave a mark from which `clean_unfinished` knows that what is left of a checkpoint may be half of it."""
+    mark = final.parent / UNFINISHED_DIR / f"{final.name}{DELETED}"
+    mark.mkdir(exist_ok=True)
+    try:
+        yield
+    finally:
+        if not final.exists() or any((final / name).exists() for name in TELLING_FILES):
+            mark.rmdir()
+
+
+def _delete_file_by_file(folder: Path) -> None:
+    if not folder.is_symlink():
+        for name in TELLING_FILES:
+            (folder / name).unlink(missing_ok=True)
+    delete_folder(folder)
+
+
 def _put_in_place(folder: Path, final: Path) -> None:
     aside = folder.with_name(f"{final.name}{REPLACED}")
     delete_folder(aside)
     replaces = final.is_symlink() or final.exists()
     if replaces:
-        os.rename(final, aside)
+        _move(final, aside, final)
     try:
-        os.rename(folder, final)
+        _move(folder, final, final)
     except BaseException:
         if replaces:
-            os.rename(aside, final)
+            _move(aside, final, final)
         raise
     to_disk(final.parent)
     _delete_or_warn(aside)
@@ -234,22 +327,20 @@ def sequence_of(folder: Path) -> int | None:
     return None if manifest is None else manifest.sequence
 
 
-def _disk_full_error(error: BaseException, staged: StagedCheckpoint) -> OSError | None:
-    if not _says_disk_is_full(error):
-        return None
-    files = [staged.folder / name for name in files_in(staged.folder)]
+def _disk_full(error: BaseException, folder: Path, final: Path) -> DiskFull:
+    files = [folder / name for name in files_in(folder)]
     own = [path for path in files if not OF_OTHER_PROCESSES.fullmatch(path.name)]
-    last = max(own, key=lambda path: path.stat().st_mtime_ns, default=staged.folder)
+    last = max(own, key=lambda path: path.stat().st_mtime_ns, default=folder)
     if isinstance(error, OSError) and error.filename:
         last = Path(os.fsdecode(error.filename))
     written = sum(path.stat().st_size for path in files)
-    free = shutil.disk_usage(staged.final.parent).free
-    return OSError(
+    free = shutil.disk_usage(final.parent).free
+    return DiskFull(
         errno.ENOSPC,
-        f"{os.strerror(errno.ENOSPC)}: {staged.final} could not be written beyond {last.name}, after {written:,} bytes "
+        f"{os.strerror(errno.ENOSPC)}: {final} could not be written beyond {last.name}, after {written:,} bytes "
         f"({free:,} bytes are free). Earlier checkpoints are as they were. Make room, or lower save_total_limit, and "
         "go on with resume_from_checkpoint=True",
-        str(staged.final / last.name),
+        str(final / last.name),
     )
 
 

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 from littrainer.checkpoint.manifest import files_in
 from littrainer.checkpoint.places import Place, place_of
 from littrainer.checkpoint.sealing import Seal, Stamp
-from littrainer.checkpoint.staging import PART, UNFINISHED_DIR, StagedCheckpoint, delete_folder, staged_checkpoint
+from littrainer.checkpoint.staging import (
+    PART,
+    UNFINISHED_DIR,
+    StagedCheckpoint,
+    delete_folder,
+    naming_full_disk,
+    own_place,
+    staged_checkpoint,
+)
 from littrainer.processes.agreement import are_several, failing_together, from_each
 
 if TYPE_CHECKING:
@@ -76,8 +84,9 @@ def filled_together(trainer: Trainer, final: Path, unfinished: contextlib.ExitSt
             elif place.has_own_folder:
                 part = StagedPart(own_folder.enter_context(_folder_for_part(final, trainer.args.process_index)))
             else:
-                part = StagedPart(final.parent / UNFINISHED_DIR / final.name)
-        with failing_together(writing):
+                part = StagedPart(own_place(final.parent / UNFINISHED_DIR) / final.name)
+        # Before the others are told.
+        with failing_together(writing), naming_full_disk(part.folder, final):
             yield part
         if place.some_have_own_folder:
             _bring(part.folder, place, writing)
@@ -85,7 +94,7 @@ def filled_together(trainer: Trainer, final: Path, unfinished: contextlib.ExitSt
 
 @contextlib.contextmanager
 def _folder_for_part(final: Path, rank: int) -> Iterator[Path]:
-    unfinished = final.parent / UNFINISHED_DIR
+    unfinished = own_place(final.parent / UNFINISHED_DIR)
     was_there = final.parent.exists()
     folder = unfinished / f"{final.name}{PART}{rank}"
     delete_folder(folder)

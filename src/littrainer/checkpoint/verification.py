@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import struct
 import zipfile
@@ -165,7 +166,7 @@ def _reason_against_an_edit(folder: Path, name: str, read: FileRecord | OSError,
     if isinstance(read, OSError):
         return f"is not as it was written ({read})"
     if name.endswith(".json"):
-        reason = _state_damage(folder) if name == TRAINER_STATE_NAME else json_damage(folder / name)
+        reason = (state_damage if name == TRAINER_STATE_NAME else json_damage)(folder / name)
         return reason and f"is damaged: {reason}"
     if not TENSORS.fullmatch(name) and read.size >= expected.size and _is_text(folder / name):
         return None
@@ -180,19 +181,6 @@ def _is_text(path: Path) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _state_damage(folder: Path) -> str | None:
-    """Why a changed trainer_state.json is not the one of its folder; None where it may be."""
-    if reason := json_damage(folder / TRAINER_STATE_NAME):
-        return reason
-    state = json.loads((folder / TRAINER_STATE_NAME).read_text("utf-8"))
-    if not isinstance(state, dict):
-        return "it holds no object with fields"
-    name, step = folder.resolve().name, state.get("global_step")
-    # A folder may have a name without a step.
-    named = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", name)
-    return f"global_step is {step} in {name}" if named and int(named[1]) != step else None
 
 
 def _holds_whole_model(folder: Path, present: set[str]) -> bool:
@@ -245,6 +233,8 @@ def _per_process(name: str, present: set[str]) -> bool:
 def _missing_shards(folder: Path, index: str) -> list[str]:
     try:
         shards = set(json.loads((folder / index).read_text("utf-8"))["weight_map"].values())
+        if not all(isinstance(shard, str) for shard in shards):
+            raise TypeError("its weight_map names other things than files")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return [f"{index} is no readable index of shards ({error})."]
     found = [
@@ -262,6 +252,21 @@ def json_damage(path: Path) -> str | None:
     except (OSError, ValueError) as error:
         return f"it is no readable JSON ({error})"
     return None
+
+
+def state_damage(path: Path) -> str | None:
+    """Why a trainer_state.json is not the one of its folder; None where it may be."""
+    if reason := json_damage(path):
+        return reason
+    state = json.loads(path.read_text("utf-8"))
+    if not isinstance(state, dict):
+        return "it holds no object with fields"
+    name, step, epoch = path.parent.resolve().name, state.get("global_step"), state.get("epoch")
+    if isinstance(epoch, float) and not math.isfinite(epoch):
+        return f"epoch is {epoch}"
+    # A folder may have a name without a step.
+    named = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", name)
+    return f"global_step is {step} in {name}" if named and int(named[1]) != step else None
 
 
 def safetensors_damage(path: Path) -> str | None:
@@ -302,7 +307,8 @@ def archive_damage(path: Path) -> str | None:
 
 FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
     re.compile(r".*\.safetensors"): safetensors_damage,
-    re.compile(r"(.*/)?(trainer_state|config|generation_config|adapter_config|.*\.index)\.json"): json_damage,
+    re.compile(r"(.*/)?(config|generation_config|adapter_config|.*\.index)\.json"): json_damage,
+    re.compile(re.escape(TRAINER_STATE_NAME)): state_damage,
     re.compile(r"(optimizer|scheduler|scaler)\.(pt|bin)|rng_state(_\d+)?\.pth"): archive_damage,
     re.compile(r"(littrainer_.*|lightning_state)\.pt"): archive_damage,
     re.compile(r"(.*/)?(pytorch_model|adapter_model).*\.bin"): archive_damage,

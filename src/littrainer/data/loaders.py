@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sized
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -18,6 +19,7 @@ from littrainer.data.samplers import ComparedOrder, EpochSeededSampler
 from littrainer.data.sampling import warn_that_a_stream_has_its_own_order
 from littrainer.data.sharding import Share, SharedBatches, SharedStream, share_of
 from littrainer.data.worker_states import without_reports
+from littrainer.data.workers import WorkerStart, read_batches, signals_that_save, starting_workers
 from littrainer.ecosystem import is_a
 from littrainer.processes.agreement import from_first
 from littrainer.seeds import seed_worker
@@ -87,6 +89,8 @@ class LookaheadLoader(DataLoader):
     skip_batches = 0
     # Streams are dispatched under accelerate unless its user says no, and only then it counts their last batch.
     dispatches_streams = True
+    # Those that training saves on, and that its workers leave to it.
+    signals: tuple[signal.Signals, ...] = ()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order the next iteration has, and tell sampler and dataset."""
@@ -208,7 +212,9 @@ class LookaheadLoader(DataLoader):
     def _read_here(self) -> Iterator[Any]:
         """The batches that this process reads."""
         if self.dispatch is None or self.dispatch.reads:
-            return super().__iter__()
+            with starting_workers(self, self.signals):
+                batches = super().__iter__()
+            return batches if isinstance(self.dataset, IterableDataset) else read_batches(batches)
         if not self.num_workers:
             # An iterator draws a number when it is made, and generators stand at the same place in all processes.
             super().__iter__()
@@ -292,7 +298,11 @@ def lookahead_version(
     """
     settings = args.accelerator_config if settings is None else settings
     is_of_own_class = type(loader) is not DataLoader
-    if isinstance(loader, LookaheadLoader) or (is_of_own_class and share_of(args, settings) is None):
+    if isinstance(loader, LookaheadLoader):
+        return loader
+    if is_of_own_class and share_of(args, settings) is None:
+        if args.enable_jit_checkpoint and not isinstance(loader.worker_init_fn, WorkerStart):
+            loader.worker_init_fn = WorkerStart(loader.worker_init_fn, signals_that_save(args))
         return loader
     keywords: dict[str, Any] = {name: getattr(loader, name) for name in CARRIED_OVER}
     batches: Any = loader.batch_sampler
@@ -330,6 +340,7 @@ def _lookahead_loader(
         loader.leaves_out_last = keywords.get("drop_last", False)
     loader.dispatches_streams = dispatches is not False
     loader.device = args.device
+    loader.signals = signals_that_save(args)
     return loader
 
 

@@ -217,12 +217,30 @@ def _pickling(found: Circumstances) -> str | None:
     )
 
 
-def _lost_loader_process(found: Circumstances) -> str:
-    return (
-        "The system ended a loader process, mostly for want of memory, or of shared memory (/dev/shm) in a container: "
-        f"lower dataloader_num_workers ({found.args.dataloader_num_workers}), or run once with 0 to see an error of "
-        "the dataset itself."
+# What torch says of how a loader process has ended -> what that means, and what to do.
+ENDS_OF_LOADER_PROCESSES = {
+    "killed by signal: Killed": "The system killed a loader process, mostly for want of memory: lower "
+    "dataloader_num_workers ({workers}) or dataloader_prefetch_factor, or let the dataset keep less in memory.",
+    "killed by signal: Bus error": "A loader process had no shared memory left, as in a container with a small "
+    "/dev/shm: enlarge it (docker run --shm-size=8g), or lower dataloader_num_workers ({workers}).",
+    "killed by signal: Terminated": "A loader process was ended by SIGTERM, from outside, as timeout, a scheduler or a "
+    "person does it. With enable_jit_checkpoint=True training saves a checkpoint on that signal and stops.",
+    "killed by signal: (?P<how>[A-Z][a-z ]*)": "A library that the dataset or the collator calls has crashed in a "
+    "loader process ({how}): python -X faulthandler, with dataloader_num_workers=0, shows where.",
+    "exit code (?P<how>\\d+)": "The dataset, the collator or a library of theirs ended a loader process with status "
+    "{how}, as os._exit() and sys.exit() do: run once with dataloader_num_workers=0 (it is {workers}) to see where.",
+    "": "A loader process ended without an error, as by os._exit(0) in the dataset, the collator or a library of "
+    "theirs: run once with dataloader_num_workers=0 (it is {workers}) to see where.",
+}
+
+
+def _lost_loader_process(found: Circumstances) -> str | None:
+    # torch says how in the message, or in that of the error that it noticed the end by.
+    said = f"{found.error} {found.error.__cause__}"
+    end, words = next(
+        (end, words) for sign, words in ENDS_OF_LOADER_PROCESSES.items() if (end := re.search(sign, said))
     )
+    return words.format(workers=found.args.dataloader_num_workers, **end.groupdict())
 
 
 # Parts of messages, with the type in front -> what to look at.

@@ -9,12 +9,13 @@ import traceback
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from littrainer.data.columns import first_sample
+from littrainer.data.workers import MOST_NAMED, reading_in
 from littrainer.ecosystem import package_of
 from littrainer.errors.advice import advice_for, readable_range
 from littrainer.errors.notes import add_note
@@ -23,8 +24,6 @@ from littrainer.evaluation.metric_inputs import described
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
-# Samples and columns that are named one by one.
-MOST_NAMED = 16
 # Module and function whose call means that something was done with a batch -> its local variable that holds it.
 FORWARD_PASSES = {
     ("littrainer.module", "loss_of"): "micro_batch",
@@ -32,9 +31,6 @@ FORWARD_PASSES = {
     ("littrainer.evaluation.loop", "step"): "inputs",
 }
 BACKWARD_PASSES = {("littrainer.module", "backward"), ("lightning.pytorch.core.module", "backward")}
-# torch reads the samples of a batch and hands them to the collator here.
-READING = ("torch.utils.data._utils.fetch", "fetch")
-PLACES_OF_SAMPLES = "possibly_batched_index"
 LOADER = "torch.utils.data.dataloader"
 
 
@@ -89,10 +85,8 @@ def _found_in(raised_in: TracebackType | None) -> _Found | None:
         elif place in BACKWARD_PASSES:
             micro_batch = getattr(frame.f_locals.get("self"), "micro_batch", None)
             found = _Found("in the backward pass of a batch", getattr(micro_batch, "inputs", None), False)
-        elif place == READING:
-            found = _Found(_samples_read(frame), None, _evaluates(raised_in))
-        elif place[0] == LOADER and (found is None or found.batch is not None):
-            found = _Found("while data was read for a batch", None, _evaluates(raised_in))
+        elif place[0] == LOADER:
+            found = _Found(reading_in(raised_in) or "while data was read for a batch", None, _evaluates(raised_in))
     return found
 
 
@@ -105,15 +99,6 @@ def _is_ours(raised_in: TracebackType | None) -> bool:
 def _evaluates(raised_in: TracebackType | None) -> bool:
     modules = (frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(raised_in))
     return "littrainer.evaluation.batch_stream" in modules
-
-
-def _samples_read(frame: FrameType) -> str:
-    samples = frame.f_locals.get(PLACES_OF_SAMPLES)
-    # A stream is read by None for each sample.
-    if not isinstance(samples, list) or not samples or samples[0] is None:
-        return "while samples were read for a batch"
-    named = ", ".join(map(str, samples[:MOST_NAMED])) + (", ..." if len(samples) > MOST_NAMED else "")
-    return f"while the samples {named} were read for a batch"
 
 
 def _when(trainer: Trainer, evaluates: bool) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.nearest import suggestion
 from littrainer.processes.agreement import LostProcess
 from littrainer.search.distributions import CATEGORICAL, FLOAT, INTEGER
-from littrainer.search.failures import TRIAL_FAILURES, SearchMistake
+from littrainer.search.failures import SearchMistake, fails_trial_only
 from littrainer.search.memory import release_frames
 from littrainer.search.progress_lines import told
 from littrainer.search.record import (
@@ -139,7 +139,7 @@ class _Sweep:
         self.planned = 0
         # What ends the search.
         self.error: BaseException | None = None
-        self.first_failure: Exception | None = None
+        self.first_failure: BaseException | None = None
         self._is_told_of_metric = False
 
     def search(self, n_trials: int) -> BestRun:
@@ -226,7 +226,7 @@ class _Sweep:
                 remove_checkpoints(self.trainer, trial)
                 release_frames(error)
                 raise
-            if isinstance(error, LostProcess) or not isinstance(error, TRIAL_FAILURES):
+            if isinstance(error, LostProcess) or not fails_trial_only(error):
                 self.error = error
                 raise
             self.first_failure = self.first_failure or error

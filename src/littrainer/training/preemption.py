@@ -17,9 +17,9 @@ from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.fields_additional import DEFAULT_ANNOUNCING_SIGNAL
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.compat.redirect import is_installed
+from littrainer.data.workers import answering, signals_that_save
 from littrainer.processes.agreement import connect_hosts, largest
 
 if TYPE_CHECKING:
@@ -86,14 +86,14 @@ class Preemption:
                 "enable_jit_checkpoint=True needs train() to be called in the main thread: Python hands signals to no "
                 "other. Call it there, or leave enable_jit_checkpoint at False."
             )
-        given = args.jit_checkpoint_signals or DEFAULT_ANNOUNCING_SIGNAL
-        return cls([signal.Signals[name] for name in ([given] if isinstance(given, str) else given)])
+        return cls(signals_that_save(args))
 
     def start(self) -> None:
         """Take the signals; the first optimizer step comes next."""
         if not self.signals or self._earlier_handlers:
             return
         connect_hosts()
+        answering().value = True
         for number in self.signals:
             self._earlier_handlers[number] = signal.signal(number, self._note)
 
@@ -103,6 +103,8 @@ class Preemption:
             # Bound methods are made anew at each access.
             if signal.getsignal(number) == self._note and handler is not None:
                 signal.signal(number, handler)
+        if self._earlier_handlers:
+            answering().value = False
         self._earlier_handlers = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -37,6 +37,12 @@ def test_names_cannot_bring_html_or_lines_of_their_own() -> None:
     assert "# &lt;script&gt; # x\n" in shown
 
 
+def test_names_cannot_bring_links() -> None:
+    link = "[free](https://elsewhere)"
+    shown = text_about(name=link, data=(Data(f"!{link}"),), started_from=link) + table(("a",), [(link,)])
+    assert "](https://elsewhere)" not in shown and shown.count("https://elsewhere") == 4
+
+
 def test_badges_stand_below_the_title() -> None:
     shown = text_about()
     assert shown.index("# name") < shown.index("[badge](https://x)") < shown.index("trained from scratch")

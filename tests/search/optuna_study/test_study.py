@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
+import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +152,47 @@ def test_a_study_in_a_database_holds_the_trials_and_their_reports(tmp_path: Path
     assert best == BestRun(str(study.best_trial.number), study.best_value, study.best_params)
 
 
+def lock(file: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(file)
+    connection.execute("BEGIN EXCLUSIVE")
+    return connection
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "locked": (lock, "database is locked.*Another process writes to it"),
+    "corrupt": (lambda file: file.write_bytes(b"no database" * 400), "not a database.*The file is damaged"),
+    "cut off": (lambda file: os.truncate(file, 5000), "malformed.*The file is damaged"),
+    "no file": (lambda file: (file.unlink(), file.mkdir()), "unable to open.*See whether its folder"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_storage_that_cannot_be_used_is_named_with_what_to_do(tmp_path: Path, fault: str) -> None:
+    file = tmp_path / "studies.db"
+    url = f"sqlite:///{file}?timeout=0.1"
+    optuna.create_study(study_name="rates", storage=url, direction="minimize")
+    make, told = FAULTS[fault]
+    made = make(file)
+    with pytest.raises(RuntimeError, match=rf"studies\.db.*{told}"):
+        searched(searched_trainer(tmp_path / "out"), 0.01, storage=url, study_name="rates", load_if_exists=True)
+    del made
+
+
+def test_a_storage_that_is_locked_during_the_search_is_named_without_its_password(tmp_path: Path) -> None:
+    url = "sqlite:///file:" + f"{tmp_path}/studies.db?timeout=0.1&uri=true&note=//me:secret@here"
+    held = []
+    with pytest.raises(RuntimeError, match=r"cannot be used .*Another process writes to it") as raised:
+        searched(
+            searched_trainer(tmp_path / "out"),
+            *(0.01, 0.02),
+            storage=url,
+            study_name="rates",
+            callbacks=[lambda study, trial: held.append(lock(tmp_path / "studies.db"))],
+        )
+    held.pop().close()
+    assert "secret" not in str(raised.value)
+
+
 def test_a_study_of_that_name_is_gone_on_with_only_where_that_is_asked_for(tmp_path: Path) -> None:
     storage = optuna.storages.InMemoryStorage()
     trainer = searched_trainer(tmp_path)
@@ -279,6 +323,29 @@ def test_an_error_of_the_script_ends_the_search_at_once(tmp_path: Path) -> None:
     with pytest.raises(AttributeError, match="no such thing"):
         searched(searched_trainer(tmp_path, kind=failing_with(AttributeError("no such thing"))), 0.09, 0.01)
     assert [trial.state for trial in read_record(tmp_path).trials] == ["failed"]
+
+
+class Failing(TrainerCallback):
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        raise ValueError("no such thing")
+
+
+def test_an_error_of_a_callback_ends_the_search_unless_its_class_is_given_to_catch(tmp_path: Path) -> None:
+    trainer = searched_trainer(tmp_path, given={"callbacks": [Failing()]})
+    with pytest.raises(ValueError, match="no such thing"):
+        searched(trainer, 0.01, 0.02)
+    assert len(read_record(tmp_path).trials) == 1
+    with pytest.raises(RuntimeError, match="None of 2 trials was completed"):
+        searched(trainer, 0.01, 0.02, catch=ValueError)
+
+
+def test_an_error_of_a_studys_callback_ends_a_search_side_by_side(tmp_path: Path) -> None:
+    def fail(study: Any, trial: Any) -> None:
+        raise KeyError("no such thing")
+
+    with pytest.raises(KeyError, match="no such thing"):
+        searched(searched_trainer(tmp_path), 0.01, 0.02, 0.03, n_jobs=2, callbacks=[fail])
+    assert len(read_record(tmp_path).trials) < 3
 
 
 def test_a_mistake_in_the_space_ends_the_search_whatever_is_caught(tmp_path: Path) -> None:

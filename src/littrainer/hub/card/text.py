@@ -83,5 +83,5 @@ def _listed(texts: list[str]) -> str:
 
 
 def _text(text: str) -> str:
-    """Text from outside as one line without tags of HTML."""
-    return " ".join(str(text).split()).replace("<", "&lt;").replace(">", "&gt;")
+    """Text from outside as one line without tags of HTML and links."""
+    return " ".join(str(text).split()).replace("<", "&lt;").replace(">", "&gt;").replace("](", "]\\(")

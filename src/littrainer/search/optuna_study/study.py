@@ -6,8 +6,10 @@ import contextlib
 import inspect
 import logging
 import os
+import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import IntervalStrategy
@@ -15,7 +17,7 @@ from littrainer.arguments.nearest import suggestion
 from littrainer.ecosystem import is_a
 from littrainer.errors.notes import kind_of
 from littrainer.search.distributions import of_optuna
-from littrainer.search.failures import TRIAL_FAILURES, ObjectiveIsNan, SearchMistake
+from littrainer.search.failures import TRIAL_FAILURES, ObjectiveIsNan, SearchMistake, fails_trial_only
 from littrainer.search.optuna_study.unfinished import ERROR, SEARCH, UnfinishedSearch, carried_on
 from littrainer.search.record import (
     COMPLETE,
@@ -44,6 +46,14 @@ STATES = {"COMPLETE": COMPLETE, "PRUNED": PRUNED, "FAIL": FAILED, "RUNNING": RUN
 
 # A trial that failed by itself says with what.
 INTERRUPTED = "it was interrupted"
+
+# What a database says -> what to do.
+STORAGE_FAULTS = {
+    "is locked": "Another process writes to it: wait until that has ended, or end it. Where several search in one "
+    "study, use a database server or optuna.storages.JournalStorage.",
+    "malformed|not a database": "The file is damaged: put a copy in its place, or search in another storage.",
+    "": 'See whether its folder or server is there and can be written to; an address is as "sqlite:///search.db".',
+}
 
 # Given by hyperparameter_search itself.
 NOT_FOR_CREATE_STUDY = ("direction", "directions")
@@ -86,15 +96,16 @@ def run_hp_search_optuna(
                 "storage without study_name: the study gets a name of its own, so nothing can go on with this search "
                 "if it is killed. Pass study_name and load_if_exists=True."
             )
-        study = optuna.create_study(directions=directions, **for_study)
-        _check_directions(study, directions)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_naming_storage(for_study.get("storage")))
+            study = optuna.create_study(directions=directions, **for_study)
+            _check_directions(study, directions)
             unfinished = stack.enter_context(carried_on(study, trainer, n_trials, is_stored=is_stored, jobs=jobs))
             if jobs != 1:
                 run = stack.enter_context(SideBySide(trainer, jobs, survives=catch)).run
             trials = _Trials(trainer, study, directions, run, catch, unfinished)
             trials.carry_out(jobs, for_optimize)
-        return best_runs(study)
+            return best_runs(study)
 
     return searched_together(trainer, search)
 
@@ -144,6 +155,24 @@ def caught_errors(catch: Any) -> tuple[type[Exception], ...]:
         if not (isinstance(one, type) and issubclass(one, Exception)):
             raise TypeError(f"catch={catch!r}: {one!r} is {kind_of(one)}; give exception classes, such as ValueError.")
     return (*classes, ObjectiveIsNan) if classes else ()
+
+
+@contextlib.contextmanager
+def _naming_storage(storage: Any) -> Iterator[None]:
+    """Within it an error of a study's database becomes one that names it and says what to do."""
+    try:
+        yield
+    except Exception as error:
+        modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        # A dataset of the script's may read from a database too.
+        if not is_a(error, "storage error") or not any(name.startswith("optuna.storages.") for name in modules):
+            raise
+        said = f"{error} {error.__cause__}"
+        advice = next(words for sign, words in STORAGE_FAULTS.items() if re.search(sign, said))
+        reason = str(error.__cause__ or error).splitlines()[0]
+        # Without a password in it.
+        address = re.sub("//.*@", "//", str(storage))
+        raise RuntimeError(f"The storage of the search, {address}, cannot be used ({reason}). {advice}") from error
 
 
 def _warn_of_idle_pruner(trainer: Trainer, pruner: Any, directions: list[str]) -> None:
@@ -202,12 +231,13 @@ class _Trials:
     ):
         self.trainer, self.study = trainer, study
         self.run, self.catch, self.unfinished = run, catch, unfinished
+        self.callbacks: Iterable[Callable[[Any, Any], object]] = ()
         names = study.metric_names
         self.record = SearchRecord(trainer, "optuna", directions, study.study_name, names)
         # Trials side by side end in threads of their own.
         self.lock = threading.Lock()
-        # An error that ends the search though `catch` names its class.
-        self.mistake: SearchMistake | None = None
+        # An error that ends the search though `catch` names its class, or with trials side by side.
+        self.mistake: Exception | None = None
 
     def carry_out(self, jobs: int, keywords: dict[str, Any]) -> None:
         """Run what is left of the search.
@@ -218,14 +248,14 @@ class _Trials:
         """
         if self.unfinished.n_left == 0:
             return
-        callbacks = [self.update_record, *(keywords.pop("callbacks", None) or ())]
+        self.callbacks = keywords.pop("callbacks", None) or ()
         try:
             self.study.optimize(
                 self.objective,
                 n_trials=self.unfinished.n_left,
                 n_jobs=jobs,
                 catch=self.catch,
-                callbacks=callbacks,
+                callbacks=[self.end_trial],
                 **keywords,
             )
         finally:
@@ -243,7 +273,8 @@ class _Trials:
         except Exception as error:
             if not is_a(error, "pruned trial"):
                 trial.set_user_attr(ERROR, error_in_a_line(error))
-            if isinstance(error, SearchMistake) and isinstance(error, self.catch):
+            caught_by_default = self.catch is TRIAL_FAILURES and isinstance(error, self.catch)
+            if isinstance(error, SearchMistake) or (caught_by_default and not fails_trial_only(error)):
                 self.mistake = error
                 self.study.stop()
             raise
@@ -256,10 +287,18 @@ class _Trials:
                     trial.set_user_attr(FOLDER, folder)
             self.unfinished.note_draws(trial.number)
 
-    def update_record(self, study: Any, trial: Any) -> None:
-        """Record how a trial has ended; called by Optuna after each that did not end the search."""
+    def end_trial(self, study: Any, trial: Any) -> None:
+        """Record how a trial has ended, and tell the script; Optuna calls it after each that did not end the search."""
         with self.lock:
             self.record.update(self.records())
+        try:
+            for callback in self.callbacks:
+                callback(study, trial)
+        except Exception as error:
+            # Optuna's threads would keep it to themselves.
+            self.mistake = error
+            study.stop()
+            raise
 
     def records(self) -> list[TrialRecord]:
         """Of all trials of the study."""

@@ -15,7 +15,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from ray.tune import Callback
 
 from littrainer.search import distributions
-from littrainer.search.failures import TRIAL_FAILURES
+from littrainer.search.failures import fails_trial_only
 from littrainer.search.progress_lines import told
 from littrainer.search.ray_tune.trial import LAST_STEP, OBJECTIVE, STEP, EndedByScript
 from littrainer.search.record import (
@@ -121,7 +121,7 @@ class Following(Callback):
         """
         error = self._note_error(trial, _error_of(trial))
         cause = _cause(error)
-        if isinstance(error, RayTaskError) and not isinstance(cause, TRIAL_FAILURES):
+        if isinstance(error, RayTaskError) and not fails_trial_only(cause):
             self.mistake = cause.as_raised() if isinstance(cause, EndedByScript) else error.as_instanceof_cause()
             # Ray ends the other trials only where what is raised here is an Exception.
             raise cause if isinstance(cause, EndedByScript) else self.mistake

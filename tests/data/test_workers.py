@@ -1,0 +1,217 @@
+"""The workers of a DataLoader: which signals they leave to the process that trains, and what they say of errors."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, get_worker_info
+
+from littrainer import Trainer
+from littrainer.checkpoint.verification import damage_in
+from littrainer.data.workers import answering
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.trainers import quiet_trainer
+
+
+@pytest.fixture(autouse=True)
+def survives_sigterm() -> Iterator[None]:
+    """This process outlives a SIGTERM that nobody saves on."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def signal_all(number: int) -> None:
+    """From a worker: signal it and the process that trains, as a scheduler or Ctrl-C signals a whole group."""
+    for process in (os.getpid(), os.getppid()):
+        os.kill(process, number)
+
+
+class Signalled(Rows):
+    """Rows of which one signals all processes when it is read in a worker."""
+
+    def __init__(self, number: int, at: int) -> None:
+        super().__init__(vector_rows(10))
+        self.number, self.at = number, at
+
+    def __getitem__(self, index: int) -> Any:
+        if index == self.at and get_worker_info() is not None:
+            signal_all(self.number)
+        return super().__getitem__(index)
+
+
+class SignalledAtStart(Rows):
+    """Rows that signal all processes when a worker is spawned, long before torch gets to run there."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        signal_all(signal.SIGTERM)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "forked": {},
+    "persistent": {"dataloader_persistent_workers": True},
+    "evaluating": {"eval_strategy": "steps", "eval_steps": 1},
+}
+
+
+def saving_on_a_signal(folder: Path, data: Any, **changes: Any) -> Trainer:
+    side = "eval_dataset" if "eval_strategy" in changes else "train_dataset"
+    given = {side: data}
+    settings = {"max_steps": 9, "dataloader_num_workers": 2, "enable_jit_checkpoint": True, **changes}
+    return quiet_trainer(folder, given=given, **settings)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_signal_to_all_processes_saves_though_the_workers_get_it_too(tmp_path: Path, way: str) -> None:
+    trainer = saving_on_a_signal(tmp_path, Signalled(signal.SIGTERM, at=4), **WAYS[way])
+    step = trainer.train().global_step
+    assert step < 9 and damage_in(tmp_path / f"checkpoint-{step}") == []
+
+
+def test_a_worker_that_is_being_spawned_outlives_the_signal(tmp_path: Path) -> None:
+    rows = SignalledAtStart(vector_rows(10))
+    settings = {"dataloader_multiprocessing_context": "spawn", "dataloader_num_workers": 1}
+    assert saving_on_a_signal(tmp_path, rows, **settings).train().global_step == 1
+    assert damage_in(tmp_path / "checkpoint-1") == []
+
+
+ENDS = """
+import os, signal
+from littrainer.data.workers import WorkerStart
+
+class Last:
+    def __del__(self, kill=os.kill, own=os.getpid()):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            kill(own, number)
+
+last = Last()
+WorkerStart(None, [signal.SIGTERM])(0)
+"""
+
+
+def test_a_worker_that_was_spawned_outlives_signals_until_its_very_end() -> None:
+    assert subprocess.run([sys.executable, "-c", ENDS], check=False).returncode == 0
+
+
+class OwnLoader(DataLoader):
+    """A loader of a class of the script's own."""
+
+
+def test_the_workers_of_a_loader_of_an_own_class_leave_the_signal_too(tmp_path: Path) -> None:
+    class Loading(Trainer):
+        def get_train_dataloader(self) -> Any:
+            loader = OwnLoader(self.train_dataset, batch_size=2, num_workers=2, collate_fn=self.data_collator)
+            return self.accelerator.prepare(loader)
+
+    data = Signalled(signal.SIGTERM, at=4)
+    trainer = quiet_trainer(
+        tmp_path, kind=Loading, given={"train_dataset": data}, max_steps=9, enable_jit_checkpoint=True
+    )
+    assert trainer.train().global_step < 9
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_worker_can_be_ended_where_the_signal_is_not_answered(tmp_path: Path, answers: bool) -> None:
+    trainer = saving_on_a_signal(tmp_path, Rows(vector_rows(40)), dataloader_num_workers=1)
+    before = set(multiprocessing.active_children())
+    batches = iter(trainer.get_train_dataloader())
+    next(batches)
+    (worker,) = set(multiprocessing.active_children()) - before
+    answering().value = answers
+    try:
+        worker.terminate()
+        if answers:
+            assert len(list(batches)) == 9
+        else:
+            worker.join(60)
+            assert worker.exitcode == 0
+    finally:
+        answering().value = False
+
+
+armed: list[int] = []
+
+
+@functools.cache
+def signal_when_forked() -> None:
+    """From now on, a process that forks gets the signals in `armed` right then, where Python drops exceptions."""
+    os.register_at_fork(after_in_parent=lambda: [os.kill(os.getpid(), armed.pop()) for _ in armed[:1]] and None)
+
+
+@pytest.mark.parametrize("method", ["train", "evaluate"])
+def test_ctrl_c_while_workers_are_forked_reaches_the_script(tmp_path: Path, method: str) -> None:
+    signal_when_forked()
+    trainer = quiet_trainer(tmp_path, max_steps=9, dataloader_num_workers=2)
+    before = signal.getsignal(signal.SIGINT)
+    armed.append(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(trainer, method)()
+    assert trainer.state.global_step == 0 and not armed
+    assert signal.getsignal(signal.SIGINT) is before and signal.SIGINT not in signal.pthread_sigmask(
+        signal.SIG_BLOCK, ()
+    )
+    assert trainer.train().global_step == 9
+
+
+def test_ctrl_c_at_the_terminal_leaves_workers_to_the_process_that_trains(tmp_path: Path) -> None:
+    trainer = quiet_trainer(
+        tmp_path, max_steps=9, dataloader_num_workers=2, given={"train_dataset": Signalled(signal.SIGINT, at=4)}
+    )
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+
+
+def test_the_worker_init_fn_of_a_loader_runs_and_stays_what_it_was(tmp_path: Path) -> None:
+    started = multiprocessing.get_context("fork").Queue()
+
+    class Loading(Trainer):
+        def get_train_dataloader(self) -> Any:
+            loader = DataLoader(self.train_dataset, 2, num_workers=2, collate_fn=self.data_collator)
+            loader.worker_init_fn = started.put
+            return self.accelerator.prepare(loader)
+
+    trainer = quiet_trainer(tmp_path, kind=Loading, max_steps=1, enable_jit_checkpoint=True)
+    trainer.train()
+    assert sorted(started.get(timeout=60) for _ in range(2)) == [0, 1]
+    assert trainer.callback_handler.train_dataloader.worker_init_fn == started.put
+
+
+class Raising(Rows):
+    def __init__(self, error: Exception) -> None:
+        super().__init__(vector_rows(7))
+        self.error = error
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 5:
+            raise self.error
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_the_dataset_names_the_samples_of_its_batch(tmp_path: Path, workers: int) -> None:
+    data = {"eval_dataset": Raising(OSError("unreadable"))}
+    trainer = quiet_trainer(tmp_path, given=data, dataloader_num_workers=workers)
+    with pytest.raises(OSError, match="unreadable") as caught:
+        trainer.evaluate()
+    assert getattr(caught.value, "__notes__", []) == [
+        "It came up while the samples 3, 4, 5 were read for a batch of an evaluation."
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_stop_iteration_of_a_map_style_dataset_is_no_end_of_its_data(tmp_path: Path, workers: int) -> None:
+    data = {"train_dataset": Raising(StopIteration())}
+    trainer = quiet_trainer(tmp_path, given=data, max_steps=3, dataloader_num_workers=workers)
+    with pytest.raises(RuntimeError, match=r"raised StopIteration while the samples .*5.* were read") as caught:
+        trainer.train()
+    assert isinstance(caught.value.__cause__, StopIteration)
