@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import torch.distributed as dist
 from littrainer import Trainer, TrainingArguments
 from littrainer.processes import group
 from littrainer.processes.group import backend_for, claim_gpu, ensure_process_group
-from tests.distributed.together import port_for_a_meeting
+from tests.distributed.together import PROCESSES, port_for_a_meeting, wait_for_all
 from tests.processes.launchers import set_only
 
 
@@ -176,3 +179,30 @@ def test_several_processes_need_a_torch_with_distributed(
     monkeypatch.setattr(dist, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match=r"no torch\.distributed"):
         ensure_process_group(arguments)
+
+
+def test_processes_that_end_right_after_an_agreement_end_well(tmp_path: Path) -> None:
+    # Python's lock is kept from gloo's threads until the process is about to end.
+    script = """
+import sys
+from littrainer import TrainingArguments
+from littrainer.processes.agreement import largest
+TrainingArguments(use_cpu=True).device
+largest(1)
+sys.setswitchinterval(60)
+largest(2)
+"""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_for_a_meeting()), "WORLD_SIZE": str(PROCESSES)}
+    logs = [tmp_path / f"log{rank}" for rank in range(PROCESSES)]
+    processes = []
+    for rank, log in enumerate(logs):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(PROCESSES)}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", script],
+                cwd=tmp_path,
+                env={**os.environ, **meeting, **place},
+                stderr=log.open("w"),
+            )
+        )
+    wait_for_all(processes, logs, limit_seconds=120)

@@ -6,6 +6,7 @@ import atexit
 import os
 import socket
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 GLOO, NCCL, MPI = "gloo", "nccl", "mpi"
 # Both at once: what lies on the host is exchanged over gloo, and no GPU is waited for.
 NCCL_AND_GLOO = "cpu:gloo,cuda:nccl"
+SECONDS_FOR_GLOO_TO_FINISH = 0.1
 # The default group whose processes leave word of the error that ends them.
 _group_with_words: Any = None
 
@@ -161,6 +163,12 @@ def _keep_last_words(store: Any = None) -> None:
 
 
 def _end_group(process_number: int) -> None:
-    # A forked child is in no group. Where an error ends this process, the others may be waiting in a collective.
-    if os.getpid() == process_number and is_up() and getattr(sys, "last_value", None) is None:
+    # A forked child is in no group.
+    if os.getpid() != process_number or not is_up():
+        return
+    # Gloo's threads take Python's lock to let go of the last tensors. One that comes after Python's end is aborted, and
+    # the process with it.
+    time.sleep(SECONDS_FOR_GLOO_TO_FINISH)
+    # Where an error ends this process, the others may be waiting in a collective.
+    if getattr(sys, "last_value", None) is None:
         dist.destroy_process_group()
