@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.fidelity.kept_records import KeptRecords, records_kept_in_cache
 from tests.fidelity.side import MODES, ORACLE, OURS
 from tests.scenarios.once_per_session import carried_out_once
 
@@ -42,13 +43,18 @@ def environment_of_runs() -> dict[str, str]:
     }
 
 
-def run_all(folder: Path, names: list[str]) -> None:
-    """Run the scenarios with every side at once, each side in a process of its own."""
+def run_all(folder: Path, names: list[str], kept: KeptRecords) -> None:
+    """Run the scenarios with every side at once, each in a process of its own; transformers' if it has no record."""
+    for run in RUNS:
+        (folder / run).mkdir(parents=True)
+    missing = kept.put_into(folder / ORACLE, names)
     processes = []
     for run, (side, mode) in RUNS.items():
-        (folder / run).mkdir(parents=True)
+        wanted = missing if run == ORACLE else names
+        if not wanted:
+            continue
         with (folder / run / "log").open("w") as log:
-            command = [sys.executable, "-m", "tests.fidelity.runner", side, mode, str(folder / run), *names]
+            command = [sys.executable, "-m", "tests.fidelity.runner", side, mode, str(folder / run), *wanted]
             processes.append(
                 subprocess.Popen(command, cwd=ROOT, env=environment_of_runs(), stdout=log, stderr=subprocess.STDOUT)
             )
@@ -59,6 +65,7 @@ def run_all(folder: Path, names: list[str]) -> None:
             # The scenarios that were done have their records; the others fail by name.
             process.kill()
             process.wait()
+    kept.keep(folder / ORACLE, missing)
 
 
 def needs_a_run(item: Any) -> bool:
@@ -73,4 +80,8 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """The folder with one folder of records for each entry of `RUNS`."""
     items: list[Any] = request.session.items
     selected = sorted({item.callspec.params["name"] for item in items if needs_a_run(item)})
-    return carried_out_once(tmp_path_factory, "fidelity", lambda folder: run_all(folder, selected))
+
+    def run(folder: Path) -> None:
+        run_all(folder, selected, records_kept_in_cache(request.config, folder))
+
+    return carried_out_once(tmp_path_factory, "fidelity", run)

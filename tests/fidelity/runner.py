@@ -29,7 +29,11 @@ from tests.fidelity.record import Record
 from tests.fidelity.registry import Scenario
 from tests.fidelity.scenarios import SCENARIOS
 from tests.fidelity.side import ORACLE, OURS, Side
-from tests.scenarios.once_per_process import leave_out_of_collections, remember_entry_points
+from tests.scenarios.once_per_process import (
+    leave_out_of_collections,
+    leave_writing_to_the_system,
+    remember_entry_points,
+)
 
 START_SEED = 20
 # A process whose partner has failed gives up by then; on a busy machine one may be long in coming.
@@ -89,6 +93,7 @@ def main(name: str, mode: str, folder: Path, wanted: list[str]) -> None:
     records = folder / f"rank{RANK}" if PROCESSES > 1 else folder
     records.mkdir(parents=True, exist_ok=True)
     remember_entry_points()
+    leave_writing_to_the_system()
     _ = importlib.import_module(name).Trainer
     if name == OURS:
         # Loaded with the first Trainer otherwise, when it would be gone through in each collection.
