@@ -43,18 +43,18 @@ def environment_of_runs() -> dict[str, str]:
     }
 
 
-def run_all(folder: Path, names: list[str], kept: KeptRecords) -> None:
-    """Run the scenarios with every side at once, each in a process of its own; transformers' if it has no record."""
-    for run in RUNS:
+def run_all(folder: Path, wanted: dict[str, list[str]], kept: KeptRecords) -> None:
+    """Run the scenarios that each side has, all sides at once; transformers' if it has no record."""
+    for run in wanted:
         (folder / run).mkdir(parents=True)
-    missing = kept.put_into(folder / ORACLE, names)
+    missing = kept.put_into(folder / ORACLE, wanted[ORACLE])
     processes = []
-    for run, (side, mode) in RUNS.items():
-        wanted = missing if run == ORACLE else names
-        if not wanted:
+    for run, names in {**wanted, ORACLE: list(missing)}.items():
+        if not names:
             continue
+        side, mode = RUNS[run]
         with (folder / run / "log").open("w") as log:
-            command = [sys.executable, "-m", "tests.fidelity.runner", side, mode, str(folder / run), *wanted]
+            command = [sys.executable, "-m", "tests.fidelity.runner", side, mode, str(folder / run), *names]
             processes.append(
                 subprocess.Popen(command, cwd=ROOT, env=environment_of_runs(), stdout=log, stderr=subprocess.STDOUT)
             )
@@ -79,9 +79,11 @@ def needs_a_run(item: Any) -> bool:
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with one folder of records for each entry of `RUNS`."""
     items: list[Any] = request.session.items
-    selected = sorted({item.callspec.params["name"] for item in items if needs_a_run(item)})
+    params = [item.callspec.params for item in items if needs_a_run(item)]
+    wanted = {run: sorted({each["name"] for each in params if each.get("mode", MODES[0]) == run}) for run in MODES}
+    wanted[ORACLE] = sorted({each["name"] for each in params})
 
     def run(folder: Path) -> None:
-        run_all(folder, selected, records_kept_in_cache(request.config, folder))
+        run_all(folder, wanted, records_kept_in_cache(request.config, folder))
 
     return carried_out_once(tmp_path_factory, "fidelity", run)

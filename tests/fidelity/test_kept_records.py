@@ -13,7 +13,7 @@ from tests.fidelity import conftest, kept_records
 from tests.fidelity.differences import differing_aspects, read_record
 from tests.fidelity.kept_records import KeptRecords, key_of, records_kept_in_cache
 from tests.fidelity.record import Record, random_state
-from tests.fidelity.side import MODES, ORACLE
+from tests.fidelity.side import ORACLE
 
 IN_RESUME, IMPORTING_RESUME = "resumed_while_accumulating", "resumed_with_batches_rebalanced"
 ELSEWHERE = "schedule_cosine"
@@ -132,17 +132,18 @@ def test_processes_of_transformers_are_started_for_what_is_not_kept_alone(
         return SimpleNamespace(wait=lambda seconds: 0)
 
     monkeypatch.setattr(conftest.subprocess, "Popen", start)
-    ours = [["littrainer", mode, *NAMES] for mode in MODES]
-    conftest.run_all(tmp_path / "nothing missing", NAMES, kept)
+    ours = [["littrainer", "automatic", *NAMES], ["littrainer", "manual", ELSEWHERE]]
+    wanted = {ORACLE: NAMES, "automatic": NAMES, "manual": [ELSEWHERE]}
+    conftest.run_all(tmp_path / "nothing missing", wanted, kept)
     assert started == ours
     started.clear()
     kept.file(ELSEWHERE).unlink()
-    conftest.run_all(tmp_path / "one missing", NAMES, kept)
+    conftest.run_all(tmp_path / "one missing", wanted, kept)
     assert started == [[ORACLE, "automatic", ELSEWHERE], *ours]
     started.clear()
-    conftest.run_all(tmp_path / "fresh", NAMES, KeptRecords(kept.folder, fresh=True))
+    conftest.run_all(tmp_path / "fresh", wanted, KeptRecords(kept.folder, fresh=True))
     assert started == [[ORACLE, "automatic", *NAMES], *ours]
-    conftest.run_all(tmp_path / "afterwards", NAMES, kept)
+    conftest.run_all(tmp_path / "afterwards", wanted, kept)
     assert started == [[ORACLE, "automatic", *NAMES], *ours, *ours]
     assert read_record(tmp_path / "afterwards" / ORACLE, ELSEWHERE).events == RECORD.events
 
