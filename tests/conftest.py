@@ -51,6 +51,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="run the tests marked `long` after all others, and skip those that would begin later than this",
     )
+    parser.addoption(
+        "--fresh-oracle",
+        action="store_true",
+        help="let transformers run all scenarios of the fidelity tests anew, instead of reading its kept records",
+    )
 
 
 @pytest.hookimpl(trylast=True)

@@ -20,6 +20,7 @@ from tests.fidelity.cases import several_processes_data
 from tests.fidelity.compare import first_difference
 from tests.fidelity.conftest import ROOT, RUNS, environment_of_runs
 from tests.fidelity.differences import read_record
+from tests.fidelity.kept_records import KeptRecords, records_kept_in_cache
 from tests.fidelity.record import WITH_CHECKPOINTS
 from tests.fidelity.registry import aspects_of
 from tests.fidelity.scenarios import SCENARIOS
@@ -85,11 +86,12 @@ def started(folder: Path, runs: list[str], rank: int, port: int) -> subprocess.P
         )
 
 
-def run_both_sides(folder: Path) -> None:
-    """Run the scenarios with each side in two processes, both sides at once."""
-    (folder / PLAN).write_text(json.dumps(SELECTED))
+def run_both_sides(folder: Path, kept: KeptRecords) -> None:
+    """Run the scenarios with each side in two processes, both sides at once; transformers' if it has no record."""
+    missing = kept.put_into(folder / ORACLE, SELECTED[ORACLE])
+    (folder / PLAN).write_text(json.dumps({**SELECTED, ORACLE: list(missing)}))
     processes = []
-    for runs in ([ORACLE], list(MODES)):
+    for runs in ([ORACLE], list(MODES)) if missing else (list(MODES),):
         port = port_for_a_meeting()
         processes += [started(folder, runs, rank, port) for rank in range(PROCESSES)]
     try:
@@ -102,12 +104,17 @@ def run_both_sides(folder: Path) -> None:
         for process in processes:
             process.kill()
             process.wait()
+    kept.keep(folder / ORACLE, missing)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the records of each run and rank; they are made once for all tests."""
-    return carried_out_once(tmp_path_factory, "fidelity-in-two-processes", run_both_sides)
+
+    def run(folder: Path) -> None:
+        run_both_sides(folder, records_kept_in_cache(request.config, folder, PROCESSES))
+
+    return carried_out_once(tmp_path_factory, "fidelity-in-two-processes", run)
 
 
 def aspects_in(name: str, rank: int) -> list[str]:

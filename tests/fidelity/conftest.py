@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.fidelity.kept_records import KeptRecords, records_kept_in_cache
 from tests.fidelity.side import MODES, ORACLE, OURS
 from tests.scenarios.once_per_session import carried_out_once
 
@@ -42,11 +43,16 @@ def environment_of_runs() -> dict[str, str]:
     }
 
 
-def run_all(folder: Path, names: list[str]) -> None:
-    """Run the scenarios with every side at once, each side in a process of its own."""
-    processes = []
-    for run, (side, mode) in RUNS.items():
+def run_all(folder: Path, wanted: dict[str, list[str]], kept: KeptRecords) -> None:
+    """Run the scenarios that each side has, all sides at once; transformers' if it has no record."""
+    for run in wanted:
         (folder / run).mkdir(parents=True)
+    missing = kept.put_into(folder / ORACLE, wanted[ORACLE])
+    processes = []
+    for run, names in {**wanted, ORACLE: list(missing)}.items():
+        if not names:
+            continue
+        side, mode = RUNS[run]
         with (folder / run / "log").open("w") as log:
             command = [sys.executable, "-m", "tests.fidelity.runner", side, mode, str(folder / run), *names]
             processes.append(
@@ -59,6 +65,7 @@ def run_all(folder: Path, names: list[str]) -> None:
             # The scenarios that were done have their records; the others fail by name.
             process.kill()
             process.wait()
+    kept.keep(folder / ORACLE, missing)
 
 
 def needs_a_run(item: Any) -> bool:
@@ -72,5 +79,11 @@ def needs_a_run(item: Any) -> bool:
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with one folder of records for each entry of `RUNS`."""
     items: list[Any] = request.session.items
-    selected = sorted({item.callspec.params["name"] for item in items if needs_a_run(item)})
-    return carried_out_once(tmp_path_factory, "fidelity", lambda folder: run_all(folder, selected))
+    params = [item.callspec.params for item in items if needs_a_run(item)]
+    wanted = {run: sorted({each["name"] for each in params if each.get("mode", MODES[0]) == run}) for run in MODES}
+    wanted[ORACLE] = sorted({each["name"] for each in params})
+
+    def run(folder: Path) -> None:
+        run_all(folder, wanted, records_kept_in_cache(request.config, folder))
+
+    return carried_out_once(tmp_path_factory, "fidelity", run)

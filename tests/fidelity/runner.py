@@ -10,6 +10,7 @@ new process group for each scenario, and each leaves its records in a folder of 
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import os
 import pickle
 import random
@@ -29,7 +30,11 @@ from tests.fidelity.record import Record
 from tests.fidelity.registry import Scenario
 from tests.fidelity.scenarios import SCENARIOS
 from tests.fidelity.side import ORACLE, OURS, Side
-from tests.scenarios.once_per_process import leave_out_of_collections, remember_entry_points
+from tests.scenarios.once_per_process import (
+    leave_out_of_collections,
+    leave_writing_to_the_system,
+    remember_entry_points,
+)
 
 START_SEED = 20
 # A process whose partner has failed gives up by then; on a busy machine one may be long in coming.
@@ -66,6 +71,11 @@ def run_scenario(scenario: Scenario, name: str, mode: str, folder: Path) -> Reco
         return record
     except Exception:
         return Record(error=traceback.format_exc())
+    finally:
+        # A loader that is collected waits five seconds for each of its lasting workers.
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+            worker.join()
 
 
 @contextmanager
@@ -89,17 +99,22 @@ def main(name: str, mode: str, folder: Path, wanted: list[str]) -> None:
     records = folder / f"rank{RANK}" if PROCESSES > 1 else folder
     records.mkdir(parents=True, exist_ok=True)
     remember_entry_points()
+    leave_writing_to_the_system()
     _ = importlib.import_module(name).Trainer
     if name == OURS:
         # Loaded with the first Trainer otherwise, when it would be gone through in each collection.
         importlib.import_module("littrainer.engine").import_lightning()
-    leave_out_of_collections()
+    left_out = 0
     # In reverse order a scenario that leans on an earlier one gives itself away.
     order = list(SCENARIOS) if "FIDELITY_REVERSED" not in os.environ else list(reversed(SCENARIOS))
     for scenario_name in order:
         if wanted and scenario_name not in wanted:
             continue
         start = time.perf_counter()
+        # Models, searches and trackers are imported by the first scenarios that need them.
+        if len(sys.modules) > left_out + 50:
+            leave_out_of_collections()
+            left_out = len(sys.modules)
         run_folder = folder / "runs" / scenario_name
         run_folder.mkdir(parents=True, exist_ok=PROCESSES > 1)
         with process_group(folder / f"{scenario_name}.meeting"):
