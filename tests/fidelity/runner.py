@@ -9,6 +9,7 @@ new process group for each scenario, and each leaves its records in a folder of 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import pickle
@@ -82,6 +83,9 @@ def process_group(meeting_place: Path) -> Iterator[None]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        # Garbage may still hold the group. A worker of a later loader, forked, would end it when it collects that, and
+        # wait for threads which it does not have, or crash.
+        gc.collect()
 
 
 def main(name: str, mode: str, folder: Path, wanted: list[str]) -> None:
