@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
+from lightning_utilities.core import rank_zero
 
 from littrainer import TrainerCallback
 from littrainer.quiet import CHATTING_LOGGERS, quiet_lightning
@@ -21,6 +22,16 @@ def chatter(caplog: pytest.LogCaptureFixture) -> Any:
     with caplog.at_level(logging.INFO), warnings.catch_warnings():
         warnings.simplefilter("always")
         yield lambda: [record.getMessage() for record in caplog.records if record.name in CHATTING_LOGGERS]
+
+
+def test_lightning_says_nothing_of_itself_where_its_separate_packages_were_imported_too(
+    tmp_path: Path, chatter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_zero, "log", logging.getLogger("pytorch_lightning.utilities.rank_zero"))
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    rank_zero.rank_zero_info("The logger works.")
+    quiet_trainer(tmp_path, max_steps=1).train()
+    assert chatter() == ["The logger works."]
 
 
 def test_a_training_within_another_leaves_both_quiet(tmp_path: Path, chatter: Any) -> None:
@@ -48,7 +59,7 @@ def test_what_a_callback_of_lightnings_is_asked_to_tell_is_told(
 ) -> None:
     # What tests before this one may have left.
     monkeypatch.setattr(rank_zero_only, "rank", 0)
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "lightning_fabric", "pytorch_lightning"):
         monkeypatch.setattr(logging.getLogger(name), "level", logging.INFO)
     callback = ModelCheckpoint(str(tmp_path), monitor="loss", verbose=True, every_n_train_steps=1)
     quiet_trainer(

@@ -9,11 +9,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# The loggers that Lightning tells of itself by, each time a lightning.Trainer is built, has run or saves.
+# The loggers that Lightning tells of itself by, each time a lightning.Trainer is built, has run or saves. Of its separate
+# packages the one that was imported last tells through its own.
 CHATTING_LOGGERS = (
     "lightning.fabric.utilities.distributed",
     "lightning.fabric.utilities.rank_zero",
     "lightning.pytorch.utilities.rank_zero",
+    "lightning_fabric.utilities.rank_zero",
+    "pytorch_lightning.utilities.rank_zero",
     "lightning.pytorch.accelerators.cuda",
     "lightning.pytorch.trainer.connectors.checkpoint_connector",
 )

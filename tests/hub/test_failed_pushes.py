@@ -50,8 +50,9 @@ def test_a_push_that_always_fails_is_a_warning_at_each_save_and_an_entry_in_the_
     assert sorted(entry.name for entry in (tmp_path / "run").iterdir()) == [f"checkpoint-{step}" for step in (2, 4, 6)]
     warned = [record for record in caplog.records if "to someone/run failed" in record.getMessage()]
     assert all(record.levelno == logging.WARNING for record in warned)
-    first, second, last = (record.getMessage() for record in warned)
-    assert "Training goes on" in first and "Training goes on" in second
+    *earlier, last = (record.getMessage() for record in warned)
+    # The last push may fail before the training is at its end, and again when it is tried once more there.
+    assert len(earlier) in (2, 3) and all("Training goes on" in message for message in earlier)
     assert last.startswith(f"{found} What was saved last is in output_dir")
     assert hub.repository().messages() == []
 

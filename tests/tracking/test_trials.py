@@ -195,6 +195,7 @@ def test_a_trial_that_fails_ends_its_run_of_wandb_as_failed_and_a_training_after
         lambda trial: {"learning_rate": trial.suggest_float("learning_rate", rate := next(rates), rate)},
         n_trials=2,
         backend="optuna",
+        catch=(ZeroDivisionError,),
     )
     trainer.train()
     wandb.finish()

@@ -54,6 +54,7 @@ def search_of(folder: Path, callback: Any) -> None:
         n_trials=3,
         backend="optuna",
         pruner=prunes_the_second_trial(),
+        catch=(ValueError,),
     )
     trainer.train()
 
