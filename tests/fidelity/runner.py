@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import multiprocessing
 import os
 import pickle
 import random
@@ -83,6 +84,10 @@ def process_group(meeting_place: Path) -> Iterator[None]:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        # A loader that is collected waits five seconds for each of its lasting workers.
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+            worker.join()
         # Garbage may still hold the group. A worker of a later loader, forked, would end it when it collects that, and
         # wait for threads which it does not have, or crash.
         gc.collect()
