@@ -23,12 +23,13 @@ from littrainer.data.samplers import LengthGroupedSampler
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import AugmentedRows, Rows, Stream, token_rows, vector_rows
 from tests.scenarios.models import VectorClassifier
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, end_process
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 from tests.training.exact_resume import ShuffledStream, StreamWithState, differences_after_resuming, noisy_trainer
 
 SIZE = 2
 # A check that lets one process wait for the other fails by then.
-LONGEST_WAIT = timedelta(seconds=120)
+LONGEST_WAIT = timedelta(seconds=LONGEST_WAIT_SECONDS)
 RANK = int(os.environ.get("RANK", "0"))
 
 Check = Callable[[Path], Any]
@@ -369,3 +370,4 @@ def main(rank: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
+    end_process()
