@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
 
 LONGEST_WAIT_SECONDS = 600.0
 """What a test waits at most for a thread, for a process, or for the files of another program."""
@@ -25,6 +30,37 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
     while not is_so():
         assert time.monotonic() < until, f"{LONGEST_WAIT_SECONDS:g} s were not enough for this: {what}"
         time.sleep(0.02)
+
+
+@contextmanager
+def process_group(meeting_place: Path, rank: int, size: int, longest_wait: timedelta) -> Iterator[None]:
+    """Be in a process group of its own while a block runs, one of several in this process; one alone is in none.
+
+    Parameters:
+        meeting_place: a file that none of the processes has made yet.
+        longest_wait: of an exchange.
+    """
+    if size == 1:
+        yield
+        return
+    # Not all tests that wait need torch.
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting_place}", rank=rank, world_size=size, timeout=longest_wait
+    )
+    try:
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        # A loader that is collected waits five seconds for each of its lasting workers.
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+            worker.join()
+        # Garbage may still hold the group. A worker of a later loader, forked, would end it when it collects that, and
+        # wait for threads which it does not have, or crash.
+        gc.collect()
 
 
 def end_process() -> None:
