@@ -96,6 +96,8 @@ def as_switch(name: str, value: Any) -> bool:
 
 # Units of the fields below.
 OptimizerSteps = int
+Tokens = int
+FloatingPointOperations = float
 Folder = str
 
 
@@ -129,8 +131,8 @@ class TrainerState:
     save_steps: OptimizerSteps = 500
     train_batch_size: int | None = None
     num_train_epochs: int = 0
-    num_input_tokens_seen: int = 0
-    total_flos: float = 0
+    num_input_tokens_seen: Tokens = 0
+    total_flos: FloatingPointOperations = 0
     log_history: list[dict[str, float]] = None  # type: ignore[assignment]
     best_metric: float | None = None
     best_global_step: OptimizerSteps | None = None
