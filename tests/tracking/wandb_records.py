@@ -41,15 +41,10 @@ def read_run(folder: Path) -> WandbRun:
     """Read the one `.wandb` file below a folder, as far as it is written yet."""
     run = WandbRun()
     for path in folder.rglob("*.wandb"):
-        _read_into(run, path)
-    return run
-
-
-def _read_into(run: WandbRun, path: Path) -> None:
-    for data in _records(path.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        _add(run, record)
+        for data in _records(path.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            _add(run, record)
     return run
 
 
