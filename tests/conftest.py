@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 
@@ -97,11 +98,24 @@ def no_seed_for_later_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def the_first_process_logs() -> None:
+    """A test that plays another process leaves its rank with Lightning, whose loggers then write nothing."""
+    rank_zero: Any = sys.modules.get("lightning_utilities.core.rank_zero")
+    if rank_zero is not None:
+        rank_zero.rank_zero_only.rank = 0
+
+
+@pytest.fixture(autouse=True)
 def loggers_tell_warnings() -> None:
     """A Trainer of an earlier test may have asked for another `log_level`, or may have been made under the redirection.
 
-    Both hold for the whole process.
+    Both hold for the whole process, as does what a script sets for Lightning.
     """
+    for name in ("lightning", "lightning_fabric", "pytorch_lightning"):
+        for each in (name, f"{name}.fabric", f"{name}.pytorch"):
+            lightnings = logging.getLogger(each)
+            if lightnings.level not in (logging.NOTSET, logging.INFO):
+                lightnings.setLevel(logging.INFO)
     ours = logging.getLogger("littrainer")
     ours.setLevel(logging.WARNING)
     ours.propagate = True

@@ -218,15 +218,12 @@ def test_a_callback_that_hears_of_training_alone_keeps_evaluations_inside_it_sho
 
 
 def test_a_debug_log_of_lightning_has_every_hook(
-    tmp_path: Path, passes: list[bool], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, passes: list[bool], caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(call.log, "level", logging.DEBUG)
-    call.log.manager._clear_cache()  # type: ignore[attr-defined]
-    trainer = quiet_trainer(tmp_path)
-    trainer.evaluate()
-    trainer.evaluate()
-    monkeypatch.undo()
-    call.log.manager._clear_cache()  # type: ignore[attr-defined]
+    with caplog.at_level(logging.DEBUG, call.log.name):
+        trainer = quiet_trainer(tmp_path)
+        trainer.evaluate()
+        trainer.evaluate()
     assert passes == []
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from lightning.pytorch.utilities import rank_zero_only
 from lightning_utilities.core import rank_zero
 
 from littrainer import TrainerCallback
 from littrainer.quiet import CHATTING_LOGGERS, quiet_lightning
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_trainer
 
 
@@ -28,7 +28,6 @@ def test_lightning_says_nothing_of_itself_where_its_separate_packages_were_impor
     tmp_path: Path, chatter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_zero, "log", logging.getLogger("pytorch_lightning.utilities.rank_zero"))
-    monkeypatch.setattr(rank_zero_only, "rank", 0)
     rank_zero.rank_zero_info("The logger works.")
     quiet_trainer(tmp_path, max_steps=1).train()
     assert chatter() == ["The logger works."]
@@ -54,13 +53,7 @@ def test_a_callback_that_saves_by_lightning_says_nothing_of_its_settings(tmp_pat
     assert (tmp_path / "on_exception.ckpt").exists() and chatter() == []
 
 
-def test_what_a_callback_of_lightnings_is_asked_to_tell_is_told(
-    tmp_path: Path, chatter: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # What tests before this one may have left.
-    monkeypatch.setattr(rank_zero_only, "rank", 0)
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric", "lightning_fabric", "pytorch_lightning"):
-        monkeypatch.setattr(logging.getLogger(name), "level", logging.INFO)
+def test_what_a_callback_of_lightnings_is_asked_to_tell_is_told(tmp_path: Path, chatter: Any) -> None:
     callback = ModelCheckpoint(str(tmp_path), monitor="loss", verbose=True, every_n_train_steps=1)
     quiet_trainer(
         tmp_path, given={"callbacks": [callback]}, max_steps=1, logging_strategy="steps", logging_steps=1
@@ -75,13 +68,13 @@ def test_a_training_that_ends_in_another_thread_leaves_this_one_quiet(tmp_path: 
     class Outlives(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             begun.set()
-            assert ended.wait(60)
+            assert ended.wait(LONGEST_WAIT_SECONDS)
 
     longer = threading.Thread(
         target=quiet_trainer(tmp_path / "longer", given={"callbacks": [Outlives()]}, max_steps=1).train
     )
     longer.start()
-    assert begun.wait(60)
+    assert begun.wait(LONGEST_WAIT_SECONDS)
     quiet_trainer(tmp_path / "shorter", max_steps=1).train()
     ended.set()
     longer.join()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import pickle
 import subprocess
 import sys
@@ -16,6 +15,8 @@ import transformers
 
 from littrainer.arguments import TrainingArguments
 from littrainer.arguments.choices import ParallelMode
+from tests.fidelity.conftest import environment_of_runs
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 
 def test_a_single_process_is_rank_zero_of_one() -> None:
@@ -174,6 +175,7 @@ def test_the_main_process_is_through_before_the_others_start(tmp_path: Path) -> 
             import os, pathlib, sys, time
             import torch.distributed as dist
             from littrainer.arguments import TrainingArguments
+            from tests.scenarios.other_processes import end_process
 
             folder = pathlib.Path(sys.argv[1])
             rank = int(os.environ["RANK"])
@@ -184,18 +186,18 @@ def test_the_main_process_is_through_before_the_others_start(tmp_path: Path) -> 
                     (folder / "cache").write_text("ready")
                 else:
                     assert (folder / "cache").exists(), "ran before the main process"
-            dist.destroy_process_group()
+            end_process()
             """
         )
     )
     processes = [
         subprocess.Popen(
             [sys.executable, str(script), str(tmp_path)],
-            env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            env={**environment_of_runs(), "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,
         )
         for rank in range(2)
     ]
-    errors = [process.communicate(timeout=120)[1] for process in processes]
+    errors = [process.communicate(timeout=LONGEST_WAIT_SECONDS)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors

@@ -23,6 +23,7 @@ from littrainer.checkpoint.layout import get_last_checkpoint
 from littrainer.checkpoint.verification import damage_in
 from littrainer.checkpoint.weights import read_weights
 from tests.scenarios.models import NoisyClassifier
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_trainer
 
 SAVING: dict[str, Any] = {"max_steps": 7, "save_strategy": "steps", "save_steps": 2}
@@ -38,7 +39,7 @@ class Gate:
 
         def write(*arguments: Any, **keywords: Any) -> None:
             self.threads.append(threading.current_thread())
-            assert self.opened.wait(60)
+            assert self.opened.wait(LONGEST_WAIT_SECONDS)
             original(*arguments, **keywords)
 
         monkeypatch.setattr(background, "write_weights", write)
@@ -119,13 +120,17 @@ def test_weights_are_those_of_the_step_though_training_has_gone_on(tmp_path: Pat
     assert all(torch.equal(saved[name], tensor) for name, tensor in expected.items())
 
 
-def test_one_save_waits_for_the_one_before_it(tmp_path: Path, gate: Gate) -> None:
+def test_one_save_waits_for_the_one_before_it(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     watcher = Watcher()
-    # Opened from outside while training stands at the save of step 4.
-    timer = threading.Timer(0.5, gate.opened.set)
-    timer.start()
+    wait = background.BackgroundSaves.wait
+
+    def opening(saves: Any) -> None:
+        if ("step", 4) in [(event, step) for event, step, _ in watcher.seen]:
+            gate.opened.set()
+        wait(saves)
+
+    monkeypatch.setattr(background.BackgroundSaves, "wait", opening)
     make(tmp_path, watcher, max_steps=5).train()
-    timer.join()
     positions = [(event, step) for event, step, _ in watcher.seen]
     assert positions.index(("step", 4)) < positions.index(("save", 2)) < positions.index(("step", 5))
 

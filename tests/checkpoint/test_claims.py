@@ -16,6 +16,7 @@ import pytest
 
 from littrainer.checkpoint import claims
 from littrainer.checkpoint.claims import CLAIM_NAME, claimed, is_claimed
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_trainer
 
 HOLD = """
@@ -46,7 +47,7 @@ def test_another_live_run_is_refused_and_a_dead_one_is_not(tmp_path: Path, other
     quiet_trainer(tmp_path, max_steps=1, save_strategy="no").train()
 
     os.kill(other_run.pid, signal.SIGKILL)
-    other_run.wait(60)
+    other_run.wait(LONGEST_WAIT_SECONDS)
     assert (tmp_path / CLAIM_NAME).exists()
     trainer = quiet_trainer(tmp_path, max_steps=1, save_strategy="steps")
     trainer.train()
@@ -58,7 +59,7 @@ def test_whether_a_claim_is_held_can_be_told_without_taking_it(
 ) -> None:
     assert is_claimed(tmp_path) is True
     os.kill(other_run.pid, signal.SIGKILL)
-    other_run.wait(60)
+    other_run.wait(LONGEST_WAIT_SECONDS)
     assert is_claimed(tmp_path) is False, "what a killed process leaves is no claim"
     with claimed(tmp_path):
         assert is_claimed(tmp_path) is True, "one of this process counts too"
@@ -105,7 +106,7 @@ def test_a_training_in_another_thread_is_refused(tmp_path: Path) -> None:
     with claimed(tmp_path):
         thread = threading.Thread(target=claim)
         thread.start()
-        thread.join(60)
+        thread.join(LONGEST_WAIT_SECONDS)
         assert str(os.getpid()) in str(errors)
     claim()
     assert len(errors) == 1
@@ -128,7 +129,7 @@ def test_a_worker_that_outlives_its_run_holds_no_claim(tmp_path: Path) -> None:
     with claimed(tmp_path):
         pass
     ours.send(None)
-    worker.join(60)
+    worker.join(LONGEST_WAIT_SECONDS)
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS])

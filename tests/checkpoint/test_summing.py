@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from littrainer.checkpoint import summing
 from littrainer.checkpoint.manifest import file_record
 from littrainer.checkpoint.summing import SummingFile, save_and_sum
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 
 LARGE = 1 << 18
 
@@ -68,9 +68,7 @@ def test_a_disk_that_fails_meanwhile_is_an_error(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(summing, "BYTES_BETWEEN_SYNCS", 10)
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="Input/output error"), SummingFile(tmp_path / "file") as file:
-        for _ in range(100):
-            file.write(b"a" * 10)
-            time.sleep(0.01)
+        wait_until(lambda: file.write(b"a" * 10) == 0, "a write tells of the failure")
 
 
 def inner_sums(path: Path) -> set[bool]:
@@ -90,5 +88,5 @@ def test_torchs_own_sums_are_left_out_of_this_file_only(tmp_path: Path) -> None:
 def test_another_thread_leaves_the_setting_of_all_threads_alone(tmp_path: Path) -> None:
     thread = threading.Thread(target=save_and_sum, args=({"a": torch.arange(10)}, tmp_path / "file", True))
     thread.start()
-    thread.join(60)
+    thread.join(LONGEST_WAIT_SECONDS)
     assert inner_sums(tmp_path / "file") == {True}

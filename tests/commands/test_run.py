@@ -4,7 +4,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from littrainer.commands.run import _wait_for
 from littrainer.processes.launcher import Launch
 from tests.compat.processes import environment, run_python
 from tests.processes.launchers import see_gpus, set_only
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 
 REPORT = """
 import json, os, pickle, sys
@@ -110,7 +110,7 @@ def test_an_interrupt_ends_the_script_as_it_ends_under_plain_python(tmp_path: Pa
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=200)
+        _, errors = process.communicate(timeout=LONGEST_WAIT_SECONDS)
     assert process.returncode == -signal.SIGINT
     assert errors.splitlines()[-1] == "KeyboardInterrupt"
     assert "littrainer" not in errors.replace(str(tmp_path), "")
@@ -290,11 +290,9 @@ def test_an_interrupt_reaches_all_processes(tmp_path: Path) -> None:
     (tmp_path / "several.py").write_text(SEVERAL)
     command = [sys.executable, "-m", "littrainer", "run", "--devices", "2", "several.py", "wait"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 120
-        while len(list(tmp_path.glob("facts*.json"))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: len(list(tmp_path.glob("facts*.json"))) == 2, "both processes run")
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=200)
+        process.communicate(timeout=LONGEST_WAIT_SECONDS)
     assert process.returncode == -signal.SIGINT
     assert sorted(path.name for path in tmp_path.glob("interrupted*")) == ["interrupted0", "interrupted1"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import os
 import random
 import time
@@ -23,24 +24,33 @@ from littrainer import TrainingArguments
 from littrainer.data.batch_rebalance import BatchRebalanceSampler
 from littrainer.data.loaders import build_loader
 from tests.scenarios.data import Rows, SizedStream, Stream, vector_rows
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 Loader = Any
 
 
 class Observed:
-    """Samples that tell which process read them and what it drew; sample 0 takes a while where that is asked for."""
+    """Samples that tell which process read them and what it drew.
 
-    def __init__(self, count: int = 10, seconds_for_the_first: float = 0.0) -> None:
+    Parameters:
+        is_slow: sample 0 takes a while, until the last one has been read, which is in the other worker's second batch.
+    """
+
+    def __init__(self, count: int = 10, is_slow: bool = False) -> None:
         self.count = count
-        self.seconds_for_the_first = seconds_for_the_first
+        self.last_is_read = multiprocessing.Event() if is_slow else None
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> tuple[int, int, tuple[float, ...]]:
-        if index == 0:
-            time.sleep(self.seconds_for_the_first)
+        if self.last_is_read is not None and index == self.count - 1:
+            self.last_is_read.set()
+        if self.last_is_read is not None and index == 0:
+            assert self.last_is_read.wait(LONGEST_WAIT_SECONDS)
+            # Until the other worker's first batch, which is on its way, has come.
+            time.sleep(0.2)
         return index, os.getpid(), (torch.rand(()).item(), random.random(), float(np.random.random()))
 
 
@@ -74,13 +84,12 @@ def begins_with_the_slow_sample(loader: Loader) -> bool:
 
 
 TWO_WORKERS = {"dataloader_num_workers": 2}
-SLOW = Observed(seconds_for_the_first=0.4)
 
 EFFECTS: dict[str, tuple[Any, dict[str, Any], Callable[[Loader], Any], Any, Any]] = {
     "dataloader_drop_last": (True, {}, batch_sizes, [3, 3, 3, 1], [3, 3, 3]),
     "dataloader_num_workers": (2, {}, lambda loader: len(processes(loader) - {os.getpid()}), 0, 2),
     "dataloader_persistent_workers": (True, TWO_WORKERS, keeps_its_workers, False, True),
-    "dataloader_in_order": (False, {**TWO_WORKERS, "dataset": SLOW}, begins_with_the_slow_sample, True, False),
+    "dataloader_in_order": (False, TWO_WORKERS, begins_with_the_slow_sample, True, False),
     "dataloader_prefetch_factor": (5, TWO_WORKERS, lambda loader: loader.prefetch_factor, 2, 5),
     "dataloader_multiprocessing_context": (
         "spawn",
@@ -96,8 +105,11 @@ EFFECTS: dict[str, tuple[Any, dict[str, Any], Callable[[Loader], Any], Any, Any]
 @pytest.mark.parametrize("name", EFFECTS)
 def test_a_dataloader_argument_changes_what_the_loader_does(tmp_path: Path, name: str) -> None:
     value, beside, observe, without, with_value = EFFECTS[name]
-    assert observe(loader_for(tmp_path, **beside)) == without
-    assert observe(loader_for(tmp_path, **beside, **{name: value})) == with_value
+    observed = [
+        observe(loader_for(tmp_path, Observed(is_slow=name == "dataloader_in_order"), **beside, **changes))
+        for changes in ({}, {name: value})
+    ]
+    assert observed == [without, with_value]
 
 
 def test_every_dataloader_argument_has_its_effect_tested() -> None:

@@ -19,6 +19,7 @@ from littrainer import Trainer
 from littrainer.checkpoint.verification import damage_in
 from littrainer.data.workers import answering
 from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_trainer
 
 
@@ -133,7 +134,7 @@ def test_a_worker_can_be_ended_where_the_signal_is_not_answered(tmp_path: Path, 
         if answers:
             assert len(list(batches)) == 9
         else:
-            worker.join(60)
+            worker.join(LONGEST_WAIT_SECONDS)
             assert worker.exitcode == 0
     finally:
         answering().value = False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.deepspeed.variants import VARIANTS
+from tests.distributed.together import port_for_a_meeting
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.scenarios.once_per_session import carried_out_once
 
@@ -53,9 +53,7 @@ def start(rank: int, port: int, side: str, folder: Path, names: list[str]) -> su
 
 def run_two(side: str, folder: Path, names: list[str]) -> None:
     folder.mkdir(parents=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = port_for_a_meeting()
     processes = [start(rank, port, side, folder, names) for rank in range(2)]
     try:
         outputs = [process.communicate(timeout=LONGEST_RUN_SECONDS)[0] for process in processes]

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from littrainer import TrainingArguments
 from littrainer.compat.accelerator import AcceleratorFacade
+from tests.scenarios.other_processes import end_process
 
 
 def exchanged(accelerator: Any, rank: int) -> dict[str, Any]:
@@ -191,3 +192,4 @@ def main(folder: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     main(Path(sys.argv[1]))
+    end_process()

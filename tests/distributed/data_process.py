@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from littrainer.data.loaders import build_loader
@@ -23,12 +22,13 @@ from littrainer.data.samplers import LengthGroupedSampler
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import AugmentedRows, Rows, Stream, token_rows, vector_rows
 from tests.scenarios.models import VectorClassifier
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, end_process, process_group
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 from tests.training.exact_resume import ShuffledStream, StreamWithState, differences_after_resuming, noisy_trainer
 
 SIZE = 2
 # A check that lets one process wait for the other fails by then.
-LONGEST_WAIT = timedelta(seconds=120)
+LONGEST_WAIT = timedelta(seconds=LONGEST_WAIT_SECONDS)
 RANK = int(os.environ.get("RANK", "0"))
 
 Check = Callable[[Path], Any]
@@ -357,15 +357,11 @@ def main(rank: int, folder: Path) -> None:
     found = {}
     for number, (name, check) in enumerate(CHECKS.items()):
         # One that fails does not take the others with it.
-        dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/meeting-{number}", rank=rank, world_size=SIZE, timeout=LONGEST_WAIT
-        )
-        try:
+        with process_group(folder / f"meeting-{number}", rank, SIZE, LONGEST_WAIT):
             found[name] = check(folder / f"check-{number}")
-        finally:
-            dist.destroy_process_group()
     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(found))
 
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
+    end_process()

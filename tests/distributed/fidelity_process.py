@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.fidelity import runner
 from tests.fidelity.conftest import RUNS
+from tests.scenarios.other_processes import end_process
 
 PLAN = "plan.json"
 
@@ -27,3 +28,4 @@ def main(folder: Path, runs: list[str]) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]).resolve(), sys.argv[2].split(","))
+    end_process()

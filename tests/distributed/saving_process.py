@@ -36,10 +36,11 @@ from littrainer.processes.agreement import from_each, wait_for_each_other
 from tests.faults.signals import SignalIn
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import NoisyClassifier
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, end_process
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-LONGEST_WAIT = timedelta(seconds=240)
+LONGEST_WAIT = timedelta(seconds=LONGEST_WAIT_SECONDS)
 # Three optimizer steps to an epoch.
 SETTINGS: dict[str, Any] = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2, "logging_strategy": "steps"}
 
@@ -519,3 +520,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    end_process()

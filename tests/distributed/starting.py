@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tests.compat.processes import environment
 from tests.processes.launchers import PREFIXES, PYTORCH_VARIABLES
-
-LONGEST_RUN_SECONDS = 300
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 # What a script sees of the processes between its arguments and its Trainer, in the file facts0.json or facts1.json.
 FACTS = """
@@ -25,7 +24,7 @@ from littrainer.processes import agreement
 folder = pathlib.Path(__file__).parent
 # As scripts do that change to their output folder.
 os.chdir("/")
-args = TrainingArguments(folder / "out", use_cpu=True, ddp_timeout=60)
+args = TrainingArguments(folder / "out", use_cpu=True, ddp_timeout=600)
 rank = args.process_index
 total = torch.tensor([rank + 1.0])
 dist.all_reduce(total)
@@ -84,7 +83,7 @@ class Dying(Trainer):
 
 
 args = TrainingArguments(
-    sys.argv[1], use_cpu=True, max_steps=20, report_to="none", save_strategy="no", disable_tqdm=True, ddp_timeout=120
+    sys.argv[1], use_cpu=True, max_steps=20, report_to="none", save_strategy="no", disable_tqdm=True, ddp_timeout=600
 )
 Dying(Model(), args, train_dataset=[{"x": torch.ones(2) * index} for index in range(400)]).train()
 """
@@ -109,7 +108,7 @@ def run(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedPro
         env=plain_environment(**variables),
         capture_output=True,
         text=True,
-        timeout=LONGEST_RUN_SECONDS,
+        timeout=LONGEST_WAIT_SECONDS,
     )
 
 
@@ -131,12 +130,12 @@ def run_by_hand(script: Path, *arguments: str, port: int) -> list[tuple[int, str
         for rank in range(2)
     ]
     try:
-        outputs = [process.communicate(timeout=LONGEST_RUN_SECONDS)[0] for process in processes]
+        outputs = [process.communicate(timeout=LONGEST_WAIT_SECONDS)[0] for process in processes]
     except subprocess.TimeoutExpired:
         for process in processes:
             process.kill()
         written = "\n".join(process.communicate()[0] for process in processes)
-        raise AssertionError(f"{script.name} has not ended within {LONGEST_RUN_SECONDS} s:\n{written}") from None
+        raise AssertionError(f"{script.name} has not ended within {LONGEST_WAIT_SECONDS} s:\n{written}") from None
     finally:
         for process in processes:
             process.kill()

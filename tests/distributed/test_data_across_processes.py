@@ -15,8 +15,7 @@ from tests.distributed.together import wait_for_all
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.scenarios.data import vector_rows
 from tests.scenarios.once_per_session import carried_out_once
-
-LONGEST_RUN_SECONDS = 300
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 
 def start(rank: int, folder: Path) -> subprocess.Popen[str]:
@@ -34,7 +33,7 @@ def start(rank: int, folder: Path) -> subprocess.Popen[str]:
 
 def run_together(folder: Path) -> None:
     processes = [start(rank, folder) for rank in range(SIZE)]
-    wait_for_all(processes, [folder / f"log-{rank}" for rank in range(SIZE)], LONGEST_RUN_SECONDS)
+    wait_for_all(processes, [folder / f"log-{rank}" for rank in range(SIZE)], LONGEST_WAIT_SECONDS)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,22 +11,22 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.together import wait_for_all
+from tests.distributed.together import port_for_a_meeting, wait_for_all
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.fidelity.side import MODES
 from tests.scenarios.once_per_session import carried_out_once
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 PROCESSES = 2
 # As in `training_process`, which cannot be imported outside of its processes.
 SAVED_STEP = 3
-LONGEST_RUN_SECONDS = 240
 
 Found = list[dict[str, Any]]
 
 
 def run_together(folder: Path) -> None:
     place = {"WORLD_SIZE": str(PROCESSES), "LOCAL_WORLD_SIZE": str(PROCESSES), "MASTER_ADDR": "127.0.0.1"}
-    place["MASTER_PORT"] = str(random.SystemRandom().randrange(20000, 40000))
+    place["MASTER_PORT"] = str(port_for_a_meeting())
     processes = []
     for rank in range(PROCESSES):
         with (folder / f"out{rank}").open("w") as out, (folder / f"log{rank}").open("w") as log:
@@ -40,7 +39,7 @@ def run_together(folder: Path) -> None:
                     stderr=log,
                 )
             )
-    wait_for_all(processes, [folder / f"log{rank}" for rank in range(PROCESSES)], LONGEST_RUN_SECONDS)
+    wait_for_all(processes, [folder / f"log{rank}" for rank in range(PROCESSES)], LONGEST_WAIT_SECONDS)
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ import pytest
 
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.scenarios.once_per_session import carried_out_once
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 PROCESSES = 2
-LONGEST_RUN_SECONDS = 300
 # In which the others may still say what the end of one means to them.
 SECONDS_AFTER_A_FAILURE = 10.0
 SHOWN_CHARACTERS = 4000
@@ -93,7 +93,7 @@ def run_together(module: str, folder: Path, are_told_where_to_meet: bool = True)
                     stderr=subprocess.STDOUT,
                 )
             )
-    wait_for_all(processes, logs, LONGEST_RUN_SECONDS)
+    wait_for_all(processes, logs, LONGEST_WAIT_SECONDS)
 
 
 def found_in(folder: Path) -> list[Any]:

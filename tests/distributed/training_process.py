@@ -30,6 +30,7 @@ from littrainer.checkpoint import background
 from littrainer.checkpoint.weights import write_weights
 from littrainer.training import batch_size_search
 from tests.scenarios.models import NoisyClassifier, PartlyTrainedClassifier, VectorClassifier
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 RANK, PROCESSES = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -164,7 +165,7 @@ class WritesUntilStep(TrainerCallback):
             self.is_reached.set()
 
     def write(self, *args: Any, **kwargs: Any) -> None:
-        assert self.is_reached.wait(60)
+        assert self.is_reached.wait(LONGEST_WAIT_SECONDS)
         write_weights(*args, **kwargs)
 
 

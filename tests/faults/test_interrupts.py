@@ -20,6 +20,7 @@ from littrainer.checkpoint.verification import damage_in
 from littrainer.checkpoint.weights import read_weights
 from tests.faults.failing import PLACES, Fuse
 from tests.faults.signals import SignalIn
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 
@@ -104,7 +105,7 @@ def test_a_training_in_another_thread_leaves_the_handler_alone(tmp_path: Path, h
     trainer = quiet_trainer(tmp_path, max_steps=2)
     thread = threading.Thread(target=lambda: outputs.append(trainer.train()))
     thread.start()
-    thread.join(60)
+    thread.join(LONGEST_WAIT_SECONDS)
     assert outputs and outputs[0].global_step == 2
     assert signal.getsignal(signal.SIGINT) is handler
 

@@ -19,6 +19,7 @@ from littrainer import Trainer, TrainerCallback, TrainingArguments
 from littrainer.checkpoint.layout import get_last_checkpoint
 from tests.faults.signals import SignalIn
 from tests.scenarios.models import NoisyClassifier
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 # Three steps to an epoch, an evaluation after each second step, dropout in the model.
@@ -276,7 +277,7 @@ def test_training_in_another_thread_is_refused_with_the_reason(tmp_path: Path) -
 
     thread = threading.Thread(target=train)
     thread.start()
-    thread.join(60)
+    thread.join(LONGEST_WAIT_SECONDS)
     assert "main thread" in str(errors[0])
 
 

@@ -10,21 +10,17 @@ new process group for each scenario, and each leaves its records in a folder of 
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import pickle
 import random
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from tests.fidelity.record import Record
 from tests.fidelity.registry import Scenario
@@ -35,10 +31,11 @@ from tests.scenarios.once_per_process import (
     leave_writing_to_the_system,
     remember_entry_points,
 )
+from tests.scenarios.other_processes import process_group
 
 START_SEED = 20
 # A process whose partner has failed gives up by then; on a busy machine one may be long in coming.
-LONGEST_WAIT = timedelta(seconds=120)
+LONGEST_WAIT = timedelta(seconds=300)
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -71,27 +68,6 @@ def run_scenario(scenario: Scenario, name: str, mode: str, folder: Path) -> Reco
         return record
     except Exception:
         return Record(error=traceback.format_exc())
-    finally:
-        # A loader that is collected waits five seconds for each of its lasting workers.
-        for worker in multiprocessing.active_children():
-            worker.terminate()
-            worker.join()
-
-
-@contextmanager
-def process_group(meeting_place: Path) -> Iterator[None]:
-    """A process group of its own for one scenario, so that one that fails does not take the others with it."""
-    if PROCESSES == 1:
-        yield
-        return
-    dist.init_process_group(
-        "gloo", init_method=f"file://{meeting_place}", rank=RANK, world_size=PROCESSES, timeout=LONGEST_WAIT
-    )
-    try:
-        yield
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
 def main(name: str, mode: str, folder: Path, wanted: list[str]) -> None:
@@ -117,7 +93,8 @@ def main(name: str, mode: str, folder: Path, wanted: list[str]) -> None:
             left_out = len(sys.modules)
         run_folder = folder / "runs" / scenario_name
         run_folder.mkdir(parents=True, exist_ok=PROCESSES > 1)
-        with process_group(folder / f"{scenario_name}.meeting"):
+        # One that fails does not take the others with it.
+        with process_group(folder / f"{scenario_name}.meeting", RANK, PROCESSES, LONGEST_WAIT):
             record = run_scenario(SCENARIOS[scenario_name], name, mode, run_folder)
         (records / f"{scenario_name}.pickle").write_bytes(pickle.dumps(record))
         outcome = "raised" if record.error else "done"

@@ -15,8 +15,7 @@ import torch
 from tests.distributed.together import port_for_a_meeting, wait_for_all
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.gpu import trainings
-
-LONGEST_RUN_SECONDS = 600
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 
 def needs_gpus(number: int) -> pytest.MarkDecorator:
@@ -40,7 +39,7 @@ def run_training(side: str, name: str, folder: Path, processes: int = 1, **envir
             started.append(
                 subprocess.Popen(command, cwd=ROOT, env={**visible, **ranks}, stdout=log, stderr=subprocess.STDOUT)
             )
-    wait_for_all(started, logs, LONGEST_RUN_SECONDS)
+    wait_for_all(started, logs, LONGEST_WAIT_SECONDS)
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(processes)]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from littrainer import Trainer  # noqa: E402
 from littrainer.hub import pushing  # noqa: E402
 from littrainer.hub.progress import Upload  # noqa: E402
 from tests.hub.runs import pushing_trainer  # noqa: E402
+from tests.scenarios.other_processes import wait_until  # noqa: E402
 
 SIGNS = 3
 
@@ -45,11 +45,8 @@ def wait_for_signs(folder: Path, rank: int) -> None:
         return heard[-1]
 
     def slow_send(self: Upload) -> Any:
-        deadline = time.monotonic() + 60
-        while self.message.endswith("step 6, checkpoint") and not told.exists():
-            if time.monotonic() > deadline:
-                raise TimeoutError("the second process has heard nothing")
-            time.sleep(0.01)
+        if self.message.endswith("step 6, checkpoint"):
+            wait_until(told.exists, "the second process has heard several times that the first one still pushes")
         return send(self)
 
     pushing.LONGEST_SILENCE_SECONDS = 0.05

@@ -20,6 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+
 GOOD_TOKEN = "hf_" + "x1Ab" * 8
 USER = "someone"
 MAIN = "main"
@@ -169,7 +171,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault is not None:
             time.sleep(fault.wait)
             if fault.until is not None:
-                fault.until.wait(60)
+                fault.until.wait(LONGEST_WAIT_SECONDS)
         try:
             if fault is not None and fault.status is not None:
                 raise Answer(fault.status, fault.body, fault.headers)

@@ -6,7 +6,6 @@ import logging
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,7 @@ from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.hub.runs import AtStep, pushing_trainer
 from tests.hub.server import Fault, Hub
 from tests.hub.test_pushing import SAVES, WITH_CHECKPOINTS
-
-LONGEST_SECONDS = 120.0
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 
 
 class Died(Exception):
@@ -44,12 +42,14 @@ def test_a_program_whose_training_died_ends_when_what_was_on_its_way_is_there(
             stderr=subprocess.STDOUT,
         )
     try:
-        deadline = time.monotonic() + LONGEST_SECONDS
-        while "The program ends when that is done" not in log.read_text() and time.monotonic() < deadline:
+
+        def waits() -> bool:
             assert process.poll() is None, log.read_text()
-            time.sleep(0.02)
+            return "The program ends when that is done" in log.read_text()
+
+        wait_until(waits, "the process waits for its push")
         answer.set()
-        assert process.wait(LONGEST_SECONDS) == 1
+        assert process.wait(LONGEST_WAIT_SECONDS) == 1
     finally:
         process.kill()
         process.wait()

@@ -14,6 +14,7 @@ from littrainer.hub.snapshot import SNAPSHOT_DIR
 from tests.hub.runs import AtStep, files_below, pushing_trainer
 from tests.hub.server import MAIN, Fault, Hub
 from tests.hub.test_pushing import SAVES, WITH_CHECKPOINTS, below
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 COMMIT, PREUPLOAD, LARGE_FILE, BATCH = "POST .*/commit/", "POST .*/preupload/", "PUT /lfs/", "POST .*/objects/batch"
 # The first one and five more, for the one large file that a save's model has.
@@ -222,7 +223,7 @@ def test_a_push_by_hand_that_fails_in_the_background_is_a_warning_and_the_error_
     trainer = pushing_trainer(tmp_path, save_strategy="no")
     hub.faults.append(Fault(COMMIT, 500))
     future: Any = trainer.push_to_hub(blocking=False)
-    assert future.exception(timeout=60) is not None
+    assert future.exception(timeout=LONGEST_WAIT_SECONDS) is not None
     trainer.push_in_progress.wait_until_done()
     assert "Pushing to someone/run failed" in caplog.text
 

@@ -15,6 +15,7 @@ from littrainer import Trainer
 from littrainer.hub.failures import PushError
 from tests.hub.runs import files_below, pushing_trainer
 from tests.hub.server import GOOD_TOKEN, USER, Fault, Hub
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 
 def has_token(content: bytes | str) -> bool:
@@ -145,7 +146,7 @@ def test_a_push_by_hand_with_another_token_leaves_out_the_one_of_the_arguments_t
     trainer = pushing_trainer(tmp_path, save_strategy="no")
     pushed: Any = trainer.push_to_hub(token=other, blocking=blocking)
     if not blocking:
-        pushed.result(timeout=60)
+        pushed.result(timeout=LONGEST_WAIT_SECONDS)
     files = hub.repository().files()
     assert "model.safetensors" in files and not {".env", "notes.txt"} & files.keys()
 

@@ -17,6 +17,7 @@ from tests.hub.runs import PUSHING, AtEnd, files_below, pushing_trainer
 from tests.hub.server import MAIN, Fault, Hub
 from tests.scenarios.data import Rows, tag_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_lora_tagger
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_arguments
 
 SAVES = [f"Training in progress, step {step}" for step in (2, 4, 6)]
@@ -180,7 +181,7 @@ def test_pushing_by_hand_gives_the_commit_or_a_future_of_it(hub: Hub, tmp_path: 
     with torch.no_grad():
         next(trainer.model.parameters()).add_(1)
     future = trainer.push_to_hub(commit_message="later", blocking=False)
-    assert future.result(timeout=60).oid == repository.branches[MAIN][-1].oid
+    assert future.result(timeout=LONGEST_WAIT_SECONDS).oid == repository.branches[MAIN][-1].oid
     assert repository.messages() == ["by hand", "later"]
     assert repository.files()["model.safetensors"] == (tmp_path / "run" / "model.safetensors").read_bytes()
     assert repository.files()["README.md"] == (tmp_path / "run" / "README.md").read_bytes()
@@ -214,7 +215,7 @@ def test_a_push_by_hand_that_is_cancelled_leaves_nothing_on_the_disk(hub: Hub, t
     trainer = pushing_trainer(tmp_path, hub_strategy="end", save_strategy="no")
     hub.faults.append(Fault("POST .*/preupload/", until=answer))
     trainer.push_in_progress = PushInProgress()
-    trainer.push_in_progress.run(lambda: answer.wait(60))
+    trainer.push_in_progress.run(lambda: answer.wait(LONGEST_WAIT_SECONDS))
     wait_or_warn, trainer._finish_current_push = trainer._finish_current_push, lambda: None  # type: ignore[method-assign]
     future = trainer.push_to_hub(blocking=False)
     assert (tmp_path / "run" / SNAPSHOT_DIR).exists()

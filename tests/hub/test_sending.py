@@ -13,6 +13,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from littrainer.hub.sending import WorkInOrder
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 
 def threads() -> list[threading.Thread]:
@@ -22,7 +23,7 @@ def threads() -> list[threading.Thread]:
 def test_pieces_of_work_are_done_one_after_the_other() -> None:
     work, done = WorkInOrder(), list[int]()
     may_begin = threading.Event()
-    work.run(lambda: may_begin.wait(60))
+    work.run(lambda: may_begin.wait(LONGEST_WAIT_SECONDS))
 
     def note(number: int) -> int:
         done.append(number)
@@ -47,11 +48,11 @@ def test_what_has_not_begun_can_be_cancelled() -> None:
 
     def wait() -> bool:
         has_begun.set()
-        return may_end.wait(60)
+        return may_end.wait(LONGEST_WAIT_SECONDS)
 
     first = work.run(wait)
     second = work.run(lambda: None)
-    assert has_begun.wait(60)
+    assert has_begun.wait(LONGEST_WAIT_SECONDS)
     work.cancel()
     may_end.set()
     assert first.result(60) and work.wait_until_done()
@@ -66,13 +67,13 @@ def test_a_thread_without_an_owner_ends() -> None:
     (thread,) = [one for one in threads() if one not in before]
     del work
     gc.collect()
-    thread.join(60)
+    thread.join(LONGEST_WAIT_SECONDS)
     assert not thread.is_alive()
 
 
 def test_a_fork_of_the_process_does_not_wait_for_work_that_goes_on_in_the_first_one() -> None:
     work, may_end = WorkInOrder(), threading.Event()
-    work.run(lambda: may_end.wait(60))
+    work.run(lambda: may_end.wait(LONGEST_WAIT_SECONDS))
     child = os.fork()
     if child == 0:
         os._exit(work.is_at_work())
@@ -83,7 +84,7 @@ def test_a_fork_of_the_process_does_not_wait_for_work_that_goes_on_in_the_first_
 
 def test_the_end_of_the_program_waits_for_work_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     work, may_end = WorkInOrder(), threading.Event()
-    work.run(lambda: may_end.wait(60))
+    work.run(lambda: may_end.wait(LONGEST_WAIT_SECONDS))
     threading.Timer(0.05, may_end.set).start()
     work.finish_before_exit(60)
     assert work.is_done()
@@ -104,7 +105,7 @@ def test_an_interruption_ends_the_wait_and_what_is_not_done_is_told_of(caplog: p
     logger = logging.getLogger("littrainer.hub.sending")
     logger.addHandler(handler)
     try:
-        first, second = work.run(lambda: may_end.wait(60)), work.run(lambda: None)
+        first, second = work.run(lambda: may_end.wait(LONGEST_WAIT_SECONDS)), work.run(lambda: None)
         work.finish_before_exit(60)
         assert not first.done() and second.cancelled()
     finally:
@@ -115,7 +116,7 @@ def test_an_interruption_ends_the_wait_and_what_is_not_done_is_told_of(caplog: p
 
 def test_work_that_takes_too_long_is_left_behind_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     work, may_end = WorkInOrder(), threading.Event()
-    work.run(lambda: may_end.wait(60))
+    work.run(lambda: may_end.wait(LONGEST_WAIT_SECONDS))
     work.finish_before_exit(0.01)
     may_end.set()
     assert "and the program ends without it" in caplog.text

@@ -6,7 +6,6 @@ import gc
 import logging
 import shutil
 import threading
-import time
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +19,7 @@ from littrainer.hub.snapshot import SNAPSHOT_DIR, new_snapshot, remove_abandoned
 from tests.hub.runs import AtEnd, AtStep, files_below, pushing_trainer
 from tests.hub.server import MAIN, Fault, Hub
 from tests.hub.test_pushing import SAVES, WITH_CHECKPOINTS, below
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 
 COMMIT, PREUPLOAD = "POST .*/commit/", "POST .*/preupload/"
 
@@ -137,8 +137,7 @@ def test_when_training_is_over_a_hub_that_says_nothing_is_waited_for_once_howeve
     sending.error = SilentHubError("nothing came or went")
 
     def until_they_are_waited_for() -> None:
-        while "is waited for" not in caplog.text:
-            time.sleep(0.01)
+        wait_until(lambda: "is waited for" in caplog.text, "the push is waited for")
 
     pushes = PushInProgress()
     pushes.run(until_they_are_waited_for)
@@ -162,10 +161,10 @@ def test_of_saves_that_queue_for_a_slow_hub_the_oldest_are_given_up_where_they_w
 
     def wait() -> None:
         has_begun.set()
-        may_end.wait(60)
+        may_end.wait(LONGEST_WAIT_SECONDS)
 
     pushes.run(wait)
-    assert has_begun.wait(60)
+    assert has_begun.wait(LONGEST_WAIT_SECONDS)
     for step in range(1, MOST_DELETED + 3):
         pushes.begin(push_of(tmp_path, step))
         if step != 2:
@@ -180,7 +179,7 @@ def test_of_saves_that_queue_for_a_slow_hub_the_oldest_are_given_up_where_they_w
 
 def test_pushes_that_are_cancelled_leave_nothing_on_the_disk(sending: type[Sending], tmp_path: Path) -> None:
     pushes, may_end = PushInProgress(), threading.Event()
-    pushes.run(lambda: may_end.wait(60))
+    pushes.run(lambda: may_end.wait(LONGEST_WAIT_SECONDS))
     pushes.begin(push_of(tmp_path, 1))
     assert set_aside(tmp_path) == names(1)
     pushes.cancel()

@@ -25,6 +25,7 @@ from tests.plain_lightning.reading import (
     fit,
     numbers_module,
 )
+from tests.scenarios.other_processes import end_process
 from tests.scenarios.trainers import quiet_trainer
 
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -69,3 +70,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    end_process()

@@ -25,6 +25,7 @@ from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, token_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import CLASSES, tiny_bert_classifier, tiny_llama
+from tests.scenarios.other_processes import end_process
 
 RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "2"))
 GLOO = {"process_group_backend": "gloo"}
@@ -138,3 +139,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    end_process()

@@ -9,6 +9,7 @@ import pytest
 
 from littrainer import TrainingArguments
 from littrainer.plain_lightning.module_arguments import ModuleArguments, arguments_from, changed_arguments
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 
 def test_a_dict_becomes_arguments_and_nothing_becomes_the_defaults() -> None:
@@ -60,6 +61,10 @@ def test_arguments_of_a_module_neither_start_nor_meet_processes() -> None:
     )
     launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0"}
     done = subprocess.run(
-        [sys.executable, "-c", script], env={**os.environ, **launched}, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script],
+        env={**os.environ, **launched},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_WAIT_SECONDS,
     )
     assert done.returncode == 0, done.stderr

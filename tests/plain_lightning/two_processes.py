@@ -20,6 +20,7 @@ from tests.plain_lightning.crossed import there_and_back
 from tests.plain_lightning.curves import JOBS, Job, curve_of_lightning, curve_of_our_trainer, data_module
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.models import tiny_gpt2
+from tests.scenarios.other_processes import end_process
 
 # Of three micro-batches in each process, so that the last window has one.
 ACCUMULATION = 2
@@ -62,3 +63,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    end_process()

@@ -26,8 +26,9 @@ from littrainer.processes.agreement import (
     from_first_to_each,
     largest,
 )
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, end_process
 
-LONGEST_WAIT = timedelta(seconds=60)
+LONGEST_WAIT = timedelta(seconds=LONGEST_WAIT_SECONDS)
 
 
 def error_of(work: Callable[[], Any]) -> str:
@@ -120,3 +121,4 @@ def main(rank: int, size: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    end_process()

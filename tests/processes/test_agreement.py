@@ -13,8 +13,8 @@ import pytest
 from littrainer.processes import agreement
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.scenarios.once_per_session import carried_out_once
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
-LONGEST_RUN_SECONDS = 200
 SIZE = 3
 
 
@@ -26,7 +26,7 @@ def run_together(folder: Path) -> None:
     ]
     try:
         for process in processes:
-            process.wait(LONGEST_RUN_SECONDS)
+            process.wait(LONGEST_WAIT_SECONDS)
     finally:
         for process in processes:
             process.kill()

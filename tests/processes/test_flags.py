@@ -14,10 +14,10 @@ import pytest
 
 from littrainer.processes import flags
 from littrainer.processes.flags import FlagsRaisedTogether
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 NAMES = ("stop", "save")
 PROCESSES = 2
-LONGEST_WAIT_SECONDS = 60
 
 Round = tuple[set[str], set[str]]
 

@@ -12,6 +12,7 @@ import pytest
 
 from littrainer.processes import parent_watch
 from tests.compat.processes import environment
+from tests.scenarios.other_processes import wait_until
 
 STARTER = """
 import os, subprocess, sys
@@ -50,13 +51,9 @@ def test_a_process_ends_with_the_one_that_has_started_it_however_that_ends(tmp_p
     ) as starter:
         assert starter.stdout is not None
         number = int(starter.stdout.readline())
-        deadline = time.monotonic() + 300
-        while not worker.with_suffix(".ready").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(worker.with_suffix(".ready").exists, "the worker watches its parent")
         starter.kill()
-    while is_running(number) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_running(number)
+    wait_until(lambda: not is_running(number), "the worker has ended")
 
 
 @pytest.mark.parametrize(("outside", "seconds"), [("", 600), ("7", 7)])

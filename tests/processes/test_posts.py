@@ -11,6 +11,7 @@ import torch.distributed as dist
 from littrainer.processes import posts
 from littrainer.processes.agreement import FailedElsewhere, LostProcess
 from littrainer.processes.posts import CLOSED, Posts
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 WHAT = "the hyperparameter 'rate'"
 
@@ -38,7 +39,7 @@ def test_a_value_is_waited_for() -> None:
     waiting = threading.Thread(target=lambda: fetched.append(second.fetch("rate", WHAT)))
     waiting.start()
     first.post("rate", 0.1)
-    waiting.join(60)
+    waiting.join(LONGEST_WAIT_SECONDS)
     assert fetched == [0.1]
 
 

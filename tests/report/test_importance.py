@@ -30,7 +30,6 @@ def test_it_is_what_optuna_finds_in_the_study_itself(tmp_path: Path) -> None:
         extra = trial.suggest_int("extra", 1, 9, step=2) if kind == "b" else 0
         return abs(rate - 1e-3) * 100 + decay / 10 + extra / 50
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     study.optimize(objective, n_trials=40)
     trials = [

@@ -9,7 +9,6 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-from lightning.pytorch.utilities import rank_zero_only
 
 from littrainer.engine import build_lightning_trainer
 from littrainer.plain_lightning.lightning_settings import lightning_keywords
@@ -75,8 +74,6 @@ def test_lightning_takes_the_gpu_that_the_arguments_have_found_however_many_are_
 ) -> None:
     trainer = quiet_trainer(tmp_path)
     see_gpus(monkeypatch, visible)
-    # Lightning notes the rank of this process in it.
-    monkeypatch.setattr(rank_zero_only, "rank", 0)
     set_only(monkeypatch, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
     del trainer.args._device
     vars(trainer.args).update(use_cpu=False, **settings)

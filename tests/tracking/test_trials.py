@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import pytest
 
 from littrainer.tracking.base import TrackerCallback
 from tests.scenarios.models import tiny_bert_classifier
+from tests.scenarios.other_processes import wait_until
 from tests.tracking.both_sides import SIDES, same_on_both_machines, search_on, trainer_of
 from tests.tracking.test_tensorboard import read_events
 
@@ -146,27 +146,29 @@ def wandb_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
     wandb.teardown()
 
 
-def runs_below(folder: Path) -> dict[str, Any]:
-    """Runs by name, when all of them have ended: wandb's service writes a little later."""
+def ended_runs(folder: Path, *names: str) -> dict[str, Any]:
+    """The runs of these names, and no other, when all of them have ended: wandb's service writes a little later."""
     from tests.tracking.wandb_records import read_run
 
-    for _ in range(600):
+    def ended() -> dict[str, Any]:
         runs = [read_run(path) for path in folder.glob("offline-run-*")]
-        if all(run.exit_code is not None for run in runs):
-            return {run.name: run for run in runs}
-        time.sleep(0.05)
-    raise AssertionError(f"runs of wandb are still open: {[run.name for run in runs if run.exit_code is None]}")
+        return {run.name: run for run in runs if run.exit_code is not None}
+
+    wait_until(lambda: set(ended()) >= set(names), f"wandb's runs {names} have ended")
+    runs = ended()
+    assert sorted(runs) == sorted(names)
+    return runs
 
 
 def test_each_trial_is_a_run_of_wandb_as_under_transformers(wandb_folder: Path, tmp_path: Path) -> None:
     import wandb
 
-    found = {}
+    names = {side: [f"{side}-{number}" for number in range(3)] for side in SIDES}
     for side in SIDES:
-        search_on(side, tmp_path / "out", hp_name=lambda trial, side=side: f"{side}-{trial.number}", report_to="wandb")
+        search_on(side, tmp_path / "out", hp_name=lambda trial, side=side: names[side][trial.number], report_to="wandb")
         wandb.finish()
-        runs = runs_below(wandb_folder)
-        found[side] = [runs[f"{side}-{number}"] for number in range(3)]
+    runs = ended_runs(wandb_folder, *names["transformers"], *names["littrainer"])
+    found = {side: [runs[name] for name in names[side]] for side in SIDES}
     for theirs, ours in zip(*(found[side] for side in SIDES), strict=True):
         assert list(map(comparable, ours.history)) == list(map(comparable, theirs.history))
         assert ours.config["learning_rate"] == theirs.config["learning_rate"]
@@ -199,7 +201,7 @@ def test_a_trial_that_fails_ends_its_run_of_wandb_as_failed_and_a_training_after
     )
     trainer.train()
     wandb.finish()
-    runs = runs_below(wandb_folder)
+    runs = ended_runs(wandb_folder, "run-0", "run-1", "after")
     assert {name: run.exit_code for name, run in runs.items()} == {"run-0": 1, "run-1": 0, "after": 0}
     assert runs["run-1"].group == str(tmp_path / "out")
     assert runs["after"].config["learning_rate"] == 0.01

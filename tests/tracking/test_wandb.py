@@ -1,4 +1,3 @@
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from littrainer import TrainerCallback
 from littrainer.tracking import WandbCallback
 from littrainer.tracking.selection import trackers_for
+from tests.scenarios.other_processes import wait_until
 from tests.scenarios.trainers import quiet_trainer
 from tests.tracking.both_sides import (
     SIDES,
@@ -50,12 +50,8 @@ def finished_run() -> WandbRun:
     """Finish the run and read what it left on the disk, which wandb's service may still be writing."""
     folder = Path(wandb.run.settings.sync_dir)
     wandb.finish()
-    for _ in range(600):
-        run = read_run(folder)
-        if run.exit_code is not None:
-            return run
-        time.sleep(0.05)
-    raise AssertionError("wandb's service has not written the end of the run")
+    wait_until(lambda: read_run(folder).exit_code is not None, "wandb's service has written the end of the run")
+    return read_run(folder)
 
 
 @pytest.fixture(scope="module")

@@ -38,13 +38,13 @@ class WandbRun:
 
 
 def read_run(folder: Path) -> WandbRun:
-    """Read the one `.wandb` file below a folder."""
-    (path,) = folder.rglob("*.wandb")
+    """Read the one `.wandb` file below a folder, as far as it is written yet."""
     run = WandbRun()
-    for data in _records(path.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        _add(run, record)
+    for path in folder.rglob("*.wandb"):
+        for data in _records(path.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            _add(run, record)
     return run
 
 
@@ -79,6 +79,8 @@ def _records(data: bytes) -> Iterator[bytes]:
             continue
         _, length, kind = RECORD_HEADER.unpack_from(data, position)
         position += RECORD_HEADER.size
+        if position + length > len(data):
+            return
         parts.append(data[position : position + length])
         position += length
         if kind in (FULL, LAST):

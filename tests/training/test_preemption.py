@@ -16,12 +16,15 @@ import pytest
 
 from littrainer.training import preemption
 from littrainer.training.preemption import Preemption, listed_callbacks
+from tests.fidelity.conftest import environment_of_runs
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 # Two processes take the same steps; one of them is told to stop in the middle of its third.
 PROCESS = """
-import json, os, signal, sys
+import json, signal, sys
 import torch.distributed as dist
 from littrainer.training.preemption import Preemption
+from tests.scenarios.other_processes import end_process
 
 rank, rendezvous = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
@@ -36,24 +39,22 @@ for step in range(1, 7):
     if preemption.agreed is not None:
         break
 preemption.stop()
-print(json.dumps([step, preemption.agreed.name, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL]), flush=True)
-# Threads of gloo may outlive their group, and Python then ends with a crash.
-os._exit(0)
+print(json.dumps([step, preemption.agreed.name, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL]))
+end_process()
 """
 
 
 def test_a_signal_to_one_of_two_processes_stops_both_at_the_same_step(tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PROCESS, str(rank), str(tmp_path / "rendezvous")],
             stdout=subprocess.PIPE,
             text=True,
-            env=environment,
+            env=environment_of_runs(),
         )
         for rank in (0, 1)
     ]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    outputs = [process.communicate(timeout=LONGEST_WAIT_SECONDS)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert [json.loads(output.splitlines()[-1]) for output in outputs] == [[3, "SIGUSR1", True]] * 2
 

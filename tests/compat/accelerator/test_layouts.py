@@ -13,6 +13,7 @@ from accelerate.state import AcceleratorState
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.compat.accelerator.layouts import LayoutView, SplitModels
 from littrainer.compat.accelerator.states import AcceleratorStateView
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_arguments
 
 SHARDED: dict[str, Any] = {"fsdp": True, "fsdp_config": {"version": 2, "activation_checkpointing": True}}
@@ -72,7 +73,11 @@ print(json.dumps([str(state.distributed_type), plugin.fsdp_version, plugin.cpu_o
 
 def test_the_plugin_is_there_without_accelerate_too(tmp_path: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-c", WITHOUT_ACCELERATE], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", WITHOUT_ACCELERATE],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_WAIT_SECONDS,
     )
     assert run.returncode == 0, run.stderr
     kind, *facts, message = json.loads(run.stdout)

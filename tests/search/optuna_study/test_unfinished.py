@@ -19,10 +19,10 @@ import pytest
 from littrainer.checkpoint.claims import CLAIM_NAME, give_back_claim, take_claim
 from littrainer.search.optuna_study.unfinished import AGAIN, CLAIM_FOLDER_PREFIX, ERROR, NOTE_PREFIX, SEARCH, carried_on
 from littrainer.search.record import read_record
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.search.optuna_study.killed_search import N_TRIALS, search
 
 ROOT = Path(__file__).resolve().parents[3]
-LONGEST_RUN_SECONDS = 240
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_killed_search_goes_on_to_the_trials_that_it_would_have_had(
         command,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": paths},
-        timeout=LONGEST_RUN_SECONDS,
+        timeout=LONGEST_WAIT_SECONDS,
         capture_output=True,
         text=True,
     )
@@ -291,7 +291,7 @@ def test_a_search_whose_output_folder_was_deleted_is_gone_on_with_where_its_proc
     tmp_path: Path, study: Any
 ) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait(LONGEST_RUN_SECONDS)
+    ended.wait(LONGEST_WAIT_SECONDS)
     first = killed_search(study, tmp_path, pid=ended.pid)
     with carried_on(study, for_trainer(tmp_path), 5, is_stored=True) as again:
         assert again.id == first

@@ -22,6 +22,7 @@ from littrainer.search.objective import default_compute_objective
 from littrainer.search.ray_tune import trial as ray_trial
 from littrainer.search.searching import searching
 from littrainer.search.trial import run_trial
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.search.trainers import searched_trainer
 
 pytestmark = pytest.mark.long
@@ -240,16 +241,16 @@ def another_holder(folder: Path) -> Iterator[Callable[[], None]]:
     def hold() -> None:
         with claimed(folder):
             held.set()
-            told.wait(60)
+            told.wait(LONGEST_WAIT_SECONDS)
 
     holder = threading.Thread(target=hold)
 
     def let_go() -> None:
         told.set()
-        holder.join(60)
+        holder.join(LONGEST_WAIT_SECONDS)
 
     holder.start()
-    held.wait(60)
+    held.wait(LONGEST_WAIT_SECONDS)
     try:
         yield let_go
     finally:
@@ -316,7 +317,7 @@ def test_a_keyboard_interrupt_of_the_script_is_known_in_the_thread_that_ray_trai
 
     thread = threading.Thread(target=train)
     thread.start()
-    thread.join(120)
+    thread.join(LONGEST_WAIT_SECONDS)
     assert [repr(error) for error in found] == [repr(ray_trial.EndedByScript("KeyboardInterrupt"))]
 
 

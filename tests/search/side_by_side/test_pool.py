@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,10 +29,9 @@ from littrainer.search.travelling.packing import unpacked
 from tests.compat.processes import environment
 from tests.processes.test_parent_watch import is_running
 from tests.scenarios.once_per_session import carried_out_once
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 from tests.search.trainers import rate_space, searched_trainer
 
-SECONDS = 120
-LONGEST_RUN_SECONDS = 400
 SCRIPT = Path(__file__).with_name("side_by_side_script.py")
 
 
@@ -59,14 +57,15 @@ def run_script(folder: Path) -> None:
             stderr=err,
         ) as process,
     ):
-        deadline = time.monotonic() + LONGEST_RUN_SECONDS
+
+        def last_trial_runs() -> bool:
+            assert process.poll() is None, (folder / "err.txt").read_text()
+            return (folder / "waiting").exists() and ended_trials(folder) == 3
+
         try:
-            while not ((folder / "waiting").exists() and ended_trials(folder) == 3):
-                assert process.poll() is None, (folder / "err.txt").read_text()
-                assert time.monotonic() < deadline, (folder / "err.txt").read_text()
-                time.sleep(0.05)
+            wait_until(last_trial_runs, "the last trial runs")
             process.send_signal(signal.SIGINT)
-            process.wait(LONGEST_RUN_SECONDS)
+            process.wait(LONGEST_WAIT_SECONDS)
         finally:
             process.kill()
     (folder / "status").write_text(json.dumps([process.returncode, process.pid]))
@@ -129,7 +128,7 @@ def test_what_a_trial_prints_has_its_number_and_no_bars(searched: Any) -> None:
 
 
 def test_a_process_that_cannot_begin_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial_process, "SECONDS_TO_END", SECONDS)
+    monkeypatch.setattr(trial_process, "SECONDS_TO_END", LONGEST_WAIT_SECONDS)
     with tempfile.TemporaryFile() as empty:
         setting = Setting({"path": sys.path, "folder": "/there/is/none"}, empty.fileno(), 1)
         process = TrialProcess(setting, dict(os.environ))
@@ -153,10 +152,7 @@ def test_a_trials_process_ends_with_the_one_that_searches(tmp_path: Path) -> Non
         assert process.stdout is not None
         number = int(process.stdout.readline())
         process.kill()
-    deadline = time.monotonic() + SECONDS
-    while is_running(number) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_running(number)
+    wait_until(lambda: not is_running(number), "the trial's process has ended")
 
 
 # ---- With stand-ins for them -----------------------------------------------------------------------------------------
@@ -211,7 +207,7 @@ def failing_with(error: BaseException) -> Callable[[StandIn], Any]:
 
 
 def until_told(process: StandIn) -> Any:
-    assert process.told.wait(SECONDS)
+    assert process.told.wait(LONGEST_WAIT_SECONDS)
     raise TrialProcessDied("interrupted")
 
 
@@ -232,7 +228,7 @@ def started(trials: SideBySide, one: Any, raised: list[BaseException]) -> thread
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert begun.wait(SECONDS)
+    assert begun.wait(LONGEST_WAIT_SECONDS)
     return thread
 
 
@@ -271,7 +267,7 @@ def test_an_error_that_ends_the_search_ends_the_other_trials_with_it(
         other = started(trials, trial(0, until_told), raised)
         with pytest.raises(type(mistake)):
             trials.run(trial(1, failing_with(mistake)))
-        other.join(SECONDS)
+        other.join(LONGEST_WAIT_SECONDS)
         with pytest.raises(type(mistake)):
             trials.run(trial(2))
     # Which of them the study meets first makes no difference.
@@ -309,7 +305,7 @@ def test_ctrl_c_ends_the_trials_and_then_the_search(processes: list[StandIn], tm
     with pytest.raises(KeyboardInterrupt), SideBySide(searched_trainer(tmp_path), 1) as trials:
         thread = started(trials, trial(0, until_told), raised)
         signal.raise_signal(signal.SIGINT)
-        thread.join(SECONDS)
+        thread.join(LONGEST_WAIT_SECONDS)
     assert [type(error) for error in raised] == [KeyboardInterrupt]
     assert processes[0].calls == ["trial 0", "interrupted", "ended"]
     assert signal.getsignal(signal.SIGINT) is before
@@ -320,7 +316,7 @@ def test_a_second_ctrl_c_waits_for_no_trial(processes: list[StandIn], tmp_path: 
     go_on = threading.Event()
 
     def stubborn(process: StandIn) -> Any:
-        assert go_on.wait(SECONDS)
+        assert go_on.wait(LONGEST_WAIT_SECONDS)
         raise TrialProcessDied("killed")
 
     with pytest.raises(KeyboardInterrupt), SideBySide(searched_trainer(tmp_path), 1) as trials:
@@ -330,7 +326,7 @@ def test_a_second_ctrl_c_waits_for_no_trial(processes: list[StandIn], tmp_path: 
             signal.raise_signal(signal.SIGINT)
         assert processes[0].calls == ["trial 0", "interrupted", "killed"]
         go_on.set()
-        thread.join(SECONDS)
+        thread.join(LONGEST_WAIT_SECONDS)
 
 
 def test_ctrl_c_between_trials_is_as_ever_and_none_begins_after_it(processes: list[StandIn], tmp_path: Path) -> None:
@@ -374,7 +370,7 @@ def test_a_second_ctrl_c_may_come_while_the_first_one_is_seen_to(
     with pytest.raises(KeyboardInterrupt), SideBySide(searched_trainer(tmp_path), 1) as trials:
         thread = started(trials, trial(0, until_told), raised)
         signal.raise_signal(signal.SIGINT)
-        thread.join(SECONDS)
+        thread.join(LONGEST_WAIT_SECONDS)
     assert [type(error) for error in raised] == [KeyboardInterrupt]
     assert processes[0].calls == ["trial 0", "killed", "interrupted", "ended"]
 

@@ -1,0 +1,73 @@
+"""Waiting for other threads and processes, however busy the machine is, and ending a process of a test."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+LONGEST_WAIT_SECONDS = 600.0
+"""What a test waits at most for a thread, for a process, or for the files of another program."""
+
+
+def wait_until(is_so: Callable[[], bool], what: str) -> None:
+    """Wait until something is so.
+
+    Parameters:
+        is_so: asked again and again; may raise what ends the waiting.
+        what: that is waited for, in the words of the error.
+
+    Raises:
+        AssertionError: it has not become so for `LONGEST_WAIT_SECONDS`.
+    """
+    until = time.monotonic() + LONGEST_WAIT_SECONDS
+    while not is_so():
+        assert time.monotonic() < until, f"{LONGEST_WAIT_SECONDS:g} s were not enough for this: {what}"
+        time.sleep(0.02)
+
+
+@contextmanager
+def process_group(meeting_place: Path, rank: int, size: int, longest_wait: timedelta) -> Iterator[None]:
+    """Be in a process group of its own while a block runs, one of several in this process; one alone is in none.
+
+    Parameters:
+        meeting_place: a file that none of the processes has made yet.
+        longest_wait: of an exchange.
+    """
+    # Not all tests that wait need torch.
+    import torch.distributed as dist
+
+    if size > 1:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{meeting_place}", rank=rank, world_size=size, timeout=longest_wait
+        )
+    try:
+        yield
+    finally:
+        if size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+        # A loader that is collected waits five seconds for each of its lasting workers.
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+            worker.join()
+        # Garbage may still hold the group. A worker of a later loader, forked, would end it when it collects that, and
+        # wait for threads which it does not have, or crash.
+        if size > 1:
+            gc.collect()
+
+
+def end_process() -> None:
+    """End this process well, without the end of Python.
+
+    A process that has brought its process group up by itself ends so: threads of gloo may outlive the group, and one
+    that lets go of a tensor while Python ends is aborted, and the process with it.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
