@@ -24,8 +24,6 @@ from littrainer.search.searching import searching
 from littrainer.search.trial import run_trial
 from tests.search.trainers import searched_trainer
 
-pytestmark = pytest.mark.long
-
 tune: Any = pytest.importorskip("ray.tune")
 
 CONFIG = {"learning_rate": 0.01}
