@@ -8,12 +8,14 @@ import logging
 import os
 import signal
 import sys
-import time
+import textwrap
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.left_out import LEFT_OUT, leave_out
 from tests.scenarios.once_per_process import (
     leave_out_of_collections,
     leave_writing_to_the_system,
@@ -39,7 +41,7 @@ for _name, _value in SETTINGS.items():
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-STARTED = time.monotonic()
+TESTS = Path(__file__).parent
 
 remember_entry_points()
 leave_writing_to_the_system()
@@ -47,10 +49,9 @@ leave_writing_to_the_system()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--long-tests-for",
-        type=float,
-        metavar="SECONDS",
-        help="run the tests marked `long` after all others, and skip those that would begin later than this",
+        "--quick",
+        action="store_true",
+        help="leave out what tests/left_out.py lists, as `make test` does, and tell of it",
     )
     parser.addoption(
         "--fresh-oracle",
@@ -59,23 +60,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One run with the long tests at its end collects once, where a run of their own would collect again."""
-    if config.getoption("--long-tests-for") is not None:
-        items.sort(key=is_long)
-
-
-def is_long(item: pytest.Item) -> bool:
-    return item.get_closest_marker("long") is not None
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file that is left out is not imported either."""
+    is_quick = config.getoption("--quick") and collection_path.is_relative_to(TESTS)
+    return True if is_quick and collection_path.relative_to(TESTS).as_posix() in LEFT_OUT else None
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before the fixtures are set up, which is what takes long."""
-    limit_seconds = item.config.getoption("--long-tests-for")
-    if limit_seconds is not None and is_long(item) and time.monotonic() - STARTED > limit_seconds:
-        pytest.skip(f"a long test, left out: the tests have taken more than {limit_seconds:g} s")
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        leave_out(config, items, lambda item: item.nodeid.partition("[")[0].removeprefix("tests/") in LEFT_OUT)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--quick"):
+        terminalreporter.section("left out; `make test-all` runs everything")
+        names = ", ".join(
+            name.removesuffix(".py") for name in [*sorted(LEFT_OUT), "most scenarios of fidelity/test_fidelity"]
+        )
+        terminalreporter.write_line(textwrap.fill(names, 120, break_on_hyphens=False))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,8 +10,6 @@ import pytest
 
 from tests.compat.processes import run_python
 
-pytestmark = pytest.mark.long
-
 SCRIPT = """
 import gc
 import json

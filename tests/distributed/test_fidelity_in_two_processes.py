@@ -27,8 +27,6 @@ from tests.fidelity.scenarios import SCENARIOS
 from tests.fidelity.side import MODES, ORACLE
 from tests.scenarios.once_per_session import carried_out_once
 
-pytestmark = pytest.mark.long
-
 PROCESSES = 2
 LONGEST_RUN_SECONDS = 900
 

@@ -14,8 +14,6 @@ from tests.distributed.sharded_process import CHECKS, STEPS, adapter, curve, lla
 from tests.distributed.together import found_in, run_together
 from tests.scenarios.once_per_session import carried_out_once
 
-pytestmark = pytest.mark.long
-
 TOLERANCE = 1e-6
 LIKE_DDP = [name for name, (_, reference) in CHECKS.items() if reference is not None]
 

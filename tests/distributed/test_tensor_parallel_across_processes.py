@@ -22,8 +22,6 @@ from tests.distributed.tensor_parallel_process import (
 from tests.distributed.together import run_together
 from tests.scenarios.once_per_session import carried_out_once
 
-pytestmark = pytest.mark.long
-
 TOLERANCE = 1e-6
 TRAININGS = [name for name in CHECKS if name not in ("by plan", "loaded split", "streamed", "another model")]
 

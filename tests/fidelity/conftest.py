@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from tests.fidelity.kept_records import KeptRecords, records_kept_in_cache
+from tests.fidelity.scenarios import QUICK
 from tests.fidelity.side import MODES, ORACLE, OURS
+from tests.left_out import leave_out
 from tests.scenarios.once_per_session import carried_out_once
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +75,17 @@ def needs_a_run(item: Any) -> bool:
     name = getattr(item, "callspec", NO_CALL).params.get("name")
     # A parametrisation over an empty table leaves one test behind, whose parameter is no name.
     return "runs" in getattr(item, "fixturenames", ()) and isinstance(name, str)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`make test` compares one scenario of each topic."""
+
+    def is_left_out(item: Any) -> bool:
+        params = item.callspec.params if needs_a_run(item) else None
+        return params is not None and (params["name"], params.get("mode", MODES[0])) not in QUICK
+
+    if config.getoption("--quick"):
+        leave_out(config, items, is_left_out)
 
 
 @pytest.fixture(scope="session")

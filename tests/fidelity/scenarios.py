@@ -37,6 +37,7 @@ from tests.fidelity.cases import (  # noqa: F401 (importing them registers their
     several_processes_search,
 )
 from tests.fidelity.registry import REGISTERED, Scenario
+from tests.fidelity.side import MODES
 
 SCENARIOS: dict[str, Scenario] = dict(REGISTERED)
 
@@ -54,3 +55,17 @@ COMPARED: tuple[str, ...] = tuple(
     for name, scenario in SCENARIOS.items()
     if name not in REFUSED_TODAY and (COMPARE_RESUME or not scenario.resumes) and scenario.processes == 1
 )
+
+IN_BOTH_MODES = ("accumulation", "optimization", "precision", "resume")
+"""Topics, by the names of their files, whose arithmetic differs most between the modes."""
+
+
+def _quick() -> set[tuple[str, str]]:
+    first = {SCENARIOS[name].run.__module__.rpartition(".")[2]: name for name in reversed(COMPARED)}
+    return {
+        (name, mode) for topic, name in first.items() for mode in MODES if mode == MODES[0] or topic in IN_BOTH_MODES
+    }
+
+
+QUICK = _quick()
+"""What `make test` compares, by scenario and mode: one of each topic."""

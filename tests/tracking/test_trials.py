@@ -15,8 +15,6 @@ from tests.scenarios.other_processes import wait_until
 from tests.tracking.both_sides import SIDES, same_on_both_machines, search_on, trainer_of
 from tests.tracking.test_tensorboard import read_events
 
-pytestmark = pytest.mark.long
-
 TRIALS = ("try-0", "try-1", "try-2")
 # transformers counts to a trial what the pruned one before it computed after its last log.
 COUNTED_ON = ("total_flos", "train/total_flos")

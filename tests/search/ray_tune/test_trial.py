@@ -25,8 +25,6 @@ from littrainer.search.trial import run_trial
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.search.trainers import searched_trainer
 
-pytestmark = pytest.mark.long
-
 tune: Any = pytest.importorskip("ray.tune")
 
 CONFIG = {"learning_rate": 0.01}

@@ -1,0 +1,73 @@
+"""What `make test` leaves out, and `make test-all` runs: files, folders and single tests below `tests/`.
+
+Of `fidelity/test_fidelity.py`, `make test` runs what `QUICK` in `tests/fidelity/scenarios.py` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+FOR_WHAT_THEY_WOULD_INSTALL = (
+    "compat/test_search_script.py",
+    "compat/test_trackers.py",
+    "keras_models",
+    "libraries",
+    "plain_lightning/test_lightning_cli.py",
+    "search/ray_tune",
+    "search/test_wandb_sweep.py",
+    "tracking",
+)
+
+# Those that take longer than five seconds, most of them since they start processes. What they are about is tried by
+# others too: two processes by distributed/test_data_parallel.py, a kill by faults/test_kills.py.
+FOR_THEIR_TIME = (
+    "checkpoint/test_exchange.py::test_a_training_of_transformers_5_3_goes_on_here_with_the_same_numbers",
+    "compat/test_console.py",
+    "compat/test_redirect.py::test_every_way_to_the_trainer_api_ends_in_littrainer",
+    "compat/test_releases.py",
+    "distributed/test_accelerator_across_processes.py",
+    "distributed/test_data_across_processes.py",
+    "distributed/test_evaluation_across_processes.py",
+    "distributed/test_fidelity_in_two_processes.py",
+    "distributed/test_precision_across_processes.py",
+    "distributed/test_saving_together.py",
+    "distributed/test_searching_together.py",
+    "distributed/test_sharded_training.py",
+    "distributed/test_starting.py",
+    "distributed/test_tensor_parallel_across_processes.py",
+    "docs/test_page_run.py",
+    "docs/test_pages.py",
+    "errors/test_script_tracebacks.py",
+    "examples",
+    "explain/test_command.py",
+    "faults/test_interrupts.py::test_a_script_that_is_interrupted_ends_as_python_does_whatever_it_was_doing",
+    "faults/test_kills.py::test_a_plain_lightning_program_is_killed_and_resumed_for_comparison",
+    "faults/test_preemption.py::test_a_process_told_to_end_saves_goes_on_after_train_and_ends_with_status_0",
+    "hub/test_ending_by_errors.py",
+    "hub/test_pushing_together.py",
+    "packaging",
+    "plain_lightning/test_batches.py::test_two_processes_share_the_data_as_under_our_trainer_and_resume_it_together",
+    "plain_lightning/test_same_numbers.py::test_in_two_processes_numbers_are_equal_too",
+    "plain_lightning/test_sharing.py",
+    "search/optuna_study/test_unfinished.py::test_a_killed_search_goes_on_to_the_trials_that_it_would_have_had",
+    "search/side_by_side/test_pool.py",
+    "search/test_callbacks_over_trials.py",
+    "search/test_preserved.py",
+    "search/test_trial.py::test_twenty_trials_end_with_the_memory_of_one",
+    "test_accepted_arguments.py",
+    "test_benchmarks.py",
+    "test_log_levels.py::test_a_script_that_asks_for_details_gets_ours_alone",
+    "test_log_levels.py::test_a_script_that_asks_for_nothing_gets_the_logs_and_one_warning",
+    "training/test_memory_report.py",
+)
+
+LEFT_OUT = frozenset(FOR_WHAT_THEY_WOULD_INSTALL + FOR_THEIR_TIME)
+
+
+def leave_out(config: pytest.Config, items: list[pytest.Item], is_left_out: Callable[[pytest.Item], bool]) -> None:
+    """Take tests out of those that were collected, and have them counted."""
+    left_out = [item for item in items if is_left_out(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in set(left_out)]
