@@ -1,6 +1,7 @@
 # make demo    train the example classifier with `littrainer run` (creates .venv on the first call)
 # make test    run the quick tests, which every change needs
 # make test-all  run all tests, those of unchanged scripts of TRL, sentence-transformers, setfit and PEFT among them
+# make test-libraries  of these the ones of the unchanged scripts
 # make soak    run the tests of faults and models with their large samples; hours
 # make test-trackers  let the clients of experiment trackers write offline, and compare with transformers
 # make test-gpu  run the tests that need GPUs, of which this machine should have one or two
@@ -43,7 +44,7 @@ BEGAN := $(shell date +%s)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all soak test-trackers test-gpu docs docs-serve package lint format bench bench-short bench-record bench-docs clean
+.PHONY: help demo test test-all test-libraries soak test-trackers test-gpu docs docs-serve package lint format bench bench-short bench-record bench-docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -90,7 +91,7 @@ demo: .venv/.demo
 test: .venv/.test
 	$(call timed,$(PYTEST) $(PYTEST_ARGS))
 
-test-all: .venv/.full $(LIBRARIES)/.installed
+test-all: $(LIBRARIES)/.installed
 	$(call timed,$(PYTEST) --full $(PYTEST_ARGS))
 
 soak: .venv/.full
@@ -111,6 +112,9 @@ $(LIBRARIES)/.installed: tests/libraries/requirements.txt .venv/.full
 	$(environment_beside)
 	@$(PIP) --python $(LIBRARIES)/bin/python $(INSTALL) -c constraints.txt -r $<
 	@touch $@
+
+test-libraries: $(LIBRARIES)/.installed
+	$(PYTEST) --full tests/libraries $(PYTEST_ARGS)
 
 # As for the libraries. `make test-all` has TensorBoard, Weights & Biases, MLflow and Trackio; these are the others.
 $(TRACKERS)/.installed: tests/tracking/services/requirements.txt .venv/.full

@@ -28,10 +28,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 SOURCE_ROOT = Path(littrainer.__file__).parents[1]
 PYTHON = Path(__file__).parents[2] / ".venv" / "libraries" / "bin" / "python"
 """The interpreter of an environment that has the libraries."""
-needs_libraries = [
-    pytest.mark.full,
-    pytest.mark.skipif(not PYTHON.exists(), reason="`make test-all` installs TRL, sentence-transformers and setfit"),
-]
+needs_libraries = pytest.mark.skipif(not PYTHON.exists(), reason="`make test-all` installs TRL and others")
 LIMIT_SECONDS = 600
 SHOWN_CHARACTERS = 6000
 # Files that only a checkpoint of littrainer has.
