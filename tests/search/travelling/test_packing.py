@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from littrainer import TrainerCallback
 from littrainer.search.travelling.packing import packed, packed_with, unpacked, unpacked_with
@@ -95,7 +96,6 @@ def test_methods_set_on_the_instance_travel_bound_to_it(tmp_path: Path) -> None:
 
 
 def test_a_tracker_begins_a_run_of_its_own(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     trainer = trained(
         tmp_path, report_to="tensorboard", logging_strategy="steps", logging_steps=1, logging_dir=str(tmp_path / "here")
     )
@@ -104,7 +104,7 @@ def test_a_tracker_begins_a_run_of_its_own(tmp_path: Path) -> None:
     arrived = unpacked(packed(trainer))
     arrived.args.logging_dir = str(tmp_path / "there")
     arrived.train()
-    events = accumulator.EventAccumulator(str(tmp_path / "there"))
+    events = EventAccumulator(str(tmp_path / "there"))
     events.Reload()
     assert [event.step for event in events.Scalars("train/loss")] == [1, 2]
 
