@@ -1,6 +1,8 @@
 # make demo    train the example classifier with `littrainer run` (creates .venv on the first call)
-# make test    run the tests
-# make test-libraries  run unchanged scripts of TRL, sentence-transformers, setfit and PEFT, and compare with transformers
+# make test    run the quick tests, which every change needs
+# make test-all  run all tests, those of unchanged scripts of TRL, sentence-transformers, setfit and PEFT among them
+# make test-libraries  of these the ones of the unchanged scripts
+# make soak    run what takes longer still: damages, 50 kills, full disks (as root), 480 random orders of calls
 # make test-trackers  let the clients of experiment trackers write offline, and compare with transformers
 # make test-gpu  run the tests that need GPUs, of which this machine should have one or two
 # make docs    build the documentation's site into site/, with its links checked
@@ -14,6 +16,7 @@
 # make bench-docs  tables and curves of the documentation anew, from docs/benchmarks/record.json
 # make clean   remove .venv, caches and what runs left behind
 #
+# Each of these installs into .venv what it needs beyond what is there.
 # Another interpreter for the environment: make test PYTHON=python3.12
 # More arguments:                          make test PYTEST_ARGS="-k resume -x"
 #                                          make demo DEMO_ARGS="--epochs 2"
@@ -26,54 +29,76 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 
 BIN := .venv/bin
-INSTALLED := .venv/.installed
 EARLIER := .venv/transformers-5.3.0
 LIBRARIES := .venv/libraries
 TRACKERS := .venv/trackers
 DOCS := .venv/docs
 PACKAGING := .venv/packaging
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+# Compiling all modules would take half of the time; what is imported is compiled then.
+INSTALL := install -qq --no-compile
+PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS)
+BEGAN := $(shell date +%s)
 
 # Where this variable is set, each start would compile our own modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-libraries test-trackers test-gpu docs docs-serve package lint format bench bench-short bench-record bench-docs clean
+.PHONY: help demo test test-all test-libraries soak test-trackers test-gpu docs docs-serve package lint format bench bench-short bench-record bench-docs clean
 .DELETE_ON_ERROR:
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
 
-install: $(INSTALLED)
+# Runs a command and tells at its end, passed or failed, what took how long.
+timed = @began=$$(date +%s); \
+	trap 'echo "make $@: installed in $$((began - $(BEGAN))) s, then ran for $$(($$(date +%s) - began)) s"' EXIT; \
+	(set -x; $1)
 
 # torch comes first and by its exact version, so that a wheel of it on the local disk is taken where pip knows of one.
 # The build backend stands in the constraints too: without build isolation the whole installation is repeatable.
-$(INSTALLED): pyproject.toml constraints.txt
+# So does pip, which has to know dependency groups.
+.venv/.demo: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "The development environment needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
 	@test -x $(BIN)/python || { echo "creating .venv"; $(PYTHON) -m venv .venv; } || { rm -rf .venv; \
 		echo "$(PYTHON) cannot make an environment: install its venv module (Debian, Ubuntu: apt-get install python3-venv)"; \
 		exit 1; }
-	@echo "installing torch and the build backend (1 of 2)"
-	@$(PIP) install -qq -c constraints.txt torch==2.13.0 hatchling hatch-fancy-pypi-readme editables
-	@echo "installing littrainer with its test and demo extras (2 of 2)"
-	@$(PIP) install -qq -c constraints.txt --no-build-isolation --editable '.[test,demo]'
+	@echo "installing torch, pip and the build backend"
+	@$(PIP) $(INSTALL) -c constraints.txt pip torch==2.13.0 hatchling hatch-fancy-pypi-readme editables
+	@echo "that took $$(($$(date +%s) - $(BEGAN))) s; installing littrainer and what the demo needs"
+	@$(PIP) $(INSTALL) -c constraints.txt --no-build-isolation --editable '.[demo]'
 	@touch $@
 
-# Checkpoints are exchanged with this release too. It asks for an earlier huggingface_hub, so it has a folder of its own,
-# which a test puts on the path of a process of its own; whatever else it needs is in the environment.
-$(EARLIER)/.installed: tests/transformers-5.3.0.txt $(INSTALLED)
-	@echo "installing transformers 5.3.0 beside it, for tests of checkpoints"
+# Checkpoints are exchanged with transformers 5.3.0 too. It asks for an earlier huggingface_hub, so it has a folder of its
+# own, which a test puts on the path of a process of its own; whatever else it needs is in the environment.
+$(EARLIER)/.installed: tests/transformers-5.3.0.txt .venv/.demo
 	@rm -rf $(EARLIER)
-	@$(PIP) install -qq --no-deps --target $(EARLIER) -r $<
+	@$(PIP) $(INSTALL) --no-deps --target $(EARLIER) -r $<
 	@touch $@
 
-demo: $(INSTALLED)
-	$(BIN)/littrainer run examples/text_classification.py $(DEMO_ARGS)
+.venv/.lint: .venv/.demo
+.venv/.test: $(EARLIER)/.installed
+.venv/.full: .venv/.test
+.venv/.lint .venv/.test .venv/.full:
+	@echo "installing the dependency group $(@:.venv/.%=%)"
+	@$(PIP) $(INSTALL) -c constraints.txt --group $(@:.venv/.%=%)
+	@touch $@
 
-test: $(INSTALLED) $(EARLIER)/.installed
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
-		$(BIN)/python -m pytest -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+demo: .venv/.demo
+	$(call timed,$(BIN)/littrainer run examples/text_classification.py $(DEMO_ARGS))
+
+test: .venv/.test
+	$(call timed,$(PYTEST) --quick $(PYTEST_ARGS))
+
+test-all: $(LIBRARIES)/.installed
+	$(call timed,$(PYTEST) $(PYTEST_ARGS))
+
+# Of each `make test-all` runs a small sample.
+soak: .venv/.full
+	$(call timed,for fault in 'damage' 'damage --bits 20' kills full_disk; do $(BIN)/python -m tests.faults.$$fault || exit; done; \
+		FIDELITY_ORDERS=420 FIDELITY_ORDERS_IN_TWO_PROCESSES=60 $(PYTEST) $(PYTEST_ARGS) -k of_calls \
+		tests/fidelity tests/distributed/test_fidelity_in_two_processes.py)
 
 # An environment that sees the packages of the first one, which is why torch is not installed twice.
 define environment_beside
@@ -84,38 +109,36 @@ define environment_beside
 		(there / "first_environment.pth").write_text(f"import site; site.addsitedir({here!r})\n")'
 endef
 
-# An environment of its own, so that `make test` installs nothing that only these libraries need.
-$(LIBRARIES)/.installed: tests/libraries/requirements.txt constraints.txt $(INSTALLED)
+# The scripts of these libraries run in it; the tests themselves run in the first one.
+$(LIBRARIES)/.installed: tests/libraries/requirements.txt .venv/.full
 	@echo "installing TRL, sentence-transformers and setfit beside it"
 	$(environment_beside)
-	@$(PIP) --python $(LIBRARIES)/bin/python install -qq -c constraints.txt -r $<
+	@$(PIP) --python $(LIBRARIES)/bin/python $(INSTALL) -c constraints.txt -r $<
 	@touch $@
 
 test-libraries: $(LIBRARIES)/.installed
-	LITTRAINER_TEST_LIBRARIES=1 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
-		$(LIBRARIES)/bin/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile tests/libraries $(PYTEST_ARGS)
+	$(PYTEST) tests/libraries $(PYTEST_ARGS)
 
-# As for the libraries. `make test` has TensorBoard, Weights & Biases, MLflow and Trackio; these are the others.
-$(TRACKERS)/.installed: tests/tracking/services/requirements.txt $(INSTALLED)
+# As for the libraries. `make test-all` has TensorBoard, Weights & Biases, MLflow and Trackio; these are the others.
+$(TRACKERS)/.installed: tests/tracking/services/requirements.txt .venv/.full
 	@echo "installing clients of experiment trackers beside it"
 	$(environment_beside)
-	@$(PIP) --python $(TRACKERS)/bin/python install -qq --no-deps -r $<
+	@$(PIP) --python $(TRACKERS)/bin/python $(INSTALL) --no-deps -r $<
 	@touch $@
 
 test-trackers: $(TRACKERS)/.installed
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false \
-		$(TRACKERS)/bin/python -m pytest -n $(PYTEST_WORKERS) tests/tracking/services $(PYTEST_ARGS)
+	$(TRACKERS)/bin/python -m pytest -n $(PYTEST_WORKERS) tests/tracking/services $(PYTEST_ARGS)
 
 # One after the other: peaks of memory are measured.
-test-gpu: $(INSTALLED)
-	HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
+test-gpu: .venv/.full
+	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
 
 # Pages are made from the sources, of which nothing is imported: this environment needs neither torch nor the package.
 $(DOCS)/.installed: docs/requirements.txt
 	@echo "installing what builds the site into $(DOCS)"
 	@rm -rf $(DOCS)
 	@$(PYTHON) -m venv $(DOCS)
-	@$(DOCS)/bin/python -m pip --disable-pip-version-check --no-input install -qq --no-compile --no-deps -r $<
+	@$(DOCS)/bin/python -m pip --disable-pip-version-check --no-input $(INSTALL) --no-deps -r $<
 	@touch $@
 
 # The variable keeps an announcement of the theme's successor out of the output.
@@ -126,10 +149,10 @@ docs: $(DOCS)/.installed
 docs-serve: $(DOCS)/.installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve --strict
 
-$(PACKAGING)/.installed: tests/packaging/requirements.txt $(INSTALLED)
+$(PACKAGING)/.installed: tests/packaging/requirements.txt .venv/.full
 	@echo "installing what checks distributions beside it"
 	$(environment_beside)
-	@$(PIP) --python $(PACKAGING)/bin/python install -qq -c constraints.txt -r $<
+	@$(PIP) --python $(PACKAGING)/bin/python $(INSTALL) -c constraints.txt -r $<
 	@touch $@
 
 # `build` makes the wheel of the sdist, in an environment of its own, as an installer does.
@@ -138,27 +161,27 @@ package: $(PACKAGING)/.installed
 	$(PACKAGING)/bin/python -m build
 	$(PACKAGING)/bin/python -m twine check --strict dist/*
 
-lint: $(INSTALLED)
+lint: .venv/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(INSTALLED)
+format: .venv/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(INSTALLED) $(EARLIER)/.installed
+bench: .venv/.test
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-bench-short: $(INSTALLED)
+bench-short: .venv/.test
 	$(BIN)/python -m benchmarks --short $(BENCH_ARGS)
 
-bench-record: $(INSTALLED) $(EARLIER)/.installed
+bench-record: .venv/.test
 	$(BIN)/python -m benchmarks --json docs/benchmarks/record.json $(BENCH_ARGS)
 	@$(MAKE) --no-print-directory bench-docs
 
 # Tables and curves show the figures of one file, so that none is copied by hand.
-bench-docs: $(INSTALLED)
+bench-docs: .venv/.test
 	$(BIN)/python -m benchmarks.tables docs/benchmarks/record.json
 	$(BIN)/python -m benchmarks.growth docs/benchmarks/record.json
 

@@ -1,17 +1,14 @@
-"""This group needs libraries that the development environment does not have: `make test-libraries` runs it."""
+"""What a module's script leaves on both sides, for all its tests."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import pytest
 
-VARIABLE = "LITTRAINER_TEST_LIBRARIES"
-"""Set by `make test-libraries`, whose environment has them."""
-NEEDS_NONE = "test_sides.py"
-"""The tests of the comparison itself, which are part of `make test` too."""
+from tests.libraries.sides import Both, read_both, run_both
+from tests.scenarios.once_per_session import carried_out_once
 
-collect_ignore = (
-    []
-    if os.environ.get(VARIABLE)
-    else [path.name for path in Path(__file__).parent.glob("test_*.py") if path.name != NEEDS_NONE]
-)
+
+@pytest.fixture(scope="module")
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
+    script = request.module.SCRIPT
+    return read_both(carried_out_once(tmp_path_factory, script, lambda folder: run_both(script, folder)))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 from safetensors.torch import load_file
 
 import littrainer
@@ -25,6 +26,9 @@ from tests.libraries.small_models import write_models
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SOURCE_ROOT = Path(littrainer.__file__).parents[1]
+PYTHON = Path(__file__).parents[2] / ".venv" / "libraries" / "bin" / "python"
+"""The interpreter of an environment that has the libraries."""
+needs_libraries = pytest.mark.skipif(not PYTHON.exists(), reason="`make test-all` installs TRL and others")
 LIMIT_SECONDS = 600
 SHOWN_CHARACTERS = 6000
 # Files that only a checkpoint of littrainer has.
@@ -88,14 +92,15 @@ def run_both(program: str | Sequence[str], folder: Path) -> Both:
     write_models(folder / "models")
     command = [str(SCRIPTS / program)] if isinstance(program, str) else [*program]
     started = [
-        _started("theirs", [sys.executable, *command], folder),
-        _started("ours", [sys.executable, "-m", "littrainer", "run", *command], folder, PYTHONPATH=str(SOURCE_ROOT)),
+        _started("theirs", command, folder),
+        _started("ours", ["-m", "littrainer", "run", *command], folder, PYTHONPATH=str(SOURCE_ROOT)),
     ]
     outputs = [side.output() for side in started]
     failures = [side.failure(output) for side, output in zip(started, outputs, strict=True)]
     assert not any(failures), "".join(failures)
-    theirs, ours = [read_folder(side.folder, output) for side, output in zip(started, outputs, strict=True)]
-    return Both(ours, theirs)
+    for side, output in zip(started, outputs, strict=True):
+        (folder / f"{side.name}.txt").write_text(output)
+    return read_both(folder)
 
 
 def _started(name: str, command: list[str], folder: Path, **environment: str) -> _Side:
@@ -110,7 +115,7 @@ def _started(name: str, command: list[str], folder: Path, **environment: str) ->
         "TOKENIZERS_PARALLELISM": "false",
     }
     process = subprocess.Popen(
-        command,
+        [PYTHON, *command],
         cwd=cwd,
         env={**kept, **settings, **environment},
         stdout=subprocess.PIPE,
@@ -118,6 +123,11 @@ def _started(name: str, command: list[str], folder: Path, **environment: str) ->
         text=True,
     )
     return _Side(name, cwd, process)
+
+
+def read_both(folder: Path) -> Both:
+    """Read what `run_both` has left in its folder."""
+    return Both(*(read_folder(folder / name, (folder / f"{name}.txt").read_text()) for name in ("ours", "theirs")))
 
 
 def read_folder(folder: Path, output: str = "") -> SideRecord:

@@ -2,14 +2,11 @@
 
 import pytest
 
-from tests.libraries.sides import Both, described, run_both
+from tests.libraries.sides import Both, described, needs_libraries
 
+pytestmark = needs_libraries
+SCRIPT = "peft_adapters.py"
 SET_UPS = ["adalora", "adamss", "lora", "lora_plus", "lora_rescaled", "lora_resumed", "monteclora", "prompts"]
-
-
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    return run_both("peft_adapters.py", tmp_path_factory.mktemp("peft"))
 
 
 def test_each_set_up_left_values_to_compare(both: Both) -> None:

@@ -6,8 +6,10 @@ import pytest
 import transformers
 
 from littrainer import TrainingArguments
-from tests.libraries.sides import Both, described, run_both
+from tests.libraries.sides import Both, described, needs_libraries
 
+pytestmark = needs_libraries
+SCRIPT = "sentence_transformer_trainers.py"
 SET_UPS = [
     "cross_encoding",
     "datasets_by_size",
@@ -23,11 +25,6 @@ SET_UPS = [
     "sparse",
     "streamed_adapter",
 ]
-
-
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    return run_both("sentence_transformer_trainers.py", tmp_path_factory.mktemp("sentence_transformers"))
 
 
 def names_of_fields(arguments: type) -> set[str]:

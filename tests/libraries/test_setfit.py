@@ -2,14 +2,11 @@
 
 import pytest
 
-from tests.libraries.sides import Both, described, run_both
+from tests.libraries.sides import Both, described, needs_libraries
 
+pytestmark = needs_libraries
+SCRIPT = "setfit_training.py"
 SET_UPS = ["distilled", "head_of_torch", "pairs", "triplets"]
-
-
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
-    return run_both("setfit_training.py", tmp_path_factory.mktemp("setfit"))
 
 
 @pytest.mark.parametrize("set_up", SET_UPS)

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.libraries.sides import Both, described, run_both
+from tests.libraries.sides import Both, described, needs_libraries, run_both
 
+pytestmark = needs_libraries
 # Script -> its set-ups, each of which writes into a folder of its name.
 SCRIPTS = {
     "trl_sft.py": [

@@ -40,8 +40,6 @@ def test_a_trainer_without_model_init_is_refused(tmp_path: Path) -> None:
         ({"compute_objective": "eval_loss"}, TypeError, "compute_objective is a str"),
         ({"hp_name": "trial"}, TypeError, "hp_name is a str"),
         ({"backend": "sigopt"}, ValueError, "backend='sigopt' is not known"),
-        ({"backend": "ray", "direction": ["minimize", "maximize"]}, ValueError, "only Optuna searches"),
-        ({"backend": "wandb", "direction": ["minimize", "maximize"]}, ValueError, "only Optuna searches"),
     ],
 )
 def test_bad_input_is_named_before_anything_is_trained(

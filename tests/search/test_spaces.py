@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import optuna
+import pytest
 from transformers import trainer_utils
 
 from littrainer.search import spaces
@@ -20,6 +21,8 @@ def test_optunas_draws_from_the_same_distributions() -> None:
 
 
 def test_rays_has_the_same_domains() -> None:
+    pytest.importorskip("ray")
+
     def facts_about(domain: Any) -> tuple[Any, ...]:
         names = ("categories", "lower", "upper")
         return type(domain), type(domain.get_sampler()), [getattr(domain, name, None) for name in names]
@@ -30,4 +33,5 @@ def test_rays_has_the_same_domains() -> None:
 
 
 def test_the_sweep_of_weights_and_biases_is_the_same() -> None:
+    pytest.importorskip("wandb")
     assert spaces.default_hp_space_wandb(None) == trainer_utils.default_hp_space_wandb(None)

@@ -129,7 +129,7 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "tpe": lambda: optuna.samplers.TPESampler(seed=3, n_startup_trials=2),
     "joint tpe": lambda: optuna.samplers.TPESampler(seed=3, n_startup_trials=2, multivariate=True),
     "nsga": lambda: optuna.samplers.NSGAIISampler(seed=3, population_size=3),
-    "points": lambda: optuna.samplers.QMCSampler(seed=3),
+    "points": lambda: pytest.importorskip("scipy") and optuna.samplers.QMCSampler(seed=3),
     "brute": lambda: optuna.samplers.BruteForceSampler(seed=3),
 }
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("ray")
+
 from littrainer.search.ray_tune.running import best_trial, run_hp_search_ray
 from littrainer.search.record import COMPLETE, FAILED, PRUNED, StoredSearch, read_record
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.scenarios.once_per_session import carried_out_once
 from tests.search.ray_tune.ray_searches import BETTER_RATE, FAILING_RATE, NEW_DECAY, NEW_RATE, WORSE_RATE, trainer_for
 from tests.search.trainers import searched_trainer
-
-pytest.importorskip("ray")
 
 LONGEST_RUN_SECONDS = 900
 
