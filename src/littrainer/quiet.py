@@ -9,8 +9,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# The loggers that Lightning tells of itself by, each time a lightning.Trainer is built, has run or saves. Of its separate
-# packages the one that was imported last tells through its own.
+# The loggers that Lightning tells of itself by, each time a lightning.Trainer is built, has run or saves. Of its
+# separate packages the one that was imported last tells through its own.
 CHATTING_LOGGERS = (
     "lightning.fabric.utilities.distributed",
     "lightning.fabric.utilities.rank_zero",

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, get_worker_info
 
-from littrainer import Trainer
+from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.verification import damage_in
 from littrainer.data.workers import answering
+from littrainer.processes.agreement import is_running
 from tests.scenarios.data import Rows, vector_rows
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 from tests.scenarios.trainers import quiet_trainer
 
 
@@ -67,9 +68,8 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def saving_on_a_signal(folder: Path, data: Any, **changes: Any) -> Trainer:
     side = "eval_dataset" if "eval_strategy" in changes else "train_dataset"
-    given = {side: data}
     settings = {"max_steps": 9, "dataloader_num_workers": 2, "enable_jit_checkpoint": True, **changes}
-    return quiet_trainer(folder, given=given, **settings)
+    return quiet_trainer(folder, given={side: data}, **settings)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -108,17 +108,81 @@ class OwnLoader(DataLoader):
     """A loader of a class of the script's own."""
 
 
-def test_the_workers_of_a_loader_of_an_own_class_leave_the_signal_too(tmp_path: Path) -> None:
-    class Loading(Trainer):
-        def get_train_dataloader(self) -> Any:
-            loader = OwnLoader(self.train_dataset, batch_size=2, num_workers=2, collate_fn=self.data_collator)
-            return self.accelerator.prepare(loader)
+class PreparesItsOwnLoader(Trainer):
+    def get_train_dataloader(self) -> Any:
+        workers = self.args.dataloader_num_workers
+        return self.accelerator.prepare(
+            OwnLoader(self.train_dataset, 2, num_workers=workers, collate_fn=self.data_collator)
+        )
 
-    data = Signalled(signal.SIGTERM, at=4)
-    trainer = quiet_trainer(
-        tmp_path, kind=Loading, given={"train_dataset": data}, max_steps=9, enable_jit_checkpoint=True
-    )
+    def get_eval_dataloader(self, eval_dataset: Any = None, kind: type[DataLoader] = DataLoader) -> Any:
+        workers = self.args.dataloader_num_workers
+        return kind(eval_dataset or self.eval_dataset, 2, num_workers=workers, collate_fn=self.data_collator)
+
+
+class HandsOutAPlainLoader(PreparesItsOwnLoader):
+    def get_train_dataloader(self) -> Any:
+        return self.get_eval_dataloader(self.train_dataset)
+
+
+@pytest.mark.parametrize("kind", [PreparesItsOwnLoader, HandsOutAPlainLoader])
+@pytest.mark.parametrize("way", ["forked", "evaluating"])
+def test_the_workers_of_a_scripts_own_loader_leave_the_signal_too(
+    tmp_path: Path, kind: type[Trainer], way: str
+) -> None:
+    trainer = saving_on_a_signal(tmp_path, Signalled(signal.SIGTERM, at=4), kind=kind, **WAYS[way])
     assert trainer.train().global_step < 9
+
+
+def test_a_training_within_another_leaves_it_the_signals(tmp_path: Path) -> None:
+    class TrainsAnother(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            quiet_trainer(tmp_path / "inner", max_steps=1, enable_jit_checkpoint=True).train()
+            answered.append(bool(answering().value))
+
+    answered: list[bool] = []
+    settings = {"max_steps": 1, "enable_jit_checkpoint": True}
+    quiet_trainer(tmp_path / "outer", given={"callbacks": [TrainsAnother()]}, **settings).train()
+    assert answered == [True] and not answering().value
+
+
+STUCK = """
+import os, pathlib, signal, sys
+from torch.utils.data import DataLoader
+from littrainer.data.workers import read_batches
+
+class Hangs:
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+        signal.pause()
+
+batches = read_batches(DataLoader(Hangs(), num_workers=1), signals=[signal.SIGTERM])
+while not pathlib.Path(sys.argv[1]).exists() or not pathlib.Path(sys.argv[1]).read_text():
+    pass
+"""
+
+
+def test_a_worker_that_hangs_does_not_keep_the_script_from_ending(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STUCK, str(tmp_path / "worker")]
+    assert subprocess.run(command, check=False, timeout=LONGEST_WAIT_SECONDS).returncode == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "worker").read_text()), 0)
+
+
+def test_a_worker_whose_trainer_was_killed_answers_signals(tmp_path: Path) -> None:
+    script = STUCK.replace("signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})", "pass")
+    script += (
+        "from littrainer.data.workers import answer\nanswer([signal.SIGTERM])\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "worker")]
+    assert subprocess.run(command, check=False, timeout=LONGEST_WAIT_SECONDS).returncode == -signal.SIGKILL
+    worker = int((tmp_path / "worker").read_text())
+    os.kill(worker, signal.SIGTERM)
+    wait_until(lambda: not is_running(worker), "the worker ends")
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -209,10 +273,12 @@ def test_an_error_of_the_dataset_names_the_samples_of_its_batch(tmp_path: Path, 
     ]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_stop_iteration_of_a_map_style_dataset_is_no_end_of_its_data(tmp_path: Path, workers: int) -> None:
+@pytest.mark.parametrize(("kind", "workers"), [(Trainer, 0), (Trainer, 1), (PreparesItsOwnLoader, 1)])
+def test_stop_iteration_of_a_map_style_dataset_is_no_end_of_its_data(
+    tmp_path: Path, kind: type[Trainer], workers: int
+) -> None:
     data = {"train_dataset": Raising(StopIteration())}
-    trainer = quiet_trainer(tmp_path, given=data, max_steps=3, dataloader_num_workers=workers)
+    trainer = quiet_trainer(tmp_path, kind=kind, given=data, max_steps=3, dataloader_num_workers=workers)
     with pytest.raises(RuntimeError, match=r"raised StopIteration while the samples .*5.* were read") as caught:
         trainer.train()
     assert isinstance(caught.value.__cause__, StopIteration)

@@ -19,7 +19,7 @@ from littrainer.data.samplers import ComparedOrder, EpochSeededSampler
 from littrainer.data.sampling import warn_that_a_stream_has_its_own_order
 from littrainer.data.sharding import Share, SharedBatches, SharedStream, share_of
 from littrainer.data.worker_states import without_reports
-from littrainer.data.workers import WorkerStart, read_batches, signals_that_save, starting_workers
+from littrainer.data.workers import read_batches, signals_that_save
 from littrainer.ecosystem import is_a
 from littrainer.processes.agreement import from_first
 from littrainer.seeds import seed_worker
@@ -212,9 +212,7 @@ class LookaheadLoader(DataLoader):
     def _read_here(self) -> Iterator[Any]:
         """The batches that this process reads."""
         if self.dispatch is None or self.dispatch.reads:
-            with starting_workers(self, self.signals):
-                batches = super().__iter__()
-            return batches if isinstance(self.dataset, IterableDataset) else read_batches(batches)
+            return read_batches(self, super().__iter__, self.signals)
         if not self.num_workers:
             # An iterator draws a number when it is made, and generators stand at the same place in all processes.
             super().__iter__()
@@ -301,8 +299,6 @@ def lookahead_version(
     if isinstance(loader, LookaheadLoader):
         return loader
     if is_of_own_class and share_of(args, settings) is None:
-        if args.enable_jit_checkpoint and not isinstance(loader.worker_init_fn, WorkerStart):
-            loader.worker_init_fn = WorkerStart(loader.worker_init_fn, signals_that_save(args))
         return loader
     keywords: dict[str, Any] = {name: getattr(loader, name) for name in CARRIED_OVER}
     batches: Any = loader.batch_sampler

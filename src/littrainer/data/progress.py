@@ -25,6 +25,7 @@ from littrainer.data.sharding import SharedBatches
 from littrainer.data.skipping import LaterBatches, copied_loader, skips_by_index, without_first_batches
 from littrainer.data.stream_states import ExactStreamState
 from littrainer.data.worker_states import WorkerStates, reporting_workers
+from littrainer.data.workers import read_batches
 from littrainer.processes.agreement import are_several
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class DataProgress:
         return loader.read(self) if isinstance(loader, LookaheadLoader) else self._without_looking_ahead(loader)
 
     def _without_looking_ahead(self, loader: Any) -> Iterator[Any]:
-        batches = self.begin(loader, lambda: iter(loader))
+        batches = self.begin(loader, lambda: read_batches(loader))
         self._before_ahead = None
         self._reach_checkpoint()
         end = self._common_end if are_several() and not has_length(loader) else None

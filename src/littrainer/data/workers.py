@@ -8,16 +8,19 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from littrainer.arguments.fields_additional import DEFAULT_ANNOUNCING_SIGNAL
 from littrainer.interruptions import UpdateGuard
@@ -30,6 +33,9 @@ READING, RAISED_AGAIN = ("torch.utils.data._utils.fetch", "fetch"), ("torch._uti
 PLACES_OF_SAMPLES = "possibly_batched_index"
 # Samples that are named one by one.
 MOST_NAMED = 16
+# The signals that this process answers now, and the workers that leave signals to it.
+_answered: Sequence[signal.Signals] = ()
+_workers: WeakSet[BaseProcess] = WeakSet()
 
 
 def signals_that_save(args: TrainingArguments) -> tuple[signal.Signals, ...]:
@@ -44,6 +50,18 @@ def signals_that_save(args: TrainingArguments) -> tuple[signal.Signals, ...]:
 def answering() -> Any:
     """Whether the process that trains answers the signals that save: a `value` that worker processes share."""
     return multiprocessing.RawValue("b", 0)
+
+
+def answer(signals: Sequence[signal.Signals]) -> Sequence[signal.Signals]:
+    """From now on the process that trains answers these signals, and its workers leave them to it.
+
+    Returns:
+        those that it answered before.
+    """
+    global _answered
+    before, _answered = _answered, signals
+    answering().value = bool(signals)
+    return before
 
 
 class WorkerStart:
@@ -62,20 +80,21 @@ class WorkerStart:
         self.answering: Any = answering() if self.signals else None
 
     def __call__(self, worker: int) -> None:
-        # As functions, since programs that the dataset starts would inherit that a signal is ignored.
-        answers = {**dict.fromkeys(self.signals, self._leave_or_end), signal.SIGINT: lambda *_: None}
-        for number, answer in answers.items():
-            signal.signal(number, answer)
+        self.parent = os.getppid()
+        for number in (signal.SIGINT, *self.signals):
+            # As a function, since programs that the dataset starts would inherit that a signal is ignored.
+            signal.signal(number, self._leave_or_end)
             # A process that was spawned gives up its functions before it is at its end.
             atexit.register(signal.signal, number, signal.SIG_IGN)
         if hasattr(signal, "pthread_sigmask"):
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, *self.signals})
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.signals)
         torch.utils.data._utils.worker.ExceptionWrapper = WorkerError  # type: ignore[misc]
         if self.own is not None:
             self.own(worker)
 
-    def _leave_or_end(self, *_: Any) -> None:
-        if not self.answering.value:
+    def _leave_or_end(self, number: int, _: Any) -> None:
+        is_left = number == signal.SIGINT or self.answering.value
+        if not is_left or os.getppid() != self.parent:
             os._exit(0)
 
 
@@ -87,31 +106,68 @@ class WorkerError(ExceptionWrapper):
         self.reading = reading_in(sys.exc_info()[2])
 
 
+def read_batches(
+    loader: Any, iterate: Callable[[], Iterator[Any]] | None = None, signals: Iterable[signal.Signals] = ()
+) -> Iterator[Any]:
+    """The batches of a loader.
+
+    Workers that it starts for them leave to this process the signals that it answers now.
+
+    Parameters:
+        loader: a DataLoader, or whatever can be iterated.
+        iterate: begins the iteration, where the loader's own `__iter__` calls this.
+        signals: those that this process may answer later on.
+
+    Raises:
+        RuntimeError: a map-style dataset or the collator has raised StopIteration, which would look like the end of the
+            data.
+    """
+    iterate = iterate or loader.__iter__
+    if not isinstance(loader, DataLoader):
+        return iterate()
+    if loader.num_workers:
+        with _starting_workers(loader, {*signals, *_answered}):
+            batches = iterate()
+    else:
+        batches = iterate()
+    return batches if isinstance(loader.dataset, IterableDataset) else _refusing_stop_iteration(batches)
+
+
 @contextmanager
-def starting_workers(loader: DataLoader, signals: Iterable[signal.Signals] = ()) -> Iterator[None]:
+def _starting_workers(loader: DataLoader, signals: Collection[signal.Signals]) -> Iterator[None]:
     """Within it a loader may start its workers: no signal is lost, and none ends a worker that is not ready for it.
 
     Ctrl-C waits until they are up. While a process is forked, Python drops what a signal's handler raises.
     """
-    if not loader.num_workers:
-        yield
-        return
-    own = loader.worker_init_fn
+    own, children = loader.worker_init_fn, set(multiprocessing.active_children())
     loader.worker_init_fn = WorkerStart(own, signals)
+    blocks = signals and hasattr(signal, "pthread_sigmask")
     with UpdateGuard() as guard:
         guard.hold()
-        if (loader.multiprocessing_context or multiprocessing).get_start_method() != "fork":
-            # Its start would unblock the signals again.
-            resource_tracker.ensure_running()
+        if blocks:
+            method = (loader.multiprocessing_context or multiprocessing).get_start_method()
+            # Started meanwhile, these would unblock the signals again, or keep them blocked in all later processes.
+            if method != "fork":
+                resource_tracker.ensure_running()
+            if method == "forkserver":
+                # It cannot be imported where there is none.
+                import_module("multiprocessing.forkserver").ensure_running()
         # Processes inherit what is blocked, through fork and spawn.
-        blocks = hasattr(signal, "pthread_sigmask")
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *signals}) if blocks else ()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signals) if blocks else ()
         try:
             yield
         finally:
             loader.worker_init_fn = own
             if blocks:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                _end_at_exit(set(multiprocessing.active_children()) - children)
+
+
+def _end_at_exit(workers: Iterable[BaseProcess]) -> None:
+    # One that hangs in a library answers no signal by a function of Python's, and would be waited for.
+    if not _workers:
+        atexit.register(lambda: [worker.kill() for worker in _workers])
+    _workers.update(workers)
 
 
 def reading_in(raised_in: TracebackType | None) -> str | None:
@@ -130,12 +186,7 @@ def reading_in(raised_in: TracebackType | None) -> str | None:
     return None
 
 
-def read_batches(batches: Iterator[Any]) -> Iterator[Any]:
-    """The batches of a map-style dataset, whose own StopIteration would look like the end of its data.
-
-    Raises:
-        RuntimeError: the dataset or the collator has raised one.
-    """
+def _refusing_stop_iteration(batches: Iterator[Any]) -> Iterator[Any]:
     while True:
         try:
             batch = next(batches)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from littrainer.data.limits import first_batches
+from littrainer.data.loaders import LookaheadLoader
+from littrainer.data.workers import read_batches
 
 BATCHES_PER_STRETCH = 32
 
@@ -66,16 +68,21 @@ class BatchStream:
         return self._one_by_one() if self.batches_per_step == 1 else self._stretches()
 
     def _one_by_one(self) -> Iterator[Any]:
-        yield from self.loader if self.limit is None else first_batches(self.loader, self.limit)
+        yield from self._batches()
 
     def _stretches(self) -> Iterator[Stretch]:
-        batches = iter(self.loader) if self.limit is None else first_batches(self.loader, self.limit)
+        batches = self._batches()
         for first in batches:
             stretch = Stretch(first, batches, self.batches_per_step)
             yield stretch
             if stretch.is_last:
                 # Some iterators begin again when they are asked once more.
                 return
+
+    def _batches(self) -> Iterator[Any]:
+        reads_itself = isinstance(self.loader, LookaheadLoader)
+        batches = iter(self.loader) if reads_itself else read_batches(self.loader)
+        return batches if self.limit is None else first_batches(batches, self.limit)
 
     def release(self) -> None:
         """Let go of the loader and its data; Lightning keeps what it has iterated last."""

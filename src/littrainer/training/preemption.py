@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.compat.redirect import is_installed
-from littrainer.data.workers import answering, signals_that_save
+from littrainer.data.workers import answer, signals_that_save
 from littrainer.processes.agreement import connect_hosts, largest
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Preemption:
         self.saved_step: int | None = None
         self._received: signal.Signals | None = None
         self._earlier_handlers: dict[signal.Signals, Any] = {}
+        self._answered_before: Sequence[signal.Signals] = ()
         self._may_break_off = False
         self._evaluation_is_due = False
 
@@ -93,7 +94,7 @@ class Preemption:
         if not self.signals or self._earlier_handlers:
             return
         connect_hosts()
-        answering().value = True
+        self._answered_before = answer(self.signals)
         for number in self.signals:
             self._earlier_handlers[number] = signal.signal(number, self._note)
 
@@ -104,7 +105,7 @@ class Preemption:
             if signal.getsignal(number) == self._note and handler is not None:
                 signal.signal(number, handler)
         if self._earlier_handlers:
-            answering().value = False
+            answer(self._answered_before)
         self._earlier_handlers = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
