@@ -24,6 +24,7 @@ from littrainer.callbacks.lightning_callbacks import (
 from littrainer.callbacks.lightning_errors import NotedLightningCallbacks, users_callbacks
 from littrainer.callbacks.published_metrics import publish as publish_metrics
 from littrainer.data.limits import CARRIED_OUT, development_batches, further_keywords
+from littrainer.data.workers import end_workers
 from littrainer.ecosystem import known_classes
 from littrainer.errors.places import NotedBatches
 from littrainer.evaluation.batch_stream import BATCHES_PER_STRETCH, BatchStream
@@ -283,6 +284,7 @@ def fit(trainer: Trainer, run: TrainingRun) -> None:
     finally:
         trainer.accelerator.module = None
         trainer.lightning_module = None
+        end_workers(run.windows.loader)
 
 
 def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:

@@ -282,3 +282,13 @@ def test_stop_iteration_of_a_map_style_dataset_is_no_end_of_its_data(
     with pytest.raises(RuntimeError, match=r"raised StopIteration while the samples .*5.* were read") as caught:
         trainer.train()
     assert isinstance(caught.value.__cause__, StopIteration)
+
+
+def test_lasting_workers_end_with_the_training(tmp_path: Path) -> None:
+    before = set(multiprocessing.active_children())
+    settings = {"dataloader_num_workers": 2, "dataloader_persistent_workers": True, "max_steps": 4}
+    quiet_trainer(tmp_path, save_strategy="steps", save_steps=2, **settings).train()
+    assert set(multiprocessing.active_children()) <= before
+    trainer = quiet_trainer(tmp_path, **settings)
+    assert trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2")).global_step == 4
+    assert set(multiprocessing.active_children()) <= before
