@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import logging
+import multiprocessing
 import os
 import signal
 import sys
@@ -142,6 +143,15 @@ def loaders_are_those_of_torch() -> Iterator[None]:
                     setattr(each, name, inspect.unwrap(vars(each)[name]))
                 if f"__old{name}" in vars(each):
                     delattr(each, f"__old{name}")
+
+
+@pytest.fixture(autouse=True)
+def no_workers_for_later_tests() -> Iterator[None]:
+    """A loader with lasting workers that is collected in some later test would wait five seconds for each of them."""
+    yield
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+        worker.join()
 
 
 def with_subclasses(of: type) -> Iterator[type]:

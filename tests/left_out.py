@@ -9,16 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-FOR_WHAT_THEY_WOULD_INSTALL = (
-    "compat/test_search_script.py",
-    "compat/test_trackers.py",
-    "keras_models",
-    "libraries",
-    "plain_lightning/test_lightning_cli.py",
-    "search/ray_tune",
-    "search/test_wandb_sweep.py",
-    "tracking",
-)
+FOR_WHAT_THEY_WOULD_INSTALL = ("compat/test_search_script.py", "libraries", "search/ray_tune")
 
 # Those that take longer than five seconds, most of them since they start processes. What they are about is tried by
 # others too: two processes by distributed/test_data_parallel.py, a kill by faults/test_kills.py.
@@ -27,6 +18,7 @@ FOR_THEIR_TIME = (
     "compat/test_console.py",
     "compat/test_redirect.py::test_every_way_to_the_trainer_api_ends_in_littrainer",
     "compat/test_releases.py",
+    "compat/test_trackers.py",
     "distributed/test_accelerator_across_processes.py",
     "distributed/test_data_across_processes.py",
     "distributed/test_evaluation_across_processes.py",
@@ -47,6 +39,7 @@ FOR_THEIR_TIME = (
     "faults/test_preemption.py::test_a_process_told_to_end_saves_goes_on_after_train_and_ends_with_status_0",
     "hub/test_ending_by_errors.py",
     "hub/test_pushing_together.py",
+    "keras_models/test_statistics_across_processes.py",
     "packaging",
     "plain_lightning/test_batches.py::test_two_processes_share_the_data_as_under_our_trainer_and_resume_it_together",
     "plain_lightning/test_same_numbers.py::test_in_two_processes_numbers_are_equal_too",
@@ -56,10 +49,13 @@ FOR_THEIR_TIME = (
     "search/test_callbacks_over_trials.py",
     "search/test_preserved.py",
     "search/test_trial.py::test_twenty_trials_end_with_the_memory_of_one",
+    "search/test_wandb_sweep.py",
     "test_accepted_arguments.py",
     "test_benchmarks.py",
     "test_log_levels.py::test_a_script_that_asks_for_details_gets_ours_alone",
     "test_log_levels.py::test_a_script_that_asks_for_nothing_gets_the_logs_and_one_warning",
+    "tracking/services",
+    "tracking/test_trials.py",
     "training/test_memory_report.py",
 )
 
