@@ -12,18 +12,18 @@ import pytest
 FOR_WHAT_THEY_WOULD_INSTALL = ("compat/test_search_script.py", "libraries", "search/ray_tune")
 
 # Those that take longer than five seconds, most of them since they start processes. What they are about is tried by
-# others too: two processes by distributed/test_data_parallel.py, a kill by faults/test_kills.py.
+# others too: two processes by distributed/test_precision_across_processes.py, a kill by faults/test_kills.py.
 FOR_THEIR_TIME = (
-    "checkpoint/test_exchange.py::test_a_training_of_transformers_5_3_goes_on_here_with_the_same_numbers",
+    "checkpoint/test_exchange.py",
     "compat/test_console.py",
     "compat/test_redirect.py::test_every_way_to_the_trainer_api_ends_in_littrainer",
     "compat/test_releases.py",
     "compat/test_trackers.py",
     "distributed/test_accelerator_across_processes.py",
     "distributed/test_data_across_processes.py",
+    "distributed/test_data_parallel.py",
     "distributed/test_evaluation_across_processes.py",
     "distributed/test_fidelity_in_two_processes.py",
-    "distributed/test_precision_across_processes.py",
     "distributed/test_saving_together.py",
     "distributed/test_searching_together.py",
     "distributed/test_sharded_training.py",
@@ -44,6 +44,7 @@ FOR_THEIR_TIME = (
     "plain_lightning/test_batches.py::test_two_processes_share_the_data_as_under_our_trainer_and_resume_it_together",
     "plain_lightning/test_same_numbers.py::test_in_two_processes_numbers_are_equal_too",
     "plain_lightning/test_sharing.py",
+    "search/optuna_study/test_study.py::test_an_error_of_a_studys_callback_ends_a_search_side_by_side",
     "search/optuna_study/test_unfinished.py::test_a_killed_search_goes_on_to_the_trials_that_it_would_have_had",
     "search/side_by_side/test_pool.py",
     "search/test_callbacks_over_trials.py",
