@@ -18,6 +18,7 @@ from littrainer.hub.sending import WorkInOrder
 from littrainer.hub.snapshot import (
     LAST_CHECKPOINT,
     new_snapshot,
+    place_of_snapshots,
     remove_abandoned_snapshots,
     remove_snapshot,
     take_beside_model,
@@ -189,10 +190,16 @@ def _failure_at_end(trainer: Trainer) -> str | None:
 
 @contextlib.contextmanager
 def pushes_during_training(trainer: Trainer) -> Iterator[None]:
-    """A training, in whose steps the Hub's client draws no bars; where it ends by an error, pushes are told of."""
+    """A training, in whose steps the Hub's client draws no bars; where it ends by an error, pushes are told of.
+
+    Raises:
+        OSError: a link has the name of the folder from which pushes are sent.
+    """
     if not trainer.args.push_to_hub:
         yield
         return
+    with failing_together("preparing pushes"):
+        place_of_snapshots(Path(trainer.args.output_dir))
     try:
         with _without_upload_bars():
             yield
