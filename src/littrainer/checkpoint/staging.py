@@ -36,9 +36,7 @@ OF_OTHER_PROCESSES = re.compile(r"(rng_state|littrainer_resume)_[1-9]\d*\.pth?")
 TELLING_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
 IN_STAGING = re.compile(rf"{re.escape(UNFINISHED_DIR + os.sep)}|(?<=\d){re.escape(PART)}\d+")
 # What this package puts into the folder for unfinished ones; anything else there is left alone.
-OWN_ENTRY = re.compile(
-    rf".+-\d+({re.escape(REPLACED)}|{re.escape(DELETED)}|{re.escape(PARTIAL)}|{re.escape(PART)}\d+)?"
-)
+OWN_ENTRY = re.compile(rf".+-\d+({'|'.join(map(re.escape, (REPLACED, DELETED, PARTIAL)))}|{re.escape(PART)}\d+)?")
 
 
 class DiskFull(OSError):
