@@ -140,8 +140,10 @@ def own_place(path: Path, is_folder: bool = True) -> Path:
     Raises:
         OSError: there is a link, which would lead out of the run's folder, or a file for a folder.
     """
-    if path.is_symlink() or (path.exists() and path.is_dir() != is_folder):
-        found = f"a link to {os.readlink(path)}" if path.is_symlink() else f"a {'file' if is_folder else 'folder'}"
+    # Unlike the methods of Path these raise nothing where a folder may not be looked into, which its use then tells.
+    is_link = os.path.islink(path)
+    if is_link or (os.path.exists(path) and os.path.isdir(path) != is_folder):
+        found = f"a link to {os.readlink(path)}" if is_link else f"a {'file' if is_folder else 'folder'}"
         raise OSError(errno.EEXIST, f"It is {found}, and a training needs this place for its own. Delete it", str(path))
     return path
 
