@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.choices import HubStrategy, SaveStrategy
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
+from littrainer.checkpoint.staging import own_place
 from littrainer.hub.card.remote import settle_card
 from littrainer.hub.progress import Push, PushInProgress, Upload
 from littrainer.hub.repository import is_repository_made, make_branch, token_for
 from littrainer.hub.sending import WorkInOrder
 from littrainer.hub.snapshot import (
     LAST_CHECKPOINT,
+    SNAPSHOT_DIR,
     new_snapshot,
-    place_of_snapshots,
     remove_abandoned_snapshots,
     remove_snapshot,
     take_beside_model,
@@ -199,7 +200,7 @@ def pushes_during_training(trainer: Trainer) -> Iterator[None]:
         yield
         return
     with failing_together("preparing pushes"):
-        place_of_snapshots(Path(trainer.args.output_dir))
+        own_place(Path(trainer.args.output_dir, SNAPSHOT_DIR))
     try:
         with _without_upload_bars():
             yield

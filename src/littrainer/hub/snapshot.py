@@ -127,15 +127,6 @@ def files_with_secrets(output_dir: Path, secrets: tuple[bytes, ...]) -> list[str
     return [name for name in _files_beside_model(output_dir) if holds_secret(output_dir / name, secrets)]
 
 
-def place_of_snapshots(output_dir: Path) -> Path:
-    """The folder of all snapshots, which need not be there.
-
-    Raises:
-        OSError: there is a link or a file in its place.
-    """
-    return own_place(output_dir / SNAPSHOT_DIR)
-
-
 def new_snapshot(output_dir: Path, name: str) -> Path:
     """Make the folder of one push, which other runs in output_dir leave alone as long as this process lives.
 
@@ -145,12 +136,12 @@ def new_snapshot(output_dir: Path, name: str) -> Path:
     Raises:
         OSError: nothing can be written there.
     """
-    return take_claim(place_of_snapshots(output_dir) / f"{name}-{uuid.uuid4().hex[:8]}")
+    return take_claim(own_place(output_dir / SNAPSHOT_DIR) / f"{name}-{uuid.uuid4().hex[:8]}")
 
 
 def remove_abandoned_snapshots(output_dir: Path) -> None:
     """Remove what runs that were killed left of their pushes, and nothing of one that goes on."""
-    for folder in sorted(place_of_snapshots(output_dir).glob("*")):
+    for folder in sorted(own_place(output_dir / SNAPSHOT_DIR).glob("*")):
         if _is_abandoned(folder):
             remove_snapshot(folder)
 

@@ -180,17 +180,17 @@ def _naming_storage(storage: Any) -> Iterator[None]:
 
 def _address_of(storage: Any) -> str:
     """The URL of a study's database without a password, or the file of a journal."""
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
+    from sqlalchemy import exc, make_url
 
     backend = getattr(storage, "_backend", storage)
-    known = [str(getattr(backend, name)) for name in ("url", "_file_path") if hasattr(backend, name)]
-    address = storage if isinstance(storage, str) else (*known, type(backend).__name__)[0]
+    url = storage if isinstance(storage, str) else getattr(backend, "url", None)
+    if url is None:
+        return str(getattr(backend, "_file_path", type(backend).__name__))
     try:
         # Also the query may have a password.
-        return unquote(make_url(address).set(query={}).render_as_string(hide_password=True))
-    except ArgumentError:
-        return address.rpartition("@")[2] if address is storage else address
+        return unquote(make_url(url).set(query={}).render_as_string(hide_password=True))
+    except exc.ArgumentError:
+        return str(url.rpartition("@")[2])
 
 
 def _warn_of_idle_pruner(trainer: Trainer, pruner: Any, directions: list[str]) -> None:
