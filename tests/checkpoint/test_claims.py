@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import multiprocessing
 import os
@@ -8,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,23 @@ def test_a_folder_that_cannot_be_written_to_is_told_before_training(
         trainer.train()
     assert trainer.state.global_step == 0 and not trainer.is_in_train
     quiet_trainer(tmp_path, max_steps=1, save_strategy="no").train()
+
+
+def test_a_folder_that_may_not_be_looked_into_is_told_of_as_one_that_cannot_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(original: Callable[..., Any], path: Any, *rest: Any, **keywords: Any) -> Any:
+        if isinstance(path, str | Path) and Path(path).parent == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return original(path, *rest, **keywords)
+
+    for name in ("open", "stat", "lstat"):
+        monkeypatch.setattr(os, name, functools.partial(refuse, getattr(os, name)))
+    with (
+        pytest.raises(PermissionError, match=r"No checkpoint can be written to .*Permission denied"),
+        claimed(tmp_path),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("name", [CLAIM_NAME, ".unfinished"])

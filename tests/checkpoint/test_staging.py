@@ -18,7 +18,7 @@ import pytest
 
 from littrainer.checkpoint import staging
 from littrainer.checkpoint.layout import rotate_checkpoints
-from littrainer.checkpoint.manifest import read_manifest
+from littrainer.checkpoint.manifest import file_record, read_manifest, write_manifest
 from littrainer.checkpoint.staging import (
     UNFINISHED_DIR,
     clean_unfinished,
@@ -114,9 +114,18 @@ def test_a_kill_at_each_rename_loses_no_checkpoint(tmp_path: Path, monkeypatch: 
     assert os.listdir(tmp_path) == ["checkpoint-5"]
 
 
-def cannot_rename_folders(patch: pytest.MonkeyPatch) -> None:
+def is_in_place(folder: Path) -> bool:
+    """As in an overlay, whose lower layer has what an earlier run wrote."""
+    return folder.parent.name != UNFINISHED_DIR
+
+
+def cannot_rename_folders(patch: pytest.MonkeyPatch, is_in_lower: Callable[[Path], bool] = lambda folder: True) -> None:
+    original = os.rename
+
     def rename(source: Path, target: Path) -> None:
-        raise OSError(errno.EXDEV, "Invalid cross-device link", str(source), None, str(target))
+        if is_in_lower(source):
+            raise OSError(errno.EXDEV, "Invalid cross-device link", str(source), None, str(target))
+        original(source, target)
 
     patch.setattr(os, "rename", rename)
 
@@ -141,7 +150,10 @@ class Killed(BaseException):
 class Kill:
     """Ends the process, so to say, after a number of calls that change the disk."""
 
-    CALLS = ((os, "mkdir"), (os, "unlink"), (os, "rmdir"), (shutil, "copyfile"), (staging, "to_disk"))
+    CALLS = (
+        *((os, name) for name in ("mkdir", "unlink", "rmdir", "rename")),
+        *((shutil, "copyfile"), (staging, "to_disk")),
+    )
 
     def __init__(self, patch: pytest.MonkeyPatch, after: int) -> None:
         self.calls, self.after = 0, after
@@ -155,10 +167,12 @@ class Kill:
         return change(*arguments, **keywords)
 
 
-def test_a_kill_anywhere_while_folders_are_copied_and_deleted_leaves_whole_ones_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("with_manifest", [True, False], ids=["ours", "of transformers"])
+@pytest.mark.parametrize("is_in_lower", [lambda folder: True, is_in_place], ids=["all copied", "new one renamed"])
+def test_a_kill_anywhere_while_folders_go_file_by_file_leaves_whole_ones_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_lower: Callable[[Path], bool], with_manifest: bool
 ) -> None:
-    cannot_rename_folders(monkeypatch)
+    cannot_rename_folders(monkeypatch, is_in_lower)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     files = {"b": "x", "trainer_state.json": "{}"}
     ends = []
@@ -166,37 +180,117 @@ def test_a_kill_anywhere_while_folders_are_copied_and_deleted_leaves_whole_ones_
         run_dir = tmp_path / str(after)
         final, older = run_dir / "checkpoint-5", run_dir / "checkpoint-4"
         for folder in (final, older):
-            write(folder, a="before", **files)
+            folder.mkdir(parents=True)
+            for name, text in {"a": "before", **files}.items():
+                (folder / name).write_text(text)
+            if with_manifest:
+                write_manifest(folder)
         with monkeypatch.context() as patch:
             kill = Kill(patch, after)
             with contextlib.suppress(Killed):
                 write(final, a="after", **files)
                 set_aside_and_delete(older)
+        for folder in filter(Path.exists, (final, older)):
+            is_seen_as_half = not any((folder / name).exists() for name in staging.TELLING_FILES)
+            assert is_seen_as_half or contents(folder).keys() == {"a", *files}, after
+        # The next run may be killed too.
+        for soon in (after % 3, after % 7, after % 23):
+            with monkeypatch.context() as patch, contextlib.suppress(Killed):
+                Kill(patch, soon)
+                clean_unfinished(run_dir)
         clean_unfinished(run_dir)
         assert contents(final) in ({"a": "before", **files}, {"a": "after", **files}), after
         assert not older.exists() or contents(older) == {"a": "before", **files}, after
         assert set(os.listdir(run_dir)) <= {"checkpoint-4", "checkpoint-5"}, after
+        for folder in (final, older)[: len(os.listdir(run_dir))]:
+            manifest = read_manifest(folder)
+            assert (manifest is not None) == (with_manifest or contents(folder)["a"] == "after"), after
+            assert manifest is None or all(
+                file_record(folder / name) == manifest.files[name] for name in manifest.files
+            )
         ends.append((contents(final)["a"], older.exists()))
         if kill.calls <= after:
             break
     assert list(dict.fromkeys(ends)) == [("before", True), ("after", True), ("after", False)]
 
 
-def test_a_copy_that_fails_leaves_the_folder_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_new_one_and_the_mark_are_on_the_disk_before_the_earlier_one_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     final = tmp_path / "checkpoint-5"
-    write(final, a="before", b="x")
+    write(final, a="before")
+    (final / "link").symlink_to("nowhere")
     cannot_rename_folders(monkeypatch)
+    unlink, on_disk, were_on_disk = os.unlink, set[Path](), list[set[Path]]()
+    monkeypatch.setattr(staging, "to_disk", on_disk.add)
+
+    def noting(path: Path, **keywords: Any) -> None:
+        if Path(path) == final / "littrainer_manifest.json":
+            were_on_disk.append(set(on_disk))
+        unlink(path, **keywords)
+
+    monkeypatch.setattr(os, "unlink", noting)
+    with staged_folder(final) as folder:
+        (folder / "a").write_text("after")
+        (folder / "link").symlink_to("nowhere")
+    assert were_on_disk == [{tmp_path, tmp_path / UNFINISHED_DIR}]
+    assert {final, final / "a", final / "littrainer_manifest.json"} <= on_disk
+    assert os.readlink(final / "link") == "nowhere" and final / "link" not in on_disk
+
+
+def fail_to_copy(patch: pytest.MonkeyPatch) -> None:
     copy = shutil.copyfile
 
     def fail(source: str, target: str, **keywords: Any) -> None:
-        if Path(target).name == "b" and Path(target).parent.name.endswith(".replaced"):
+        if Path(target).name == "b":
             raise OSError(errno.ENOSPC, "No space left on device", target)
         copy(source, target, **keywords)
 
-    monkeypatch.setattr(shutil, "copyfile", fail)
+    patch.setattr(shutil, "copyfile", fail)
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_new_folder_that_can_neither_be_renamed_nor_copied_leaves_the_earlier_one_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existed: bool
+) -> None:
+    final = tmp_path / "checkpoint-5"
+    if existed:
+        write(final, a="before", b="x")
+    cannot_rename_folders(
+        monkeypatch, lambda folder: folder.parent.name == UNFINISHED_DIR and folder.name == final.name
+    )
+    fail_to_copy(monkeypatch)
     with pytest.raises(OSError, match="No space left"):
-        write(final, a="after")
-    assert contents(final) == {"a": "before", "b": "x"} and os.listdir(tmp_path) == ["checkpoint-5"]
+        write(final, a="after", b="x")
+    assert os.listdir(tmp_path) == ["checkpoint-5"][:existed]
+    assert not existed or (contents(final) == {"a": "before", "b": "x"} and damage_in(final) == [])
+
+
+@pytest.mark.parametrize("next_use", [clean_unfinished, lambda folder: write(folder / "checkpoint-5", a="anew", b="x")])
+def test_a_new_folder_whose_place_was_cleared_file_by_file_gets_there_later_where_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, next_use: Callable[[Path], object]
+) -> None:
+    final = tmp_path / "checkpoint-5"
+    write(final, a="before", b="x")
+    with monkeypatch.context() as patch:
+        cannot_rename_folders(patch)
+        fail_to_copy(patch)
+        with pytest.raises(OSError, match="No space left"):
+            write(final, a="after", b="x")
+    assert os.listdir(tmp_path) == [UNFINISHED_DIR]
+    next_use(tmp_path)
+    assert contents(final) in ({"a": "after", "b": "x"}, {"a": "anew", "b": "x"}) and damage_in(final) == []
+    assert os.listdir(tmp_path) == ["checkpoint-5"]
+
+
+def test_no_folder_is_deleted_for_the_name_of_what_lies_among_unfinished_ones(tmp_path: Path) -> None:
+    (tmp_path / "mydata-2024").mkdir()
+    (tmp_path / "checkpoint-5").mkdir()
+    (tmp_path / "checkpoint-5" / "model.safetensors").touch()
+    for name in ("mydata-2024.deleted", "mydata-2024.partial", "checkpoint-5.deleted"):
+        (tmp_path / UNFINISHED_DIR / name).mkdir(parents=True)
+    clean_unfinished(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-5", "mydata-2024"]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from littrainer.checkpoint import verification
-from littrainer.checkpoint.manifest import write_manifest
+from littrainer.checkpoint.manifest import MANIFEST_NAME, write_manifest
 from littrainer.checkpoint.summing import save_and_sum
 from littrainer.checkpoint.verification import damage_in, edits_in
 from tests.scenarios.trainers import quiet_trainer
@@ -248,10 +249,28 @@ def test_a_state_that_is_none_of_this_checkpoint_is_damage(foreign: Path, state:
     assert damage.startswith("trainer_state.json is damaged: ")
 
 
-def test_a_step_beyond_a_shorter_plan_is_no_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_manifest", [True, False])
+def test_a_copy_under_the_name_of_another_step_is_damaged_and_a_link_to_a_checkpoint_is_not(
+    foreign: Path, with_manifest: bool
+) -> None:
+    if with_manifest:
+        write_manifest(foreign)
+    copy, link = foreign.with_name("checkpoint-6"), foreign.with_name("checkpoint-7")
+    shutil.copytree(foreign, copy)
+    link.symlink_to(foreign)
+    assert damage_in(copy) == ["trainer_state.json is damaged: global_step is 5 in checkpoint-6."]
+    assert damage_in(link) == []
+
+
+@pytest.mark.parametrize("with_manifest", [True, False])
+def test_a_step_beyond_a_shorter_plan_is_no_damage(tmp_path: Path, with_manifest: bool) -> None:
     settings = {"save_strategy": "steps", "save_steps": 4}
     quiet_trainer(tmp_path, max_steps=4, **settings).train()
-    assert quiet_trainer(tmp_path, max_steps=2, **settings).train(resume_from_checkpoint=True).global_step == 4
+    if not with_manifest:
+        (tmp_path / "checkpoint-4" / MANIFEST_NAME).unlink()
+    shorter = quiet_trainer(tmp_path, max_steps=2, **settings)
+    assert shorter.train(resume_from_checkpoint=True).global_step == 4
+    assert shorter.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4")).global_step == 4
 
 
 def test_each_shard_of_an_index_has_to_be_there(foreign: Path) -> None:

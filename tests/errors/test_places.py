@@ -121,7 +121,9 @@ ENDS: dict[Callable[[], object], str] = {
     lambda: sys.exit(2): "with status 2, as os._exit",
     lambda: os.kill(os.getpid(), signal.SIGKILL): "want of memory",
     lambda: os.kill(os.getpid(), signal.SIGBUS): "/dev/shm",
-    lambda: os.kill(os.getpid(), signal.SIGTERM): "enable_jit_checkpoint=True",
+    lambda: os.kill(os.getpid(), signal.SIGTERM): "(Terminated), as timeout",
+    lambda: os.kill(os.getpid(), signal.SIGUSR1): "(User defined signal 1), as timeout",
+    lambda: os.kill(os.getpid(), signal.SIGABRT): "has crashed in a loader process (Aborted)",
     lambda: os.kill(os.getpid(), signal.SIGSEGV): "has crashed in a loader process (Segmentation fault)",
 }
 
@@ -136,6 +138,13 @@ def test_a_lost_loader_process_is_told_by_how_it_ended(tmp_path: Path, end: Call
     trainer = quiet_trainer(tmp_path, given=data, max_steps=2, dataloader_num_workers=1)
     *_, advice = notes_of(trainer, RuntimeError)
     assert ENDS[end] in advice and ("memory" in advice) == (ENDS[end] in ("want of memory", "/dev/shm"))
+
+
+def test_what_saves_on_a_signal_is_advised_where_it_is_off() -> None:
+    error = RuntimeError("DataLoader worker (pid 5) is killed by signal: Terminated. ")
+    for is_on in (False, True):
+        (advice,) = told(error, VectorClassifier(), None, dataloader_num_workers=1, enable_jit_checkpoint=is_on)
+        assert "ended by a signal from outside" in advice and ("enable_jit_checkpoint=True" in advice) == (not is_on)
 
 
 def test_numbers_on_a_device_that_may_have_failed_are_not_read(tmp_path: Path) -> None:

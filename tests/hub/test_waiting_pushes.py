@@ -230,6 +230,19 @@ def test_without_locks_the_process_that_made_a_snapshot_tells_whether_it_goes_on
     assert set_aside(tmp_path) == []
 
 
+def test_a_link_where_pushes_are_set_aside_is_refused_before_training_and_not_followed(
+    hub: Hub, tmp_path: Path
+) -> None:
+    trainer = pushing_trainer(tmp_path)
+    (tmp_path / "elsewhere" / "thesis").mkdir(parents=True)
+    (tmp_path / "run" / SNAPSHOT_DIR).symlink_to("../elsewhere")
+    for use in (trainer.train, lambda: trainer.push_to_hub(blocking=False)):
+        with pytest.raises(OSError, match=rf"is a link to \.\./elsewhere.*{SNAPSHOT_DIR}"):
+            use()
+        assert trainer.state.global_step == 0
+        assert list((tmp_path / "elsewhere").iterdir()) == [tmp_path / "elsewhere" / "thesis"]
+
+
 def test_another_trainer_on_the_same_folder_leaves_a_push_by_hand_to_itself(hub: Hub, tmp_path: Path) -> None:
     answer = threading.Event()
     hub.faults.append(Fault(PREUPLOAD, until=answer, times=1))

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from littrainer.checkpoint.manifest import MANIFEST_NAME, DamagedManifest, files_in, read_manifest
-from littrainer.checkpoint.names import TRAINER_STATE_NAME
+from littrainer.checkpoint.names import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME
 from littrainer.checkpoint.sealing import Seal, Stamp, to_disk
 from littrainer.checkpoint.threaded_work import ThreadedWork
 
@@ -24,17 +24,19 @@ logger = logging.getLogger(__name__)
 
 UNFINISHED_DIR = ".unfinished"
 REPLACED, DELETED = ".replaced", ".deleted"
+# A mark: the checkpoint goes file by file, and the whole one beside the mark, if there is one, takes its place.
+PARTIAL = ".partial"
 # Before the rank of one of several processes, which writes its part of a checkpoint there.
 PART = ".process"
 # Freeing the room of large files takes the system as long as a part of writing them.
 _deletions: list[ThreadedWork] = []
 FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write failed")
 OF_OTHER_PROCESSES = re.compile(r"(rng_state|littrainer_resume)_[1-9]\d*\.pth?")
-# Deleted first and copied last: what has neither of them, where the other files come or go one by one, is no whole.
+# Deleted first and copied last: nobody takes for whole what has neither of them.
 TELLING_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
 IN_STAGING = re.compile(rf"{re.escape(UNFINISHED_DIR + os.sep)}|(?<=\d){re.escape(PART)}\d+")
 # What this package puts into the folder for unfinished ones; anything else there is left alone.
-OWN_ENTRY = re.compile(rf".+-\d+({re.escape(REPLACED)}|{re.escape(DELETED)}|{re.escape(PART)}\d+)?")
+OWN_ENTRY = re.compile(rf".+-\d+({'|'.join(map(re.escape, (REPLACED, DELETED, PARTIAL)))}|{re.escape(PART)}\d+)?")
 
 
 class DiskFull(OSError):
@@ -79,12 +81,15 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
     """
     unfinished = own_place(final.parent / UNFINISHED_DIR)
     staged = StagedCheckpoint(unfinished / final.name, final)
+    mark = _mark_of(final)
     for handler in [*logging.getLogger("transformers").handlers, *logging.getLogger().handlers]:
         handler.addFilter(name_final_folder)
     try:
         with naming_full_disk(staged.folder, final):
             # Their room may be needed.
             wait_for_deletions()
+            if mark.exists():
+                _finish_replacing(final)
             delete_folder(staged.folder)
             staged.folder.mkdir(parents=True)
             yield staged
@@ -94,7 +99,8 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
     except BaseException:
         # The threads may still read what is deleted next.
         staged.seal.close()
-        shutil.rmtree(staged.folder, ignore_errors=True)
+        if not mark.exists():
+            shutil.rmtree(staged.folder, ignore_errors=True)
         raise
     finally:
         staged.seal.close()
@@ -134,8 +140,10 @@ def own_place(path: Path, is_folder: bool = True) -> Path:
     Raises:
         OSError: there is a link, which would lead out of the run's folder, or a file for a folder.
     """
-    if path.is_symlink() or (path.exists() and path.is_dir() != is_folder):
-        found = f"a link to {os.readlink(path)}" if path.is_symlink() else f"a {'file' if is_folder else 'folder'}"
+    # Unlike the methods of Path these raise nothing where a folder may not be looked into, which its use then tells.
+    is_link = os.path.islink(path)
+    if is_link or (os.path.exists(path) and os.path.isdir(path) != is_folder):
+        found = f"a link to {os.readlink(path)}" if is_link else f"a {'file' if is_folder else 'folder'}"
         raise OSError(errno.EEXIST, f"It is {found}, and a training needs this place for its own. Delete it", str(path))
     return path
 
@@ -148,15 +156,16 @@ def clean_unfinished(run_dir: Path) -> None:
     unfinished = own_place(run_dir / UNFINISHED_DIR)
     if not unfinished.is_dir():
         return
+    for mark in sorted(unfinished.glob(f"*{PARTIAL}")):
+        # Nothing else in the folder is deleted on the word of a name.
+        if re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-\d+", mark.name.removesuffix(PARTIAL)):
+            _finish_replacing(run_dir / mark.name.removesuffix(PARTIAL))
     for entry in sorted(unfinished.iterdir()):
         if not OWN_ENTRY.fullmatch(entry.name):
             continue
-        original = run_dir / entry.name.removesuffix(REPLACED).removesuffix(DELETED)
-        if entry.name.endswith(DELETED) and not any((original / name).exists() for name in TELLING_FILES):
-            # It was being moved or deleted file by file. DELETED sorts before REPLACED, which may have it whole.
-            delete_folder(original)
+        original = run_dir / entry.name.removesuffix(REPLACED)
         if entry.name.endswith(REPLACED) and not original.exists():
-            _move(entry, original, original)
+            _replace_file_by_file(entry, original)
             logger.warning("%s is back: a run was stopped when it was about to replace it.", original)
             continue
         logger.info("Removing %s, which a run left behind that was stopped while it wrote.", entry)
@@ -185,8 +194,7 @@ def set_aside_and_delete(folder: Path, in_background: bool = False) -> None:
     try:
         delete_folder(aside)
         if not _renamed(folder, aside):
-            with _going_file_by_file(folder):
-                _delete_file_by_file(folder)
+            _replace_file_by_file(None, folder)
         elif in_background:
             deletion = ThreadedWork(functools.partial(_delete_or_warn, aside), name=f"deleting {folder.name}")
             _deletions.append(deletion)
@@ -236,59 +244,75 @@ def _renamed(source: Path, target: Path) -> bool:
     return True
 
 
-def _move(source: Path, target: Path, final: Path) -> None:
-    """Rename a folder, or copy and delete it, so that a kill leaves no half of it as `final`, which is one of both."""
-    if _renamed(source, target):
-        return
-    with _going_file_by_file(final):
-        try:
-            shutil.copytree(
-                source, target, symlinks=True, ignore=lambda at, _: TELLING_FILES if Path(at) == source else ()
-            )
-            for parent, _, names in os.walk(target):
-                for name in (*names, ""):
-                    to_disk(Path(parent, name))
-            for name in reversed(TELLING_FILES):
-                if (source / name).exists():
-                    shutil.copy2(source / name, target / name)
-                    to_disk(target / name)
-            to_disk(target)
-        except BaseException:
-            shutil.rmtree(target, ignore_errors=True)
-            raise
-        _delete_file_by_file(source)
+def _mark_of(final: Path) -> Path:
+    return final.parent / UNFINISHED_DIR / f"{final.name}{PARTIAL}"
 
 
-@contextlib.contextmanager
-def _going_file_by_file(final: Path) -> Iterator[None]:
-    """Leave a mark from which `clean_unfinished` knows that what is left of a checkpoint may be half of it."""
-    mark = final.parent / UNFINISHED_DIR / f"{final.name}{DELETED}"
+def _replace_file_by_file(whole: Path | None, final: Path) -> None:
+    """Delete a folder that cannot be renamed, and put a whole one in its place, if one is given.
+
+    A kill or an error leaves a mark, by which `_finish_replacing` ends what was begun.
+    """
+    mark = _mark_of(final)
     mark.mkdir(exist_ok=True)
-    try:
-        yield
-    finally:
-        if not final.exists() or any((final / name).exists() for name in TELLING_FILES):
-            mark.rmdir()
-
-
-def _delete_file_by_file(folder: Path) -> None:
-    if not folder.is_symlink():
+    # The names of the mark and of the whole one, before anything goes.
+    to_disk(mark.parent)
+    to_disk(final.parent)
+    if not final.is_symlink():
         for name in TELLING_FILES:
-            (folder / name).unlink(missing_ok=True)
-    delete_folder(folder)
+            (final / name).unlink(missing_ok=True)
+    delete_folder(final)
+    if whole is not None and not _renamed(whole, final):
+        _copy(whole, final)
+    to_disk(final.parent)
+    delete_folder(mark)
+    if whole is not None:
+        # A mark that came back would have half of it put in place.
+        to_disk(mark.parent)
+        delete_folder(whole)
+
+
+def _finish_replacing(final: Path) -> None:
+    whole = final.parent / UNFINISHED_DIR / final.name
+    if (whole / MANIFEST_NAME).is_file():
+        _replace_file_by_file(whole, final)
+        logger.warning("%s is in its place now: a run was stopped when it put it there.", final)
+    elif not (final / MANIFEST_NAME).exists():
+        _replace_file_by_file(None, final)
+    # Also where nothing had gone yet.
+    delete_folder(_mark_of(final))
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        shutil.copytree(source, target, symlinks=True, ignore=lambda at, _: TELLING_FILES if Path(at) == source else ())
+        for name in files_in(target):
+            to_disk(target / name)
+        for name in reversed(TELLING_FILES):
+            if (source / name).exists():
+                shutil.copy2(source / name, target / name)
+                to_disk(target / name)
+        for parent, _, _ in os.walk(target):
+            to_disk(Path(parent))
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
 
 
 def _put_in_place(folder: Path, final: Path) -> None:
     aside = folder.with_name(f"{final.name}{REPLACED}")
     delete_folder(aside)
     replaces = final.is_symlink() or final.exists()
-    if replaces:
-        _move(final, aside, final)
+    stays = replaces and not _renamed(final, aside)
     try:
-        _move(folder, final, final)
+        if stays or not _renamed(folder, final):
+            _replace_file_by_file(folder, final)
     except BaseException:
-        if replaces:
-            _move(aside, final, final)
+        # Where an earlier one has gone file by file, the mark keeps the new one.
+        if not stays:
+            if replaces and not final.exists():
+                os.rename(aside, final)
+            delete_folder(_mark_of(final))
         raise
     to_disk(final.parent)
     _delete_or_warn(aside)

@@ -129,7 +129,7 @@ def _inspect(folder: Path, present: set[str], needed: tuple[str, ...]) -> Findin
         found = Findings(_damage_by_format(folder, present), [])
     else:
         found = _compare(folder, manifest, present)
-    return Findings([*damage, *(sentence for sentence in found.damage if sentence not in damage)], found.edits)
+    return Findings([*dict.fromkeys((*damage, *found.damage))], found.edits)
 
 
 def _compare(folder: Path, manifest: Manifest, present: set[str]) -> Findings:
@@ -149,7 +149,8 @@ def _compare(folder: Path, manifest: Manifest, present: set[str]) -> Findings:
             else:
                 changed.append(name)
     added = sorted(name for name in present - manifest.files.keys() - {MANIFEST_NAME} if not NOT_READ.fullmatch(name))
-    damage += _damage_by_grammar(folder, added)
+    # The state also where it is as it was written: in a copy it may not be the one of that folder.
+    damage += _damage_by_grammar(folder, present.intersection((*added, TRAINER_STATE_NAME)))
     edits = {"changed": changed, "added": added, "gone": gone}
     return Findings(damage, [f"{name} {how}" for how, names in edits.items() for name in names])
 

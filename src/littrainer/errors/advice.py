@@ -223,10 +223,10 @@ ENDS_OF_LOADER_PROCESSES = {
     "dataloader_num_workers ({workers}) or dataloader_prefetch_factor, or let the dataset keep less in memory.",
     "killed by signal: Bus error": "A loader process had no shared memory left, as in a container with a small "
     "/dev/shm: enlarge it (docker run --shm-size=8g), or lower dataloader_num_workers ({workers}).",
-    "killed by signal: Terminated": "A loader process was ended by SIGTERM, from outside, as timeout, a scheduler or a "
-    "person does it. With enable_jit_checkpoint=True training saves a checkpoint on that signal and stops.",
-    "killed by signal: (?P<how>[A-Z][a-z ]*)": "A library that the dataset or the collator calls has crashed in a "
-    "loader process ({how}): python -X faulthandler, with dataloader_num_workers=0, shows where.",
+    "killed by signal: (?P<how>(Segm|Abort|Floating|Illegal)[a-z ]*)": "A library that the dataset or the collator "
+    "calls crashed in a loader process ({how}): python -X faulthandler, with dataloader_num_workers=0, shows where.",
+    "killed by signal: (?P<how>[^.]*)": "A loader process was ended by a signal from outside ({how}), as timeout, a "
+    "scheduler or a person sends it.{saving}",
     "exit code (?P<how>\\d+)": "The dataset, the collator or a library of theirs ended a loader process with status "
     "{how}, as os._exit() and sys.exit() do: run once with dataloader_num_workers=0 (it is {workers}) to see where.",
     "": "A loader process ended without an error, as by os._exit(0) in the dataset, the collator or a library of "
@@ -240,7 +240,9 @@ def _lost_loader_process(found: Circumstances) -> str | None:
     end, words = next(
         (end, words) for sign, words in ENDS_OF_LOADER_PROCESSES.items() if (end := re.search(sign, said))
     )
-    return words.format(workers=found.args.dataloader_num_workers, **end.groupdict())
+    saving = " With enable_jit_checkpoint=True training saves a checkpoint on SIGTERM and stops."
+    facts = end.groupdict() | {"saving": "" if found.args.enable_jit_checkpoint else saving}
+    return words.format(workers=found.args.dataloader_num_workers, **facts)
 
 
 # Parts of messages, with the type in front -> what to look at.

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.choices import HubStrategy, SaveStrategy
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
+from littrainer.checkpoint.staging import own_place
 from littrainer.hub.card.remote import settle_card
 from littrainer.hub.progress import Push, PushInProgress, Upload
 from littrainer.hub.repository import is_repository_made, make_branch, token_for
 from littrainer.hub.sending import WorkInOrder
 from littrainer.hub.snapshot import (
     LAST_CHECKPOINT,
+    SNAPSHOT_DIR,
     new_snapshot,
     remove_abandoned_snapshots,
     remove_snapshot,
@@ -189,10 +191,16 @@ def _failure_at_end(trainer: Trainer) -> str | None:
 
 @contextlib.contextmanager
 def pushes_during_training(trainer: Trainer) -> Iterator[None]:
-    """A training, in whose steps the Hub's client draws no bars; where it ends by an error, pushes are told of."""
+    """A training, in whose steps the Hub's client draws no bars; where it ends by an error, pushes are told of.
+
+    Raises:
+        OSError: a link has the name of the folder from which pushes are sent.
+    """
     if not trainer.args.push_to_hub:
         yield
         return
+    with failing_together("preparing pushes"):
+        own_place(Path(trainer.args.output_dir, SNAPSHOT_DIR))
     try:
         with _without_upload_bars():
             yield

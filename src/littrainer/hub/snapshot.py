@@ -27,6 +27,7 @@ from littrainer.checkpoint.names import (
     TRAINER_STATE_NAME,
     WEIGHT_PARTS,
 )
+from littrainer.checkpoint.staging import own_place
 from littrainer.hub.card.block import CARD_NAME
 from littrainer.hub.tokens import holds_secret
 from littrainer.processes.agreement import is_running
@@ -135,12 +136,12 @@ def new_snapshot(output_dir: Path, name: str) -> Path:
     Raises:
         OSError: nothing can be written there.
     """
-    return take_claim(output_dir / SNAPSHOT_DIR / f"{name}-{uuid.uuid4().hex[:8]}")
+    return take_claim(own_place(output_dir / SNAPSHOT_DIR) / f"{name}-{uuid.uuid4().hex[:8]}")
 
 
 def remove_abandoned_snapshots(output_dir: Path) -> None:
     """Remove what runs that were killed left of their pushes, and nothing of one that goes on."""
-    for folder in sorted((output_dir / SNAPSHOT_DIR).glob("*")):
+    for folder in sorted(own_place(output_dir / SNAPSHOT_DIR).glob("*")):
         if _is_abandoned(folder):
             remove_snapshot(folder)
 

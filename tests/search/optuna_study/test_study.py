@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -176,6 +177,41 @@ def test_a_storage_that_cannot_be_used_is_named_with_what_to_do(tmp_path: Path, 
     with pytest.raises(RuntimeError, match=rf"studies\.db.*{told}"):
         searched(searched_trainer(tmp_path / "out"), 0.01, storage=url, study_name="rates", load_if_exists=True)
     del made
+
+
+def journal(file: Path) -> Any:
+    """A journal whose file is damaged after it was opened."""
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(file)))
+    file.write_text("garbage\n" * 2)
+    return storage
+
+
+def locked_database(file: Path) -> Any:
+    storage = optuna.storages.RDBStorage(f"sqlite:///{file}?timeout=0.1")
+    storage.held = lock(file)  # type: ignore[attr-defined]
+    return storage
+
+
+# The storage as an object, or its address -> what is said of it; its file is <folder>/me@host/study.
+STORAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "object": (locked_database, "sqlite:///{file}, cannot be used .*Another process"),
+    "journal": (journal, "{file}, cannot be used .*Expecting value.*The file is damaged"),
+    "address": (
+        lambda file: (file.mkdir(), f"sqlite:///{file}")[1],
+        "sqlite:///{file}, cannot be used .*unable to open",
+    ),
+    "server": (lambda file: "sqlite://me:secret@here/study", r"sqlite://me:\*\*\*@here/study, cannot"),
+}
+
+
+@pytest.mark.parametrize("kind", STORAGES)
+def test_a_storage_is_named_by_its_address_or_file_without_a_password(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "me@host" / "study"
+    file.parent.mkdir()
+    make, told = STORAGES[kind]
+    with pytest.raises(RuntimeError, match=told.format(file=re.escape(str(file)))) as raised:
+        searched(searched_trainer(tmp_path / "out"), 0.01, storage=make(file), study_name="rates")
+    assert "secret" not in str(raised.value)
 
 
 def test_a_storage_that_is_locked_during_the_search_is_named_without_its_password(tmp_path: Path) -> None:

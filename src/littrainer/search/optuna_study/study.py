@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.arguments.nearest import suggestion
@@ -51,7 +52,8 @@ INTERRUPTED = "it was interrupted"
 STORAGE_FAULTS = {
     "is locked": "Another process writes to it: wait until that has ended, or end it. Where several search in one "
     "study, use a database server or optuna.storages.JournalStorage.",
-    "malformed|not a database": "The file is damaged: put a copy in its place, or search in another storage.",
+    "malformed|not a database|DecodeError|Invalid log format": "The file is damaged: put a copy in its place, or "
+    "search in another storage.",
     "": 'See whether its folder or server is there and can be written to; an address is as "sqlite:///search.db".',
 }
 
@@ -163,16 +165,32 @@ def _naming_storage(storage: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         # A dataset of the script's may read from a database too.
-        if not is_a(error, "storage error") or not any(name.startswith("optuna.storages.") for name in modules):
+        calls = [at.f_code.co_name for at in frames if str(at.f_globals.get("__name__")).startswith("optuna.storages.")]
+        if not calls or not (is_a(error, "storage error") or "read_logs" in calls):
             raise
-        said = f"{error} {error.__cause__}"
+        said = f"{error!r} {error.__cause__}"
         advice = next(words for sign, words in STORAGE_FAULTS.items() if re.search(sign, said))
         reason = str(error.__cause__ or error).splitlines()[0]
-        # Without a password in it.
-        address = re.sub("//.*@", "//", str(storage))
-        raise RuntimeError(f"The storage of the search, {address}, cannot be used ({reason}). {advice}") from error
+        raise RuntimeError(
+            f"The storage of the search, {_address_of(storage)}, cannot be used ({reason}). {advice}"
+        ) from error
+
+
+def _address_of(storage: Any) -> str:
+    """The URL of a study's database without a password, or the file of a journal."""
+    from sqlalchemy import exc, make_url
+
+    backend = getattr(storage, "_backend", storage)
+    url = storage if isinstance(storage, str) else getattr(backend, "url", None)
+    if url is None:
+        return str(getattr(backend, "_file_path", type(backend).__name__))
+    try:
+        # Also the query may have a password.
+        return unquote(make_url(url).set(query={}).render_as_string(hide_password=True))
+    except exc.ArgumentError:
+        return str(url.rpartition("@")[2])
 
 
 def _warn_of_idle_pruner(trainer: Trainer, pruner: Any, directions: list[str]) -> None:
