@@ -166,15 +166,20 @@ def _starting_workers(loader: DataLoader, signals: Collection[signal.Signals]) -
 def end_workers(loader: Any) -> None:
     """End the lasting workers of a loader now. When a loader is collected, torch waits five seconds for each."""
     if isinstance(loader, DataLoader) and loader._iterator is not None:
-        loader._iterator._shutdown_workers()
+        loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
         loader._iterator = None
 
 
 def _end_at_exit(workers: Iterable[BaseProcess]) -> None:
     # One that hangs in a library answers no signal by a function of Python's, and would be waited for.
     if not _workers:
-        atexit.register(lambda: [worker.kill() for worker in _workers])
+        atexit.register(_kill_workers)
     _workers.update(workers)
+
+
+def _kill_workers() -> None:
+    for worker in _workers:
+        worker.kill()
 
 
 def reading_in(raised_in: TracebackType | None) -> str | None:
