@@ -123,8 +123,8 @@ ENDS: dict[Callable[[], object], str] = {
     lambda: os.kill(os.getpid(), signal.SIGBUS): "/dev/shm",
     lambda: os.kill(os.getpid(), signal.SIGTERM): "(Terminated), as timeout",
     lambda: os.kill(os.getpid(), signal.SIGUSR1): "(User defined signal 1), as timeout",
-    lambda: os.kill(os.getpid(), signal.SIGABRT): "has crashed in a loader process (Aborted)",
-    lambda: os.kill(os.getpid(), signal.SIGSEGV): "has crashed in a loader process (Segmentation fault)",
+    lambda: os.kill(os.getpid(), signal.SIGABRT): "crashed in a loader process (Aborted)",
+    lambda: os.kill(os.getpid(), signal.SIGSEGV): "crashed in a loader process (Segmentation fault)",
 }
 
 

@@ -286,14 +286,12 @@ def _finish_replacing(final: Path) -> None:
 def _copy(source: Path, target: Path) -> None:
     try:
         shutil.copytree(source, target, symlinks=True, ignore=lambda at, _: TELLING_FILES if Path(at) == source else ())
-        for name in files_in(target):
-            to_disk(target / name)
         for name in reversed(TELLING_FILES):
             if (source / name).exists():
                 shutil.copy2(source / name, target / name)
-                to_disk(target / name)
-        for parent, _, _ in os.walk(target):
-            to_disk(Path(parent))
+        for path in (target, *target.rglob("*")):
+            if not path.is_symlink():
+                to_disk(path)
     except BaseException:
         shutil.rmtree(target, ignore_errors=True)
         raise

@@ -173,9 +173,8 @@ def _naming_storage(storage: Any) -> Iterator[None]:
         said = f"{error!r} {error.__cause__}"
         advice = next(words for sign, words in STORAGE_FAULTS.items() if re.search(sign, said))
         reason = str(error.__cause__ or error).splitlines()[0]
-        raise RuntimeError(
-            f"The storage of the search, {_address_of(storage)}, cannot be used ({reason}). {advice}"
-        ) from error
+        address = _address_of(storage)
+        raise RuntimeError(f"The storage of the search, {address}, cannot be used ({reason}). {advice}") from error
 
 
 def _address_of(storage: Any) -> str:
