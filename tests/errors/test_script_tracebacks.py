@@ -36,7 +36,7 @@ def frames_within(frames: list[list[str]]) -> list[tuple[str, str]]:
 ENDS: dict[str, tuple[list[str], str | None]] = {
     "Ctrl-C in forward": (["loss_and_outputs"], "interrupt"),
     "Ctrl-C in an evaluation": (["loss_and_outputs"], "interrupt"),
-    "Ctrl-C in the dataset": (["read_batches"], "interrupt"),
+    "Ctrl-C in the dataset": (["_read"], "interrupt"),
     "Ctrl-C in the collator": (["__call__"], "interrupt"),
     "Ctrl-C in a callback": (["call_event"], "interrupt"),
     # It waits until weights and step count agree.

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,10 +141,14 @@ def own_place(path: Path, is_folder: bool = True) -> Path:
     Raises:
         OSError: there is a link, which would lead out of the run's folder, or a file for a folder.
     """
-    # Unlike the methods of Path these raise nothing where a folder may not be looked into, which its use then tells.
-    is_link = os.path.islink(path)
-    if is_link or (os.path.exists(path) and os.path.isdir(path) != is_folder):
-        found = f"a link to {os.readlink(path)}" if is_link else f"a {'file' if is_folder else 'folder'}"
+    try:
+        # Asked once, since another thread may be deleting the folder.
+        mode = os.lstat(path).st_mode
+    except OSError:
+        # It is not there, or may not be looked into, which its use then tells.
+        return path
+    if stat.S_ISLNK(mode) or stat.S_ISDIR(mode) != is_folder:
+        found = f"a link to {os.readlink(path)}" if stat.S_ISLNK(mode) else f"a {'file' if is_folder else 'folder'}"
         raise OSError(errno.EEXIST, f"It is {found}, and a training needs this place for its own. Delete it", str(path))
     return path
 

@@ -130,7 +130,7 @@ def read_batches(
             batches = iterate()
     else:
         batches = iterate()
-    return batches if isinstance(loader.dataset, IterableDataset) else _refusing_stop_iteration(batches)
+    return batches if isinstance(loader.dataset, IterableDataset) else _read(batches)
 
 
 @contextmanager
@@ -198,7 +198,7 @@ def reading_in(raised_in: TracebackType | None) -> str | None:
     return None
 
 
-def _refusing_stop_iteration(batches: Iterator[Any]) -> Iterator[Any]:
+def _read(batches: Iterator[Any]) -> Iterator[Any]:
     while True:
         try:
             batch = next(batches)
