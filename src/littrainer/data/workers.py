@@ -122,7 +122,7 @@ def read_batches(
         RuntimeError: a map-style dataset or the collator has raised StopIteration, which would look like the end of the
             data.
     """
-    iterate = iterate or loader.__iter__
+    iterate = iterate or (lambda: iter(loader))
     if not isinstance(loader, DataLoader):
         return iterate()
     if loader.num_workers:
@@ -139,7 +139,7 @@ def _starting_workers(loader: DataLoader, signals: Collection[signal.Signals]) -
 
     Ctrl-C waits until they are up. While a process is forked, Python drops what a signal's handler raises.
     """
-    own, children = loader.worker_init_fn, set(multiprocessing.active_children())
+    own, others = loader.worker_init_fn, multiprocessing.active_children()
     loader.worker_init_fn = WorkerStart(own, signals)
     blocks = signals and hasattr(signal, "pthread_sigmask")
     with UpdateGuard() as guard:
@@ -160,7 +160,7 @@ def _starting_workers(loader: DataLoader, signals: Collection[signal.Signals]) -
             loader.worker_init_fn = own
             if blocks:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
-                _end_at_exit(set(multiprocessing.active_children()) - children)
+                _workers.update(set(multiprocessing.active_children()).difference(others))
 
 
 def end_workers(loader: Any) -> None:
@@ -170,14 +170,9 @@ def end_workers(loader: Any) -> None:
         loader._iterator = None
 
 
-def _end_at_exit(workers: Iterable[BaseProcess]) -> None:
-    # One that hangs in a library answers no signal by a function of Python's, and would be waited for.
-    if not _workers:
-        atexit.register(_kill_workers)
-    _workers.update(workers)
-
-
+@atexit.register
 def _kill_workers() -> None:
+    # One that hangs in a library answers no signal by a function of Python's, and would be waited for.
     for worker in _workers:
         worker.kill()
 
