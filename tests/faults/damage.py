@@ -25,6 +25,7 @@ import importlib
 import io
 import random
 import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -205,6 +206,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as root:
         matrix = Matrix(Path(root), options.trainer, options.written_by or options.trainer)
+        wrong: set[str] = set()
         print(f"Resumed by {options.trainer}; written by {options.written_by or options.trainer}")
         for by_name in (False, True):
             if options.bits:
@@ -214,6 +216,9 @@ def main() -> None:
             print(
                 f"{sum(counts.values())} cases: " + ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items()))
             )
+            wrong |= counts.keys() - {"exact", "earlier", "error"}
+    if wrong and options.trainer == SIDES[0] and options.written_by in (None, SIDES[0]):
+        sys.exit(f"not as it should be: {', '.join(sorted(wrong))}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import subprocess
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -84,6 +85,9 @@ def main() -> None:
         del failed_at[""]
         print(f"{sum(counts.values())} disks: {dict(counts)}")
         print(f"failed at: {dict(failed_at)}")
+    wrong = counts.keys() - {"exact after a clear error", "fits"}
+    if wrong:
+        sys.exit(f"not as it should be: {', '.join(sorted(wrong))}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 import tempfile
 import time
 import warnings
@@ -218,6 +219,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         counts = kill_often(options.trainer, Path(root), options.kills, options.seed)
     print(f"{options.trainer}, killed {options.kills} times: {dict(counts)}")
+    if options.trainer == SIDES[0] and counts["exact"] < options.kills:
+        sys.exit("not all were resumed exactly")
 
 
 if __name__ == "__main__":
