@@ -316,7 +316,8 @@ class OverridePoints:
     def _evaluate(
         self: Any, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
-        metrics = decisions.evaluate_in_training(self, ignore_keys_for_eval)
+        with engine.validation_round(self):
+            metrics = decisions.evaluate_in_training(self, ignore_keys_for_eval)
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if steps_with_metric(self.lr_scheduler) and not skip_scheduler:
             step_with_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)

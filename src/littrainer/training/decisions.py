@@ -10,7 +10,6 @@ import torch
 
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.checkpoint.writer import note_changes_of_callbacks
-from littrainer.engine import validation_round
 from littrainer.processes.agreement import failing_together
 from littrainer.training.batch_size_search import ran_out_of_memory
 from littrainer.training.loss import mean_over_processes
@@ -84,8 +83,7 @@ def evaluate_in_training(trainer: Trainer, ignore_keys: Sequence[str] | None) ->
         RuntimeError: memory ran out, and only the training's batch size is searched for.
     """
     try:
-        with validation_round(trainer):
-            return trainer.evaluate(ignore_keys=ignore_keys)
+        return trainer.evaluate(ignore_keys=ignore_keys)
     except RuntimeError as error:
         if trainer.args.auto_find_batch_size and ran_out_of_memory(error):
             # Training again with smaller micro-batches would not help the evaluation; this message must not look like

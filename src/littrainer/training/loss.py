@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from littrainer.compat.earlier_signatures import returns_the_mean
 from littrainer.data.batch_rows import check_has_names
 from littrainer.data.collators.default import LABEL_NAMES, TEXT_LABELS, text_in
 from littrainer.data.columns import first_sample, renaming
@@ -17,6 +16,9 @@ from littrainer.processes.collectives import gathered, process_count, reduced
 from littrainer.training.label_smoothing import smoothed_loss
 
 logger = logging.getLogger(__name__)
+
+# Set on an override that loses `num_items_in_batch`: its loss is the mean of its micro-batch, whatever the model does.
+RETURNS_THE_MEAN = "_returns_the_mean"
 
 
 class LossSettings(Protocol):
@@ -131,6 +133,13 @@ def normalised(
     if loss is None:
         raise no_loss_returned(loss, "compute_loss")
     return loss if is_divided else loss / trainer.current_gradient_accumulation_steps
+
+
+def returns_the_mean(trainer: Any) -> bool:
+    """Return whether the loss comes from an override that knows nothing of the window of its optimizer step."""
+    # A mock in the place of a method has every attribute.
+    of_loss, of_step = getattr(trainer, "compute_loss", None), getattr(trainer, "training_step", None)
+    return getattr(of_loss, RETURNS_THE_MEAN, None) is True or getattr(of_step, RETURNS_THE_MEAN, None) is True
 
 
 def no_loss_returned(returned: Any, by: str) -> TypeError:
