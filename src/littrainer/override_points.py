@@ -42,9 +42,8 @@ from littrainer.optim.schedules import step_with_metric, steps_with_metric
 from littrainer.search import reporting
 from littrainer.search import trial as search_trial
 from littrainer.strategies import deepspeed_engine
-from littrainer.training import decisions, loss, train_call
-from littrainer.training.batch_size_search import failures_agreed_on
-from littrainer.training.device_memory import empty_device_cache_if_due
+from littrainer.training import log_eval_save, loss, train_call
+from littrainer.training.batch_size_search import empty_device_cache_if_due, failures_agreed_on
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -299,7 +298,7 @@ class OverridePoints:
         start_time: float,
         learning_rate: float | None = None,
     ) -> None:
-        decisions.log_and_maybe_evaluate_and_save(
+        log_eval_save.log_and_maybe_evaluate_and_save(
             self, tr_loss, grad_norm, model, trial, ignore_keys_for_eval, start_time, learning_rate
         )
 
@@ -309,7 +308,7 @@ class OverridePoints:
         return getattr(type(self), name) is not OverridePoints._maybe_log_save_evaluate or name in vars(self)
 
     def _determine_best_metric(self: Any, metrics: dict[str, float], trial: Any) -> bool:
-        return decisions.remember_if_best(self, metrics)
+        return log_eval_save.remember_if_best(self, metrics)
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
 
@@ -317,7 +316,7 @@ class OverridePoints:
         self: Any, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
         with engine.validation_round(self):
-            metrics = decisions.evaluate_in_training(self, ignore_keys_for_eval)
+            metrics = log_eval_save.evaluate_in_training(self, ignore_keys_for_eval)
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if steps_with_metric(self.lr_scheduler) and not skip_scheduler:
             step_with_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)

@@ -67,13 +67,12 @@ from littrainer.processes.layout import follow_model, tensor_parallel_size
 from littrainer.search import searching
 from littrainer.search.results import BestRun
 from littrainer.tracking.selection import trackers_for
-from littrainer.training import checks, input_kinds, loss, reports, run, train_call
+from littrainer.training import checks, loss, reports, run, train_call
 from littrainer.training.development_run import pushes_by_itself, trackers_reported_to
-from littrainer.training.label_smoothing import smoother_for
-from littrainer.training.memory_report import CONSTRUCTION, MemoryReport
+from littrainer.training.loss import smoother_for
 from littrainer.training.plan import plan_training
 from littrainer.training.preemption import Preemption, listed_callbacks
-from littrainer.training.tokens import InputTokenCounter
+from littrainer.training.reports import CONSTRUCTION, InputTokenCounter, MemoryReport
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -137,8 +136,8 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         lightning: dict[str, Any] | None = None,
     ):
         self.args = args = TrainingArguments(output_dir="tmp_trainer") if args is None else args
-        input_kinds.check_args(args)
-        self.lightning_keywords = input_kinds.checked_lightning_keywords(lightning)
+        checks.check_args(args)
+        self.lightning_keywords = checks.checked_lightning_keywords(lightning)
         refuse_ignored_overrides(self)
         warn_of_earlier_overrides(self)
         checks.check_arguments(args)
@@ -169,7 +168,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self.data_collator = data_collator or default_collator_for(processing_class)
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self.optimizer, self.lr_scheduler = input_kinds.checked_optimizers(optimizers)
+        self.optimizer, self.lr_scheduler = checks.checked_optimizers(optimizers)
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
 
         self._read_model_facts()
@@ -299,7 +298,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         """
         if self.train_dataset is None:
             raise ValueError("train() needs a train_dataset: pass one to the Trainer.")
-        input_kinds.check_is_dataset(self.train_dataset, "train_dataset", "get_train_dataloader")
+        checks.check_is_dataset(self.train_dataset, "train_dataset", "get_train_dataloader")
         return self._get_dataloader(
             dataset=self.train_dataset,
             description="Training",
@@ -344,7 +343,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         """
         if test_dataset is None:
             raise ValueError("predict() needs a test_dataset, and was given None: pass a dataset.")
-        input_kinds.check_is_dataset(test_dataset, "test_dataset", "get_test_dataloader")
+        checks.check_is_dataset(test_dataset, "test_dataset", "get_test_dataloader")
         checks.check_not_empty(test_dataset, "test_dataset")
         return self._get_dataloader(
             dataset=test_dataset,

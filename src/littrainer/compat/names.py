@@ -13,7 +13,7 @@ SEARCH = "littrainer.search"
 REPLACED: dict[str, dict[str, str]] = {
     "transformers.debug_utils": {
         "DebugOption": f"{CHOICES}:DebugOption",
-        "DebugUnderflowOverflow": "littrainer.training.overflow_detection:DebugUnderflowOverflow",
+        "DebugUnderflowOverflow": "littrainer.training.model_preparation:DebugUnderflowOverflow",
     },
     "transformers.hf_argparser": {
         "HfArg": "littrainer.arguments.parser:HfArg",
@@ -73,7 +73,7 @@ REPLACED: dict[str, dict[str, str]] = {
     },
     "transformers.trainer_pt_utils": {
         "AcceleratorConfig": "littrainer.arguments.accelerator_config:AcceleratorConfig",
-        "LabelSmoother": "littrainer.training.label_smoothing:LabelSmoother",
+        "LabelSmoother": "littrainer.training.loss:LabelSmoother",
         "BatchRebalanceSampler": "littrainer.data.batch_rebalance:BatchRebalanceSampler",
         "LengthGroupedSampler": "littrainer.data.samplers:LengthGroupedSampler",
         "get_length_grouped_indices": "littrainer.data.samplers:get_length_grouped_indices",

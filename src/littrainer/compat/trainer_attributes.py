@@ -9,7 +9,7 @@ from littrainer.compat.accelerator.adoption import adopted
 from littrainer.processes.layout import tensor_parallel_size
 
 if TYPE_CHECKING:
-    from littrainer.training.memory_report import MemoryReport
+    from littrainer.training.reports import MemoryReport
 
 ANSWERED: dict[str, str] = {
     "args": "the arguments",

@@ -14,7 +14,7 @@ from littrainer.arguments.nearest import suggestion
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, rotate_checkpoints, sort_checkpoints
 from littrainer.compat.earlier_signatures import SIGNATURES, accept_earlier_signature
 from littrainer.nested_values import as_numpy
-from littrainer.training.neftune import noisy_embeddings
+from littrainer.training.model_preparation import noisy_embeddings
 
 if TYPE_CHECKING:
     from torch import nn

@@ -14,8 +14,8 @@ from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.progress import shows_bars
 from littrainer.data.limits import development_batches
 from littrainer.lightning_features.trial_steps import check_can_try, is_number, left_as_found, take_steps
-from littrainer.training.accumulation_schedule import accumulation_schedule
 from littrainer.training.loss import mean_over_processes
+from littrainer.training.plan import accumulation_schedule
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

@@ -31,8 +31,7 @@ from littrainer.plain_lightning.batches import CountItems, EvaluationBatches, Tr
 from littrainer.plain_lightning.data_state import PlaceInData, places_in, state_of_places
 from littrainer.plain_lightning.module_arguments import arguments_from
 from littrainer.processes.agreement import are_several, from_each
-from littrainer.training.checks import check_not_empty
-from littrainer.training.input_kinds import check_is_dataset
+from littrainer.training.checks import check_is_dataset, check_not_empty
 from littrainer.training.plan import why_empty
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from littrainer.model_facts import facts_about
-from littrainer.training.label_smoothing import smoother_for
+from littrainer.training.loss import smoother_for
 
 
 @dataclass

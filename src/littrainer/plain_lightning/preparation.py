@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from littrainer.ecosystem import is_a
-from littrainer.training.fused_kernels import apply_liger_kernels
-from littrainer.training.model_preparation import enable_activation_checkpointing
-from littrainer.training.neftune import noisy_embeddings
-from littrainer.training.special_tokens import align_special_tokens
+from littrainer.training.model_preparation import (
+    align_special_tokens,
+    apply_liger_kernels,
+    enable_activation_checkpointing,
+    noisy_embeddings,
+)
 
 if TYPE_CHECKING:
     from littrainer.plain_lightning.module import TransformersModule

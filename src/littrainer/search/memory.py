@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from littrainer.callbacks.validation_rounds import ValidationRounds
-from littrainer.training.device_memory import empty_device_cache
+from littrainer.training.batch_size_search import empty_device_cache
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

@@ -20,8 +20,8 @@ from littrainer.search.objective import refuse_nan
 from littrainer.search.reporting import id_of, objective_in
 from littrainer.search.trial_parameters import differs, parameters_of, set_parameters, settle_pairs
 from littrainer.training.checks import check_arguments
-from littrainer.training.label_smoothing import smoother_for
-from littrainer.training.memory_report import MemoryReport
+from littrainer.training.loss import smoother_for
+from littrainer.training.reports import MemoryReport
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

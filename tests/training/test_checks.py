@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback, TrainingArguments
-from littrainer.training.input_kinds import check_args, check_is_dataset, check_is_trainable, check_model_kind
+from littrainer.training.checks import check_args, check_is_dataset, check_is_trainable, check_model_kind
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
