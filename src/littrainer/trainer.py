@@ -66,6 +66,7 @@ from littrainer.processes.collectives import sum_over_processes
 from littrainer.processes.layout import follow_model, tensor_parallel_size
 from littrainer.search import searching
 from littrainer.search.results import BestRun
+from littrainer.session import SessionAttributes
 from littrainer.tracking.selection import trackers_for
 from littrainer.training import checks, loss, reports, run, train_call
 from littrainer.training.development_run import pushes_by_itself, trackers_reported_to
@@ -84,7 +85,7 @@ DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
 @of_the_package
-class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrainerMembers):
+class Trainer(BeyondTransformers, OverridePoints, SessionAttributes, TrainerAttributes, EarlierTrainerMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
@@ -265,7 +266,6 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         # Trial -> the seed that its model was made with; and, for trainings after `apply_best`, seed -> the model's.
         self._seeds_of_models: dict[str, int] = {}
         self._seed_for_model: dict[int, int] = {}
-        self.current_flos: float = 0
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.model_preparation_time: float | None = None
         self._model_is_prepared = False
@@ -277,10 +277,6 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self._eval_dataloaders: dict[str, Any] = {}
         self._tokens = InputTokenCounter()
         self._parameters_without_embeddings: int | None = None
-        self._tr_loss = torch.tensor(0.0)
-        self._total_loss_scalar = 0.0
-        self._globalstep_last_logged = self._initial_global_step = 0
-        self._initial_num_input_tokens_seen = 0
         # The checkpoint written last, with the stamps of its files, until its on_save callbacks have run.
         self._sealed_checkpoint: Any = None
         # Of the checkpoint whose states are being written: told of each file that is complete.

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from littrainer import TrainerCallback
 from littrainer.training.loss import (
     LabelSmoother,
-    PendingLosses,
+    RunningLoss,
     add_to_running_loss,
     items_in_window,
     loss_and_outputs,
@@ -83,20 +83,20 @@ def test_a_loss_that_is_no_number_counts_as_the_mean_so_far_where_filtered(
 
 
 def added(losses: list[torch.Tensor], waiting: bool, filtered: bool, running: torch.Tensor) -> torch.Tensor:
-    pending = PendingLosses()
+    record = RunningLoss()
+    record.since_last_log = running
     for steps, loss in enumerate(losses):
         if waiting:
-            pending.append(running, loss, steps // 2, filtered)
+            record.add(loss, steps // 2, filtered)
         else:
             add_to_running_loss(running, loss, steps // 2, filtered)
-    pending.add_to(running)
-    return running
+    return record.since_last_log
 
 
 @pytest.mark.parametrize("filtered", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("odd_one", [1e-3, 3e7, float("nan"), float("-inf")])
-@pytest.mark.parametrize("number", [1, 2, 3, 40, PendingLosses.MOST + 5])
+@pytest.mark.parametrize("number", [1, 2, 3, 40, RunningLoss.MOST_WAITING + 5])
 def test_losses_that_waited_have_the_sum_of_those_that_did_not_bit_for_bit(
     number: int, odd_one: float, dtype: torch.dtype, filtered: bool
 ) -> None:
@@ -108,11 +108,11 @@ def test_losses_that_waited_have_the_sum_of_those_that_did_not_bit_for_bit(
 
 
 def test_a_loss_that_is_changed_after_it_was_noted_counts_as_it_was() -> None:
-    pending, loss, running = PendingLosses(), torch.tensor(2.0), torch.tensor(1.0)
-    pending.append(running, loss, 0, True)
+    record, loss = RunningLoss(), torch.tensor(2.0)
+    record.since_last_log = torch.tensor(1.0)
+    record.add(loss, 0, True)
     loss.fill_(100.0)
-    pending.add_to(running)
-    assert running.item() == 3.0
+    assert record.since_last_log.item() == 3.0
 
 
 def test_whoever_asks_for_the_sum_in_training_gets_all_of_it(tmp_path: Path) -> None:

@@ -137,20 +137,6 @@ class TrainerAttributes:
         vars(self)["accelerator"] = adopted(value, self.args, vars(self).get("accelerator"))
 
     @property
-    def _tr_loss(self: Any) -> Any:
-        running, run = vars(self)["_tr_loss"], vars(self).get("training_run")
-        if run is not None:
-            run.losses.add_to(running)
-        return running
-
-    @_tr_loss.setter
-    def _tr_loss(self: Any, value: Any) -> None:
-        vars(self)["_tr_loss"] = value
-        run = vars(self).get("training_run")
-        if run is not None:
-            run.losses.discard()
-
-    @property
     def is_tp_enabled(self: Any) -> bool:
         """Whether processes compute each layer together."""
         return tensor_parallel_size(self.args) > 1

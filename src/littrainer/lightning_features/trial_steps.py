@@ -129,7 +129,7 @@ def take_steps(trainer: Trainer, steps: int, callback: TrainerCallback, accumula
         run.prepare_state()
         try:
             fit(trainer, run)
-            run.end_agreements()
+            run.step.end_agreements()
         finally:
             set_generator_states(loader, own_generators)
     trainer.is_in_train = False

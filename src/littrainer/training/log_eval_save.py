@@ -32,7 +32,7 @@ def log_and_maybe_evaluate_and_save(
 ) -> None:
     """Do what the control asks for after a step or an epoch: log, then evaluate, then save."""
     args, state = trainer.args, trainer.state
-    steps_since_logging = state.global_step - trainer._globalstep_last_logged
+    steps_since_logging = state.global_step - trainer.session.loss.step_of_last_log
     if trainer.control.should_log and steps_since_logging > 0:
         summed = mean_over_processes(running_loss)
         # Not zero_(): once a loss that is not a number has been logged, the running loss stays that way, as it does in
@@ -42,8 +42,8 @@ def log_and_maybe_evaluate_and_save(
         if grad_norm is not None:
             logs["grad_norm"] = grad_norm.item() if isinstance(grad_norm, torch.Tensor) else grad_norm
         logs["learning_rate"] = trainer._get_learning_rate() if learning_rate is None else learning_rate
-        trainer._total_loss_scalar += summed
-        trainer._globalstep_last_logged = state.global_step
+        trainer.session.loss.before_last_log += summed
+        trainer.session.loss.step_of_last_log = state.global_step
         trainer.store_flos()
         trainer.log(logs, start_time)
     if trainer.control.should_evaluate and trainer.preemption.agreed is None:

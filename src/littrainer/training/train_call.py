@@ -23,6 +23,7 @@ from littrainer.interruptions import UpdateGuard
 from littrainer.processes.agreement import failing_together
 from littrainer.search.trial import begin_trial, is_of_search
 from littrainer.seeds import enable_full_determinism, set_seed
+from littrainer.session import TrainingSession
 from littrainer.tracking.trials import tell_trackers_of_trial
 from littrainer.training.batch_size_search import with_fitting_batch_size
 from littrainer.training.checks import check_datasets
@@ -55,6 +56,8 @@ def train(
         begin_trial(trainer, trial)
         # Before the space is asked, as in transformers: a seeded sampler draws in the order in which it is asked.
         _make_new_model(trainer, trial)
+    # What a training that failed has counted goes on, as in transformers, but for that of another trial.
+    trainer.session = TrainingSession(flos=0 if trial is not None else trainer.session.flos)
     # It may set any argument, the folder to claim for one.
     trainer._hp_search_setup(trial)
     check_before_training(trainer)

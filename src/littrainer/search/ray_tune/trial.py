@@ -193,7 +193,7 @@ def report_to_ray(trainer: Trainer, metrics: dict[str, Any]) -> None:
     state = trainer.state
     result = {**metrics, OBJECTIVE: trainer.objective, STEP: state.global_step, LAST_STEP: state.max_steps}
     if trainer.is_in_train and trainer.training_run is not None:
-        trainer.training_run.when_step_is_done = functools.partial(_hand_over, trainer, result)
+        trainer.training_run.step.when_done = functools.partial(_hand_over, trainer, result)
     else:
         _hand_over(trainer, result)
 
