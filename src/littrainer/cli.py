@@ -35,7 +35,6 @@ COMMANDS: dict[str, Command] = {
     ),
     "report": Command("littrainer.report.command", "write what trainings logged as an HTML page and a picture"),
     "env": Command("littrainer.installation.command", "say what is installed here, for a bug report"),
-    "completion": Command("littrainer.commands.completion", "print a script that completes commands in your shell"),
 }
 USAGE = "littrainer COMMAND ...\n       littrainer [-h] [--version]"
 EPILOG = "littrainer COMMAND --help says more about one of them. Exit status: 0 success, 1 failure, 2 bad input."
