@@ -34,7 +34,7 @@ COMMANDS: dict[str, Command] = {
         "littrainer.explain.command", "say what arguments, or a script's, turn into; --as-code prints a program"
     ),
     "report": Command("littrainer.report.command", "write what trainings logged as an HTML page and a picture"),
-    "env": Command("littrainer.installation.command", "say what is installed here, for a bug report"),
+    "env": Command("littrainer.commands.env", "say what is installed here, for a bug report"),
 }
 USAGE = "littrainer COMMAND ...\n       littrainer [-h] [--version]"
 EPILOG = "littrainer COMMAND --help says more about one of them. Exit status: 0 success, 1 failure, 2 bad input."
