@@ -31,7 +31,7 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "run": Command("littrainer.commands.run", "run a script or a module; its transformers.Trainer is littrainer's"),
     "explain": Command(
-        "littrainer.explain.command", "say what arguments, or a script's, turn into; --as-code prints a program"
+        "littrainer.commands.explain", "say what arguments, or a script's, turn into; --as-code prints a program"
     ),
     "report": Command("littrainer.report.command", "write what trainings logged as an HTML page and a picture"),
     "env": Command("littrainer.commands.env", "say what is installed here, for a bug report"),
