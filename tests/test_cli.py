@@ -58,7 +58,7 @@ def test_each_command_has_a_help_page_of_the_same_kind(name: str, capsys: pytest
         ([], "nothing to do: try `littrainer run script.py`, or `littrainer --help`"),
         (["explian"], "no command 'explian'; did you mean 'explain'?"),
         (["train"], "no command 'train'; "),
-        (["xyz"], "no command 'xyz'; commands are run, explain, report, env, completion"),
+        (["xyz"], "no command 'xyz'; commands are run, explain, report, env"),
         (["script.py", "--lr", "1"], "to run a script, put `run` before it: littrainer run script.py"),
         (["--verson"], "unrecognized arguments: --verson; --verson: did you mean '--version'?"),
         (["--nothing"], "unrecognized arguments: --nothing; see --help"),
@@ -90,7 +90,6 @@ def test_a_wrong_command_line_is_answered_in_one_line_with_status_2(
         ),
         (["env", "--jsn"], "littrainer env: unrecognized arguments: --jsn; --jsn: did you mean '--json'?"),
         (["env", "more"], "littrainer env: unrecognized arguments: more; see --help"),
-        (["completion", "tcsh"], "littrainer completion: argument shell: invalid choice: 'tcsh'"),
     ],
 )
 def test_a_wrong_option_of_a_command_is_answered_in_one_line_with_status_2(

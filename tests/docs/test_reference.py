@@ -125,7 +125,7 @@ def test_a_parameter_that_is_not_described_is_named() -> None:
 
 def test_the_page_of_the_command_line_has_each_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
     page = (REFERENCE / "command-line.md").read_text(encoding="utf-8")
-    for command in ("run", "explain", "report", "env", "completion"):
+    for command in ("run", "explain", "report", "env"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
         shown = capsys.readouterr().out
