@@ -29,6 +29,7 @@ from littrainer.callbacks.notebook import default_progress_callback
 from littrainer.callbacks.progress import PrinterCallback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.callbacks.validation_rounds import ValidationRounds
+from littrainer.checkpoint.arguments_file import write_run_record
 from littrainer.checkpoint.background import BackgroundSaves
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
 from littrainer.checkpoint.shards import free_gathered
@@ -718,9 +719,10 @@ class Trainer(BeyondTransformers, OverridePoints, SessionAttributes, TrainerAttr
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def save_state(self) -> None:
-        """Write the trainer's state to trainer_state.json in `output_dir`."""
+        """Write the trainer's state to trainer_state.json in `output_dir`, and its arguments to littrainer_run.json."""
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
+            write_run_record(self.args, self.args.output_dir)
 
     # ---- The Hub ----------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import SaveStrategy
+from littrainer.checkpoint.arguments_file import write_run_record
 from littrainer.checkpoint.places import leads, not_writable
 from littrainer.checkpoint.staging import UNFINISHED_DIR, clean_unfinished, own_place, wait_for_deletions
 from littrainer.processes.agreement import failing_together
@@ -77,6 +78,7 @@ def claimed_for_training(trainer: Trainer, trial: Any) -> Iterator[None]:
         with failing_together(f"claiming {run_dir} for checkpoints"):
             if leads(trainer, run_dir):
                 claims.enter_context(claimed(run_dir))
+                write_run_record(args, run_dir)
         yield
         # Who looks into the folder next finds nothing half-deleted in it, in any process.
         with failing_together(f"tidying up {run_dir}"):

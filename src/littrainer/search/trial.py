@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.checkpoint.layout import sort_checkpoints
+from littrainer.checkpoint.names import RUN_RECORD_NAME
 from littrainer.checkpoint.places import leads
 from littrainer.checkpoint.staging import set_aside_and_delete
 from littrainer.ecosystem import is_a
@@ -211,4 +212,5 @@ def delete_checkpoints(folder: str, but: Collection[str] = ()) -> None:
                 logger.warning("%s of a pruned trial could not be deleted (%s): delete it by hand.", checkpoint, error)
     # It may never have been made, or hold something else.
     with contextlib.suppress(OSError):
+        Path(folder, RUN_RECORD_NAME).unlink(missing_ok=True)
         Path(folder).rmdir()

@@ -5,7 +5,7 @@ from huggingface_hub import ModelCardData
 from littrainer.hub.card.metadata import joined, metadata_of
 from littrainer.hub.card.results import Results
 from littrainer.hub.card.subject import Data, Given, Subject
-from littrainer.report.history import EVALUATION
+from littrainer.callbacks.log_history import EVALUATION
 
 SUBJECT = Subject(
     name="name",

@@ -1,7 +1,8 @@
-"""Folders as hyperparameter searches leave them."""
+"""Folders as trainings and hyperparameter searches leave them."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,28 @@ from littrainer.search.record import SearchRecord, TrialRecord
 RATE = {"kind": "float", "low": 1e-5, "high": 1e-1, "log": True, "step": None}
 BATCH = {"kind": "categorical", "choices": [4, 8, 16]}
 EPOCHS = {"kind": "int", "low": 1, "high": 5, "log": False, "step": 1}
+EVALUATED = {"eval_loss": 0.625, "eval_accuracy": 0.875, "eval_runtime": 0.5, "eval_samples_per_second": 20.0}
+SUMMARY = {"train_loss": 1.0, "train_runtime": 125.0, "train_samples_per_second": 64.0, "total_flos": 0.0}
+LOGGED: list[Any] = [
+    {"step": 2, "epoch": 0.5, "loss": 1.5, "learning_rate": 0.01, "grad_norm": 0.75},
+    {"step": 4, "epoch": 1.0, "loss": 0.5, "learning_rate": 0.005, "grad_norm": 0.25},
+    {"step": 4, "epoch": 1.0, **EVALUATED},
+    {"step": 4, "epoch": 1.0, **SUMMARY},
+]
+
+
+def write_state(folder: Path, entries: list[Any] | None = None, **fields: Any) -> Path:
+    """A folder with a trainer_state.json.
+
+    Parameters:
+        entries: its log_history, by default that of a short training with one evaluation.
+        fields: further fields of the state.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    history = LOGGED if entries is None else entries
+    state = {"global_step": 4, "max_steps": 4, "epoch": 1.0, "num_train_epochs": 1, "log_history": history, **fields}
+    (folder / "trainer_state.json").write_text(json.dumps(state))
+    return folder
 
 
 def some_trials(count: int = 12, objectives: int = 1) -> list[TrialRecord]:
