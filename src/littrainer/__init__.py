@@ -40,8 +40,8 @@ _HOMES = {
     ),
     "littrainer.evaluation.results": ("EvalLoopOutput", "EvalPrediction", "PredictionOutput", "TrainOutput"),
     "littrainer.evaluation.streaming": ("StreamingMetrics",),
-    "littrainer.keras_models.tf_trainer": ("TFTrainer",),
-    "littrainer.keras_models.training_arguments": ("TFTrainingArguments",),
+    "littrainer.keras.trainer": ("TFTrainer",),
+    "littrainer.keras.arguments": ("TFTrainingArguments",),
     "littrainer.optim.adafactor": ("Adafactor",),
     "littrainer.optim.greedy": ("GreedyLR",),
     "littrainer.optim.schedules": (
@@ -161,8 +161,8 @@ if TYPE_CHECKING:
     from littrainer.data.collators.permutation import DataCollatorForPermutationLanguageModeling
     from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
     from littrainer.evaluation.streaming import StreamingMetrics
-    from littrainer.keras_models.tf_trainer import TFTrainer
-    from littrainer.keras_models.training_arguments import TFTrainingArguments
+    from littrainer.keras.trainer import TFTrainer
+    from littrainer.keras.arguments import TFTrainingArguments
     from littrainer.optim.adafactor import Adafactor
     from littrainer.optim.greedy import GreedyLR
     from littrainer.optim.schedules import (

@@ -9,13 +9,12 @@ from littrainer.arguments.about import about
 from littrainer.arguments.choices import SchedulerType
 from littrainer.arguments.training_arguments import TrainingArguments
 
-# Fields that speak of a TPU, which the first edition reached by TensorFlow.
-OF_TPUS = ("tpu_name", "tpu_zone", "gcp_project")
+REFUSED = ("tpu_name", "tpu_zone", "gcp_project", "xla")
 
 
 @dataclass
 class TFTrainingArguments(TrainingArguments):
-    """TrainingArguments, and what the first edition of the interface had besides for TensorFlow.
+    """TrainingArguments, and the additional arguments that the first edition of the interface had for TensorFlow.
 
     Raises:
         NotImplementedError: a TPU or XLA is asked for.
@@ -35,20 +34,13 @@ class TFTrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._refuse_tpus_and_xla()
+        refused = [f"{name}={getattr(self, name)!r}" for name in REFUSED if getattr(self, name)]
+        if refused:
+            raise NotImplementedError(
+                f"{', '.join(refused)}: the first edition reached TPUs and XLA by TensorFlow, and here a Keras model "
+                "runs on torch. Leave it out, and train on GPUs or the CPU."
+            )
         self._choose_schedule()
-
-    def _refuse_tpus_and_xla(self) -> None:
-        of_tpus = [f"{name}={getattr(self, name)!r}" for name in OF_TPUS if getattr(self, name)]
-        if of_tpus:
-            raise NotImplementedError(
-                f"{', '.join(of_tpus)}: the first edition reached TPUs by TensorFlow, and here a Keras model runs on "
-                "torch. Leave it out, and train on GPUs or the CPU."
-            )
-        if self.xla:
-            raise NotImplementedError(
-                "xla=True compiled TensorFlow's graphs, and here a Keras model runs on torch, as it is. Leave it out."
-            )
 
     def _choose_schedule(self) -> None:
         power = self.poly_power
@@ -58,11 +50,11 @@ class TFTrainingArguments(TrainingArguments):
             raise ValueError(f"poly_power={power!r} has to be above 0: it is the power of the learning rate's decay.")
         if power == 1:
             return
-        if self.lr_scheduler_type not in (SchedulerType.LINEAR, SchedulerType.POLYNOMIAL):
-            schedule = SchedulerType(self.lr_scheduler_type).value
+        schedule = SchedulerType(self.lr_scheduler_type)
+        if schedule not in (SchedulerType.LINEAR, SchedulerType.POLYNOMIAL):
             raise ValueError(
-                f"poly_power={power} asks for the schedule 'polynomial', and lr_scheduler_type is {schedule!r}: give "
-                "one of them."
+                f"poly_power={power} asks for the schedule 'polynomial', and lr_scheduler_type is {schedule.value!r}: "
+                "give one of them."
             )
         self.lr_scheduler_type = SchedulerType.POLYNOMIAL
         given = self.lr_scheduler_kwargs if isinstance(self.lr_scheduler_kwargs, dict) else {}
@@ -79,16 +71,12 @@ class TFTrainingArguments(TrainingArguments):
         return ReplicaStrategy(self.n_replicas)
 
 
+@dataclass
 class ReplicaStrategy:
-    """What scripts ask of a TensorFlow distribution strategy; nothing has to be done for a model of torch.
+    """What scripts ask of a TensorFlow distribution strategy; nothing has to be done for a model of torch."""
 
-    Parameters:
-        num_replicas_in_sync: copies of the model that train together.
-    """
-
-    def __init__(self, num_replicas_in_sync: int):
-        self.num_replicas_in_sync = num_replicas_in_sync
+    num_replicas_in_sync: int
 
     def scope(self) -> contextlib.AbstractContextManager[None]:
-        """A context to make the model in, which changes nothing."""
+        """Return a context to make the model in, which changes nothing."""
         return contextlib.nullcontext()
