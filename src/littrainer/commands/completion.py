@@ -52,7 +52,7 @@ def vocabulary() -> Vocabulary:
     """All words of the command line, as its parsers have them."""
     from littrainer import cli
     from littrainer.arguments.parser import HfArgumentParser
-    from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
+    from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
 
     commands = []
     for name, command in cli.COMMANDS.items():

@@ -21,9 +21,7 @@ PACKAGE = "transformers"
 
 WITHDRAWN: dict[str, dict[str, str]] = {
     "transformers.trainer_tf": {"TFTrainer": "littrainer.keras.trainer:TFTrainer"},
-    "transformers.training_args_tf": {
-        "TFTrainingArguments": "littrainer.keras.arguments:TFTrainingArguments"
-    },
+    "transformers.training_args_tf": {"TFTrainingArguments": "littrainer.keras.arguments:TFTrainingArguments"},
 }
 """Module of an earlier transformers -> name in it, and in the package -> where littrainer has it."""
 

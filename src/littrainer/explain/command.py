@@ -66,7 +66,7 @@ def main(words: Sequence[str]) -> int:
                 "explain", f"--as-code behind {script!r} would be an argument of the script; write it before"
             )
         return _explain_script(script, rest, options.as_code, source)
-    from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
+    from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
     from littrainer.explain.program import Source, program
     from littrainer.explain.report import explanation
     from littrainer.explain.stand_ins import trainer_for

@@ -7,8 +7,7 @@ from typing import Any
 from littrainer import engine
 from littrainer.arguments.destinations import DESTINATIONS
 from littrainer.arguments.normalization import tracker_label, trackers_in
-from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
-from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
 
 # Keywords that only stand when training begins, with what decides them.
 LATER_KEYWORDS = {"max_epochs": ("...", "num_train_epochs or max_steps, and the length of the data")}

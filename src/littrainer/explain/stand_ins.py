@@ -6,8 +6,7 @@ import copy
 import tempfile
 from typing import Any, TypeVar
 
-from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
-from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
 
 Arguments = TypeVar("Arguments", bound=TrainingArguments)
 

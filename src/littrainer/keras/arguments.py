@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from littrainer.arguments.about import about
 from littrainer.arguments.choices import SchedulerType
+from littrainer.arguments.fields import argument
 from littrainer.arguments.training_arguments import TrainingArguments
 
 REFUSED = ("tpu_name", "tpu_zone", "gcp_project", "xla")
@@ -21,16 +21,13 @@ class TFTrainingArguments(TrainingArguments):
         TypeError, ValueError: as TrainingArguments, or `poly_power` is no positive number, or contradicts the schedule.
     """
 
-    tpu_name: str | None = field(default=None, metadata=about("A TPU's name; refused, since it needs TensorFlow."))
-    tpu_zone: str | None = field(default=None, metadata=about("A TPU's zone; refused, since it needs TensorFlow."))
-    gcp_project: str | None = field(
-        default=None, metadata=about("The TPU's project; refused, since it needs TensorFlow.")
+    tpu_name: str | None = argument(None, "A TPU's name; refused, since it needs TensorFlow.")
+    tpu_zone: str | None = argument(None, "A TPU's zone; refused, since it needs TensorFlow.")
+    gcp_project: str | None = argument(None, "The TPU's project; refused, since it needs TensorFlow.")
+    poly_power: float = argument(
+        1.0, "Power of the decay of the learning rate to 0: 1 is linear, others the schedule 'polynomial'."
     )
-    poly_power: float = field(
-        default=1.0,
-        metadata=about("Power of the decay of the learning rate to 0: 1 is linear, others the schedule 'polynomial'."),
-    )
-    xla: bool = field(default=False, metadata=about("Compile by XLA; refused, since it compiled TensorFlow's graphs."))
+    xla: bool = argument(False, "Compile by XLA; refused, since it compiled TensorFlow's graphs.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

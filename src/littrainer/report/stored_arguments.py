@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from littrainer.arguments.earlier_names import EARLIER_NAMES
-from littrainer.arguments.fields import ArgumentFields
-from littrainer.arguments.fields_generation import GenerationFields
+from littrainer.arguments.fields import ArgumentFields, GenerationFields
 from littrainer.arguments.normalization import normalize
 from littrainer.arguments.secrets import holds_a_secret, without_secrets
 
