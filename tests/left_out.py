@@ -39,7 +39,6 @@ FOR_THEIR_TIME = (
     "faults/test_preemption.py::test_a_process_told_to_end_saves_goes_on_after_train_and_ends_with_status_0",
     "hub/test_ending_by_errors.py",
     "hub/test_pushing_together.py",
-    "keras_models/test_statistics_across_processes.py",
     "packaging",
     "plain_lightning/test_batches.py::test_two_processes_share_the_data_as_under_our_trainer_and_resume_it_together",
     "plain_lightning/test_same_numbers.py::test_in_two_processes_numbers_are_equal_too",

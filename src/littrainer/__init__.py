@@ -16,8 +16,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "littrainer.arguments.choices": ("IntervalStrategy", "OptimizerNames", "SaveStrategy", "SchedulerType"),
     "littrainer.arguments.parser": ("HfArg", "HfArgumentParser"),
-    "littrainer.arguments.seq2seq_arguments": ("Seq2SeqTrainingArguments",),
-    "littrainer.arguments.training_arguments": ("TrainingArguments",),
+    "littrainer.arguments.training_arguments": ("Seq2SeqTrainingArguments", "TrainingArguments"),
     "littrainer.callbacks.base": ("TrainerCallback",),
     "littrainer.callbacks.early_stopping": ("EarlyStoppingCallback",),
     "littrainer.callbacks.flow": ("DefaultFlowCallback",),
@@ -40,8 +39,8 @@ _HOMES = {
     ),
     "littrainer.evaluation.results": ("EvalLoopOutput", "EvalPrediction", "PredictionOutput", "TrainOutput"),
     "littrainer.evaluation.streaming": ("StreamingMetrics",),
-    "littrainer.keras_models.tf_trainer": ("TFTrainer",),
-    "littrainer.keras_models.training_arguments": ("TFTrainingArguments",),
+    "littrainer.keras.trainer": ("TFTrainer",),
+    "littrainer.keras.arguments": ("TFTrainingArguments",),
     "littrainer.optim.adafactor": ("Adafactor",),
     "littrainer.optim.greedy": ("GreedyLR",),
     "littrainer.optim.schedules": (
@@ -137,8 +136,7 @@ if TYPE_CHECKING:
 
     from littrainer.arguments.choices import IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
     from littrainer.arguments.parser import HfArg, HfArgumentParser
-    from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
-    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
     from littrainer.callbacks.base import TrainerCallback
     from littrainer.callbacks.early_stopping import EarlyStoppingCallback
     from littrainer.callbacks.flow import DefaultFlowCallback
@@ -161,8 +159,8 @@ if TYPE_CHECKING:
     from littrainer.data.collators.permutation import DataCollatorForPermutationLanguageModeling
     from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
     from littrainer.evaluation.streaming import StreamingMetrics
-    from littrainer.keras_models.tf_trainer import TFTrainer
-    from littrainer.keras_models.training_arguments import TFTrainingArguments
+    from littrainer.keras.arguments import TFTrainingArguments
+    from littrainer.keras.trainer import TFTrainer
     from littrainer.optim.adafactor import Adafactor
     from littrainer.optim.greedy import GreedyLR
     from littrainer.optim.schedules import (

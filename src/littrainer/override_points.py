@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer import engine
-from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed, settle_deepspeed
+from littrainer.arguments.deepspeed import asks_for_deepspeed, settle_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.callbacks.restoring import restore_callbacks
 from littrainer.checkpoint import reader, storage, writer

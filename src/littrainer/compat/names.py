@@ -114,7 +114,7 @@ REPLACED: dict[str, dict[str, str]] = {
         "TrainingArguments": "littrainer.arguments.training_arguments:TrainingArguments",
     },
     "transformers.training_args_seq2seq": {
-        "Seq2SeqTrainingArguments": "littrainer.arguments.seq2seq_arguments:Seq2SeqTrainingArguments",
+        "Seq2SeqTrainingArguments": "littrainer.arguments.training_arguments:Seq2SeqTrainingArguments",
     },
     "transformers.utils.notebook": {
         "NotebookProgressBar": f"{NOTEBOOK}:NotebookProgressBar",

@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.arguments.destinations import lightning_precision
-from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
+from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
 from littrainer.plain_lightning.intervals import DueSteps, SavesAsTrainer, ValidatesAtSteps, ValidatesOutsideFitOnly
 from littrainer.plain_lightning.module_arguments import ModuleArguments, names_of_arguments
 from littrainer.plain_lightning.unheeded import ABOUT_DATA

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from littrainer.arguments.earlier_names import EARLIER_NAMES
+from littrainer.arguments.earlier_names import EARLIER_NAMES, unknown_names_message
 from littrainer.arguments.secrets import holds_a_secret
-from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
-from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.arguments.unknown_names import unknown_names_message
+from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
 from littrainer.errors.notes import kind_of
 
 

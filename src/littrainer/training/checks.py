@@ -13,10 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from littrainer.arguments.accelerator_config import settle_accelerator_config
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
+from littrainer.arguments.rules import check_loader_processes, check_values, refuse_unsupported
 from littrainer.arguments.sharding import check_processes
-from littrainer.arguments.support import refuse_unsupported
-from littrainer.arguments.validation import check_loader_processes
-from littrainer.arguments.value_checks import check_values
 from littrainer.data.limits import check_limits
 from littrainer.data.loaders import has_length
 from littrainer.errors.notes import kind_of

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.deepspeed_plugin import check_settled
-from littrainer.arguments.support import refuse_unsupported
+from littrainer.arguments.deepspeed import check_settled
+from littrainer.arguments.rules import refuse_unsupported
 from littrainer.callbacks.failures import callbacks_told_of_failure
 from littrainer.checkpoint.background import BackgroundSaves
 from littrainer.checkpoint.claims import claimed_for_training

@@ -6,28 +6,19 @@ from littrainer import HfArgumentParser, TFTrainingArguments
 from littrainer.arguments.choices import SchedulerType
 
 
-@pytest.mark.parametrize("name", ["tpu_name", "tpu_zone", "gcp_project"])
-def test_a_tpu_is_refused_with_the_reason(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["tpu_name", "tpu_zone", "gcp_project", "xla"])
+def test_what_needs_tensorflow_is_refused_with_the_reason(tmp_path: Path, name: str) -> None:
     with pytest.raises(NotImplementedError, match=rf"{name}='mine'.*TensorFlow.*Leave it out"):
         TFTrainingArguments(str(tmp_path), **{name: "mine"})
-
-
-def test_xla_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(NotImplementedError, match=r"xla=True.*TensorFlow.*Leave it out"):
-        TFTrainingArguments(str(tmp_path), xla=True)
 
 
 def test_a_power_of_the_decay_chooses_the_polynomial_schedule(tmp_path: Path) -> None:
     args = TFTrainingArguments(str(tmp_path), poly_power=2.0)
     assert args.lr_scheduler_type is SchedulerType.POLYNOMIAL
     assert args.lr_scheduler_kwargs == {"lr_end": 0.0, "power": 2.0}
-    assert TFTrainingArguments(str(tmp_path)).lr_scheduler_type is SchedulerType.LINEAR
-
-
-def test_arguments_with_a_power_are_made_again_from_their_dict(tmp_path: Path) -> None:
-    args = TFTrainingArguments(str(tmp_path), poly_power=0.5)
     again = TFTrainingArguments(**args.to_dict())
-    assert (again.poly_power, again.lr_scheduler_kwargs) == (0.5, args.lr_scheduler_kwargs)
+    assert (again.poly_power, again.lr_scheduler_kwargs) == (2.0, args.lr_scheduler_kwargs)
+    assert TFTrainingArguments(str(tmp_path)).lr_scheduler_type is SchedulerType.LINEAR
 
 
 @pytest.mark.parametrize(

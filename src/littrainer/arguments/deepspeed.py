@@ -1,25 +1,25 @@
-"""A DeepSpeed configuration: read, its "auto" values filled in from the arguments, and checked against them.
-
-It is filled in twice, as its values become known: from the arguments when they are made, and once more when a training
-begins, whose length and model only then stand. A value that follows from an argument stays with it: a script may set
-the argument later.
-"""
+"""DeepSpeed's configuration: read, filled in from the arguments, checked against them, and read by libraries."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import copy
+import importlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.json_values import parse_json_object, read_json_object
+from littrainer.processes.accelerate_launch import USE_DEEPSPEED, launcher_settings
 
 if TYPE_CHECKING:
     import torch
+
 
 AUTO = "auto"
 OFFLOADED_TO = ("cpu", "nvme")
@@ -349,3 +349,183 @@ def _entries(section: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from _entries(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
+
+
+# ---- What libraries read ---------------------------------------------------------------------------------------------
+
+
+MOE_LAYERS = "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES"
+# Attribute of the plugin -> where the configuration has it, and what counts if it does not.
+PLUGIN_VALUES: dict[str, tuple[str, Any]] = {
+    "zero_stage": ("zero_optimization.stage", 0),
+    "zero3_save_16bit_model": ("zero_optimization.stage3_gather_16bit_weights_on_model_save", False),
+    "gradient_accumulation_steps": ("gradient_accumulation_steps", 1),
+    "gradient_clipping": ("gradient_clipping", None),
+    "offload_optimizer_device": ("zero_optimization.offload_optimizer.device", "none"),
+    "offload_optimizer_nvme_path": ("zero_optimization.offload_optimizer.nvme_path", None),
+    "offload_param_device": ("zero_optimization.offload_param.device", "none"),
+    "offload_param_nvme_path": ("zero_optimization.offload_param.nvme_path", None),
+}
+
+
+class DeepSpeedPlugin:
+    """Stands where libraries expect accelerate's DeepSpeedPlugin.
+
+    Parameters:
+        hf_ds_config: the configuration; what is written into its dict, `deepspeed_config`, counts.
+        zero3_init: whether stage 3 shards models while `from_pretrained` loads them.
+    """
+
+    def __init__(self, hf_ds_config: DeepSpeedConfig, zero3_init: bool = True):
+        self.hf_ds_config = hf_ds_config
+        # Whether models are sharded while they are loaded.
+        self.zero3_init_flag: bool = hf_ds_config.is_zero3() and zero3_init
+        self.transformer_moe_cls_names = os.environ.get(MOE_LAYERS)
+
+    @property
+    def deepspeed_config(self) -> dict[str, Any]:
+        """The configuration as a dict."""
+        return self.hf_ds_config.config
+
+    @deepspeed_config.setter
+    def deepspeed_config(self, value: dict[str, Any]) -> None:
+        self.hf_ds_config.config = value
+
+    def __getattr__(self, name: str) -> Any:
+        if name in PLUGIN_VALUES:
+            return self.hf_ds_config.get_value(*PLUGIN_VALUES[name])
+        raise AttributeError(f"the DeepSpeed plugin has no {name!r}; its deepspeed_config has what DeepSpeed is told.")
+
+    def get_value(self, ds_key_long: str, default: Any = None) -> Any:
+        """Return the value at a key with dots, or `default`."""
+        return self.hf_ds_config.get_value(ds_key_long, default)
+
+    def is_auto(self, ds_key_long: str) -> bool:
+        """Return whether the value still has to be filled in."""
+        return self.hf_ds_config.is_auto(ds_key_long)
+
+    def is_zero3_init_enabled(self) -> bool:
+        """Return whether models are sharded while they are loaded."""
+        return self.zero3_init_flag
+
+    @contextlib.contextmanager
+    def zero3_init_context_manager(self, enable: bool = False) -> Iterator[None]:
+        """Load models within the block sharded, or whole.
+
+        Parameters:
+            enable: whether they are sharded.
+        """
+        before = self.zero3_init_flag
+        self.zero3_init_flag = enable
+        self.set_deepspeed_weakref()
+        try:
+            yield
+        finally:
+            self.zero3_init_flag = before
+            self.set_deepspeed_weakref()
+
+    def set_deepspeed_weakref(self) -> None:
+        """Let `from_pretrained` of transformers, if it is installed, know whether to shard models as it loads them."""
+        with contextlib.suppress(ImportError):
+            integration = importlib.import_module("transformers.integrations.deepspeed")
+            if self.hf_ds_config.is_zero3() and not self.zero3_init_flag:
+                integration.unset_hf_deepspeed_config()
+            else:
+                # It keeps a weak reference: when the arguments go, so does this.
+                integration.set_hf_deepspeed_config(self.hf_ds_config)
+
+    def set_mixed_precision(self, mixed_precision: str) -> None:
+        """Let the engine compute in `bf16` or `fp16`, or in neither (`no`)."""
+        self.hf_ds_config.set_mixed_precision(mixed_precision)
+
+    def set_moe_leaf_modules(self, model: Any) -> None:
+        """Gather mixtures of experts as a whole, by the class names in `transformer_moe_cls_names`.
+
+        Raises:
+            ValueError: the model has no module of such a class.
+        """
+        if not self.transformer_moe_cls_names:
+            return
+        classes = {type(module).__name__: type(module) for module in model.modules()}
+        wanted = [name.strip() for name in self.transformer_moe_cls_names.split(",")]
+        missing = [name for name in wanted if name not in classes]
+        if missing:
+            raise ValueError(
+                f"{MOE_LAYERS} names {', '.join(missing)}, and {type(model).__name__} has no module of that class."
+            )
+        set_leaves: Any = importlib.import_module("deepspeed.utils").set_z3_leaf_modules
+        set_leaves(model, [classes[name] for name in wanted])
+
+
+def set_up_deepspeed(args: Any) -> None:
+    """Give arguments that ask for DeepSpeed their `hf_deepspeed_config` and `deepspeed_plugin`.
+
+    Stage 3 shards a model while `from_pretrained` of transformers loads it, as long as the arguments live.
+
+    Parameters:
+        args: training arguments whose other fields are settled.
+
+    Raises:
+        ValueError: the configuration cannot be read.
+        ImportError: DeepSpeed is not installed.
+    """
+    args.deepspeed_plugin = args.hf_deepspeed_config = None
+    launched = launcher_settings()
+    given = args.deepspeed or launched.get("deepspeed")
+    if not given:
+        return
+    _check_installed()
+    adopt_config(args, DeepSpeedConfig(given), launched.get("zero3_init", True))
+    if args.deepspeed_plugin.zero3_init_flag:
+        # `from_pretrained` gives each process its part.
+        from littrainer.processes import deepspeed_communication
+
+        deepspeed_communication.start(args)
+
+
+def adopt_config(args: Any, config: DeepSpeedConfig, zero3_init: bool = True) -> None:
+    """Let a configuration be the one that arguments stand for."""
+    config.trainer_config_process(args, args.auto_find_batch_size)
+    args.hf_deepspeed_config, args.deepspeed_plugin = config, DeepSpeedPlugin(config, zero3_init)
+    args.deepspeed_plugin.set_deepspeed_weakref()
+
+
+def settle_deepspeed(args: Any) -> None:
+    """Follow what a script has set since the arguments were made: another configuration, or accelerate's plugin."""
+    plugin = args.deepspeed_plugin
+    if plugin is not None and not isinstance(plugin, DeepSpeedPlugin):
+        _check_installed()
+        adopt_config(args, DeepSpeedConfig(plugin.deepspeed_config))
+    elif args.deepspeed and (plugin is None or plugin.hf_ds_config.given != args.deepspeed):
+        set_up_deepspeed(args)
+
+
+def check_settled(args: Any, is_enabled: bool) -> None:
+    """Refuse a `deepspeed` that was set after the Trainer was made.
+
+    Parameters:
+        is_enabled: whether the Trainer was made for DeepSpeed.
+
+    Raises:
+        ValueError: the arguments say something else.
+    """
+    plugin = args.deepspeed_plugin
+    is_known = plugin is not None and plugin.hf_ds_config.given == args.deepspeed
+    if args.deepspeed and not (is_enabled and is_known):
+        raise ValueError(
+            "`deepspeed` was set after the Trainer was made: set it in TrainingArguments, or at least before the "
+            "Trainer is made."
+        )
+
+
+def asks_for_deepspeed(args: Any) -> bool:
+    """Whether DeepSpeed carries out the training of these arguments."""
+    return getattr(args, "deepspeed_plugin", None) is not None
+
+
+def _check_installed() -> None:
+    if find_spec("deepspeed") is None:
+        raise ImportError(
+            "`deepspeed` is asked for, and DeepSpeed is not installed: pip install littrainer[deepspeed], or leave "
+            f"`deepspeed` (and the environment variable {USE_DEEPSPEED}) unset."
+        )

@@ -8,7 +8,7 @@ import pytest
 
 from littrainer import Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from littrainer.arguments.choices import IntervalStrategy, OptimizerNames, SchedulerType
-from littrainer.arguments.nearest import OTHER_WORDS, nearest_name
+from littrainer.arguments.did_you_mean import OTHER_WORDS, nearest_name
 
 ARGUMENTS = [*inspect.signature(TrainingArguments).parameters]
 PARAMETERS = [*inspect.signature(Trainer).parameters]

@@ -174,15 +174,12 @@ def test_an_overridden_training_step_changes_gradients(linear_model: Any, argume
     assert min(losses_of(trainer)) > 0
 
 
-@pytest.mark.parametrize("bf16", [False, True])
-def test_a_training_step_that_changes_nothing_trains_as_without_it(
-    make_model: Any, arguments: Any, pairs: Any, bf16: bool
-) -> None:
+def test_a_training_step_that_changes_nothing_trains_as_without_it(make_model: Any, arguments: Any, pairs: Any) -> None:
     class Same(TFTrainer):
         def training_step(self, features: Any, labels: Any, nb_instances_in_global_batch: Any) -> Any:
             return super().training_step(features, labels, nb_instances_in_global_batch)
 
-    args = {"gradient_accumulation_steps": 2, "bf16": bf16, "num_train_epochs": 1}
+    args = {"gradient_accumulation_steps": 2, "bf16": True, "num_train_epochs": 1}
     assert losses_of(trained(Same(make_model(), arguments(**args), pairs))) == losses_of(
         trained(TFTrainer(make_model(), arguments(**args), pairs))
     )
@@ -197,16 +194,12 @@ def test_a_training_step_without_gradients_is_an_error(linear_model: Any, argume
         Forgetful(linear_model, arguments(), pairs).train()
 
 
-def test_a_training_step_without_ours_logs_no_loss_and_says_so(
-    linear_model: Any, arguments: Any, pairs: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_training_step_without_ours_logs_a_loss_of_zero(linear_model: Any, arguments: Any, pairs: Any) -> None:
     class Constant(TFTrainer):
         def training_step(self, features: Any, labels: Any, nb_instances_in_global_batch: Any) -> Any:
             return [torch.ones_like(parameter) for parameter in self.trainable_parameters()]
 
-    trainer = trained(Constant(linear_model, arguments(max_steps=2), pairs))
-    assert losses_of(trainer) == [0.0, 0.0]
-    assert caplog.text.count("no loss is known: 0 is logged") == 1
+    assert losses_of(trained(Constant(linear_model, arguments(max_steps=1), pairs))) == [0.0]
 
 
 def test_gradients_of_a_script_and_fp16_are_refused_together(linear_model: Any, arguments: Any) -> None:
@@ -263,8 +256,6 @@ def test_an_optimizer_that_a_subclass_makes_is_the_one_that_trains(
     trainer = trained(WithPlainSteps(linear_model, arguments(), pairs))
     assert trainer.global_step == 6
     np.testing.assert_array_equal(weights_of(linear_model)[0], before[0])
-    with pytest.raises(TypeError, match=r"optimizers\[0\] is a builtins.str"):
-        trainer.optimizer = "adam"
 
 
 def test_gradients_can_be_applied_by_hand(linear_model: Any, arguments: Any, features: Any, labels: Any) -> None:
@@ -279,28 +270,29 @@ def test_gradients_can_be_applied_by_hand(linear_model: Any, arguments: Any, fea
     assert trainer.lr_scheduler.get_last_lr() == [0.45, 0.45]
 
 
-@pytest.mark.parametrize(
-    ("name", "instead"),
-    [
-        ("compute_loss", r" \(override run_model"),
-        ("get_train_dataloader", r" \(override get_train_tfdataset"),
-        ("apply_gradients", r" \(override training_step"),
-        ("floating_point_ops", r"\. Rename"),
-        ("_save_checkpoint", r"\. Rename"),
-    ],
-)
-def test_an_override_that_nothing_calls_is_refused(make_model: Any, arguments: Any, name: str, instead: str) -> None:
-    # It may come from another base class.
-    mixin = type("Mixin", (), {name: lambda self, *given: None})
-    for kind in (type("Mine", (TFTrainer,), {name: vars(mixin)[name]}), type("Mine", (mixin, TFTrainer), {})):
-        with pytest.raises(NotImplementedError, match=rf"Mine overrides what nothing calls.*{name}{instead}"):
+def test_an_override_of_a_method_with_another_name_here_is_refused(make_model: Any, arguments: Any) -> None:
+    for name, instead in {"compute_loss": "run_model", "apply_gradients": "training_step"}.items():
+        kind = type("Mine", (TFTrainer,), {name: lambda self, *given: None})
+        with pytest.raises(
+            NotImplementedError, match=rf"Mine overrides {name}, which nothing calls.*override {instead}"
+        ):
             kind(make_model(), arguments())
 
 
-def test_methods_that_scripts_call_and_those_of_their_own_may_be_overridden(make_model: Any, arguments: Any) -> None:
-    names = {name: lambda self, *given: "mine" for name in ("add_callback", "save_metrics", "made_up")}
-    trainer = type("Mine", (TFTrainer,), names)(make_model(), arguments())
-    assert {getattr(trainer, name)() for name in names} == {"mine"}
+def test_what_a_tf_trainer_cannot_use_is_refused(make_model: Any, keras: Any, arguments: Any) -> None:
+    model = make_model()
+    with pytest.raises(TypeError, match="args, and they are a dict"):
+        TFTrainer(model, {"output_dir": "x"})
+    for name in ("label_smoothing_factor", "torch_compile", "fsdp", "deepspeed"):
+        args = arguments()
+        setattr(args, name, 0.1)
+        with pytest.raises(NotImplementedError, match=f"{name}=0.1: "):
+            TFTrainer(model, args)
+    for optimizers in [(keras.optimizers.Adam(), None), (None, keras.optimizers.schedules.CosineDecay(0.1, 10))]:
+        with pytest.raises(TypeError, match=r"of Keras.*torch.optim.AdamW"):
+            TFTrainer(model, arguments(), optimizers=optimizers)
+    with pytest.raises(TypeError, match=r"tb_writer is a builtins.int.*SummaryWriter"):
+        TFTrainer(model, arguments(), tb_writer=3)
 
 
 @pytest.mark.parametrize("by_hand", [False, True])
@@ -326,15 +318,10 @@ def test_what_is_set_later_is_heeded(make_model: Any, arguments: Any, pairs: Any
     assert "eval_accuracy" in trainer.evaluate()
     trainer.of_the_script = 1
     assert not hasattr(trainer.torch_trainer, "of_the_script")
-    other = make_model()
-    before = weights_of(other)[0]
-    trainer.model = other
-    assert trainer.optimizer is None
-    first = trainer.evaluate()["eval_loss"]
-    trainer.train(resume_from_checkpoint=False)
-    assert not np.array_equal(weights_of(other)[0], before) and trainer.evaluate()["eval_loss"] != first
-    with pytest.raises(TypeError, match=r"Pass a keras\.Model"):
-        trainer.model = "other"
+    trainer.eval_dataset = pairs[:4]
+    assert trainer.get_eval_tfdataset()[2] == 4
+    with pytest.raises(AttributeError, match="make another TFTrainer"):
+        trainer.model = make_model()
 
 
 def test_adapters_that_are_added_later_are_trained(linear_model: Any, arguments: Any, pairs: Any) -> None:

@@ -1,11 +1,15 @@
+import sys
+import types
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from littrainer.keras_models.module import (
+from littrainer.keras.model import (
     KerasModule,
+    check_model,
+    check_training_of,
     count_instances,
     mean_over_window,
     run_keras_model,
@@ -73,14 +77,6 @@ def test_moving_statistics_are_buffers_and_frozen_weights_parameters(make_model:
     assert {id(one) for one in module.parameters()} == {id(one.value) for one in model.variables} - shared
     module.double()
     assert {id(one) for one in module.buffers()} == shared and norm.moving_mean.value.dtype == torch.float64
-
-
-def test_biases_and_normalization_have_no_decay(make_model: Any) -> None:
-    assert {name for name in module_of(make_model()).parameter_names_with_decay() if "dense" in name} == {
-        "sequential/dense/kernel",
-        "sequential/dense_1/kernel",
-    }
-    assert not any("batch_norm" in name for name in module_of(make_model()).parameter_names_with_decay())
 
 
 def test_the_loss_is_the_compiled_one_with_regularization(keras: Any, features: np.ndarray) -> None:
@@ -166,3 +162,37 @@ def test_one_loss_for_each_row_of_one_hot_labels_is_averaged_over_rows() -> None
 
 def test_a_micro_batch_without_any_label_adds_nothing() -> None:
     assert mean_over_window(torch.tensor([0.0, 0.0]), torch.tensor([-100, -100])) == 0.0
+
+
+def of_module(module: str) -> Any:
+    return type("Model", (), {"__module__": module})()
+
+
+def test_a_model_that_torch_cannot_train_is_refused_with_the_next_step(
+    monkeypatch: pytest.MonkeyPatch, linear_model: Any, keras: Any
+) -> None:
+    modules = {"tensorflow.python.keras": "TensorFlow", "tf_keras.src": "TensorFlow", "flax.linen": "JAX"}
+    cases = [(of_module(module), NotImplementedError, f"a model of {kind}") for module, kind in modules.items()]
+    cases += [
+        (torch.nn.Linear(1, 1), TypeError, r"model is a Linear\. Pass it to Trainer"),
+        ("bert-base-cased", TypeError, "model is a str. Pass a keras.Model"),
+    ]
+    for model, error, message in cases:
+        with pytest.raises(error, match=message):
+            check_model(model)
+    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
+    with pytest.raises(NotImplementedError, match=r"a model of jax.*KERAS_BACKEND=torch before keras"):
+        check_model(linear_model)
+    keras_2 = type("Model", (), {"__module__": "keras.engine.training"})
+    monkeypatch.setitem(sys.modules, "keras", types.SimpleNamespace(Model=keras_2))
+    with pytest.raises(NotImplementedError, match="a model of tensorflow"):
+        check_model(keras_2())
+
+
+def test_a_summed_loss_and_a_models_own_step_are_refused(make_model: Any, keras: Any) -> None:
+    with pytest.raises(NotImplementedError, match=r"reduction='sum'.*Leave the reduction out"):
+        check_training_of(make_model(loss=[keras.losses.MeanSquaredError(reduction="sum")]))
+    check_training_of(make_model(loss=["mse"]))
+    kind = type("Mine", (keras.Sequential,), {"train_step": lambda self, data: {}})
+    with pytest.raises(NotImplementedError, match=r"Mine has its own train_step.*Override run_model"):
+        check_training_of(kind())
