@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from littrainer.lightning_features import batch_size_finder, learning_rate_finder
 from littrainer.lightning_features.learning_rate_finder import RangeTest
 from littrainer.search import applying
 from littrainer.search.results import BestRun
 
-if TYPE_CHECKING:
-    import lightning.pytorch as pl
-
-    from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.plain_lightning.data_module import TrainerDataModule
-    from littrainer.plain_lightning.module import TransformersModule
-
 
 class BeyondTransformers:
     """What Lightning and searches give a `Trainer` besides the documented methods; mixed into it."""
-
-    # ---- Before a training: what to set -----------------------------------------------------------------------------
 
     def lr_find(
         self: Any,
@@ -87,57 +78,3 @@ class BeyondTransformers:
             ValueError, TypeError: these hyperparameters are no arguments of this Trainer.
         """
         applying.apply_best(self, best, hp_space)
-
-    # ---- Programs with a lightning.Trainer --------------------------------------------------------------------------
-
-    def to_lightning(self: Any, **keywords: Any) -> tuple[TransformersModule, TrainerDataModule, pl.Trainer]:
-        """What a program on Lightning needs to go on from where this Trainer stands.
-
-        `lightning_trainer.fit(module, datamodule=datamodule)` takes the optimizer steps that are left, as `train()`
-        would: the model is shared, and optimizer, schedule, counts, place in the data and random numbers go over.
-
-        Parameters:
-            keywords: for `lightning.Trainer`, in the place of those that the arguments stand for.
-
-        Returns:
-            the module, the data module, and the `lightning.Trainer`.
-
-        Raises:
-            RuntimeError: training is going on.
-            NotImplementedError: the model is split between processes, or a method is overridden that nothing there
-                would call.
-        """
-        from littrainer.plain_lightning.crossing import to_lightning
-
-        return to_lightning(self, **keywords)
-
-    @classmethod
-    def from_lightning(
-        cls: Any,
-        module: TransformersModule,
-        datamodule: TrainerDataModule | None = None,
-        lightning_trainer: pl.Trainer | None = None,
-        args: TrainingArguments | None = None,
-        **keywords: Any,
-    ) -> Any:
-        """A Trainer that goes on from where a program on Lightning stands; the model is shared.
-
-        Parameters:
-            module: what was trained there.
-            datamodule: where the datasets are taken from.
-            lightning_trainer: what it was trained with: the next `train()` takes the steps that are left, unless it is
-                told to resume from something else. None for a Trainer that has trained nothing yet.
-            args: by default those of the module, with length, accumulation, precision and clipping of the
-                `lightning.Trainer`.
-            keywords: for the Trainer, in the place of what module and data module give.
-
-        Returns:
-            the Trainer, of the class that this is called on.
-
-        Raises:
-            TypeError: the module is no `TransformersModule`, or the data module no `TrainerDataModule`.
-            ValueError, RuntimeError, NotImplementedError: what it was trained with is nothing that a Trainer has.
-        """
-        from littrainer.plain_lightning.crossing import from_lightning
-
-        return from_lightning(cls, module, datamodule, lightning_trainer, args, **keywords)

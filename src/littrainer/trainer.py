@@ -286,8 +286,6 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self._sealed_checkpoint: Any = None
         # Of the checkpoint whose states are being written: told of each file that is complete.
         self._open_seal: Any = None
-        # Where the lightning.Trainer stands that `from_lightning` was given, until a training goes on from it.
-        self._lightning_checkpoint: dict[str, Any] | None = None
 
     # ---- Data -------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from littrainer import (
     checkpoint_from_lightning,
     checkpoint_to_lightning,
 )
-from tests.plain_lightning.crossed import (
+from tests.plain_lightning.continued import (
     ACCUMULATION,
     EPOCHS,
     QUIET,

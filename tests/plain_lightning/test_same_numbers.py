@@ -58,8 +58,6 @@ def test_in_two_processes_numbers_are_equal_too(tmp_path: Path) -> None:
     run_together("tests.plain_lightning.two_processes", tmp_path)
     found = [pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(PROCESSES)]
     for one in found:
-        stayed, crossed = one["stayed and crossed"]
-        assert len(stayed[0]) == 9 and crossed == stayed
         ours, lightning = one["ours"], one["lightning"]
         assert len(ours.losses) == len(lightning.losses) == 2 * EPOCHS
         assert lightning == ours

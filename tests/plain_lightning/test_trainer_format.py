@@ -11,9 +11,9 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import nn
 from torch.utils.data import DataLoader
 
-from littrainer import TransformersModule, default_data_collator
+from littrainer import TrainerDataModule, TransformersCheckpointIO, TransformersModule, default_data_collator
 from tests.checkpoint.malicious import Creates
-from tests.plain_lightning.crossed import (
+from tests.plain_lightning.continued import (
     ACCUMULATION,
     EPOCHS,
     QUIET,
@@ -30,14 +30,24 @@ from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
 
+def fitted_by_lightning(trainer: Any, plugin: Any = None, **keywords: Any) -> tuple[nn.Module, pl.Trainer]:
+    """Train what a Trainer was given in a `lightning.Trainer`; the Trainer has seeded the random generators."""
+    module = TransformersModule(trainer.model, trainer.args)
+    lightning_trainer = pl.Trainer(
+        **{**QUIET, "accumulate_grad_batches": trainer.args.gradient_accumulation_steps, **keywords},
+        plugins=[TransformersCheckpointIO(module) if plugin is None else plugin()],
+    )
+    lightning_trainer.fit(module, datamodule=TrainerDataModule(trainer.train_dataset))
+    return module.model, lightning_trainer
+
+
 @pytest.mark.parametrize("step", [2, 3], ids=["end of an epoch", "middle of an epoch"])
 @pytest.mark.parametrize("plugin", [TorchCheckpointIO, None], ids=["file", "folder"])
 def test_what_lightning_saves_is_resumed_by_the_trainer(tmp_path: Path, plugin: Any, step: int) -> None:
     saver = ModelCheckpoint(dirpath=tmp_path, filename="{step}", every_n_train_steps=step, save_top_k=-1)
-    keywords = {"callbacks": [saver], "enable_checkpointing": True, "plugins": [plugin()] if plugin else []}
-    module, datamodule, lightning_trainer = trainer_of(tmp_path).to_lightning(**keywords)
-    lightning_trainer.fit(module, datamodule=datamodule)
-    check_same(module.model)
+    keywords = {"callbacks": [saver], "enable_checkpointing": True, "plugin": plugin}
+    model, _ = fitted_by_lightning(trainer_of(tmp_path), max_epochs=EPOCHS, **keywords)
+    check_same(model)
     saved = tmp_path / f"step={step}.ckpt"
     assert saved.is_file() if plugin else (saved / "model.safetensors").is_file()
     # The order of the epoch is that of the training which goes on, and not that of another seed.
@@ -83,9 +93,7 @@ def test_logs_and_checkpoints_are_due_as_the_arguments_of_the_trainer_say(tmp_pa
 
 def saved_file(folder: Path, model: nn.Module | None = None, **keywords: Any) -> Path:
     """A .ckpt after one optimizer step."""
-    module, datamodule, lightning_trainer = quiet_trainer(folder, model).to_lightning(max_steps=1)
-    lightning_trainer.fit(module, datamodule=datamodule)
-    lightning_trainer.strategy.checkpoint_io = TorchCheckpointIO()
+    _, lightning_trainer = fitted_by_lightning(quiet_trainer(folder, model), TorchCheckpointIO, max_steps=1)
     lightning_trainer.save_checkpoint(folder / "saved.ckpt", **keywords)
     return folder / "saved.ckpt"
 

@@ -8,7 +8,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 
-from littrainer.plain_lightning.intervals import DueSteps, ValidatesAtSteps
 from littrainer.plain_lightning.module_arguments import arguments_from, names_of_arguments
 from littrainer.plain_lightning.unheeded import (
     ABOUT_DATA,
@@ -108,11 +107,6 @@ def test_what_of_checkpoints_is_not_done_is_told_by_itself() -> None:
     saver = pl.callbacks.ModelCheckpoint(monitor="val_loss", save_weights_only=True, mode="max")
     found = told({**best, "save_only_model": True}, enable_checkpointing=True, callbacks=[saver])
     assert "save_only_model" not in found and "greater_is_better=False" in found
-
-
-def test_a_callback_that_validates_at_steps_does_as_the_arguments_ask() -> None:
-    validates = ValidatesAtSteps(DueSteps(3, 1))
-    assert told({"eval_strategy": "steps", "eval_steps": 3, "eval_delay": 1}, callbacks=[validates]) == ""
 
 
 def test_another_bound_of_the_gradients_is_told() -> None:

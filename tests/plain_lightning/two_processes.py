@@ -16,7 +16,6 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from tests.plain_lightning.crossed import there_and_back
 from tests.plain_lightning.curves import JOBS, Job, curve_of_lightning, curve_of_our_trainer, data_module
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.models import tiny_gpt2
@@ -50,9 +49,8 @@ def main(folder: Path) -> None:
     even = replace(job, rows=24, model=partial(tiny_gpt2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
     sgd = {"optim": "sgd", "learning_rate": 0.5}
     in_order = {"train_sampling_strategy": "sequential"}
-    # Ours first: when Lightning is done it deletes WORLD_SIZE from the environment, and from_lightning restores it.
+    # Ours first: when Lightning is done it deletes WORLD_SIZE from the environment.
     found = {
-        "stayed and crossed": there_and_back(folder / "crossing"),
         "ours": curve_of_our_trainer(folder / "run", job, ACCUMULATION),
         "ours, in order": curve_of_our_trainer(folder / "run", even, ACCUMULATION, **in_order, **sgd),
         "lightning": curve_of_lightning(job, ACCUMULATION, data_module, PROCESSES),

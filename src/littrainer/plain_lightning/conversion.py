@@ -18,8 +18,8 @@ from littrainer.plain_lightning.hyper_parameters import (
     kept_in,
     shown_hyper_parameters,
 )
-from littrainer.plain_lightning.lightning_settings import arguments_under
 from littrainer.plain_lightning.module import TransformersModule
+from littrainer.plain_lightning.module_arguments import for_a_trainer
 from littrainer.plain_lightning.trainer_format import read_checkpoint, write_trainer_folder
 
 if TYPE_CHECKING:
@@ -126,6 +126,6 @@ def checkpoint_from_lightning(
             "model)."
         )
     module = TransformersModule(described["model"] if model is None else model, described.get("args"))
-    arguments = arguments_under(module.args, None, None) if args is None else args
+    arguments = for_a_trainer(module.args) if args is None else args
     write_trainer_folder(checkpoint, target, module.model, arguments, str(source))
     return target

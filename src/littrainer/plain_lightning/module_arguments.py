@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -55,6 +56,14 @@ def arguments_from(given: TrainingArguments | Mapping[str, Any] | None) -> Train
         f"args is {kind_of(given)}; give TrainingArguments, a dict with names and values of theirs such as "
         '{"learning_rate": 3e-5}, or None for the defaults.'
     )
+
+
+def for_a_trainer(args: TrainingArguments) -> TrainingArguments:
+    """Copy a module's arguments for a Trainer, as the class that other tools know."""
+    found = copy.copy(args)
+    if isinstance(found, ModuleArguments):
+        found.__class__ = Seq2SeqTrainingArguments  # type: ignore[assignment]
+    return found
 
 
 def changed_arguments(args: TrainingArguments) -> dict[str, Any]:

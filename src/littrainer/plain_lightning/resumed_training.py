@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.checkpoint.staging import delete_folder
-from littrainer.plain_lightning.trainer_format import (
-    TAKEN_OVER,
-    check_is_ours,
-    is_lightnings,
-    read_checkpoint,
-    write_trainer_folder,
-)
+from littrainer.plain_lightning.trainer_format import is_lightnings, read_checkpoint, write_trainer_folder
 from littrainer.processes.agreement import failing_together
 
 if TYPE_CHECKING:
@@ -26,34 +20,24 @@ FOLDER = ".littrainer_from"
 
 @contextlib.contextmanager
 def checkpoint_of_trainer(trainer: Trainer, resume_from_checkpoint: Any) -> Iterator[Any]:
-    """What `train()` resumes from, as a folder of a Trainer where it is something of Lightning's.
+    """What `train()` resumes from, as a folder of a Trainer if it is something of Lightning's.
 
-    That is a .ckpt, a folder of `TransformersCheckpointIO`, or what `from_lightning` has taken over. The folder is made
-    in `output_dir`, and gone when training has ended.
+    That is a .ckpt, or a folder of `TransformersCheckpointIO`. The folder is made in `output_dir`, and gone when
+    training has ended.
 
     Raises:
         ValueError: it is no checkpoint of a TransformersModule, or of another model.
     """
-    taken_over = trainer._lightning_checkpoint
-    if not resume_from_checkpoint and taken_over is not None:
-        source, name = TAKEN_OVER, f"{FOLDER}-lightning-step-{taken_over['global_step']}"
-    elif isinstance(resume_from_checkpoint, (str, Path)) and is_lightnings(Path(resume_from_checkpoint)):
-        source, taken_over = str(resume_from_checkpoint), None
-        name = f"{FOLDER}-{Path(source).name}"
-    else:
+    if not isinstance(resume_from_checkpoint, (str, Path)) or not is_lightnings(Path(resume_from_checkpoint)):
         yield resume_from_checkpoint
         return
-    folder = Path(trainer.args.output_dir) / name
+    source = Path(resume_from_checkpoint)
+    folder = Path(trainer.args.output_dir) / f"{FOLDER}-{source.name}"
     with failing_together(f"reading {source}"):
         if trainer.args.process_index == 0:
-            checkpoint = read_checkpoint(Path(source)) if taken_over is None else taken_over
-            check_is_ours(checkpoint, source)
-            write_trainer_folder(checkpoint, folder, trainer.model, trainer.args, source)
+            write_trainer_folder(read_checkpoint(source), folder, trainer.model, trainer.args, str(source))
     try:
         yield str(folder)
     finally:
-        if taken_over is None or trainer.state.global_step != taken_over["global_step"]:
-            # Training has gone on from it; what failed before its first step can be called again.
-            trainer._lightning_checkpoint = None
         if trainer.args.process_index == 0:
             delete_folder(folder)

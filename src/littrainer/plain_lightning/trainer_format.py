@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What `from_lightning` takes over, in errors.
-TAKEN_OVER = "the lightning.Trainer"
 # The name under which it carries its model.
 ATTRIBUTE = "model"
 PREFIX = f"{ATTRIBUTE}."
@@ -74,7 +72,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             checkpoint["state_dict"] = {**weights, **checkpoint.pop("further_weights", {})}
     else:
         checkpoint = load_tensors(path)
-    check_is_ours(checkpoint, str(path))
+    _check_is_ours(checkpoint, str(path))
     return checkpoint
 
 
@@ -82,7 +80,7 @@ def _is_distributed(folder: Path) -> bool:
     return (folder / ".metadata").is_file() or (folder / "checkpoint" / "mp_rank_00_model_states.pt").is_file()
 
 
-def check_is_ours(checkpoint: Any, source: str) -> None:
+def _check_is_ours(checkpoint: Any, source: str) -> None:
     """See that a checkpoint is one of Lightning's, and of a `TransformersModule`.
 
     Parameters:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch.utilities.rank_zero import WarningCache, rank_zero_warn
 
-from littrainer.plain_lightning.intervals import ValidatesAtSteps
 from littrainer.plain_lightning.module_arguments import changed_arguments
 
 ACTED_ON = frozenset(
@@ -65,10 +64,6 @@ def _saves(args: Any) -> bool:
 
 def _sharded(args: Any, trainer: Any) -> bool:
     return type(trainer.strategy).__name__ in ("ModelParallelStrategy", "FSDPStrategy")
-
-
-def _validates_at_steps(args: Any, trainer: Any) -> bool:
-    return args.eval_strategy == "steps" and any(isinstance(one, ValidatesAtSteps) for one in trainer.callbacks)
 
 
 def _watches_as_asked(args: Any, trainer: Any) -> bool:
@@ -134,16 +129,13 @@ LEFT_TO_LIGHTNING: dict[str, Instead] = {
         "val_check_interval, check_val_every_n_epoch and limit_val_batches",
         # By default Lightning validates in each epoch, where there is something to validate.
         lambda args, trainer: (
-            _validates_at_steps(args, trainer)
-            or (
-                args.eval_strategy == "epoch"
-                and trainer.check_val_every_n_epoch == 1
-                and trainer.val_check_interval in (1, 1.0)
-            )
+            args.eval_strategy == "epoch"
+            and trainer.check_val_every_n_epoch == 1
+            and trainer.val_check_interval in (1, 1.0)
         ),
     ),
-    "eval_steps": Instead("val_check_interval, which counts batches", _validates_at_steps),
-    "eval_delay": Instead("check_val_every_n_epoch", _validates_at_steps),
+    "eval_steps": Instead("val_check_interval, which counts batches"),
+    "eval_delay": Instead("check_val_every_n_epoch"),
     "eval_on_start": Instead("trainer.validate() before trainer.fit()"),
     "eval_use_gather_object": Instead("outputs that are tensors"),
     "batch_eval_metrics": Instead("metrics of torchmetrics as compute_metrics"),

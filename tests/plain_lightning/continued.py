@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
-from littrainer import Trainer, TrainerCallback
+from littrainer import Trainer
 from tests.scenarios.data import AugmentedRows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
@@ -49,14 +49,6 @@ def fresh_model(share: float = 0.2) -> DropsOut:
     return DropsOut(share)
 
 
-class StopsAt(TrainerCallback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        control.should_training_stop = state.global_step == self.step or control.should_training_stop
-
-
 class StopsLightningAt(pl.Callback):
     def __init__(self, step: int) -> None:
         self.step = step
@@ -74,19 +66,9 @@ def trainer_of(
     return quiet_trainer(folder, fresh_model() if model is None else model, given=keywords, kind=kind, **settings)
 
 
-def stopped(trainer: Any, step: int) -> Any:
-    """The Trainer, after it has trained up to a step."""
-    if step:
-        trainer.add_callback(StopsAt(step))
-        trainer.train()
-        trainer.pop_callback(StopsAt)
-    assert trainer.state.global_step == step
-    return trainer
-
-
 @functools.cache
 def whole() -> DropsOut:
-    """The model of a training that never crossed over."""
+    """The model of a training that stayed in one Trainer."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = trainer_of(Path(folder))
         trainer.train()
@@ -111,17 +93,3 @@ def check_same(model: Any, other: Any = None) -> None:
     expected = whole() if other is None else other
     assert model.losses == expected.losses
     assert weights_of(model) == weights_of(expected)
-
-
-def there_and_back(folder: Path, **changes: Any) -> tuple[list[Any], list[Any]]:
-    """Losses and weights of a training, and of one that a lightning.Trainer takes over for two optimizer steps."""
-    settings: dict[str, Any] = {"gradient_accumulation_steps": 2, **changes}
-    stayed = trainer_of(folder / "stayed", **settings)
-    stayed.train()
-    crossing = stopped(trainer_of(folder / "crossing", **settings), 1)
-    module, datamodule, lightning_trainer = crossing.to_lightning(callbacks=[StopsLightningAt(3)])
-    lightning_trainer.fit(module, datamodule=datamodule)
-    back = Trainer.from_lightning(module, datamodule, lightning_trainer)
-    back.train()
-    one, other = ([model.losses, weights_of(model)] for model in (stayed.model, back.model))
-    return one, other
