@@ -27,6 +27,11 @@ _HOMES = {
     "littrainer.checkpoint.lightning_io": ("TransformersCheckpointIO",),
     "littrainer.data.collators": (
         "DataCollator",
+        "DataCollatorWithPadding",
+        "DefaultDataCollator",
+        "default_data_collator",
+    ),
+    "littrainer.data.transformers_collators": (
         "DataCollatorForLanguageModeling",
         "DataCollatorForMultipleChoice",
         "DataCollatorForPermutationLanguageModeling",
@@ -34,9 +39,6 @@ _HOMES = {
         "DataCollatorForTokenClassification",
         "DataCollatorForWholeWordMask",
         "DataCollatorWithFlattening",
-        "DataCollatorWithPadding",
-        "DefaultDataCollator",
-        "default_data_collator",
     ),
     "littrainer.evaluation.results": ("EvalLoopOutput", "EvalPrediction", "PredictionOutput", "TrainOutput"),
     "littrainer.evaluation.streaming": ("StreamingMetrics",),
@@ -146,19 +148,21 @@ if TYPE_CHECKING:
     from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
     from littrainer.checkpoint.layout import get_last_checkpoint
     from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
-    from littrainer.data.collators.default import DataCollator, DefaultDataCollator, default_data_collator
-    from littrainer.data.collators.flattening import DataCollatorWithFlattening
-    from littrainer.data.collators.language_modeling import (
-        DataCollatorForLanguageModeling,
-        DataCollatorForWholeWordMask,
+    from littrainer.data.collators import (
+        DataCollator,
+        DataCollatorWithPadding,
+        DefaultDataCollator,
+        default_data_collator,
     )
-    from littrainer.data.collators.padded_labels import (
+    from littrainer.data.transformers_collators import (
+        DataCollatorForLanguageModeling,
         DataCollatorForMultipleChoice,
+        DataCollatorForPermutationLanguageModeling,
         DataCollatorForSeq2Seq,
         DataCollatorForTokenClassification,
+        DataCollatorForWholeWordMask,
+        DataCollatorWithFlattening,
     )
-    from littrainer.data.collators.padding import DataCollatorWithPadding
-    from littrainer.data.collators.permutation import DataCollatorForPermutationLanguageModeling
     from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
     from littrainer.evaluation.streaming import StreamingMetrics
     from littrainer.keras_models.tf_trainer import TFTrainer

@@ -10,7 +10,7 @@ import torch
 
 from littrainer.compat.earlier_signatures import returns_the_mean
 from littrainer.data.batch_rows import check_has_names
-from littrainer.data.collators.default import LABEL_NAMES, TEXT_LABELS, text_in
+from littrainer.data.collators import LABEL_NAMES, TEXT_LABELS, text_in
 from littrainer.data.columns import first_sample, renaming
 from littrainer.data.windows import count_label_tokens
 from littrainer.processes.collectives import gathered, process_count, reduced

@@ -1,7 +1,8 @@
-"""Stacking samples of equal length, and the choice between torch and NumPy that collators share."""
+"""From a list of samples to a batch: stacking, padding, and leaving out columns that the model does not take."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from littrainer.ecosystem import is_a
 from littrainer.errors.notes import kind_of
 
 LABEL_NAMES = ("label", "label_ids")
@@ -17,36 +19,10 @@ TEXT_LABELS = (
     "dataset.class_encode_column({0!r}), or tokenize texts that are to be generated"
 )
 
+ADVICE_AGAINST_PAD = "Asking-to-pad-a-fast-tokenizer"
+
 DataCollator = Callable[[list[Any]], dict[str, Any]]
 """What turns a list of samples into a batch, for annotations."""
-
-
-class DataCollatorMixin:
-    """Base of collators that make torch tensors in `torch_call` and NumPy arrays in `numpy_call`."""
-
-    return_tensors: str
-    torch_call: Callable[[Any], Any]
-    numpy_call: Callable[[Any], Any]
-
-    def __call__(self, features: Any, return_tensors: str | None = None) -> Any:
-        """Make a batch.
-
-        Parameters:
-            features: the samples.
-            return_tensors: `"pt"` or `"np"`; the collator's own setting by default.
-
-        Raises:
-            ValueError: another kind of tensor is asked for.
-        """
-        kind = self.return_tensors if return_tensors is None else return_tensors
-        if kind not in _STACKERS:
-            raise ValueError(unknown_kind_message(kind))
-        return self.torch_call(features) if kind == "pt" else self.numpy_call(features)
-
-
-def unknown_kind_message(kind: Any) -> str:
-    """What to say about a kind of tensor that no collator makes."""
-    return f"return_tensors={kind!r} is not known; use 'pt' or 'np'."
 
 
 def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -> dict[str, Any]:
@@ -66,7 +42,7 @@ def default_data_collator(features: Sequence[Any], return_tensors: str = "pt") -
         TypeError: a sample without named values, as a text or a tuple is.
     """
     if return_tensors not in _STACKERS:
-        raise ValueError(unknown_kind_message(return_tensors))
+        raise ValueError(f"return_tensors={return_tensors!r} is not known; use 'pt' or 'np'.")
     stack = _STACKERS[return_tensors]
     try:
         samples = [feature if isinstance(feature, Mapping) else vars(feature) for feature in features]
@@ -140,7 +116,7 @@ _STACKERS: dict[str, Callable[[list[Any], bool | None], Any]] = {"pt": _stack_to
 
 
 @dataclass
-class DefaultDataCollator(DataCollatorMixin):
+class DefaultDataCollator:
     """`default_data_collator` as an object, which remembers the kind of tensor.
 
     Parameters:
@@ -152,3 +128,113 @@ class DefaultDataCollator(DataCollatorMixin):
     def __call__(self, features: Sequence[Any], return_tensors: str | None = None) -> Any:
         """Stack samples that are of equal length."""
         return default_data_collator(features, self.return_tensors if return_tensors is None else return_tensors)
+
+
+@dataclass
+class DataCollatorWithPadding:
+    """Pads tokenized samples to the longest one of the batch with the tokenizer's own `pad`.
+
+    Parameters:
+        tokenizer: anything with the `pad` method of transformers' tokenizers.
+        padding: `True` or `"longest"`, `"max_length"`, or `False` for no padding.
+        max_length: tokens to pad to with `"max_length"`.
+        pad_to_multiple_of: round the padded length up to a multiple of this.
+        return_tensors: `"pt"` or `"np"`.
+    """
+
+    tokenizer: Any
+    padding: bool | str = True
+    max_length: int | None = None
+    pad_to_multiple_of: int | None = None
+    return_tensors: str = "pt"
+
+    def __call__(self, features: Sequence[dict[str, Any]]) -> Any:
+        """Pad one batch; `label` and `label_ids` become `labels`."""
+        # Fast tokenizers warn that calling them on text would be quicker than `pad`; in a collator there is only `pad`.
+        given_already = getattr(self.tokenizer, "deprecation_warnings", {})
+        before = given_already.get(ADVICE_AGAINST_PAD, False)
+        given_already[ADVICE_AGAINST_PAD] = True
+        try:
+            batch = self.tokenizer.pad(
+                list(features),
+                padding=self.padding,
+                max_length=self.max_length,
+                pad_to_multiple_of=self.pad_to_multiple_of,
+                return_tensors=self.return_tensors,
+            )
+        finally:
+            given_already[ADVICE_AGAINST_PAD] = before
+        for name in LABEL_NAMES:
+            if name in batch:
+                batch["labels"] = batch.pop(name)
+        return batch
+
+
+def default_collator_for(processing_class: Any) -> Callable[[list[Any]], Any]:
+    """The collator of a Trainer that was given none: it pads where the processing class can, else it stacks."""
+    if processing_class is not None and is_a(processing_class, "padding class"):
+        return DataCollatorWithPadding(processing_class)
+    return default_data_collator
+
+
+class RemoveColumnsCollator:
+    """A collator around another one, which drops what the model's forward does not take.
+
+    Parameters:
+        data_collator: the collator that is called with the remaining columns.
+        signature_columns: the names to keep.
+        logger: told once which columns were dropped.
+        model_name, description: named in that message.
+    """
+
+    def __init__(
+        self,
+        data_collator: Callable[[list[Any]], Any],
+        signature_columns: Sequence[str],
+        logger: logging.Logger | None = None,
+        model_name: str | None = None,
+        description: str | None = None,
+    ):
+        self.data_collator, self.signature_columns = data_collator, signature_columns
+        self.logger, self.model_name, self.description = logger, model_name, description
+        self.message_logged = False
+        # In the order in which they were met.
+        self.dropped: dict[str, None] = {}
+
+    def __call__(self, features: Sequence[Any]) -> Any:
+        """Drop the columns and collate."""
+        kept = frozenset(self.signature_columns)
+        rows = []
+        for feature in features:
+            if not isinstance(feature, dict):
+                rows.append(feature)
+            elif feature.keys() <= kept:
+                # Copied here and below: collators take entries out of what they get.
+                rows.append(dict(feature))
+            else:
+                rows.append(self._without_extra_columns(feature, kept))
+        return self.data_collator(rows)
+
+    def note_extra_columns(self, feature: Any) -> None:
+        """Remember which columns of a sample are dropped, and log those of the first one that has any."""
+        if not isinstance(feature, dict):
+            return
+        extra = [name for name in feature if name not in self.signature_columns]
+        self.dropped.update(dict.fromkeys(extra))
+        if extra and not self.message_logged and self.logger is not None:
+            self.message_logged = True
+            self.logger.info(dropped_columns_message(sorted(extra), self.description, self.model_name))
+
+    def _without_extra_columns(self, feature: dict[str, Any], kept: frozenset[str]) -> dict[str, Any]:
+        if not feature.keys() <= kept | self.dropped.keys():
+            self.note_extra_columns(feature)
+        return {name: value for name, value in feature.items() if name in kept}
+
+
+def dropped_columns_message(dropped: Sequence[str], description: str | None, model_name: str | None) -> str:
+    """One sentence on which columns are not passed to the model, and how to keep them."""
+    where = f" of the {description} set" if description else ""
+    return (
+        f"Columns{where} that {model_name}.forward does not take are left out: {', '.join(dropped)}. "
+        "Set remove_unused_columns=False to pass them to the collator."
+    )
