@@ -61,9 +61,9 @@ _HOMES = {
         "get_scheduler",
         "get_wsd_schedule",
     ),
-    "littrainer.plain_lightning.conversion": ("checkpoint_from_lightning", "checkpoint_to_lightning"),
-    "littrainer.plain_lightning.data_module": ("TrainerDataModule",),
-    "littrainer.plain_lightning.module": ("TransformersModule",),
+    "littrainer.lightning.conversion": ("checkpoint_from_lightning", "checkpoint_to_lightning"),
+    "littrainer.lightning.data_module": ("TrainerDataModule",),
+    "littrainer.lightning.module": ("TransformersModule",),
     "littrainer.search.results": ("BestRun",),
     "littrainer.seeds": ("set_seed",),
     "littrainer.seq2seq": ("Seq2SeqTrainer",),
@@ -167,6 +167,9 @@ if TYPE_CHECKING:
     from littrainer.evaluation.streaming import StreamingMetrics
     from littrainer.keras_models.tf_trainer import TFTrainer
     from littrainer.keras_models.training_arguments import TFTrainingArguments
+    from littrainer.lightning.conversion import checkpoint_from_lightning, checkpoint_to_lightning
+    from littrainer.lightning.data_module import TrainerDataModule
+    from littrainer.lightning.module import TransformersModule
     from littrainer.optim.adafactor import Adafactor
     from littrainer.optim.greedy import GreedyLR
     from littrainer.optim.schedules import (
@@ -184,9 +187,6 @@ if TYPE_CHECKING:
         get_scheduler,
         get_wsd_schedule,
     )
-    from littrainer.plain_lightning.conversion import checkpoint_from_lightning, checkpoint_to_lightning
-    from littrainer.plain_lightning.data_module import TrainerDataModule
-    from littrainer.plain_lightning.module import TransformersModule
     from littrainer.search.results import BestRun
     from littrainer.seeds import set_seed
     from littrainer.seq2seq import Seq2SeqTrainer

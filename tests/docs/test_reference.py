@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 import littrainer
-from littrainer.beyond_transformers import BeyondTransformers
 from littrainer.cli import main
+from littrainer.lightning.lightning_extras import LightningExtras
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "api"
 BLOCK = re.compile(r"^::: (\S+)\n((?:    .*\n)*)", re.MULTILINE)
@@ -92,7 +92,7 @@ def test_each_public_method_of_the_trainer_is_in_the_reference() -> None:
     listed = documented()["littrainer.Trainer"]["members"]
     methods = {
         name
-        for kind in (littrainer.Trainer, BeyondTransformers)
+        for kind in (littrainer.Trainer, LightningExtras)
         for name in vars(kind)
         if not name.startswith("_") and callable(getattr(kind, name))
     }
