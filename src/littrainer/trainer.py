@@ -54,8 +54,8 @@ from littrainer.hub import by_hand, repository
 from littrainer.hub.card.subject import Given, Texts, folder_of
 from littrainer.hub.card.writing import write_card
 from littrainer.interruptions import UpdateGuard
+from littrainer.lightning.conversion import checkpoint_of_trainer
 from littrainer.lightning.lightning_extras import LightningExtras
-from littrainer.lightning.resumed_training import checkpoint_of_trainer
 from littrainer.model_facts import facts_about, parameters_without_embeddings
 from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords

@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 
+from littrainer.lightning.arguments import arguments_from, names_of_arguments
 from littrainer.lightning.ignored_arguments import (
     ABOUT_DATA,
     ACTED_ON,
@@ -16,7 +17,6 @@ from littrainer.lightning.ignored_arguments import (
     OF_SCRIPTS,
     warn_of_ignored_arguments,
 )
-from littrainer.lightning.module_arguments import arguments_from, names_of_arguments
 from tests.lightning_users.curves import QUIET
 
 

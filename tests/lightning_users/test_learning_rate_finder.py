@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.random_state import capture_random_states
-from littrainer.lightning.learning_rate_finder import RangeTest
+from littrainer.lightning.lightning_extras import RangeTest
 from tests.fidelity.compare import first_difference
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import NoisyClassifier, VectorClassifier, tiny_bert_classifier, tiny_llama

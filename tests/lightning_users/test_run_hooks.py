@@ -9,7 +9,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.tuner import Tuner
 
 from littrainer import TransformersModule, set_seed
-from littrainer.lightning.run_hooks import RunHooks
+from littrainer.lightning.module import RunHooks
 from tests.lightning_users.fitting import fitted, loader, module_of, trainer_for
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import language_rows

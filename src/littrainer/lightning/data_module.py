@@ -25,10 +25,15 @@ from littrainer.data.ends import check_equal_lengths
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.ecosystem import is_a
-from littrainer.lightning.arguments import ArgumentsUnderLightning
-from littrainer.lightning.batches import CountItems, EvaluationBatches, TrainingBatches
-from littrainer.lightning.data_state import PlaceInData, places_in, state_of_places
-from littrainer.lightning.module_arguments import arguments_from
+from littrainer.lightning.arguments import ArgumentsUnderLightning, arguments_from
+from littrainer.lightning.batches import (
+    CountItems,
+    EvaluationBatches,
+    PlaceInData,
+    TrainingBatches,
+    places_in,
+    state_of_places,
+)
 from littrainer.model_facts import facts_about
 from littrainer.processes.agreement import are_several, from_each
 from littrainer.training.checks import check_not_empty

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch.utilities.rank_zero import WarningCache, rank_zero_warn
 
-from littrainer.lightning.module_arguments import changed_arguments
+from littrainer.lightning.arguments import changed_arguments
 
 ACTED_ON = frozenset(
     (

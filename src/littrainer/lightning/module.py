@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,32 +14,34 @@ from torch import nn
 from typing_extensions import Self
 
 from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.checkpoint.lightning_format import MARK
 from littrainer.checkpoint.weights import COMPILED_PART, fitted
 from littrainer.compilation import is_compiled
 from littrainer.evaluation import generation
 from littrainer.evaluation.prediction import has_loss_in, is_loss_to_be_had, labels_in, logits_in, outputs_to_ignore
 from littrainer.evaluation.streaming import streaming_metrics
-from littrainer.lightning import optimization
-from littrainer.lightning.clipping import clip_gradients
-from littrainer.lightning.evaluations import Evaluations
-from littrainer.lightning.folders import export_model, model_kept_in, module_from_folder
-from littrainer.lightning.hyper_parameters import (
-    MARK,
+from littrainer.lightning import preparation
+from littrainer.lightning.arguments import arguments_from
+from littrainer.lightning.evaluation import TEST, VALIDATION, Evaluations, is_watched
+from littrainer.lightning.ignored_arguments import warn_of_ignored_arguments
+from littrainer.lightning.model_source import (
+    export_model,
     hyper_parameters_of,
+    made_at_once,
+    made_by,
     mark_of,
+    model_kept_in,
+    module_from_folder,
     shown_hyper_parameters,
     steps_of_training,
 )
-from littrainer.lightning.loss_settings import ModuleLossSettings, loss_settings_of
-from littrainer.lightning.loss_trial import Divided, part_divided
-from littrainer.lightning.model_inputs import model_inputs, no_inputs
-from littrainer.lightning.model_source import made_at_once, made_by
-from littrainer.lightning.module_arguments import arguments_from
-from littrainer.lightning.names import TEST, VALIDATION, is_watched
-from littrainer.lightning.parallel_model import split_model
-from littrainer.lightning.preparation import prepared_for_training, put_into_training_mode
-from littrainer.lightning.run_hooks import RunHooks, are_called_by, check_that_they_are_called
-from littrainer.lightning.window_normalisation import WindowNormalisation
+from littrainer.lightning.windows import (
+    ModuleLossSettings,
+    WindowNormalisation,
+    loss_settings_of,
+    model_inputs,
+    no_inputs,
+)
 from littrainer.optim.closures import closure_before_step
 from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.processes.collectives import process_rank
@@ -143,7 +145,7 @@ class TransformersModule(pl.LightningModule):
         if trainer is not None:
             check_that_they_are_called(self, trainer)
         strategy = getattr(trainer, "strategy", None)
-        self._tensor_parallel_size = split_model(self.model, strategy, self.args)
+        self._tensor_parallel_size = preparation.split_model(self.model, strategy, self.args)
         self._loss_settings = None
 
     @property
@@ -213,7 +215,7 @@ class TransformersModule(pl.LightningModule):
                 processes, where `average_tokens_across_devices` is on. The sum of the batch's losses is to be divided
                 by it; where it is None, the loss is the mean over the batch. Where gradients are accumulated
                 over a loader that does not hand out whole windows, another number takes the place of the label tokens,
-                gradients are corrected for it, and the first batch's loss is tried twice before, without logging.
+                and gradients are corrected for it.
 
         Returns:
             the loss, and the model's outputs, from which predictions are taken in evaluations.
@@ -276,9 +278,9 @@ class TransformersModule(pl.LightningModule):
     def prepare_training(self) -> None:
         """Prepare the model, and put it into training mode if `from_pretrained` has left it in evaluation mode."""
         self._preparations.close()
-        self._preparations.enter_context(prepared_for_training(self))
+        self._preparations.enter_context(preparation.prepared_for_training(self))
         self._window = WindowNormalisation()
-        put_into_training_mode(self.model)
+        preparation.put_into_training_mode(self.model)
 
     def undo_preparations(self) -> None:
         """Undo what was done to the model for the length of the training."""
@@ -314,15 +316,8 @@ class TransformersModule(pl.LightningModule):
         size = 1 if trainer is None else trainer.accumulate_grad_batches
         steps = trainer is None or (batch_idx + 1) % size == 0 or trainer.is_last_batch
         known = getattr(getattr(trainer, "train_dataloader", None), "handed_out", {}).get(batch_idx)
-
-        def try_loss(inputs: dict[str, Any], number: torch.Tensor, has_labels: bool) -> Divided:
-            return part_divided(lambda items: self.compute_loss(dict(inputs), items)[0], self, number, has_labels)
-
-        inputs, number = window.enter(
-            settings, batch, known, size, steps=steps, place=batch_idx, device=self.device, try_loss=try_loss
-        )
-        # torch would compile a model once more to be watched.
-        with window.watch(None if is_compiled(self.model) else number, settings):
+        inputs, number = window.enter(settings, batch, known, size, steps=steps, place=batch_idx, device=self.device)
+        with window.watch(number, is_compiled(self.model)):
             value, _ = self._loss_of(inputs, number)
         value = losses.normalised(settings, value, number)
         window.add(value)
@@ -359,14 +354,14 @@ class TransformersModule(pl.LightningModule):
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         """Clip to the lightning.Trainer's `gradient_clip_val`, or where it has none to `max_grad_norm`."""
-        clip_gradients(self, optimizer, gradient_clip_val, gradient_clip_algorithm, self.args.max_grad_norm)
+        preparation.clip_gradients(self, optimizer, gradient_clip_val, gradient_clip_algorithm, self.args.max_grad_norm)
 
     # ---- Optimizer and schedule --------------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> Any:
         """The optimizer and the schedule that the arguments name; its length is that of the lightning.Trainer's run."""
         optimizer, schedule = self.optimizer_and_schedule(steps_of_training(self.trainer))
-        return optimization.for_lightning(self, optimizer, schedule)
+        return preparation.for_lightning(self, optimizer, schedule)
 
     def optimizer_and_schedule(self, num_training_steps: float | None = None) -> tuple[Any, Any]:
         """Make optimizer and schedule, also for a loop of one's own.
@@ -380,8 +375,8 @@ class TransformersModule(pl.LightningModule):
         Raises:
             ValueError: the schedule needs to know the number of steps.
         """
-        optimizer = optimization.make_optimizer(self)
-        return optimizer, optimization.make_schedule(self, optimizer, num_training_steps)
+        optimizer = preparation.make_optimizer(self)
+        return optimizer, preparation.make_schedule(self, optimizer, num_training_steps)
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
@@ -492,3 +487,104 @@ class TransformersModule(pl.LightningModule):
             dataloader_idx: the number of its loader, from 0.
         """
         return self.prediction_outputs(model_inputs(batch), wants_loss=False)[1]
+
+
+class RunHooks(pl.Callback):
+    """Prepares a module for its training, begins and ends its evaluations, and marks its checkpoints.
+
+    It has no state, and leaves other modules that its lightning.Trainer runs afterwards alone.
+    """
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """A run begins: say which arguments the module does not act on."""
+        for module in _own(pl_module):
+            if stage == "fit":
+                preparation.check_accumulation(trainer)
+                warn_of_ignored_arguments(module.args, trainer)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Prepare the model for the length of the training."""
+        for module in _own(pl_module):
+            module.prepare_training()
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Undo what was done to the model for the length of the training."""
+        for module in _own(pl_module):
+            module.undo_preparations()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """The same where the training has failed, or was interrupted."""
+        self.on_fit_end(trainer, pl_module)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Training begins."""
+        for module in _own(pl_module):
+            module.set_optimizer_modes("train")
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Training has ended: an optimizer with modes leaves the weights that are meant to be used."""
+        for module in _own(pl_module):
+            module.set_optimizer_modes("eval")
+
+    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A validation begins."""
+        self._begin(trainer, pl_module, VALIDATION)
+
+    def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A test begins."""
+        self._begin(trainer, pl_module, TEST)
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A validation has seen its last batch: log `val_loss` and the metrics."""
+        self._end(trainer, pl_module, VALIDATION, trainer.val_dataloaders)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A validation has ended, and training may go on."""
+        for module in _own(pl_module):
+            if trainer.state.fn == "fit":
+                module.set_optimizer_modes("train")
+
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A test has seen its last batch: log `test_loss` and the metrics."""
+        self._end(trainer, pl_module, TEST, trainer.test_dataloaders)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Say in a checkpoint what wrote it, and how the model is made anew."""
+        for module in _own(pl_module):
+            module.mark_checkpoint(checkpoint)
+
+    def _begin(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        for module in _own(pl_module):
+            module.evaluations.begin(trainer, stage)
+            module.set_optimizer_modes("eval")
+
+    def _end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str, loaders: Any) -> None:
+        for module in _own(pl_module):
+            module.evaluations.end(module, stage, loaders)
+
+
+def are_called_by(trainer: pl.Trainer) -> bool:
+    """Whether a lightning.Trainer has them among its callbacks."""
+    return any(isinstance(callback, RunHooks) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+
+
+def check_that_they_are_called(module: TransformersModule, trainer: pl.Trainer) -> None:
+    """Refuse a module whose `configure_callbacks` has left them out.
+
+    Raises:
+        TypeError: a run would go without them.
+    """
+    if not are_called_by(trainer):
+        name = type(module).__name__
+        raise TypeError(
+            f"{name}.configure_callbacks() leaves out the callback with which TransformersModule prepares the model "
+            "and computes metrics: let it return [*super().configure_callbacks(), ...]."
+        )
+
+
+def _own(module: pl.LightningModule) -> Iterator[TransformersModule]:
+    """The module, if it is one of these."""
+    if isinstance(module, TransformersModule):
+        yield module

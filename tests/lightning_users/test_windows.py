@@ -12,9 +12,7 @@ from torch import nn
 
 from littrainer import TrainerDataModule, TransformersModule
 from littrainer.data.windows import MicroBatch
-from littrainer.lightning.loss_settings import ModuleLossSettings, SharedLoss
-from littrainer.lightning.loss_trial import Divided
-from littrainer.lightning.window_normalisation import WindowNormalisation
+from littrainer.lightning.windows import ModuleLossSettings, SharedLoss, WindowNormalisation
 from tests.lightning_users.fitting import fitted, loader, module_of
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import language_rows, vector_rows
@@ -91,9 +89,13 @@ def test_a_changing_accumulation_is_followed() -> None:
     torch.testing.assert_close(seen.found[-1], whole.found[0], rtol=1e-4, atol=1e-6)
 
 
-def test_a_loss_that_takes_the_number_and_leaves_it_aside_is_summed_as_in_a_trainer() -> None:
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_loss_that_takes_the_number_and_leaves_it_aside_is_summed_as_in_a_trainer(is_compiled: bool) -> None:
     rows = vector_rows(6)
-    found = stepped(module_of(KeywordClassifier(), SGD), loader(rows, 2), accumulate_grad_batches=2)
+    trained: Any = KeywordClassifier()
+    if is_compiled:
+        trained = torch.compile(trained, backend="eager")
+    found = stepped(module_of(trained, SGD), loader(rows, 2), accumulate_grad_batches=2)
     module = module_of(KeywordClassifier(), SGD)
     with torch.no_grad():
         expected = sum(module(**batch)["loss"].item() for batch in loader(rows[:4], 2))
@@ -147,49 +149,11 @@ def test_a_training_step_of_ones_own_has_its_loss_divided_as_in_any_lightning_mo
     torch.testing.assert_close(own.found[0], whole.found[0])
 
 
-class Regularised(TransformersModule):
-    """Has a part in its loss that no label tokens divide, in training only."""
-
-    def compute_loss(self, inputs: dict[str, Any], num_items_in_window: Any = None) -> tuple[torch.Tensor, Any]:
-        value, outputs = super().compute_loss(inputs, num_items_in_window)
-        return value + 0.01 * outputs["logits"].square().mean() if self.training else value, outputs
-
-
-def test_a_loss_that_is_divided_in_part_is_refused_over_a_loader_without_windows() -> None:
-    module = Regularised(CountingClassifier(), SGD)
-    with pytest.raises(ValueError, match=r"another part is not.*TrainerDataModule.*accepts_loss_kwargs = False"):
-        fitted(module, loader(vector_rows(8), 2), accumulate_grad_batches=2)
-    # As means, and with windows that are known, it can be had.
-    module.model.accepts_loss_kwargs = False
-    fitted(Regularised(module.model, SGD), loader(vector_rows(8), 2), accumulate_grad_batches=2)
-    data = TrainerDataModule(vector_rows(8), args={"per_device_train_batch_size": 2})
-    fitted(Regularised(CountingClassifier(), SGD), data, accumulate_grad_batches=2)
-
-
-def test_a_loss_function_is_not_told_to_set_what_the_model_accepts() -> None:
-    window, own = WindowNormalisation(), settings(compute_loss_func=lambda *_, **__: None)
-    with pytest.raises(ValueError, match="another part is not") as refusal:
-        window.enter(own, LABELLED, accumulation=2, steps=False, device=CPU, try_loss=lambda *_: Divided.PARTLY)
-    assert "accepts_loss_kwargs" not in str(refusal.value)
-
-
-def test_a_loss_is_tried_until_a_micro_batch_tells() -> None:
-    window, asked = WindowNormalisation(), []
-
-    def try_loss(inputs: Any, number: Any, has_labels: bool) -> Divided:
-        asked.append(has_labels)
-        return Divided.WHOLLY if has_labels else Divided.UNKNOWN
-
-    unlabelled = {"x": torch.ones(2), "labels": torch.tensor([-100, -100])}
-    for place, inputs in enumerate((unlabelled, LABELLED, LABELLED)):
-        window.enter(settings(), inputs, accumulation=4, steps=False, device=CPU, place=place, try_loss=try_loss)
-    assert asked == [False, True]
-
-
 def test_what_is_left_of_a_window_after_a_resume_counts_for_itself() -> None:
     window = WindowNormalisation()
     for place in (2, 3):
         _, number = window.enter(settings(), LABELLED, accumulation=4, steps=place == 3, device=CPU, place=place)
+        window.add(torch.ones(()))
     assert number == 4 and window.gradient_factor == 4 / 2
 
 
@@ -224,6 +188,7 @@ def test_gradients_are_corrected_once_and_only_where_the_window_closes() -> None
     assert reference == 2 and parameter.grad.tolist() == [2, 4]
     full = {"x": torch.ones(2), "labels": torch.tensor([1, 2])}
     _, again = window.enter(settings(), full, accumulation=2, steps=True, device=CPU, place=1)
+    window.add(torch.ones(()))
     assert again == reference
     for _ in range(2):
         window.scale_gradients([parameter, nn.Parameter(torch.ones(1))])

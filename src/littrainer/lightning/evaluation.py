@@ -1,13 +1,18 @@
-"""One loader's evaluation in a lightning.Trainer: what is kept of its batches, and the metrics at its end."""
+"""The validations and tests of a module: what is kept of their batches, their metrics, and the names of these."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from numbers import Number
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
 from littrainer.arguments.choices import SaveStrategy
+from littrainer.data.ends import check_equal_lengths
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.evaluation.loss_mean import ExactLossMean, mean_over_samples
@@ -15,12 +20,150 @@ from littrainer.evaluation.metric_inputs import facts_of_task
 from littrainer.evaluation.metrics import call_metric_function, checked_metrics, noting_where
 from littrainer.evaluation.results import EvalPrediction
 from littrainer.evaluation.streaming import StreamingMetrics
+from littrainer.lightning.windows import model_inputs
 from littrainer.nested_values import PADDING, truncated
 from littrainer.processes.agreement import failing_together, from_first
 from littrainer.processes.collectives import gathered, padded_to_longest, process_count
 
 if TYPE_CHECKING:
     from littrainer.lightning.module import TransformersModule
+
+VALIDATION, TEST = "val", "test"
+# What metric functions written for a Trainer may have put in front of a name.
+PREFIXES = ("eval_", "val_", "test_")
+
+
+def with_prefix(prefix: str, name: str) -> str:
+    """A metric's name with the prefix of what it was computed on."""
+    for known in PREFIXES:
+        name = name.removeprefix(known)
+    return f"{prefix}_{name}"
+
+
+def with_prefixes(prefix: str, suffix: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics by the names under which they are logged; those that have the same one are named in a warning."""
+    found: dict[str, Any] = {}
+    own_names: dict[str, list[str]] = {}
+    for name, value in metrics.items():
+        logged = with_prefix(prefix, name) + suffix
+        found[logged] = value
+        own_names.setdefault(logged, []).append(name)
+    for logged, names in own_names.items():
+        if len(names) > 1:
+            rank_zero_warn(
+                f"The metrics {', '.join(names)} are all logged as {logged}, and the last one counts. Give them names "
+                f"that differ in more than a prefix ({', '.join(PREFIXES)})."
+            )
+    return found
+
+
+def is_watched(name: str, callbacks: Iterable[Any]) -> bool:
+    """Whether a callback decides by a logged number, as EarlyStopping, or names files by it, as ModelCheckpoint."""
+    return any(
+        getattr(one, "monitor", None) == name or name in str(getattr(one, "filename", None)) for one in callbacks
+    )
+
+
+def prefix_and_suffix(stage: str, loaders: Any, index: int) -> tuple[str, str]:
+    """What stands before and after the names of one loader's metrics.
+
+    Parameters:
+        stage: `val` or `test`.
+        loaders: what the hook of the data gave: a loader, several in a list, or by name in a dict.
+        index: place of the loader among them.
+    """
+    if isinstance(loaders, Mapping):
+        return f"{stage}_{list(loaders)[index]}", ""
+    if isinstance(loaders, (list, tuple)) and len(loaders) > 1:
+        # As Lightning names what was logged in the steps of several loaders.
+        return stage, f"/dataloader_idx_{index}"
+    return stage, ""
+
+
+def loader_at(loaders: Any, index: int) -> Any:
+    """The loader that a step's `dataloader_idx` stands for."""
+    if isinstance(loaders, Mapping):
+        return list(loaders.values())[index]
+    return loaders[index] if isinstance(loaders, (list, tuple)) else loaders
+
+
+def numbers_in(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that can be logged, which are numbers; others are named in a warning."""
+    found = {name: float(value) for name, value in metrics.items() if isinstance(value, Number)}  # type: ignore[arg-type]
+    others = [name for name in metrics if name not in found]
+    if others:
+        rank_zero_warn(
+            f"Metrics that are no numbers are not logged: {', '.join(others)}. Let compute_metrics return numbers."
+        )
+    return found
+
+
+class Evaluations:
+    """What is kept of the evaluation at hand.
+
+    Parameters:
+        streaming: metrics that are updated batch by batch; None where `compute_metrics` is a function or absent.
+    """
+
+    def __init__(self, streaming: StreamingMetrics | None):
+        self._streaming = streaming
+        self._round: tuple[int, EvaluationRound] | None = None
+        self._waiting: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of the module does not go on with the evaluation at hand.
+        return {"_streaming": self._streaming, "_round": None, "_waiting": {}}
+
+    def begin(self, trainer: Any, stage: str) -> None:
+        """No batch has been seen yet; all processes call this.
+
+        Raises:
+            UnequalData: the processes have differently many batches, and would wait for each other for ever.
+        """
+        self._round, self._waiting = None, {}
+        for number in _batch_counts(trainer, stage):
+            is_known = math.isfinite(number)
+            check_equal_lengths(
+                range(int(number)) if is_known else None, "data of a test" if stage == TEST else "data of a validation"
+            )
+
+    def step(self, module: TransformersModule, stage: str, loaders: Any, batch: Any, index: int) -> dict[str, Any]:
+        """Take in one batch.
+
+        Parameters:
+            stage: `val` or `test`.
+            loaders: what the hook of the data gave.
+            index: place of the batch's loader among them.
+        """
+        if self._round is None or self._round[0] != index:
+            self._finish_round(stage, loaders)
+            self._round = index, EvaluationRound(module, loader_at(loaders, index), self._streaming)
+        inputs = model_inputs(batch)
+        value, predictions, labels = module.prediction_outputs(inputs)
+        self._round[1].add(inputs, value, predictions, labels)
+        return {"loss": value, "predictions": predictions, "labels": labels}
+
+    def end(self, module: TransformersModule, stage: str, loaders: Any) -> None:
+        """The last batch has been seen: log loss and metrics."""
+        self._finish_round(stage, loaders)
+        numbers, self._waiting = numbers_in(self._waiting), {}
+        # All processes have the same; Lightning is told to average them, or it would warn.
+        is_shared = module.trainer.world_size > 1
+        module.log_dict(numbers, prog_bar=True, add_dataloader_idx=False, sync_dist=is_shared, batch_size=1)
+
+    def _finish_round(self, stage: str, loaders: Any) -> None:
+        if self._round is None:
+            return
+        (index, evaluation_round), self._round = self._round, None
+        self._waiting.update(with_prefixes(*prefix_and_suffix(stage, loaders, index), evaluation_round.finish()))
+
+
+def _batch_counts(trainer: Any, stage: str) -> list[float]:
+    if stage == TEST:
+        counts = trainer.num_test_batches
+    else:
+        counts = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+    return list(counts) if isinstance(counts, (list, tuple)) else [counts]
 
 
 class EvaluationRound:
