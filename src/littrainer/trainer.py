@@ -15,7 +15,6 @@ from torch import nn
 
 from littrainer import engine
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.beyond_transformers import BeyondTransformers
 from littrainer.callbacks.checks import callbacks_in_list
 from littrainer.callbacks.flow import DefaultFlowCallback
 from littrainer.callbacks.handler import CallbackHandler
@@ -56,12 +55,13 @@ from littrainer.hub import by_hand, repository
 from littrainer.hub.card.subject import Given, Texts, folder_of
 from littrainer.hub.card.writing import write_card
 from littrainer.interruptions import UpdateGuard
+from littrainer.lightning.conversion import checkpoint_of_trainer
+from littrainer.lightning.lightning_extras import LightningExtras
 from littrainer.model_facts import facts_about, parameters_without_embeddings
 from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.schedules import get_scheduler
 from littrainer.override_points import OverridePoints
-from littrainer.plain_lightning.resumed_training import checkpoint_of_trainer
 from littrainer.processes.agreement import failing_together
 from littrainer.processes.collectives import sum_over_processes
 from littrainer.processes.layout import follow_model, tensor_parallel_size
@@ -86,7 +86,7 @@ DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
 @of_the_package
-class Trainer(BeyondTransformers, OverridePoints, SessionAttributes, TrainerAttributes, EarlierTrainerMembers):
+class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttributes, EarlierTrainerMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
@@ -282,8 +282,6 @@ class Trainer(BeyondTransformers, OverridePoints, SessionAttributes, TrainerAttr
         self._sealed_checkpoint: Any = None
         # Of the checkpoint whose states are being written: told of each file that is complete.
         self._open_seal: Any = None
-        # Where the lightning.Trainer stands that `from_lightning` was given, until a training goes on from it.
-        self._lightning_checkpoint: dict[str, Any] | None = None
 
     # ---- Data -------------------------------------------------------------------------------------------------------
 
