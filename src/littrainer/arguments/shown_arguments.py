@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from littrainer.arguments.fields import ArgumentFields
-from littrainer.arguments.fields_generation import GenerationFields
+from littrainer.arguments.fields import GenerationFields
 from littrainer.arguments.normalization import normalize
 from littrainer.arguments.secrets import without_secrets
 

@@ -21,10 +21,10 @@ from littrainer.optim.closures import updates_during_backward
 from littrainer.optim.gradient_norms import clip_by_norm
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.schedules import get_scheduler, steps_with_metric
-from littrainer.training.fused_kernels import apply_liger_kernels
+from littrainer.training.model_preparation import apply_liger_kernels
 from littrainer.training.model_preparation import enable_activation_checkpointing
-from littrainer.training.neftune import noisy_embeddings
-from littrainer.training.special_tokens import align_special_tokens
+from littrainer.training.model_preparation import noisy_embeddings
+from littrainer.training.model_preparation import align_special_tokens
 
 if TYPE_CHECKING:
     from littrainer.lightning.module import TransformersModule

@@ -23,7 +23,7 @@ from littrainer.errors.notes import kind_of
 from littrainer.model_facts import facts_about
 from littrainer.processes.collectives import reduced
 from littrainer.training import loss
-from littrainer.training.label_smoothing import smoother_for
+from littrainer.training.loss import smoother_for
 
 Number = torch.Tensor | int | None
 
