@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from littrainer import TrainerCallback
-from littrainer.checkpoint.names import LIGHTNING_STATE_NAME
+from littrainer.checkpoint.layout import LIGHTNING_STATE_NAME
 from tests.plain_lightning.crossed import BEHIND, check_same, stopped, trainer_of, whole
 
 

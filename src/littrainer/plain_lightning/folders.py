@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from lightning.pytorch.strategies import FSDPStrategy
 
+from littrainer.checkpoint.atomic_write import staged_folder
+from littrainer.checkpoint.layout import LIGHTNING_STATE_NAME
 from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
-from littrainer.checkpoint.names import LIGHTNING_STATE_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.shards import whole_state_dict
-from littrainer.checkpoint.staging import staged_folder
 from littrainer.checkpoint.weights import write_weights
 from littrainer.ecosystem import is_a
 from littrainer.plain_lightning.hyper_parameters import kept_in

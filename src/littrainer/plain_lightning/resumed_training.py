@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.checkpoint.staging import delete_folder
+from littrainer.checkpoint.atomic_write import delete_folder
 from littrainer.plain_lightning.trainer_format import (
     TAKEN_OVER,
     check_is_ours,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from littrainer.checkpoint.names import PREFIX_CHECKPOINT_DIR
+from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 from littrainer.commands.command_parser import CommandParser, complain
 from littrainer.report.page import MARK, page
 from littrainer.report.picture import can_draw, picture

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.names import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from littrainer.report.history import History, read_history
 from littrainer.report.searches import Search, UnreadableSearch, read_search
 from littrainer.report.stored_arguments import Changed, Unreadable, changed_arguments, read_arguments
