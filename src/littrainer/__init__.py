@@ -22,8 +22,8 @@ _HOMES = {
     "littrainer.callbacks.flow": ("DefaultFlowCallback",),
     "littrainer.callbacks.progress": ("PrinterCallback", "ProgressCallback"),
     "littrainer.callbacks.state": ("ExportableState", "TrainerControl", "TrainerState"),
-    "littrainer.checkpoint.layout": ("get_last_checkpoint",),
     "littrainer.checkpoint.lightning_io": ("TransformersCheckpointIO",),
+    "littrainer.checkpoint.verification": ("get_last_checkpoint",),
     "littrainer.data.collators": (
         "DataCollator",
         "DataCollatorWithPadding",
@@ -144,8 +144,8 @@ if TYPE_CHECKING:
     from littrainer.callbacks.flow import DefaultFlowCallback
     from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
     from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
-    from littrainer.checkpoint.layout import get_last_checkpoint
     from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
+    from littrainer.checkpoint.verification import get_last_checkpoint
     from littrainer.data.collators import (
         DataCollator,
         DataCollatorWithPadding,

@@ -20,8 +20,8 @@ from littrainer.arguments.deepspeed import asks_for_deepspeed, settle_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.callbacks.restoring import restore_callbacks
 from littrainer.checkpoint import reader, storage, writer
-from littrainer.checkpoint.layout import rotate_checkpoints
-from littrainer.checkpoint.places import leads
+from littrainer.checkpoint.atomic_write import rotate_checkpoints
+from littrainer.checkpoint.distributed_save import leads
 from littrainer.checkpoint.weights import log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.compat.own_methods import own_methods

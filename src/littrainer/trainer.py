@@ -29,7 +29,7 @@ from littrainer.callbacks.progress import PrinterCallback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.callbacks.validation_rounds import ValidationRounds
 from littrainer.checkpoint.arguments_file import write_run_record
-from littrainer.checkpoint.background import BackgroundSaves
+from littrainer.checkpoint.async_save import BackgroundSaves
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
 from littrainer.checkpoint.shards import free_gathered
 from littrainer.checkpoint.storage import storage_of

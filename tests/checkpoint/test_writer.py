@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from littrainer import Trainer
-from littrainer.checkpoint import layout
-from littrainer.checkpoint.manifest import read_manifest
+from littrainer.checkpoint import atomic_write
+from littrainer.checkpoint.checksums import read_manifest
 from littrainer.checkpoint.verification import damage_in
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, tiny_tokenizer, token_rows
@@ -191,7 +191,7 @@ def test_older_checkpoints_are_deleted_only_after_the_new_one_is_safe(
         assert damage_in(tmp_path / "checkpoint-2") == []
         deleted.append(Path(path).name)
 
-    monkeypatch.setattr(layout, "delete_checkpoint", watch)
+    monkeypatch.setattr(atomic_write, "delete_checkpoint", watch)
     quiet_trainer(tmp_path, save_total_limit=1, **EVERY_STEP).train()
     assert deleted == ["checkpoint-1"]
 

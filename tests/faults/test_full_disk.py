@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from littrainer.checkpoint import writer
-from littrainer.checkpoint.summing import SummingFile
+from littrainer.checkpoint.checksums import SummingFile
 from littrainer.checkpoint.verification import damage_in
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer

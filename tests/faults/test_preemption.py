@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback, TrainingArguments
-from littrainer.checkpoint.layout import get_last_checkpoint
+from littrainer.checkpoint.verification import get_last_checkpoint
 from tests.faults.signals import SignalIn
 from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS

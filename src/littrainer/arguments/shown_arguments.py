@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from littrainer.arguments.fields import ArgumentFields
-from littrainer.arguments.fields import GenerationFields
+from littrainer.arguments.fields import ArgumentFields, GenerationFields
 from littrainer.arguments.normalization import normalize
 from littrainer.arguments.secrets import without_secrets
 

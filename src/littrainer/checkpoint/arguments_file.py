@@ -19,7 +19,7 @@ from littrainer import __version__
 from littrainer.arguments.normalization import trackers_in
 from littrainer.arguments.secrets import holds_a_secret, without_secrets
 from littrainer.arguments.shown_arguments import as_text
-from littrainer.checkpoint.names import RUN_RECORD_NAME
+from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.compat.names import REPLACED
 from littrainer.whole_files import write_whole
 

@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.layout import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
-from littrainer.checkpoint.names import RESUME_RECORD_NAME, resume_record_name
+from littrainer.checkpoint.layout import (
+    OPTIMIZER_NAME,
+    RESUME_RECORD_NAME,
+    SCALER_NAME,
+    SCHEDULER_NAME,
+    TRAINER_STATE_NAME,
+    resume_record_name,
+)
 from littrainer.checkpoint.random_state import find_random_states, portable_states
 from littrainer.checkpoint.safe_loading import load_tensors
 

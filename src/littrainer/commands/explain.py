@@ -147,7 +147,9 @@ def build_parser() -> CommandParser:
     """The parser of the command's own options."""
     parser = CommandParser("littrainer explain", description=DESCRIPTION, usage=USAGE)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--as-code", "--as_code", action="store_true", help="print a Lightning program that trains the same")
+    parser.add_argument(
+        "--as-code", "--as_code", action="store_true", help="print a Lightning program that trains the same"
+    )
     parser.add_argument("--model", metavar="MODULE:NAME", help="with --as-code: what is called to make the model")
     parser.add_argument("--data", metavar="MODULE:NAME", help="with --as-code: what makes the training dataset")
     parser.epilog = "The options stand before the script or among the training arguments."

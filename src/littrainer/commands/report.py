@@ -15,7 +15,7 @@ from littrainer.arguments.secrets import without_secrets
 from littrainer.arguments.shown_arguments import as_text
 from littrainer.callbacks.log_history import History, read_history
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.names import PREFIX_CHECKPOINT_DIR, RUN_RECORD_NAME, TRAINER_STATE_NAME
+from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, RUN_RECORD_NAME, TRAINER_STATE_NAME
 from littrainer.commands.command_parser import CommandParser, complain
 from littrainer.search.record import (
     FAILED,

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
-from littrainer.checkpoint.claims import give_back_claim, holder_of_claim, is_claimed, is_held_here, take_claim
-from littrainer.checkpoint.manifest import MANIFEST_NAME
-from littrainer.checkpoint.names import (
+from littrainer.checkpoint.atomic_write import own_place
+from littrainer.checkpoint.checksums import MANIFEST_NAME
+from littrainer.checkpoint.layout import (
     LIGHTNING_STATE_NAME,
     OPTIMIZER_NAME,
     OPTIMIZER_PARTS,
@@ -28,7 +28,7 @@ from littrainer.checkpoint.names import (
     TRAINER_STATE_NAME,
     WEIGHT_PARTS,
 )
-from littrainer.checkpoint.staging import own_place
+from littrainer.checkpoint.run_lock import give_back_claim, holder_of_claim, is_claimed, is_held_here, take_claim
 from littrainer.hub.card.block import CARD_NAME
 from littrainer.hub.tokens import holds_secret
 from littrainer.processes.agreement import is_running

@@ -374,7 +374,7 @@ class TFTrainer:
         Raises:
             ValueError: the data is missing, empty or of unknown length, or there is no such checkpoint.
         """
-        from littrainer.checkpoint.layout import get_last_checkpoint
+        from littrainer.checkpoint.verification import get_last_checkpoint
 
         # The model may have been compiled, frozen or given adapters since.
         if not self.overrides("run_model"):

@@ -15,13 +15,17 @@ from torch import nn
 
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.arguments_file import write_arguments
+from littrainer.checkpoint.atomic_write import delete_folder, staged_folder
 from littrainer.checkpoint.layout import (
+    LIGHTNING_STATE_NAME,
     OPTIMIZER_NAME,
     RANDOM_STATE_NAME,
+    RESUME_RECORD_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
     TRAINING_ARGS_NAME,
+    resume_record_name,
 )
 from littrainer.checkpoint.lightning_format import (
     DATA_VERSION,
@@ -31,10 +35,8 @@ from littrainer.checkpoint.lightning_format import (
     StatesLeftOut,
     TrainingStates,
 )
-from littrainer.checkpoint.names import LIGHTNING_STATE_NAME, RESUME_RECORD_NAME, resume_record_name
 from littrainer.checkpoint.random_state import capture_random_states, rank_file, set_random_states, states_of_portable
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.checkpoint.staging import delete_folder, staged_folder
 from littrainer.checkpoint.weights import fitted, read_weights, refuse_other_weights, write_weights
 from littrainer.checkpoint.writer import write_files
 from littrainer.lightning.arguments import for_a_trainer

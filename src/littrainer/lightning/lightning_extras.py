@@ -23,10 +23,9 @@ from littrainer.lightning.trial_steps import check_can_try, is_number, left_as_f
 from littrainer.processes.layout import data_parallel_size
 from littrainer.search import applying
 from littrainer.search.results import BestRun
-from littrainer.training.plan import accumulation_schedule
-from littrainer.training.batch_size_search import check_that_all_ran_out, ran_out_of_memory
-from littrainer.training.batch_size_search import empty_device_cache
+from littrainer.training.batch_size_search import check_that_all_ran_out, empty_device_cache, ran_out_of_memory
 from littrainer.training.loss import mean_over_processes
+from littrainer.training.plan import accumulation_schedule
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

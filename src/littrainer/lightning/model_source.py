@@ -19,12 +19,12 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
 from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.checkpoint.atomic_write import staged_folder
+from littrainer.checkpoint.layout import LIGHTNING_STATE_NAME
 from littrainer.checkpoint.lightning_format import MARK, MARK_VERSION
 from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
-from littrainer.checkpoint.names import LIGHTNING_STATE_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.shards import whole_state_dict
-from littrainer.checkpoint.staging import staged_folder
 from littrainer.checkpoint.weights import without_wrappers, write_weights
 from littrainer.ecosystem import is_a
 from littrainer.errors.notes import kind_of

@@ -21,10 +21,12 @@ from littrainer.optim.closures import updates_during_backward
 from littrainer.optim.gradient_norms import clip_by_norm
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.schedules import get_scheduler, steps_with_metric
-from littrainer.training.model_preparation import apply_liger_kernels
-from littrainer.training.model_preparation import enable_activation_checkpointing
-from littrainer.training.model_preparation import noisy_embeddings
-from littrainer.training.model_preparation import align_special_tokens
+from littrainer.training.model_preparation import (
+    align_special_tokens,
+    apply_liger_kernels,
+    enable_activation_checkpointing,
+    noisy_embeddings,
+)
 
 if TYPE_CHECKING:
     from littrainer.lightning.module import TransformersModule

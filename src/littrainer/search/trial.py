@@ -10,10 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.checkpoint.layout import sort_checkpoints
-from littrainer.checkpoint.names import RUN_RECORD_NAME
-from littrainer.checkpoint.places import leads
-from littrainer.checkpoint.staging import set_aside_and_delete
+from littrainer.checkpoint.atomic_write import set_aside_and_delete, sort_checkpoints
+from littrainer.checkpoint.distributed_save import leads
+from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.ecosystem import is_a
 from littrainer.search.failures import TRIAL_FAILURES
 from littrainer.search.memory import release_frames, release_memory

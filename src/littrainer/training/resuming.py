@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.lightning_states import additions_of_lightning_callbacks, states_of_lightning_callbacks
-from littrainer.checkpoint.manifest import MANIFEST_NAME
-from littrainer.checkpoint.names import RESUME_RECORD_NAME, TRAINER_STATE_NAME, resume_record_name
+from littrainer.checkpoint.checksums import MANIFEST_NAME
+from littrainer.checkpoint.layout import RESUME_RECORD_NAME, TRAINER_STATE_NAME, resume_record_name
 from littrainer.checkpoint.reader import processes_that_wrote
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.training.plan import accumulation_schedule

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.callbacks.lightning_states import restore_lightning_callbacks
 from littrainer.callbacks.state import TrainerState, is_exportable
-from littrainer.checkpoint.layout import delete_checkpoint, sort_checkpoints
-from littrainer.checkpoint.places import leads
+from littrainer.checkpoint.atomic_write import delete_checkpoint, sort_checkpoints
+from littrainer.checkpoint.distributed_save import leads
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.checkpoint.reader import read_state
 from littrainer.data.progress import ResumePoint

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.deepspeed import check_settled
 from littrainer.arguments.rules import refuse_unsupported
 from littrainer.callbacks.failures import callbacks_told_of_failure
-from littrainer.checkpoint.background import BackgroundSaves
-from littrainer.checkpoint.claims import claimed_for_training
-from littrainer.checkpoint.reader import needed_to_resume, read_state
-from littrainer.checkpoint.resumed_together import checkpoint_for_all
+from littrainer.checkpoint.async_save import BackgroundSaves
+from littrainer.checkpoint.distributed_resume import checkpoint_for_all, needed_to_resume
+from littrainer.checkpoint.reader import read_state
+from littrainer.checkpoint.run_lock import claimed_for_training
 from littrainer.compat.earlier_signatures import accept_earlier_signatures
 from littrainer.compat.members import refuse_ignored_overrides
 from littrainer.data.limits import check_order_stays, overfits

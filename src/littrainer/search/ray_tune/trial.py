@@ -24,9 +24,9 @@ from littrainer.arguments.choices import HPSearchBackend, SaveStrategy
 from littrainer.callbacks.notebook import NotebookProgressCallback
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
 from littrainer.callbacks.state import TrainerControl
-from littrainer.checkpoint.claims import claimed
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 from littrainer.checkpoint.reader import read_state
+from littrainer.checkpoint.run_lock import claimed
 from littrainer.compat import redirect
 from littrainer.ecosystem import package_of
 from littrainer.optim.changed_hyperparameters import are_others

@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
-from littrainer.checkpoint import staging
-from littrainer.checkpoint.layout import rotate_checkpoints
-from littrainer.checkpoint.manifest import file_record, read_manifest, write_manifest
-from littrainer.checkpoint.staging import (
+from littrainer.checkpoint import atomic_write
+from littrainer.checkpoint.atomic_write import (
     UNFINISHED_DIR,
     clean_unfinished,
+    rotate_checkpoints,
     sequence_of,
     set_aside_and_delete,
     staged_folder,
     wait_for_deletions,
 )
+from littrainer.checkpoint.checksums import file_record, read_manifest, write_manifest
 from littrainer.checkpoint.verification import damage_in
 
 
@@ -106,7 +106,7 @@ def test_a_kill_at_each_rename_loses_no_checkpoint(tmp_path: Path, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", kill)
         # A killed process tidies nothing up.
-        patch.setattr(staging.shutil, "rmtree", lambda *_, **__: None)
+        patch.setattr(atomic_write.shutil, "rmtree", lambda *_, **__: None)
         with pytest.raises(Killed):
             write(final, a="after")
     clean_unfinished(tmp_path)
@@ -152,7 +152,7 @@ class Kill:
 
     CALLS = (
         *((os, name) for name in ("mkdir", "unlink", "rmdir", "rename")),
-        *((shutil, "copyfile"), (staging, "to_disk")),
+        *((shutil, "copyfile"), (atomic_write, "to_disk")),
     )
 
     def __init__(self, patch: pytest.MonkeyPatch, after: int) -> None:
@@ -191,7 +191,7 @@ def test_a_kill_anywhere_while_folders_go_file_by_file_leaves_whole_ones_only(
                 write(final, a="after", **files)
                 set_aside_and_delete(older)
         for folder in filter(Path.exists, (final, older)):
-            is_seen_as_half = not any((folder / name).exists() for name in staging.TELLING_FILES)
+            is_seen_as_half = not any((folder / name).exists() for name in atomic_write.TELLING_FILES)
             assert is_seen_as_half or contents(folder).keys() == {"a", *files}, after
         # The next run may be killed too.
         for soon in (after % 3, after % 7, after % 23):
@@ -221,7 +221,7 @@ def test_the_new_one_and_the_mark_are_on_the_disk_before_the_earlier_one_goes(
     (final / "link").symlink_to("nowhere")
     cannot_rename_folders(monkeypatch)
     unlink, on_disk, were_on_disk = os.unlink, set[Path](), list[set[Path]]()
-    monkeypatch.setattr(staging, "to_disk", on_disk.add)
+    monkeypatch.setattr(atomic_write, "to_disk", on_disk.add)
 
     def noting(path: Path, **keywords: Any) -> None:
         if Path(path) == final / "littrainer_manifest.json":
@@ -383,13 +383,13 @@ def test_a_deletion_is_waited_for_again_after_ctrl_c_has_interrupted_the_wait(
 ) -> None:
     write(tmp_path / "checkpoint-5", a="x")
     opened = threading.Event()
-    original = staging._delete_or_warn
+    original = atomic_write._delete_or_warn
 
     def slowly(aside: Path) -> None:
         opened.wait()
         original(aside)
 
-    monkeypatch.setattr(staging, "_delete_or_warn", slowly)
+    monkeypatch.setattr(atomic_write, "_delete_or_warn", slowly)
     set_aside_and_delete(tmp_path / "checkpoint-5", in_background=True)
     assert os.listdir(tmp_path) == [UNFINISHED_DIR]
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from littrainer.checkpoint import claims
-from littrainer.checkpoint.claims import CLAIM_NAME, claimed, is_claimed
+from littrainer.checkpoint import run_lock
+from littrainer.checkpoint.run_lock import CLAIM_NAME, claimed, is_claimed
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_trainer
 
 HOLD = """
 import sys, pathlib
-from littrainer.checkpoint.claims import claimed
+from littrainer.checkpoint.run_lock import claimed
 with claimed(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -74,7 +74,7 @@ def test_the_claim_ends_though_the_wait_for_deletions_is_interrupted(
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(claims, "wait_for_deletions", interrupted)
+    monkeypatch.setattr(run_lock, "wait_for_deletions", interrupted)
     with pytest.raises(KeyboardInterrupt), claimed(tmp_path):
         pass
     assert not (tmp_path / CLAIM_NAME).exists()
@@ -114,7 +114,7 @@ def test_a_training_in_another_thread_is_refused(tmp_path: Path) -> None:
 
 
 def _wait(connection: Any) -> None:
-    connection.send(claims._held)
+    connection.send(run_lock._held)
     connection.recv()
 
 
@@ -140,7 +140,7 @@ def test_a_file_system_without_locks_refuses_nothing_and_cleans_nothing(
     def fail(descriptor: int, operation: int) -> None:
         raise OSError(number, "no locks here")
 
-    monkeypatch.setattr(claims.fcntl, "flock", fail)
+    monkeypatch.setattr(run_lock.fcntl, "flock", fail)
     (tmp_path / ".unfinished" / "checkpoint-4").mkdir(parents=True)
     with claimed(tmp_path):
         # It may be another run's that is alive.

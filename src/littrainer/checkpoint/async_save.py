@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from concurrent import futures
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.checkpoint.adapters import carries_adapters
-from littrainer.checkpoint.host_copies import HostCopies
-from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
-from littrainer.checkpoint.sealing import Stamp
+import torch
+
+from littrainer.checkpoint.atomic_write import in_thread, rotate_checkpoints
+from littrainer.checkpoint.checksums import Stamp
+from littrainer.checkpoint.distributed_save import StagedPart, filled_together
+from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 from littrainer.checkpoint.storage import storage_of
-from littrainer.checkpoint.threaded_work import ThreadedWork
-from littrainer.checkpoint.together import StagedPart, filled_together
-from littrainer.checkpoint.weights import without_wrappers, write_weights
+from littrainer.checkpoint.weights import carries_adapters, without_wrappers, write_weights
 from littrainer.checkpoint.writer import (
     CheckpointStates,
     collect_states,
@@ -57,14 +60,12 @@ class _Save:
     Parameters:
         final: its folder.
         state: the Trainer's state at its step.
-        writing: the thread's work.
-        stamps: its files, once they are written.
+        writing: the thread's work, which ends with the stamps of its files.
     """
 
     final: Path
     state: TrainerState
-    writing: ThreadedWork
-    stamps: dict[str, Stamp] = field(default_factory=dict)
+    writing: Future[dict[str, Stamp]]
 
 
 class BackgroundSaves:
@@ -138,20 +139,18 @@ class BackgroundSaves:
             unfinished = stack.pop_all()
         seal = part.seal
 
-        def write() -> None:
+        def write() -> dict[str, Stamp]:
             with unfinished:
                 if seal is not None:
                     if weights is not None:
                         write_weights(trainer.model, part.folder, weights)
                     seal.add_all()
                     write_states(states, part.folder, seal)
-            save.stamps = part.stamps
             if seal is not None:
                 rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=str(final))
+            return part.stamps
 
-        save = _Save(final, state, ThreadedWork(write, name=f"saving {final.name}"))
-        self._current = save
-        save.writing.start()
+        self._current = _Save(final, state, in_thread(write, f"saving {final.name}"))
 
     def _collected(self, part: StagedPart, run_dir: str) -> tuple[Any, CheckpointStates]:
         """Weights to write, None where there are none or they are written already, and states beside them."""
@@ -179,7 +178,7 @@ class BackgroundSaves:
 
     def has_ended(self) -> bool:
         """Whether this process's part of a checkpoint on its way has been written, or has failed."""
-        return self._current is not None and self._current.writing.has_ended()
+        return self._current is not None and self._current.writing.done()
 
     def wait(self) -> None:
         """Wait for the checkpoint on its way, if there is one, and tell the callbacks.
@@ -191,12 +190,13 @@ class BackgroundSaves:
         if save is None:
             return
         with failing_together(f"writing {save.final}"):
-            if save.writing.error is not None:
-                raise BackgroundSaveError(_failure(save)) from save.writing.error
+            if (error := save.writing.exception()) is not None:
+                raise BackgroundSaveError(_failure(save)) from error
         trainer = self._trainer
         control = trainer.control
         asked_meanwhile = control.should_save
-        trainer._sealed_checkpoint = (save.final, save.stamps) if save.stamps else None
+        stamps = save.writing.result()
+        trainer._sealed_checkpoint = (save.final, stamps) if stamps else None
         with failing_together(f"on_save of callbacks for {save.final}"):
             trainer.control = trainer.callback_handler.on_save(trainer.args, save.state, control)
         trainer.control.should_save = trainer.control.should_save or asked_meanwhile
@@ -207,21 +207,21 @@ class BackgroundSaves:
     def close(self) -> None:
         """Training is over, by an error if a checkpoint is still on its way: wait for it, and log its own error."""
         save = self._end_of_current()
-        if save is not None and save.writing.error is not None:
-            logger.error(_failure(save), exc_info=save.writing.error)
+        if save is not None and (error := save.writing.exception()) is not None:
+            logger.error(_failure(save), exc_info=error)
 
     def _end_of_current(self) -> _Save | None:
         save = self._current
         if save is None:
             return None
-        save.writing.wait()
+        futures.wait([save.writing])
         self._current = None
         self._copies.give_back()
         return save
 
 
 def _failure(save: _Save) -> str:
-    error = save.writing.error
+    error = save.writing.exception()
     return (
         f"{save.final} could not be written in the background ({type(error).__name__}: {error}). Checkpoints before it "
         "are as they were."
@@ -239,3 +239,86 @@ def writes_given_weights(model: Any) -> bool:
         return False
     save_pretrained = getattr(type(inner), "save_pretrained", None)
     return save_pretrained is None or (save_pretrained.__module__ or "").partition(".")[0] in WRITES_WHAT_IT_IS_GIVEN
+
+
+class HostCopies:
+    """Copies nested states; the memory of copies that were given back is used for the next ones.
+
+    Memory is copied piece by piece as the tensors share it, so that tied weights and views stay tied, and a file
+    written from the copies is the one that the originals would give.
+    """
+
+    def __init__(self) -> None:
+        # Bytes -> buffers of that size that nobody reads any more.
+        self._idle: dict[tuple[int, bool], list[torch.Tensor]] = {}
+        self._in_use: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def copy(self, states: Any) -> Any:
+        """A copy of states as they are now.
+
+        Parameters:
+            states: tensors in dicts, lists and tuples; anything else in them is copied with `copy.deepcopy`.
+        """
+        one_copy = _OneCopy(self)
+        copied = one_copy.of(states)
+        for device in one_copy.busy_devices:
+            torch.cuda.synchronize(device)
+        return copied
+
+    def give_back(self) -> None:
+        """Nobody reads the copies made so far any more."""
+        for buffer in self._in_use:
+            self._idle.setdefault((buffer.numel(), buffer.is_pinned()), []).append(buffer)
+        self._in_use = []
+
+    def buffer(self, size: int, pinned: bool) -> torch.Tensor:
+        """Host memory of `size` bytes; pinned, so that a GPU can copy into it on its own."""
+        idle = self._idle.get((size, pinned))
+        found = idle.pop() if idle else torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        self._in_use.append(found)
+        return found
+
+
+class _OneCopy:
+    def __init__(self, copies: HostCopies) -> None:
+        self._copies = copies
+        # Piece of memory -> its copy.
+        self._pieces: dict[tuple[torch.device, int, int], torch.Tensor] = {}
+        self.busy_devices: set[torch.device] = set()
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if type(value) in (dict, list, tuple):
+            if isinstance(value, dict):
+                return {key: self.of(item) for key, item in value.items()}
+            return type(value)(self.of(item) for item in value)
+        if isinstance(value, Mapping) and hasattr(value, "__setitem__"):
+            # Beside its items it may have attributes, as the state dict of a module has.
+            copied: Any = copy.copy(value)
+            for key, item in value.items():
+                copied[key] = self.of(item)
+            return copied
+        return copy.deepcopy(value)
+
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+        if not plain or tensor.is_meta or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+            return tensor if tensor.is_meta else tensor.detach().clone().cpu()
+        storage = tensor.untyped_storage()
+        key = (tensor.device, storage.data_ptr(), storage.nbytes())
+        piece = self._pieces.get(key)
+        if piece is None:
+            piece = self._pieces[key] = self._piece(storage)
+        view = torch.empty(0, dtype=tensor.dtype)
+        return view.set_(piece.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    def _piece(self, storage: torch.UntypedStorage) -> torch.Tensor:
+        on_gpu = storage.device.type == "cuda"
+        source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        buffer = self._copies.buffer(storage.nbytes(), pinned=on_gpu)
+        buffer.copy_(source, non_blocking=on_gpu)
+        if on_gpu:
+            self.busy_devices.add(storage.device)
+        return buffer

@@ -1,6 +1,7 @@
-"""Folders of `torch.distributed.checkpoint`, into which each process writes its part of the tensors.
+"""Weights and optimizer states as transformers leaves them in checkpoints of FSDP, in one file or in parts.
 
-They are read as all files of a checkpoint are: nothing that stands in them is run, and nothing outside of them is read.
+In one file the optimizer's state has names of parameters; in parts, a folder of `torch.distributed.checkpoint` holds
+what each process has.
 """
 
 from __future__ import annotations
@@ -19,10 +20,105 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from littrainer.checkpoint.manifest import leaves_folder
-from littrainer.checkpoint.safe_loading import FORBIDDEN, OTHER_CHECKPOINT
+from littrainer.checkpoint.checksums import leaves_folder
+from littrainer.checkpoint.layout import (
+    FSDP_WEIGHTS_NAME,
+    PARTS_INDEX_NAME,
+    WEIGHTS_FOLDER,
+)
+from littrainer.checkpoint.safe_loading import FORBIDDEN, OTHER_CHECKPOINT, load_tensors
 
-INDEX_NAME = ".metadata"
+# What the folders hold everything under.
+WEIGHTS_KEY, OPTIMIZER_KEY = "model", "optimizer"
+STATE, GROUPS = f"{OPTIMIZER_KEY}.state.", f"{OPTIMIZER_KEY}.param_groups."
+
+
+def read_fsdp_weights(folder: Path) -> dict[str, Any]:
+    """The weights of a checkpoint, whole.
+
+    Raises:
+        ValueError: a file is damaged, or could run code.
+    """
+    if (folder / FSDP_WEIGHTS_NAME).is_file():
+        return load_tensors(folder / FSDP_WEIGHTS_NAME)
+
+    whole = read_whole(folder / WEIGHTS_FOLDER)
+    return {name.removeprefix(f"{WEIGHTS_KEY}."): value for name, value in whole.items()}
+
+
+def nested_state(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """An optimizer's state with names of parameters, from what a folder holds by name."""
+    groups: dict[int, dict[str, Any]] = {}
+    for name, value in flat.items():
+        if name.startswith(GROUPS):
+            number, _, entry = name.removeprefix(GROUPS).partition(".")
+            groups.setdefault(int(number), {})[entry] = value
+    param_groups = [groups[number] for number in sorted(groups)]
+    state: dict[str, dict[str, Any]] = {}
+    for name, value in flat.items():
+        if name.startswith(STATE):
+            # Names of parameters have dots, those of entries have not.
+            parameter, _, entry = name.removeprefix(STATE).rpartition(".")
+            state.setdefault(parameter, {})[entry] = value
+    return {"state": state, "param_groups": param_groups}
+
+
+def read_weights_into(folder: Path, own: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Read this process's part of weights from a folder into the model's own tensors.
+
+    Parameters:
+        own: the model's state dict.
+
+    Returns:
+        names that the folder lacks, and names that the model lacks.
+
+    Raises:
+        ValueError: the folder is damaged or could run code, or a shape differs.
+    """
+
+    stored = {name.removeprefix(f"{WEIGHTS_KEY}."): entry for name, entry in stored_tensors(folder).items()}
+    for name, value in own.items():
+        entry = stored.get(name)
+        if entry is not None and entry.size != value.shape:
+            raise RuntimeError(
+                f"The weights in {folder} are not those of this model: {name} is {tuple(entry.size)} in the "
+                f"checkpoint and {tuple(value.shape)} in the model. Make the model as it was when the checkpoint was "
+                "written."
+            )
+    wanted = {f"{WEIGHTS_KEY}.{name}": value for name, value in own.items() if name in stored}
+    read_into(folder, wanted)
+    return [name for name in own if name not in stored], [name for name in stored if name not in own]
+
+
+def read_optimizer_into(folder: Path, parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Read this process's part of an optimizer's state.
+
+    Parameters:
+        parameters: by name; entries of the same shape are spread as they are.
+
+    Returns:
+        the state with names of parameters.
+
+    Raises:
+        ValueError: the folder is damaged, or could run code.
+    """
+
+    wanted: dict[str, Any] = {}
+    for name, entry in stored_tensors(folder).items():
+        if entry is None:
+            wanted[name] = None
+            continue
+        parameter = parameters.get(name.removeprefix(STATE).rpartition(".")[0])
+        is_spread = parameter is not None and parameter.dim() > 0 and parameter.shape == entry.size
+        wanted[name] = (
+            torch.empty_like(parameter, dtype=entry.properties.dtype)  # type: ignore[arg-type]
+            if is_spread
+            else torch.empty(entry.size, dtype=entry.properties.dtype)
+        )
+    read_into(folder, wanted)
+    return nested_state(wanted)
+
+
 # What an index consists of: module -> names of it.
 PARTS_OF_AN_INDEX: Mapping[str, frozenset[str]] = {
     "torch.distributed.checkpoint.metadata": frozenset(
@@ -43,11 +139,6 @@ PARTS_OF_AN_INDEX: Mapping[str, frozenset[str]] = {
     "pathlib": frozenset({"Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath"}),
     "pathlib._local": frozenset({"Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath"}),
 }
-
-
-def is_distributed_folder(folder: Path) -> bool:
-    """Whether a folder is one of these, complete as far as its index tells."""
-    return (folder / INDEX_NAME).is_file()
 
 
 def write_parts(folder: Path, state: dict[str, Any]) -> None:
@@ -143,7 +234,7 @@ class _Reader(FileSystemReader):
         self._folder = folder
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        path = self._folder / INDEX_NAME
+        path = self._folder / PARTS_INDEX_NAME
         try:
             metadata = _Index(path.read_bytes(), path).load()
         except (_Refused, OSError):

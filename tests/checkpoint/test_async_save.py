@@ -1,5 +1,3 @@
-"""Checkpoints written in the background (`async_save`)."""
-
 from __future__ import annotations
 
 import errno
@@ -7,20 +5,20 @@ import logging
 import os
 import signal
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.checkpoint import background
-from littrainer.checkpoint.background import BackgroundSaveError
-from littrainer.checkpoint.host_copies import HostCopies
-from littrainer.checkpoint.layout import get_last_checkpoint
-from littrainer.checkpoint.verification import damage_in
+from littrainer.checkpoint import async_save
+from littrainer.checkpoint.async_save import BackgroundSaveError, HostCopies
+from littrainer.checkpoint.verification import damage_in, get_last_checkpoint
 from littrainer.checkpoint.weights import read_weights
 from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
@@ -35,14 +33,14 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
         self.threads: list[threading.Thread] = []
-        original = background.write_weights
+        original = async_save.write_weights
 
         def write(*arguments: Any, **keywords: Any) -> None:
             self.threads.append(threading.current_thread())
             assert self.opened.wait(LONGEST_WAIT_SECONDS)
             original(*arguments, **keywords)
 
-        monkeypatch.setattr(background, "write_weights", write)
+        monkeypatch.setattr(async_save, "write_weights", write)
 
 
 @pytest.fixture
@@ -122,14 +120,14 @@ def test_weights_are_those_of_the_step_though_training_has_gone_on(tmp_path: Pat
 
 def test_one_save_waits_for_the_one_before_it(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     watcher = Watcher()
-    wait = background.BackgroundSaves.wait
+    wait = async_save.BackgroundSaves.wait
 
     def opening(saves: Any) -> None:
         if ("step", 4) in [(event, step) for event, step, _ in watcher.seen]:
             gate.opened.set()
         wait(saves)
 
-    monkeypatch.setattr(background.BackgroundSaves, "wait", opening)
+    monkeypatch.setattr(async_save.BackgroundSaves, "wait", opening)
     make(tmp_path, watcher, max_steps=5).train()
     positions = [(event, step) for event, step, _ in watcher.seen]
     assert positions.index(("step", 4)) < positions.index(("save", 2)) < positions.index(("step", 5))
@@ -143,14 +141,14 @@ def test_older_checkpoints_are_deleted_when_the_new_one_is_complete(tmp_path: Pa
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    original = background.write_states
+    original = async_save.write_states
 
     def write(states: Any, folder: Path, seal: Any = None) -> None:
         if folder.name == f"checkpoint-{step}":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         original(states, folder, seal)
 
-    monkeypatch.setattr(background, "write_states", write)
+    monkeypatch.setattr(async_save, "write_states", write)
 
 
 def test_a_failed_write_is_an_error_at_a_later_step_that_names_checkpoint_and_cause(
@@ -159,7 +157,7 @@ def test_a_failed_write_is_an_error_at_a_later_step_that_names_checkpoint_and_ca
     class Patient(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             for thread in threading.enumerate():
-                if thread.name == "saving checkpoint-4" and state.global_step > 4:
+                if thread.name.startswith("saving checkpoint-4") and state.global_step > 4:
                     thread.join()
 
     full_disk(monkeypatch, 4)
@@ -244,20 +242,6 @@ def test_ctrl_c_while_a_save_waits_for_the_one_before_leaves_nothing_on_its_way(
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path, Interrupting()).train()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2"]
-
-
-def test_a_save_for_which_there_is_no_thread_is_written_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class NoThread(threading.Thread):
-        def start(self) -> None:
-            if self.name.startswith("saving"):
-                raise RuntimeError("can't start new thread")
-            super().start()
-
-    monkeypatch.setattr(threading, "Thread", NoThread)
-    make(tmp_path).train()
-    assert (tmp_path / "checkpoint-7").is_dir() and damage_in(tmp_path / "checkpoint-7") == []
 
 
 def test_a_signal_to_stop_waits_for_the_checkpoint_on_its_way_and_for_its_own(tmp_path: Path, gate: Gate) -> None:
@@ -376,3 +360,60 @@ def test_a_model_with_its_own_way_of_saving_is_asked_before_training_goes_on(tmp
     ).train()
     assert (tmp_path / "checkpoint-2" / "thread.txt").read_text() == threading.main_thread().name
     assert damage_in(tmp_path / "checkpoint-2") == []
+
+
+def test_a_copy_keeps_values_containers_and_what_is_no_tensor() -> None:
+    model = nn.Linear(3, 2)
+    states = {"model": model.state_dict(), "rest": [1, "text", (None, torch.arange(3)), {"lr": 0.1}]}
+    copied = HostCopies().copy(states)
+    with torch.no_grad():
+        model.weight.zero_()
+    assert isinstance(copied["model"], OrderedDict) and copied["model"]._metadata == model.state_dict()._metadata
+    assert copied["model"]["weight"].abs().sum() > 0
+    assert copied["rest"][:2] == [1, "text"] and copied["rest"][3] == {"lr": 0.1}
+    assert copied["rest"][2][0] is None and copied["rest"][2][1].tolist() == [0, 1, 2]
+
+
+def test_what_shares_memory_shares_it_in_the_copy_too() -> None:
+    whole = torch.arange(12.0).reshape(3, 4)
+    states = {"one": whole, "tied": whole, "column": whole[:, 1], "turned": whole.t(), "other": whole.clone()}
+    copied = HostCopies().copy(states)
+    for name, tensor in states.items():
+        assert torch.equal(copied[name], tensor) and copied[name].stride() == tensor.stride()
+    memory = {name: tensor.untyped_storage().data_ptr() for name, tensor in copied.items()}
+    assert memory["one"] == memory["tied"] == memory["column"] == memory["turned"] != memory["other"]
+    whole.zero_()
+    assert copied["column"].tolist() == [1.0, 5.0, 9.0]
+
+
+TENSORS: dict[str, torch.Tensor] = {
+    "no elements": torch.empty(0, 3),
+    "a number": torch.tensor(2.5),
+    "bfloat16": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+    "expanded": torch.tensor([1.0, 2.0]).expand(3, 2),
+    "sparse": torch.eye(3).to_sparse(),
+    "complex, conjugated": torch.tensor([1 + 2j]).conj(),
+    "a view with an offset": torch.arange(10)[7:],
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_every_kind_of_tensor_has_its_values_in_the_copy(kind: str) -> None:
+    tensor = TENSORS[kind]
+    (copied,) = HostCopies().copy([tensor])
+    assert copied.dtype == tensor.dtype and copied.layout == tensor.layout and copied.shape == tensor.shape
+    dense: Any = (lambda value: value.to_dense()) if tensor.is_sparse else (lambda value: value)
+    assert torch.equal(dense(copied), dense(tensor))
+
+
+def test_memory_that_was_given_back_is_used_for_the_next_copy_and_no_other_is() -> None:
+    copies = HostCopies()
+    states = [torch.ones(1000), torch.ones(500)]
+    first = copies.copy(states)
+    second = copies.copy(states)
+    places = [{tensor.data_ptr() for tensor in copied} for copied in (first, second)]
+    assert not places[0] & places[1]
+    copies.give_back()
+    third = copies.copy([torch.zeros(500), torch.zeros(1000)])
+    assert {tensor.data_ptr() for tensor in third} <= places[0] | places[1]
+    assert all(tensor.sum() == 0 for tensor in third)

@@ -13,15 +13,29 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
-from littrainer.checkpoint.manifest import MANIFEST_NAME, DamagedManifest, files_in, read_manifest
-from littrainer.checkpoint.names import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME
-from littrainer.checkpoint.sealing import Seal, Stamp, to_disk
-from littrainer.checkpoint.threaded_work import ThreadedWork
+from littrainer.checkpoint.checksums import (
+    MANIFEST_NAME,
+    DamagedManifest,
+    Seal,
+    Stamp,
+    files_in,
+    read_manifest,
+    to_disk,
+)
+from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Below this spread in seconds modification times say nothing about which checkpoint is older.
+SMALLEST_TELLING_SPREAD = 1.0
 
 UNFINISHED_DIR = ".unfinished"
 REPLACED, DELETED = ".replaced", ".deleted"
@@ -30,7 +44,7 @@ PARTIAL = ".partial"
 # Before the rank of one of several processes, which writes its part of a checkpoint there.
 PART = ".process"
 # Freeing the room of large files takes the system as long as a part of writing them.
-_deletions: list[ThreadedWork] = []
+_deletions: list[Future[None]] = []
 FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write failed")
 OF_OTHER_PROCESSES = re.compile(r"(rng_state|littrainer_resume)_[1-9]\d*\.pth?")
 # Deleted first and copied last: nobody takes for whole what has neither of them.
@@ -201,9 +215,7 @@ def set_aside_and_delete(folder: Path, in_background: bool = False) -> None:
         if not _renamed(folder, aside):
             _replace_file_by_file(None, folder)
         elif in_background:
-            deletion = ThreadedWork(functools.partial(_delete_or_warn, aside), name=f"deleting {folder.name}")
-            _deletions.append(deletion)
-            deletion.start()
+            _deletions.append(in_thread(functools.partial(_delete_or_warn, aside), f"deleting {folder.name}"))
         else:
             delete_folder(aside)
     finally:
@@ -214,11 +226,23 @@ def set_aside_and_delete(folder: Path, in_background: bool = False) -> None:
 def wait_for_deletions() -> None:
     """Return when no deletion goes on in the background."""
     for deletion in tuple(_deletions):
-        deletion.wait()
+        futures.wait([deletion])
         with contextlib.suppress(ValueError):
             _deletions.remove(deletion)
-        if deletion.error is not None:
-            raise deletion.error
+        deletion.result()
+
+
+def in_thread(work: Callable[[], T], name: str) -> Future[T]:
+    """Do a piece of work in a thread for it alone.
+
+    Parameters:
+        work: what to do; the process does not end before it.
+        name: the thread's.
+    """
+    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+    work_in_thread = executor.submit(work)
+    executor.shutdown(wait=False)
+    return work_in_thread
 
 
 def _delete_or_warn(aside: Path) -> None:
@@ -379,3 +403,82 @@ def _says_disk_is_full(error: BaseException) -> bool:
     if any(os.strerror(number) in words for number in (errno.ENOSPC, errno.EDQUOT)):
         return True
     return isinstance(error, RuntimeError) and any(phrase in words for phrase in FAILED_WRITES_OF_TORCH)
+
+
+def sort_checkpoints(
+    output_dir: str | Path,
+    checkpoint_prefix: str = PREFIX_CHECKPOINT_DIR,
+    use_mtime: bool = False,
+    best_model_checkpoint: str | None = None,
+) -> list[str]:
+    """Checkpoint directories, the oldest first.
+
+    Parameters:
+        output_dir: the folder that holds them.
+        checkpoint_prefix: what stands before the step in their names.
+        use_mtime: order by when they were written, as their manifests say, or their modification times where one has no
+            manifest and the times tell them apart; else by step.
+        best_model_checkpoint: moved to the last place but one, out of the way of rotation.
+    """
+    name = re.compile(rf"{re.escape(checkpoint_prefix)}-(\d+)")
+    steps: dict[str, int] = {}
+    for entry in Path(output_dir).glob(f"{checkpoint_prefix}-*"):
+        match = name.fullmatch(entry.name)
+        if match and entry.is_dir():
+            steps[str(entry)] = int(match.group(1))
+    ordered = sorted(steps, key=lambda path: steps[path])
+    if use_mtime and len(ordered) > 1:
+        ordered = _by_writing(ordered)
+    best = str(Path(best_model_checkpoint)) if best_model_checkpoint is not None else None
+    if best in ordered[:-1]:
+        ordered.remove(best)
+        ordered.insert(len(ordered) - 1, best)
+    return ordered
+
+
+def _by_writing(by_step: list[str]) -> list[str]:
+    # A clock that is set back must not make a new checkpoint an old one.
+    sequences = {path: sequence_of(Path(path)) for path in by_step}
+    places = {path: sequence for path, sequence in sequences.items() if sequence is not None}
+    if len(places) == len(by_step):
+        return sorted(by_step, key=lambda path: places[path])
+    times = {path: os.path.getmtime(path) for path in by_step}
+    if max(times.values()) - min(times.values()) < SMALLEST_TELLING_SPREAD:
+        return by_step
+    return sorted(by_step, key=lambda path: times[path])
+
+
+def rotate_checkpoints(
+    output_dir: str | Path,
+    save_total_limit: int | None = None,
+    best_model_checkpoint: str | None = None,
+    use_mtime: bool = False,
+    checkpoint_prefix: str = PREFIX_CHECKPOINT_DIR,
+    newest: str | None = None,
+    in_background: bool = False,
+) -> None:
+    """Delete the oldest checkpoints beyond `save_total_limit`; the newest and the best one always stay.
+
+    Parameters:
+        save_total_limit: checkpoints to keep; None or 0 keeps all.
+        newest: the checkpoint that was written last, where that is known.
+        in_background: free their room while this returns; they are gone from their places when it does.
+    """
+    if not save_total_limit or save_total_limit < 0:
+        return
+    ordered = sort_checkpoints(output_dir, checkpoint_prefix, use_mtime)
+    kept = {*ordered[-1:]} if newest is None else {str(Path(newest))}
+    if best_model_checkpoint is not None:
+        kept.add(str(Path(best_model_checkpoint)))
+    surplus = len(ordered) - max(save_total_limit, len(kept))
+    for path in [path for path in ordered if path not in kept][: max(surplus, 0)]:
+        delete_checkpoint(path, in_background)
+
+
+def delete_checkpoint(path: str, in_background: bool = False) -> None:
+    """Delete one checkpoint directory; what cannot be deleted is named in a warning, and training goes on."""
+    logger.info(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
+    try:
+        set_aside_and_delete(Path(path), in_background)
+    except OSError as error:
+        logger.warning("The older checkpoint %s could not be deleted: %s. Delete it by hand.", path, error)

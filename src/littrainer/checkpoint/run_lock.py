@@ -19,19 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.checkpoint.arguments_file import write_run_record
-from littrainer.checkpoint.places import leads, not_writable
-from littrainer.checkpoint.staging import UNFINISHED_DIR, clean_unfinished, own_place, wait_for_deletions
+from littrainer.checkpoint.atomic_write import UNFINISHED_DIR, clean_unfinished, own_place, wait_for_deletions
+from littrainer.checkpoint.distributed_save import leads, not_writable
 from littrainer.processes.agreement import failing_together
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 try:
     import fcntl
 except ImportError:  # as on Windows
     fcntl = None  # type: ignore[assignment]
 
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
-
-logger = logging.getLogger(__name__)
 
 CLAIM_NAME = ".littrainer_running"
 # How often a claim is tried whose file is deleted by its holder at that moment.
