@@ -25,13 +25,11 @@ from littrainer.checkpoint.places import leads
 from littrainer.checkpoint.weights import log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.compat.own_methods import own_methods
-from littrainer.data.batch_rows import check_has_names
 from littrainer.data.collators import RemoveColumnsCollator
-from littrainer.data.columns import DroppedColumns, accepted_columns, without_extra_columns
-from littrainer.data.device_copies import copies_to
+from littrainer.data.columns import DroppedColumns, accepted_columns, check_has_names, without_extra_columns
 from littrainer.data.limits import overfits
-from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
-from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
+from littrainer.data.loaders import LookaheadLoader, build_loader, copies_to, has_length
+from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.ecosystem import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.hub import pushing

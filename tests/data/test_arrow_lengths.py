@@ -12,9 +12,8 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, random_split
 from transformers.trainer_pt_utils import LengthGroupedSampler as TheirLengthGroupedSampler
 
-from littrainer.data.arrow_lengths import list_lengths, whole_numbers_of
-from littrainer.data.samplers import LengthGroupedSampler, sample_lengths
-from littrainer.data.sampling import train_sampler
+from littrainer.data.lengths import list_lengths, whole_numbers_of
+from littrainer.data.samplers import LengthGroupedSampler, sample_lengths, train_sampler
 from tests.scenarios.trainers import quiet_arguments
 
 SAMPLES = [[0] * length for length in (3, 50, 7, 0, 12, 1, 30, 29, 8, 8, 8, 40, 2, 19, 5, 6, 11, 13, 4, 22)]
@@ -169,7 +168,7 @@ def test_of_a_large_table_the_chunks_alone_are_looked_at_that_have_a_selected_ro
     class Chunk(list[int]):
         null_count = 0
 
-    from littrainer.data import arrow_lengths
+    from littrainer.data import lengths as arrow_lengths
 
     chunks = [Chunk(range(begin, begin + 4)) for begin in (0, 4, 8)]
     found = arrow_lengths._of_rows(np.array([9, 1, 9]), chunks, measure)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from littrainer.data.generators import drawn_from, host_states
 from littrainer.data.loaders import LookaheadLoader
-from littrainer.data.progress import DataProgress, ResumePoint, generator_states, set_generator_states
+from littrainer.data.position import DataProgress, ResumePoint, generator_states, set_generator_states
 from tests.data.test_loaders import Numbers
 
 

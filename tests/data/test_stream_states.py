@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
-from littrainer.data.stream_states import ExactStreamState, loads_safely
+from littrainer.data.position import ExactStreamState, loads_safely
 from tests.data.test_loaders import Numbers
 from tests.scenarios.data import Stream
 

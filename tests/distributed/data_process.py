@@ -155,7 +155,7 @@ def streams_that_end_apart(folder: Path) -> Any:
         folder / "one", VectorClassifier(), given={"train_dataset": Stream(rows)}, max_steps=6, **NOT_DISPATCHED
     )
     of_script = OwnLoader(lambda: DataLoader(Stream(rows), batch_size=4))(folder / "two", max_steps=6)
-    with Warnings("littrainer.data.ends") as heard:
+    with Warnings("littrainer.data.stream_end") as heard:
         epochs = []
         for trainer in (of_trainer, of_script):
             trainer.train()

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from littrainer.data import ends
-from littrainer.data.ends import UnequalData
+from littrainer.data import stream_end as ends
+from littrainer.data.stream_end import UnequalData
 from littrainer.plain_lightning.evaluations import Evaluations
 from tests.plain_lightning.fitting import loader, module_of, trainer_for
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message
 from littrainer.data.collators.default import text_in
-from littrainer.errors.notes import add_note
+from littrainer.errors.notes import add_note, kind_of
 from littrainer.model_facts import base_model, catch_all_name
 
 if TYPE_CHECKING:
@@ -50,6 +50,20 @@ def accepted_columns(model: Any, label_names: Sequence[str]) -> list[str]:
     """
     arguments = inspect.signature(base_model(model).forward).parameters
     return list(dict.fromkeys([*arguments, *label_names, "label", "label_ids"]))
+
+
+def check_has_names(batch: Any, model: Any, override: str = "compute_loss") -> None:
+    """Refuse a batch without names by which a model can be called, unless a method is overridden.
+
+    Raises:
+        TypeError: the batch is no mapping.
+    """
+    if not hasattr(batch, "keys"):
+        given = "None" if batch is None else kind_of(batch)
+        raise TypeError(
+            f"The batch is {given}, and {type(model).__name__} is called with its entries as keywords: let "
+            f"data_collator return a dict such as {{'input_ids': ..., 'labels': ...}}, or override {override}."
+        )
 
 
 def first_sample(trainer: Any, evaluates: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from littrainer.data.progress import DataProgress, ResumePoint
+from littrainer.data.position import DataProgress, ResumePoint
 
 IGNORED_LABEL = -100
 

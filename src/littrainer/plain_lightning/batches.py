@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
-from littrainer.data.progress import DataProgress, ResumePoint, epoch_seeded_sampler
+from littrainer.data.position import DataProgress, ResumePoint, epoch_seeded_sampler
 from littrainer.data.windows import MicroBatch, WindowLoader, draw
 from littrainer.lightning_internals import begin_next_epoch, read_ahead_anew
 from littrainer.plain_lightning.data_state import PlaceInData, random_states

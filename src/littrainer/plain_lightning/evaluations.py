@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from littrainer.data.ends import check_equal_lengths
+from littrainer.data.stream_end import check_equal_lengths
 from littrainer.evaluation.streaming import StreamingMetrics
 from littrainer.plain_lightning.evaluation_round import EvaluationRound
 from littrainer.plain_lightning.model_inputs import model_inputs

@@ -6,9 +6,9 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from littrainer.data.ends import check_equal_lengths
 from littrainer.data.limits import development_batches, limited_number
 from littrainer.data.loaders import has_length
+from littrainer.data.stream_end import check_equal_lengths
 from littrainer.training.accumulation_schedule import AccumulationSchedule, accumulation_schedule
 
 if TYPE_CHECKING:

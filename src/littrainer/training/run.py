@@ -20,7 +20,7 @@ from littrainer.checkpoint.layout import delete_checkpoint, sort_checkpoints
 from littrainer.checkpoint.places import leads
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.checkpoint.reader import read_state
-from littrainer.data.progress import ResumePoint
+from littrainer.data.position import ResumePoint
 from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.hub.pushing import finish_together

@@ -7,6 +7,8 @@ they stood before that batch is kept too.
 
 from __future__ import annotations
 
+import copy
+import io
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -15,20 +17,174 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from littrainer.data.ends import CommonEnd
 from littrainer.data.generators import HostStates, drawn_from, host_states, set_host_states
-from littrainer.data.loaders import LookaheadLoader, has_length
+from littrainer.data.loaders import LookaheadLoader, has_length, tell_epoch
 from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.sharding import SharedBatches
-from littrainer.data.skipping import LaterBatches, copied_loader, skips_by_index, without_first_batches
-from littrainer.data.stream_states import ExactStreamState
-from littrainer.data.worker_states import WorkerStates, reporting_workers
-from littrainer.data.workers import read_batches
+from littrainer.data.stream_end import CommonEnd
+from littrainer.data.workers import WorkerStates, read_batches, reporting_workers
 from littrainer.processes.agreement import are_several
 
 logger = logging.getLogger(__name__)
+
+# Parts of a `datasets.IterableDataset` whose states leave out what they hold back, and the names they nest under.
+HOLDS_SAMPLES_BACK = "BufferShuffledExamplesIterable"
+NESTED = ("_ex_iterable", "ex_iterable", "ex_iterables")
+
+
+class ExactStreamState:
+    """The state of a stream that implements `state_dict` and `load_state_dict`, where the state tells everything.
+
+    Parameters:
+        dataset: the stream.
+    """
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+        self._can_be_stored: bool | None = None
+
+    @classmethod
+    def of(cls, loader: Any) -> ExactStreamState | None:
+        """That of a loader's dataset; None where what has been read has to be read again to go on exactly.
+
+        Workers read copies of the dataset, whose states do not come back; a shuffle buffer's state lacks its samples.
+        """
+        dataset = getattr(loader, "dataset", None)
+        tells = callable(getattr(dataset, "state_dict", None)) and callable(getattr(dataset, "load_state_dict", None))
+        if not tells or not isinstance(loader, DataLoader) or not isinstance(dataset, IterableDataset):
+            return None
+        return None if loader.num_workers or holds_samples_back(dataset) else cls(dataset)
+
+    def load(self, state: Any) -> None:
+        """Let the next iteration go on from a state."""
+        self.dataset.load_state_dict(state)
+
+    def save(self) -> Any:
+        """The state now; None where it holds more than tensors, numbers, texts and containers of them."""
+        if self._can_be_stored is False:
+            return None
+        # A stream may go on changing what it returned.
+        state = copy.deepcopy(self.dataset.state_dict())
+        if self._can_be_stored is None:
+            self._can_be_stored = loads_safely(state)
+            if not self._can_be_stored:
+                logger.warning(
+                    "%s.state_dict() holds objects that no checkpoint stores: resuming will read the stream again "
+                    "up to where it stood. Return tensors, numbers, texts and containers of them to avoid that.",
+                    type(self.dataset).__name__,
+                )
+        return state if self._can_be_stored else None
+
+
+def loads_safely(value: Any) -> bool:
+    """Whether a value can be stored and loaded without running code."""
+    stored = io.BytesIO()
+    try:
+        torch.save(value, stored)
+        stored.seek(0)
+        torch.load(stored, weights_only=True)
+    except Exception:
+        # Whatever it is that cannot be pickled or loaded.
+        return False
+    return True
+
+
+def holds_samples_back(dataset: Any) -> bool:
+    """Whether a `datasets.IterableDataset` shuffles in a buffer."""
+    if type(dataset).__name__ == HOLDS_SAMPLES_BACK:
+        return True
+    nested = [vars(dataset).get(name) for name in NESTED] if hasattr(dataset, "__dict__") else []
+    parts = [part for one in nested for part in (one if isinstance(one, list) else [one]) if part is not None]
+    return any(holds_samples_back(part) for part in parts)
+
+
+def skips_by_index(loader: Any) -> bool:
+    """Whether the first batches of a loader can be left out without being read.
+
+    True for DataLoaders over map-style data, also of a class of the script's own, as long as their batches are those of
+    their batch sampler.
+    """
+    return (
+        isinstance(loader, DataLoader)
+        and type(loader).__iter__ in (DataLoader.__iter__, LookaheadLoader.__iter__)
+        and not isinstance(loader.dataset, IterableDataset)
+        and loader.batch_sampler is not None
+    )
+
+
+def without_first_batches(loader: DataLoader, number: int, keeps_turns: bool = False) -> DataLoader:
+    """The same loader without the first batches of its next iteration, which are not read; later ones are complete.
+
+    Parameters:
+        loader: one that `skips_by_index`.
+        number: batches to leave out; where one process reads for several, as many for each of them.
+        keeps_turns: each worker gets the batches that it would have got. Empty ones may come first then, which are
+            neither fetched nor collated while `reporting_workers` starts the workers.
+    """
+    later = copied_loader(loader)
+    dispatch = getattr(loader, "dispatch", None)
+    if dispatch is not None:
+        number *= dispatch.batches_of_round
+    # A DataLoader refuses another sampler once it stands, and a subclass may not be constructed as its parent is.
+    turns = loader.num_workers if keeps_turns else 0
+    vars(later)["batch_sampler"] = LaterBatches(loader.batch_sampler, number, turns)
+    return later
+
+
+def copied_loader(loader: DataLoader) -> DataLoader:
+    """A loader over the same dataset with the same settings, and with workers of its own."""
+    copied = copy.copy(loader)
+    vars(copied)["_iterator"] = None
+    return copied
+
+
+class LaterBatches(Sampler[list[int]]):
+    """The batches of another batch sampler from a number on, in the next iteration; in later ones all.
+
+    Parameters:
+        number: batches to leave out.
+        turns: workers that take turns. Each of the batches left has to go to the worker that it would have gone to, so
+            some empty ones go before them.
+    """
+
+    def __init__(self, batch_sampler: Any, number: int, turns: int = 0):
+        self.batch_sampler = batch_sampler
+        self.number = number
+        self.padding = number % turns if turns else 0
+        self.batch_size = getattr(batch_sampler, "batch_size", None)
+        self.drop_last = getattr(batch_sampler, "drop_last", False)
+        self.sampler = getattr(batch_sampler, "sampler", None)
+        self._running: Iterator[list[int]] | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        tell_epoch(epoch, self.batch_sampler, self.sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._running = iter(self.batch_sampler)
+        return self._rest(self._running)
+
+    def skip(self) -> None:
+        """Leave the first batches out now, and not when the next one is asked for: a sampler draws its order then."""
+        number, self.number = self.number, 0
+        if self._running is None or not number:
+            return
+        jump = getattr(self.batch_sampler, "batches_from", None)
+        if callable(jump):
+            self._running = jump(number)
+        else:
+            next(islice(self._running, number, number), None)
+
+    def _rest(self, running: Iterator[list[int]]) -> Iterator[list[int]]:
+        self.skip()
+        padding, self.padding = self.padding, 0
+        yield from ([] for _ in range(padding))
+        yield from self._running if self._running is not None else running
+
+    def __len__(self) -> int:
+        return max(len(self.batch_sampler) - self.number, 0)
+
 
 # Batches at which is seen which generators reading draws from.
 WATCHED_BATCHES = 4
