@@ -70,10 +70,6 @@ def test_generators_that_reading_does_not_draw_from_are_soon_not_read_any_more()
     assert generators_read(DataProgress(), 9, collate=noisy) == {"torch", "python"}
 
 
-def test_before_an_expected_checkpoint_all_generators_are_read() -> None:
-    assert generators_read(DataProgress(expects_checkpoint=lambda: True), 9) == {"torch", "python", "numpy"}
-
-
 def test_a_generator_that_reading_draws_from_now_and_then_goes_on_where_it_stood() -> None:
     def rarely_noisy(samples: list[int]) -> Any:
         return (*samples, random.random()) if samples[0] in (12, 24) else samples

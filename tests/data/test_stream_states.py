@@ -28,7 +28,7 @@ def test_a_stream_is_asked_where_it_stands_and_told_where_to_go_on() -> None:
     stream = Tells()
     state = ExactStreamState.of(DataLoader(stream))
     assert state is not None and state.save() == 3
-    state.load(8)
+    state.dataset.load_state_dict(8)
     assert stream.state == 8
 
 

@@ -259,10 +259,6 @@ def orders(folder: Path) -> dict[str, Any]:
     found["drawn from one generator"] = epochs(build_loader(args, data, sampler=RandomSampler(data), **plain))
     sampler = LengthGroupedSampler(2, lengths=lengths)
     found["grouped by length from one generator"] = epochs(build_loader(args, data, sampler=sampler, **plain))
-    sampler = LengthGroupedSampler(2, lengths=lengths)
-    with Warnings("littrainer.data.samplers") as heard:
-        epochs(build_loader(quiet_arguments(folder), data, sampler=sampler, **plain))
-    found["heard"] = heard.messages
     args = quiet_arguments(folder, accelerator_config={"dispatch_batches": False})
     found["of a stream"] = epochs(build_loader(args, NumberStream(), sampler=None, **plain))
     return found

@@ -1,4 +1,4 @@
-"""Lengths of the samples of a `datasets.Dataset`, read from its Arrow table: no row is loaded or decoded.
+"""Lengths of samples, from the Arrow table of a `datasets.Dataset` where it tells them: no row is loaded or decoded.
 
 The length of a list stands in the offsets of its column, eight bytes a sample, while decoding all samples takes as long
 as an epoch of reading them. What is read is what `len()` of each decoded sample gives; wherever that is not certain
@@ -7,7 +7,7 @@ as an epoch of reading them. What is read is what `len()` of each decoded sample
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,41 +17,80 @@ from littrainer.ecosystem import known_classes
 
 # Formats in which a list of `n` values is something of length `n`.
 FORMATS = (None, "numpy", "torch")
-# The kinds of a column, among the features of `datasets`, whose values are lists; earlier releases also write `[kind]`.
-LIST_FEATURES = ("List", "LargeList", "Sequence", "list")
 
 Numbers = np.ndarray
 # Takes a chunk of an Arrow column, returns a number for each row; None for a type that has none.
 Measure = Callable[[Any], Numbers | None]
 
 
+def sample_lengths(dataset: Any, model_input_name: str | None = None) -> list[int]:
+    """The length of each sample's main input.
+
+    Parameters:
+        dataset: map-style, with mappings as samples.
+        model_input_name: the key whose value is measured; `"input_ids"` by default.
+
+    Those of a `datasets.Dataset` are read from its table, where that tells them.
+
+    Raises:
+        ValueError: samples are no mappings, or have no such key.
+    """
+    name = "input_ids" if model_input_name is None else model_input_name
+    in_table = list_lengths(dataset, name)
+    if in_table is not None:
+        return in_table.tolist()
+    # Read twice, as transformers does, so that a dataset that draws random numbers in reading stays in step with it.
+    first = dataset[0]
+    if not isinstance(first, Mapping) or name not in dataset[0]:
+        found = f"the keys {', '.join(map(str, first))}" if isinstance(first, Mapping) else f"a {type(first).__name__}"
+        raise ValueError(
+            f"Samples are ordered by the length of their {name!r}, and the first one is {found}. Add {name!r} to the "
+            "samples, name a column of lengths in length_column_name (a datasets.Dataset), or choose another "
+            "train_sampling_strategy."
+        )
+    # One by one, also where batches of samples could be fetched: samples may be padded to the others of their batch.
+    samples = dataset if hasattr(type(dataset), "__iter__") else (dataset[index] for index in range(len(dataset)))
+    return [len(sample[name]) for sample in samples]
+
+
+def whole_numbers(lengths: Any) -> list[int]:
+    """Lengths as a list, whatever column, tensor or array they stand in: comparing them one by one has to be fast."""
+    if hasattr(lengths, "source") and hasattr(lengths, "column_name"):
+        # A column of a `datasets.Dataset`, which decodes each of its values for itself.
+        in_table = whole_numbers_of(lengths.source, lengths.column_name)
+        lengths = lengths if in_table is None else in_table
+    return lengths.tolist() if hasattr(lengths, "tolist") else list(lengths)
+
+
 def list_lengths(dataset: Any, name: str) -> Numbers | None:
     """How long the lists of a column are, in the order of the dataset's rows; None where its table does not say it.
-
-    A dataset without a row is left to reading too, which says that it is empty.
 
     Parameters:
         dataset: anything; a `datasets.Dataset`, or torch's `Subset` or `ConcatDataset` of such, may have lengths.
         name: of the column.
     """
     if type(dataset) is Subset:
-        return _selected(list_lengths(dataset.dataset, name), dataset.indices)
+        numbers, indices = list_lengths(dataset.dataset, name), np.asarray(dataset.indices)
+        return None if numbers is None or indices.dtype.kind not in "iu" else numbers[indices]
     if type(dataset) is ConcatDataset:
-        parts = [list_lengths(part, name) for part in dataset.datasets]
-        return None if any(part is None for part in parts) else np.concatenate(parts)  # type: ignore[arg-type]
-    if not _is_shown(dataset, name) or type(dataset.features[name]).__name__ not in LIST_FEATURES:
-        return None
+        return _joined([list_lengths(part, name) for part in dataset.datasets])
     return _by_row(dataset, name, _offsets_apart)
 
 
 def whole_numbers_of(dataset: Any, name: str) -> Numbers | None:
-    """The whole numbers of a column, in the order of the dataset's rows; None where its table has none.
+    """The whole numbers of a column, in the order of the dataset's rows; None where its table has none."""
+    return _by_row(dataset, name, _whole_numbers)
 
-    Parameters:
-        dataset: anything; a `datasets.Dataset` may have them.
-        name: of the column.
-    """
-    return _by_row(dataset, name, _whole_numbers) if _is_shown(dataset, name) else None
+
+def _by_row(dataset: Any, name: str, measure: Measure) -> Numbers | None:
+    # A dataset without a row is left to reading, which says that it is empty.
+    if not _is_shown(dataset, name) or not len(dataset):
+        return None
+    chunks = [chunk for chunk in dataset.data.column(name).chunks if len(chunk)]
+    numbers = _joined([None if chunk.null_count else measure(chunk) for chunk in chunks])
+    if numbers is None or dataset._indices is None:
+        return numbers
+    return numbers[dataset._indices.column(0).to_numpy()]
 
 
 def _is_shown(dataset: Any, name: str) -> bool:
@@ -66,40 +105,8 @@ def _is_shown(dataset: Any, name: str) -> bool:
     )
 
 
-def _by_row(dataset: Any, name: str, measure: Measure) -> Numbers | None:
-    if not len(dataset):
-        return None
-    chunks = [chunk for chunk in dataset.data.column(name).chunks if len(chunk)]
-    if dataset._indices is not None:
-        return _of_rows(_rows(dataset._indices), chunks, measure)
-    parts = [_measured(chunk, measure) for chunk in chunks]
+def _joined(parts: list[Numbers | None]) -> Numbers | None:
     return None if any(part is None for part in parts) else np.concatenate(parts)  # type: ignore[arg-type]
-
-
-def _of_rows(rows: Numbers, chunks: list[Any], measure: Measure) -> Numbers | None:
-    """The numbers of the rows of a table that `select`, `shuffle` or `filter` has left, in their order."""
-    # Chunks without such a row are not looked at: of a large table few may be left.
-    order = np.argsort(rows, kind="stable")
-    ascending = rows[order]
-    found = np.empty(len(rows), dtype=np.int64)
-    begin = 0
-    for chunk in chunks:
-        first, last = np.searchsorted(ascending, (begin, begin + len(chunk)))
-        if first < last:
-            numbers = _measured(chunk, measure)
-            if numbers is None:
-                return None
-            found[order[first:last]] = numbers[ascending[first:last] - begin]
-        begin += len(chunk)
-    return found
-
-
-def _measured(chunk: Any, measure: Measure) -> Numbers | None:
-    return None if chunk.null_count else measure(chunk)
-
-
-def _rows(indices: Any) -> Numbers:
-    return indices.column(0).to_numpy().astype(np.int64, copy=False)
 
 
 def _offsets_apart(chunk: Any) -> Numbers | None:
@@ -116,12 +123,3 @@ def _whole_numbers(chunk: Any) -> Numbers | None:
     import pyarrow as pa
 
     return chunk.to_numpy(zero_copy_only=False) if pa.types.is_integer(chunk.type) else None
-
-
-def _selected(numbers: Numbers | None, indices: Any) -> Numbers | None:
-    if numbers is None:
-        return None
-    chosen = np.asarray(indices)
-    is_valid = chosen.ndim == 1 and chosen.dtype.kind in "iu" and len(chosen) > 0
-    # An index that is out of range is an error of reading.
-    return numbers[chosen] if is_valid and -len(numbers) <= chosen.min() and chosen.max() < len(numbers) else None

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, cycle, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
-from littrainer.data.lengths import list_lengths, whole_numbers_of
+from littrainer.data.lengths import sample_lengths, whole_numbers
 from littrainer.ecosystem import is_a
-from littrainer.processes.agreement import from_each
 from littrainer.processes.layout import data_parallel_rank, data_parallel_size
 
 if TYPE_CHECKING:
@@ -95,36 +94,6 @@ def get_length_grouped_indices(
     return [index for group in groups for index in group]
 
 
-def sample_lengths(dataset: Any, model_input_name: str | None = None) -> list[int]:
-    """The length of each sample's main input.
-
-    Parameters:
-        dataset: map-style, with mappings as samples.
-        model_input_name: the key whose value is measured; `"input_ids"` by default.
-
-    Those of a `datasets.Dataset` are read from its table, where that tells them.
-
-    Raises:
-        ValueError: samples are no mappings, or have no such key.
-    """
-    name = "input_ids" if model_input_name is None else model_input_name
-    in_table = list_lengths(dataset, name)
-    if in_table is not None:
-        return in_table.tolist()
-    # Read twice, as transformers does, so that a dataset that draws random numbers in reading stays in step with it.
-    first = dataset[0]
-    if not isinstance(first, Mapping) or name not in dataset[0]:
-        found = f"the keys {', '.join(map(str, first))}" if isinstance(first, Mapping) else f"a {type(first).__name__}"
-        raise ValueError(
-            f"Samples are ordered by the length of their {name!r}, and the first one is {found}. Add {name!r} to the "
-            "samples, name a column of lengths in length_column_name (a datasets.Dataset), or choose another "
-            "train_sampling_strategy."
-        )
-    # One by one, also where batches of samples could be fetched: samples may be padded to the others of their batch.
-    samples = dataset if hasattr(type(dataset), "__iter__") else (dataset[index] for index in range(len(dataset)))
-    return [len(sample[name]) for sample in samples]
-
-
 class LengthGroupedSampler(Sampler[int]):
     """Draws samples in a random order that puts those of similar length together, so that batches need less padding.
 
@@ -158,50 +127,6 @@ class LengthGroupedSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=self.generator))
-
-
-class ComparedOrder(Sampler[int]):
-    """The order that a sampler draws, with a warning where it is another one in each process.
-
-    Parameters:
-        sampler: draws from torch's global generator, which need not stand at the same place in each process: batches of
-            unequal shape let dropout draw differently many numbers.
-
-    All processes iterate it at the same time.
-    """
-
-    def __init__(self, sampler: Any):
-        self.sampler = sampler
-        self._is_told = False
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of a sampler that has one."""
-        if callable(getattr(self.sampler, "set_epoch", None)):
-            self.sampler.set_epoch(epoch)
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-    def __iter__(self) -> Iterator[int]:
-        order = list(self.sampler)
-        if not self._is_told and len(set(from_each(hash(tuple(order))))) > 1:
-            logger.warning(
-                "The processes draw different orders from %s, since their random generators have parted: samples of "
-                "this epoch come twice and others not at all, as under transformers. With use_seedable_sampler=False "
-                "in accelerator_config the order is drawn from one generator for all.",
-                type(self.sampler).__name__,
-            )
-            self._is_told = True
-        return iter(order)
-
-
-def whole_numbers(lengths: Any) -> list[int]:
-    """Lengths as a list, whatever column, tensor or array they stand in: comparing them one by one has to be fast."""
-    if hasattr(lengths, "source") and hasattr(lengths, "column_name"):
-        # A column of a `datasets.Dataset`, which decodes each of its values for itself.
-        in_table = whole_numbers_of(lengths.source, lengths.column_name)
-        lengths = lengths if in_table is None else in_table
-    return lengths.tolist() if hasattr(lengths, "tolist") else list(lengths)
 
 
 QUADRATIC_COST = 0.001

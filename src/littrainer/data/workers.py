@@ -10,12 +10,9 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import import_module
-from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -26,12 +23,11 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from littrainer.arguments.fields_additional import DEFAULT_ANNOUNCING_SIGNAL
 from littrainer.data.generators import HostStates, drawn_from, host_states, set_host_states
 from littrainer.interruptions import UpdateGuard
 
 if TYPE_CHECKING:
-    from littrainer.arguments.training_arguments import TrainingArguments
+    pass
 
 # torch reads the samples of a batch and hands them to the collator here, and raises a worker's errors there.
 READING, RAISED_AGAIN = ("torch.utils.data._utils.fetch", "fetch"), ("torch._utils", "reraise")
@@ -43,20 +39,6 @@ _answered: Sequence[signal.Signals] = ()
 _workers: WeakSet[BaseProcess] = WeakSet()
 
 
-def signals_that_save(args: TrainingArguments) -> tuple[signal.Signals, ...]:
-    """The signals that training saves on, as `enable_jit_checkpoint` and `jit_checkpoint_signals` ask for it."""
-    if not args.enable_jit_checkpoint:
-        return ()
-    given = args.jit_checkpoint_signals or DEFAULT_ANNOUNCING_SIGNAL
-    return tuple(signal.Signals[name] for name in ([given] if isinstance(given, str) else given))
-
-
-@cache
-def answering() -> Any:
-    """Whether the process that trains answers the signals that save: a `value` that worker processes share."""
-    return multiprocessing.RawValue("b", 0)
-
-
 def answer(signals: Sequence[signal.Signals]) -> Sequence[signal.Signals]:
     """From now on the process that trains answers these signals, and its workers leave them to it.
 
@@ -65,7 +47,6 @@ def answer(signals: Sequence[signal.Signals]) -> Sequence[signal.Signals]:
     """
     global _answered
     before, _answered = _answered, signals
-    answering().value = bool(signals)
     return before
 
 
@@ -76,13 +57,11 @@ class WorkerStart:
 
     Parameters:
         own: the loader's own function.
-        signals: the signals that save. They end the worker where that process does not answer them, as torch's handler
-            does, so that whoever starts workers can also end them.
+        signals: the signals that save.
     """
 
     def __init__(self, own: Callable[[int], None] | None, signals: Iterable[signal.Signals]):
         self.own, self.signals = own, tuple(signals)
-        self.answering: Any = answering() if self.signals else None
 
     def __call__(self, worker: int) -> None:
         self.parent = os.getppid()
@@ -98,8 +77,7 @@ class WorkerStart:
             self.own(worker)
 
     def _leave_or_end(self, number: int, _: Any) -> None:
-        is_left = number == signal.SIGINT or self.answering.value
-        if not is_left or os.getppid() != self.parent:
+        if os.getppid() != self.parent:
             os._exit(0)
 
 
@@ -111,9 +89,7 @@ class WorkerError(ExceptionWrapper):
         self.reading = reading_in(sys.exc_info()[2])
 
 
-def read_batches(
-    loader: Any, iterate: Callable[[], Iterator[Any]] | None = None, signals: Iterable[signal.Signals] = ()
-) -> Iterator[Any]:
+def read_batches(loader: Any, iterate: Callable[[], Iterator[Any]] | None = None) -> Iterator[Any]:
     """The batches of a loader.
 
     Workers that it starts for them leave to this process the signals that it answers now.
@@ -121,7 +97,6 @@ def read_batches(
     Parameters:
         loader: a DataLoader, or whatever can be iterated.
         iterate: begins the iteration, where the loader's own `__iter__` calls this.
-        signals: those that this process may answer later on.
 
     Raises:
         RuntimeError: a map-style dataset or the collator has raised StopIteration, which would look like the end of the
@@ -131,7 +106,7 @@ def read_batches(
     if not isinstance(loader, DataLoader):
         return iterate()
     if loader.num_workers:
-        with _starting_workers(loader, {*signals, *_answered}):
+        with _starting_workers(loader):
             batches = iterate()
     else:
         batches = iterate()
@@ -139,24 +114,16 @@ def read_batches(
 
 
 @contextmanager
-def _starting_workers(loader: DataLoader, signals: Collection[signal.Signals]) -> Iterator[None]:
+def _starting_workers(loader: DataLoader) -> Iterator[None]:
     """Within it a loader may start its workers: no signal is lost, and none ends a worker that is not ready for it.
 
     Ctrl-C waits until they are up. While a process is forked, Python drops what a signal's handler raises.
     """
-    own, others = loader.worker_init_fn, multiprocessing.active_children()
+    own, others, signals = loader.worker_init_fn, multiprocessing.active_children(), _answered
     loader.worker_init_fn = WorkerStart(own, signals)
     blocks = signals and hasattr(signal, "pthread_sigmask")
     with UpdateGuard() as guard:
         guard.hold()
-        if blocks:
-            method = (loader.multiprocessing_context or multiprocessing).get_start_method()
-            # Started meanwhile, these would unblock the signals again, or keep them blocked in all later processes.
-            if method != "fork":
-                resource_tracker.ensure_running()
-            if method == "forkserver":
-                # It cannot be imported where there is none.
-                import_module("multiprocessing.forkserver").ensure_running()
         # Processes inherit what is blocked, through fork and spawn.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signals) if blocks else ()
         try:

@@ -17,9 +17,10 @@ from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from littrainer.arguments.fields_additional import DEFAULT_ANNOUNCING_SIGNAL
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.compat.redirect import is_installed
-from littrainer.data.workers import answer, signals_that_save
+from littrainer.data.workers import answer
 from littrainer.processes.agreement import connect_hosts, largest
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ class Preemption:
                 "enable_jit_checkpoint=True needs train() to be called in the main thread: Python hands signals to no "
                 "other. Call it there, or leave enable_jit_checkpoint at False."
             )
-        return cls(signals_that_save(args))
+        given = args.jit_checkpoint_signals or DEFAULT_ANNOUNCING_SIGNAL
+        return cls([signal.Signals[name] for name in ([given] if isinstance(given, str) else given)])
 
     def start(self) -> None:
         """Take the signals; the first optimizer step comes next."""

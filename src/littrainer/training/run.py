@@ -29,7 +29,6 @@ from littrainer.optim.added_groups import leave_added_groups_alone
 from littrainer.optim.changed_hyperparameters import AskedFor, are_others
 from littrainer.processes.agreement import failing_together
 from littrainer.processes.flags import FlagsRaisedTogether
-from littrainer.training import decisions
 from littrainer.training.accumulation_schedule import accumulation_schedule
 from littrainer.training.loss import PendingLosses
 from littrainer.training.plan import TrainingPlan
@@ -89,7 +88,6 @@ class TrainingRun:
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
             draw_window=lambda batches, number: trainer.get_batch_samples(batches, number, trainer.args.device),
             should_stop=lambda: trainer.control.should_epoch_stop or trainer.control.should_training_stop,
-            expects_checkpoint=lambda: decisions.expects_checkpoint(trainer.args, trainer.state),
             accumulation_of_epoch=accumulation_schedule(trainer),
         )
         self.first_epoch = 0
