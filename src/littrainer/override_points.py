@@ -35,8 +35,8 @@ from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_met
 from littrainer.hub import pushing
 from littrainer.model_walk import move_to, parameters_of, train_all
 from littrainer.model_wrapping import is_own_wrapping, wrapped_model
-from littrainer.optim.gradient_norms import clip_by_norm, lie_on_several_meshes
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
+from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
 from littrainer.search import reporting
 from littrainer.search import trial as search_trial
 from littrainer.strategies import deepspeed_engine

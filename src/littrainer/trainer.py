@@ -56,8 +56,8 @@ from littrainer.hub.card.subject import Given, Texts, folder_of
 from littrainer.hub.card.writing import write_card
 from littrainer.interruptions import UpdateGuard
 from littrainer.model_facts import facts_about, parameters_without_embeddings
-from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
+from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
 from littrainer.override_points import OverridePoints
 from littrainer.plain_lightning.resumed_training import checkpoint_of_trainer

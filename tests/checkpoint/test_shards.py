@@ -8,7 +8,7 @@ from torch import nn
 
 from littrainer.checkpoint.shards import by_name, names_of_parameters, numbered_as_if_whole, numbered_for
 from littrainer.checkpoint.state_checks import fitted_to_groups, optimizer_differences
-from littrainer.optim.decay import decayed_parameter_names, parameter_groups
+from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from tests.scenarios.models import VectorClassifier
 
 

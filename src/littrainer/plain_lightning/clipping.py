@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 from torch import nn
 
-from littrainer.optim.gradient_norms import clip_by_norm
+from littrainer.optim.stepping import clip_by_norm
 
 BY_VALUE = "value"
 

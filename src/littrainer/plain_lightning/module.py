@@ -19,8 +19,8 @@ from littrainer.compilation import is_compiled
 from littrainer.evaluation import generation
 from littrainer.evaluation.prediction import has_loss_in, is_loss_to_be_had, labels_in, logits_in, outputs_to_ignore
 from littrainer.evaluation.streaming import streaming_metrics
-from littrainer.optim.closures import closure_before_step
-from littrainer.optim.decay import decayed_parameter_names, parameter_groups
+from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
+from littrainer.optim.stepping import closure_before_step
 from littrainer.plain_lightning import optimization
 from littrainer.plain_lightning.clipping import clip_gradients
 from littrainer.plain_lightning.evaluations import Evaluations

@@ -6,9 +6,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import SchedulerType
-from littrainer.optim.closures import updates_during_backward
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.schedules import get_scheduler, steps_with_metric
+from littrainer.optim.stepping import updates_during_backward
 from littrainer.plain_lightning.names import monitored_name
 
 if TYPE_CHECKING:

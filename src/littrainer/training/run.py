@@ -25,8 +25,8 @@ from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.hub.pushing import finish_together
 from littrainer.model_walk import clear_gradients, parameters_of
-from littrainer.optim.added_groups import leave_added_groups_alone
-from littrainer.optim.changed_hyperparameters import AskedFor, are_others
+from littrainer.optim.parameter_groups import AskedFor, are_others
+from littrainer.optim.schedules import leave_added_groups_alone
 from littrainer.processes.agreement import failing_together
 from littrainer.processes.flags import FlagsRaisedTogether
 from littrainer.training.accumulation_schedule import accumulation_schedule
