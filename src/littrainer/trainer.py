@@ -58,8 +58,8 @@ from littrainer.interruptions import UpdateGuard
 from littrainer.lightning.conversion import checkpoint_of_trainer
 from littrainer.lightning.lightning_extras import LightningExtras
 from littrainer.model_facts import facts_about, parameters_without_embeddings
-from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
+from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
 from littrainer.override_points import OverridePoints
 from littrainer.processes.agreement import failing_together

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from littrainer.data import ends
-from littrainer.data.ends import UnequalData
+from littrainer.data import stream_end
+from littrainer.data.stream_end import UnequalData
 from littrainer.lightning.evaluation import (
     Evaluations,
     is_watched,

@@ -19,7 +19,7 @@ from torch import nn
 
 from littrainer.ecosystem import is_a, known_classes
 from littrainer.model_walk import modules_of
-from littrainer.optim.decay import PART_OF
+from littrainer.optim.parameter_groups import PART_OF
 from littrainer.processes.collectives import whole_tensor
 
 

@@ -15,9 +15,9 @@ import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.checkpoint.shards import free_gathered
-from littrainer.data.ends import check_equal_lengths
 from littrainer.data.limits import limited_number
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
+from littrainer.data.stream_end import check_equal_lengths
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.evaluation.loss_mean import ExactLossMean, mean_over_samples
 from littrainer.evaluation.metric_inputs import task_facts

@@ -19,7 +19,7 @@ from littrainer.checkpoint.random_state import (
     states_of_portable,
 )
 from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
-from littrainer.data.progress import DataProgress, ResumePoint, epoch_seeded_sampler
+from littrainer.data.position import DataProgress, ResumePoint, epoch_seeded_sampler
 from littrainer.data.windows import MicroBatch, WindowLoader, draw
 from littrainer.lightning_internals import begin_next_epoch, read_ahead_anew
 from littrainer.processes.agreement import from_first

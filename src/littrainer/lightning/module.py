@@ -42,8 +42,8 @@ from littrainer.lightning.windows import (
     model_inputs,
     no_inputs,
 )
-from littrainer.optim.closures import closure_before_step
-from littrainer.optim.decay import decayed_parameter_names, parameter_groups
+from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
+from littrainer.optim.stepping import closure_before_step
 from littrainer.processes.collectives import process_rank
 from littrainer.training import loss as losses
 

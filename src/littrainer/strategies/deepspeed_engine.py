@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.compilation import compile_keywords
-from littrainer.optim.closures import updates_during_backward
-from littrainer.optim.optimizer_around import OptimizerAround
+from littrainer.optim.stepping import OptimizerAround, updates_during_backward
 from littrainer.processes import deepspeed_communication
 from littrainer.strategies.deepspeed_checks import warn_of_what_has_no_effect
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from littrainer.data import ends
-from littrainer.data.ends import CommonEnd, UnequalData, check_equal_lengths
+from littrainer.data import stream_end as ends
+from littrainer.data.stream_end import CommonEnd, UnequalData, check_equal_lengths
 
 
 class Sized:
