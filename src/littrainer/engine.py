@@ -25,11 +25,11 @@ from littrainer.callbacks.lightning_errors import NotedLightningCallbacks, users
 from littrainer.callbacks.published_metrics import publish as publish_metrics
 from littrainer.data.limits import CARRIED_OUT, development_batches, further_keywords
 from littrainer.data.workers import end_workers
+from littrainer.distributed.failure_report import naming_failed_processes
 from littrainer.ecosystem import known_classes
 from littrainer.errors.places import NotedBatches
 from littrainer.evaluation.batch_stream import BATCHES_PER_STRETCH, BatchStream
 from littrainer.interruptions import CarriedStopIteration, PythonInterruptions
-from littrainer.processes.last_words import naming_failed_processes
 from littrainer.quiet import quiet_lightning
 from littrainer.torchmetrics_on_demand import torchmetrics_on_demand
 from littrainer.tracking.lightning_loggers import LightningLoggersCallback, loggers_of

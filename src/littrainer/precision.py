@@ -13,7 +13,7 @@ from torch import nn
 
 from littrainer.arguments.destinations import FULL_PRECISION
 from littrainer.arguments.sharding import sharding_plan
-from littrainer.processes.layout import tensor_parallel_size
+from littrainer.distributed.layout import tensor_parallel_size
 from littrainer.strategies.deepspeed import EnginePrecision, TrainerDeepSpeedStrategy
 from littrainer.strategies.sharding_units import ignored_parameters
 

@@ -31,8 +31,8 @@ from littrainer.checkpoint import places, resumed_together, together, weights, w
 from littrainer.checkpoint.claims import give_back_claim, take_claim
 from littrainer.checkpoint.manifest import read_manifest
 from littrainer.checkpoint.verification import damage_in
+from littrainer.distributed.agreement import from_each, wait_for_each_other
 from littrainer.engine import import_lightning
-from littrainer.processes.agreement import from_each, wait_for_each_other
 from tests.faults.signals import SignalIn
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import NoisyClassifier

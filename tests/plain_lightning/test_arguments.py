@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from littrainer.distributed.layout import data_parallel_rank, data_parallel_size
 from littrainer.plain_lightning.arguments import ArgumentsUnderLightning
 from littrainer.plain_lightning.module_arguments import arguments_from
-from littrainer.processes.layout import data_parallel_rank, data_parallel_size
 
 
 def under_lightning(shared: Any, world_size: int = 4, rank: int = 3) -> Any:

@@ -16,7 +16,7 @@ from littrainer.strategies.data_parallel import ModelInDDP
 from littrainer.strategies.given import fitted_strategy
 from littrainer.strategies.launched import LaunchedProcesses
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
-from tests.processes.launchers import see_gpus, set_only
+from tests.distributed.launchers import see_gpus, set_only
 from tests.scenarios.trainers import quiet_trainer
 
 

@@ -18,9 +18,9 @@ from littrainer.arguments.sharding import settle_sharding
 from littrainer.arguments.support import refuse_unsupported
 from littrainer.arguments.validation import validate
 from littrainer.arguments.value_checks import check_values
-from littrainer.processes.environment import adopt_launcher_variables
-from littrainer.processes.error_report import report_errors_to_agent
-from littrainer.processes.layout import requested_sizes
+from littrainer.distributed.environment import adopt_launcher_variables
+from littrainer.distributed.error_report import report_errors_to_agent
+from littrainer.distributed.layout import requested_sizes
 
 
 @dataclass

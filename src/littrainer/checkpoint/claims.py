@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.checkpoint.places import leads, not_writable
 from littrainer.checkpoint.staging import UNFINISHED_DIR, clean_unfinished, own_place, wait_for_deletions
-from littrainer.processes.agreement import failing_together
+from littrainer.distributed.agreement import failing_together
 
 try:
     import fcntl

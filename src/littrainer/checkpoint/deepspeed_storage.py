@@ -18,8 +18,8 @@ from torch import nn
 from littrainer.checkpoint.layout import SAFE_WEIGHTS_NAME, WEIGHTS_NAME
 from littrainer.checkpoint.sealing import Seal
 from littrainer.checkpoint.whole_storage import WholeStorage
+from littrainer.distributed.layout import data_parallel_size
 from littrainer.ecosystem import is_a
-from littrainer.processes.layout import data_parallel_size
 from littrainer.strategies.deepspeed_engine import start_for_evaluation
 
 if TYPE_CHECKING:

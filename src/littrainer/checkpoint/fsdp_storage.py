@@ -48,8 +48,8 @@ from littrainer.checkpoint.weights import (
 )
 from littrainer.checkpoint.whole_storage import WholeStorage
 from littrainer.checkpoint.writer import write_companions, write_files
+from littrainer.distributed.agreement import failing_together
 from littrainer.ecosystem import is_a
-from littrainer.processes.agreement import failing_together
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

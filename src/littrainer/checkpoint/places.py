@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from littrainer.processes.agreement import are_several, failing_together, from_each, wait_for_each_other
+from littrainer.distributed.agreement import are_several, failing_together, from_each, wait_for_each_other
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

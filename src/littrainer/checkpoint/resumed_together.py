@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from littrainer.checkpoint.reader import LAST_CHECKPOINT, checkpoint_to_resume
 from littrainer.checkpoint.verification import damage_in
-from littrainer.processes.agreement import are_several, failing_together, from_each, from_first
+from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

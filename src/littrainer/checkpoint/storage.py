@@ -27,7 +27,7 @@ from littrainer.checkpoint.shards import (
 )
 from littrainer.checkpoint.weights import fitted, read_weights, refuse_other_weights
 from littrainer.checkpoint.whole_storage import WholeStorage
-from littrainer.processes.agreement import failing_together
+from littrainer.distributed.agreement import failing_together
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

@@ -20,7 +20,7 @@ from littrainer.checkpoint.staging import (
     own_place,
     staged_checkpoint,
 )
-from littrainer.processes.agreement import are_several, failing_together, from_each
+from littrainer.distributed.agreement import are_several, failing_together, from_each
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

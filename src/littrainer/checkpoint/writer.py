@@ -26,7 +26,7 @@ from littrainer.checkpoint.staging import name_final_folder
 from littrainer.checkpoint.summing import save_and_sum
 from littrainer.checkpoint.together import staged_together
 from littrainer.checkpoint.weights import write_weights
-from littrainer.processes.agreement import are_several, from_each
+from littrainer.distributed.agreement import are_several, from_each
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

@@ -20,8 +20,8 @@ from littrainer.data.sampling import warn_that_a_stream_has_its_own_order
 from littrainer.data.sharding import Share, SharedBatches, SharedStream, share_of
 from littrainer.data.worker_states import without_reports
 from littrainer.data.workers import read_batches, signals_that_save
+from littrainer.distributed.agreement import from_first
 from littrainer.ecosystem import is_a
-from littrainer.processes.agreement import from_first
 from littrainer.seeds import seed_worker
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from littrainer.data.skipping import LaterBatches, copied_loader, skips_by_index
 from littrainer.data.stream_states import ExactStreamState
 from littrainer.data.worker_states import WorkerStates, reporting_workers
 from littrainer.data.workers import read_batches
-from littrainer.processes.agreement import are_several
+from littrainer.distributed.agreement import are_several
 
 logger = logging.getLogger(__name__)
 

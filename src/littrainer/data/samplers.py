@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import RandomSampler, Sampler
 
 from littrainer.data.arrow_lengths import list_lengths, whole_numbers_of
-from littrainer.processes.agreement import from_each
+from littrainer.distributed.agreement import from_each
 
 logger = logging.getLogger(__name__)
 

@@ -28,9 +28,9 @@ from littrainer.checkpoint.names import (
     WEIGHT_PARTS,
 )
 from littrainer.checkpoint.staging import own_place
+from littrainer.distributed.agreement import is_running
 from littrainer.hub.card.block import CARD_NAME
 from littrainer.hub.tokens import holds_secret
-from littrainer.processes.agreement import is_running
 
 # Beside the checkpoints, on the same file system.
 SNAPSHOT_DIR = ".littrainer_push"

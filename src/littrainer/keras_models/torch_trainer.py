@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from littrainer.distributed.collectives import process_count, reduced
 from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput
 from littrainer.keras_models.module import KerasModule, count_instances
 from littrainer.keras_models.pairs import (
@@ -20,7 +21,6 @@ from littrainer.keras_models.pairs import (
     dataset_of_pairs,
     loader_of,
 )
-from littrainer.processes.collectives import process_count, reduced
 from littrainer.trainer import Trainer
 from littrainer.training.loss import averages_over_processes
 

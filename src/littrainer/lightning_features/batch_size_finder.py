@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from littrainer.callbacks.base import TrainerCallback
 from littrainer.data.limits import development_batches
 from littrainer.data.loaders import first_dimension, has_length
+from littrainer.distributed.layout import data_parallel_size
 from littrainer.lightning_features.trial_steps import check_can_try, is_number, left_as_found, take_steps
-from littrainer.processes.layout import data_parallel_size
 from littrainer.training.accumulation_schedule import accumulation_schedule
 from littrainer.training.batch_size_search import check_that_all_ran_out, ran_out_of_memory
 from littrainer.training.device_memory import empty_device_cache

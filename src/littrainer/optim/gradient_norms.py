@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from littrainer.processes.collectives import whole_tensor
+from littrainer.distributed.collectives import whole_tensor
 
 UNSPLIT = {nn.Parameter, torch.Tensor}
 

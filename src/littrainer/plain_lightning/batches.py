@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
 from littrainer.data.progress import DataProgress, ResumePoint, epoch_seeded_sampler
 from littrainer.data.windows import MicroBatch, WindowLoader, draw
+from littrainer.distributed.agreement import from_first
 from littrainer.lightning_internals import begin_next_epoch, read_ahead_anew
 from littrainer.plain_lightning.data_state import PlaceInData, random_states
-from littrainer.processes.agreement import from_first
 from littrainer.training.resuming import SIZES
 
 if TYPE_CHECKING:

@@ -27,6 +27,8 @@ from littrainer.checkpoint.shards import is_sharded
 from littrainer.compat.own_methods import overrides, own_methods
 from littrainer.data.generators import host_states, set_host_states
 from littrainer.data.loaders import has_length
+from littrainer.distributed import environment
+from littrainer.distributed.agreement import from_each, from_first
 from littrainer.errors.notes import kind_of
 from littrainer.lightning_internals import hand_in_checkpoint
 from littrainer.plain_lightning.data_module import TrainerDataModule
@@ -41,8 +43,6 @@ from littrainer.plain_lightning.lightning_settings import (
 from littrainer.plain_lightning.module import TransformersModule
 from littrainer.plain_lightning.run_hooks import RunHooks
 from littrainer.plain_lightning.trainer_format import TAKEN_OVER, states_of
-from littrainer.processes import environment
-from littrainer.processes.agreement import from_each, from_first
 from littrainer.tracking.base import TrackerCallback
 from littrainer.tracking.lightning_loggers import LightningLoggersCallback
 from littrainer.training.plan import plan_training

@@ -24,13 +24,13 @@ from littrainer.data.columns import (
 from littrainer.data.ends import check_equal_lengths
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
+from littrainer.distributed.agreement import are_several, from_each
 from littrainer.ecosystem import is_a
 from littrainer.model_facts import facts_about
 from littrainer.plain_lightning.arguments import ArgumentsUnderLightning
 from littrainer.plain_lightning.batches import CountItems, EvaluationBatches, TrainingBatches
 from littrainer.plain_lightning.data_state import PlaceInData, places_in, state_of_places
 from littrainer.plain_lightning.module_arguments import arguments_from
-from littrainer.processes.agreement import are_several, from_each
 from littrainer.training.checks import check_not_empty
 from littrainer.training.input_kinds import check_is_dataset
 from littrainer.training.plan import why_empty

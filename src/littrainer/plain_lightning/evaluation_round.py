@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
+from littrainer.distributed.agreement import failing_together, from_first
+from littrainer.distributed.collectives import gathered, padded_to_longest, process_count
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.evaluation.loss_mean import ExactLossMean, mean_over_samples
 from littrainer.evaluation.metric_inputs import facts_of_task
@@ -16,8 +18,6 @@ from littrainer.evaluation.metrics import call_metric_function, checked_metrics,
 from littrainer.evaluation.results import EvalPrediction
 from littrainer.evaluation.streaming import StreamingMetrics
 from littrainer.nested_values import PADDING, truncated
-from littrainer.processes.agreement import failing_together, from_first
-from littrainer.processes.collectives import gathered, padded_to_longest, process_count
 
 if TYPE_CHECKING:
     from littrainer.plain_lightning.module import TransformersModule

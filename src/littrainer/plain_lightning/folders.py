@@ -18,10 +18,10 @@ from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.shards import whole_state_dict
 from littrainer.checkpoint.staging import staged_folder
 from littrainer.checkpoint.weights import write_weights
+from littrainer.distributed.agreement import failing_together
 from littrainer.ecosystem import is_a
 from littrainer.plain_lightning.hyper_parameters import kept_in
 from littrainer.plain_lightning.model_source import made_at_once
-from littrainer.processes.agreement import failing_together
 
 if TYPE_CHECKING:
     from littrainer.plain_lightning.module import TransformersModule

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
-from littrainer.processes.agreement import largest
+from littrainer.distributed.agreement import largest
 
 # A power of two, so that what is divided by it is exact; what remains is the part that is not divided.
 LARGE = 2.0**20

@@ -16,6 +16,7 @@ from typing_extensions import Self
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.checkpoint.weights import COMPILED_PART, fitted
 from littrainer.compilation import is_compiled
+from littrainer.distributed.collectives import process_rank
 from littrainer.evaluation import generation
 from littrainer.evaluation.prediction import has_loss_in, is_loss_to_be_had, labels_in, logits_in, outputs_to_ignore
 from littrainer.evaluation.streaming import streaming_metrics
@@ -42,7 +43,6 @@ from littrainer.plain_lightning.parallel_model import split_model
 from littrainer.plain_lightning.preparation import prepared_for_training, put_into_training_mode
 from littrainer.plain_lightning.run_hooks import RunHooks, are_called_by, check_that_they_are_called
 from littrainer.plain_lightning.window_normalisation import WindowNormalisation
-from littrainer.processes.collectives import process_rank
 from littrainer.training import loss as losses
 
 

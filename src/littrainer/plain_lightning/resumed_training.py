@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.checkpoint.staging import delete_folder
+from littrainer.distributed.agreement import failing_together
 from littrainer.plain_lightning.trainer_format import (
     TAKEN_OVER,
     check_is_ours,
@@ -15,7 +16,6 @@ from littrainer.plain_lightning.trainer_format import (
     read_checkpoint,
     write_trainer_folder,
 )
-from littrainer.processes.agreement import failing_together
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

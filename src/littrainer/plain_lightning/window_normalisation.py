@@ -18,10 +18,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from littrainer.data.windows import MicroBatch, count_label_tokens
+from littrainer.distributed.collectives import reduced
 from littrainer.plain_lightning.loss_settings import ModuleLossSettings
 from littrainer.plain_lightning.loss_trial import Divided
 from littrainer.plain_lightning.model_inputs import model_inputs
-from littrainer.processes.collectives import reduced
 from littrainer.training import loss
 
 Number = torch.Tensor | int | None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
 from littrainer.arguments.sharding import sharding_plan
-from littrainer.processes.layout import tensor_parallel_size
+from littrainer.distributed.layout import tensor_parallel_size
 
 if TYPE_CHECKING:
     from lightning.pytorch.strategies import Strategy

@@ -13,8 +13,8 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strateg
 from lightning.pytorch.trainer.states import TrainerFn
 
 from littrainer.arguments.destinations import lightning_precision
+from littrainer.distributed import deepspeed_communication
 from littrainer.ecosystem import is_a
-from littrainer.processes import deepspeed_communication
 from littrainer.strategies import deepspeed_engine
 from littrainer.strategies.launched import LaunchedProcesses
 from littrainer.strategies.resident import release_plugins

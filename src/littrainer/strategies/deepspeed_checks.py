@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import SchedulerType
-from littrainer.processes.layout import tensor_parallel_size
+from littrainer.distributed.layout import tensor_parallel_size
 
 if TYPE_CHECKING:
     from littrainer.arguments.deepspeed_config import DeepSpeedConfig

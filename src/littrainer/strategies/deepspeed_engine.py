@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.compilation import compile_keywords
+from littrainer.distributed import deepspeed_communication
 from littrainer.optim.closures import updates_during_backward
 from littrainer.optim.optimizer_around import OptimizerAround
-from littrainer.processes import deepspeed_communication
 from littrainer.strategies.deepspeed_checks import warn_of_what_has_no_effect
 
 if TYPE_CHECKING:

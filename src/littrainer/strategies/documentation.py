@@ -13,7 +13,7 @@ from littrainer.arguments.deepspeed_config import (
     WITHOUT_AN_ARGUMENT,
 )
 from littrainer.arguments.sharding_keys import KEYS, VARIABLES
-from littrainer.processes.layout import REFUSED_SIZES, SIZE_VARIABLE_PREFIX, SIZES
+from littrainer.distributed.layout import REFUSED_SIZES, SIZE_VARIABLE_PREFIX, SIZES
 from littrainer.strategies.choice import STRATEGIES
 from littrainer.strategies.data_parallel import DDP_KEYWORDS
 from littrainer.strategies.model_parallel import MODEL_PARALLEL_KEYWORDS

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lightning.pytorch.plugins.environments import ClusterEnvironment
 
-from littrainer.processes.environment import LOCAL_ADDRESS, USUAL_PORT, meeting_point
+from littrainer.distributed.environment import LOCAL_ADDRESS, USUAL_PORT, meeting_point
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

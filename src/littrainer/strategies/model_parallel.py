@@ -10,7 +10,7 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from torch import nn
 
-from littrainer.processes.layout import data_parallel_size, device_mesh, tensor_parallel_size
+from littrainer.distributed.layout import data_parallel_size, device_mesh, tensor_parallel_size
 from littrainer.strategies.launched import LaunchedProcesses
 from littrainer.strategies.resident import release_plugins
 

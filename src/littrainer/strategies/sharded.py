@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 from littrainer.arguments.sharding import ShardingPlan, sharding_plan
 from littrainer.checkpoint.shards import free_gathered, spread_like
+from littrainer.distributed.layout import sharding_sizes, tensor_parallel_size
 from littrainer.ecosystem import is_a
 from littrainer.mixed_precision import forward_type
-from littrainer.processes.layout import sharding_sizes, tensor_parallel_size
 from littrainer.strategies.model_parallel import ResidentModelParallelStrategy, average_gradients
 from littrainer.strategies.set_up_alike import check_same_model
 from littrainer.strategies.sharding_units import Unit, ignored_parameters, layers_of, units_of

@@ -16,9 +16,9 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
 from littrainer.arguments.sharding import SIZE_BASED, TRANSFORMER_BASED, ShardingPlan, sharding_plan
+from littrainer.distributed.layout import sharding_sizes
 from littrainer.ecosystem import is_a
 from littrainer.mixed_precision import forward_type, run_forward_in
-from littrainer.processes.layout import sharding_sizes
 from littrainer.strategies.launched import LaunchedProcesses
 from littrainer.strategies.resident import release_plugins
 from littrainer.strategies.sharding_units import ignored_modules, layer_classes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from littrainer.processes.layout import process_layout
+from littrainer.distributed.layout import process_layout
 from littrainer.strategies.model_parallel import ResidentModelParallelStrategy, average_gradients
 from littrainer.strategies.sharded import exchange_parameters
 from littrainer.strategies.tensor_parallel_plan import parallelize_by_plan

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from littrainer.processes.agreement import agreed, all_arrive, failing_together
+from littrainer.distributed.agreement import agreed, all_arrive, failing_together
 from littrainer.training.device_memory import empty_device_cache
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from littrainer.arguments.validation import check_loader_processes
 from littrainer.arguments.value_checks import check_values
 from littrainer.data.limits import check_limits
 from littrainer.data.loaders import has_length
+from littrainer.distributed.group import ensure_process_group
+from littrainer.distributed.layout import process_layout
 from littrainer.errors.notes import kind_of
 from littrainer.evaluation.streaming import streaming_metrics
 from littrainer.log_levels import apply_log_level
-from littrainer.processes.group import ensure_process_group
-from littrainer.processes.layout import process_layout
 from littrainer.strategies.deepspeed_checks import check_deepspeed
 from littrainer.training.input_kinds import check_is_dataset, check_is_trainable, check_model_kind
 

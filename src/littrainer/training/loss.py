@@ -13,7 +13,7 @@ from littrainer.data.batch_rows import check_has_names
 from littrainer.data.collators.default import LABEL_NAMES, TEXT_LABELS, text_in
 from littrainer.data.columns import first_sample, renaming
 from littrainer.data.windows import count_label_tokens
-from littrainer.processes.collectives import gathered, process_count, reduced
+from littrainer.distributed.collectives import gathered, process_count, reduced
 from littrainer.training.label_smoothing import smoothed_loss
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.compat.redirect import is_installed
 from littrainer.data.workers import answer, signals_that_save
-from littrainer.processes.agreement import connect_hosts, largest
+from littrainer.distributed.agreement import connect_hosts, largest
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

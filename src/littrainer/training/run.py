@@ -22,13 +22,13 @@ from littrainer.checkpoint.random_state import capture_random_states, set_random
 from littrainer.checkpoint.reader import read_state
 from littrainer.data.progress import ResumePoint
 from littrainer.data.windows import MicroBatch, WindowLoader
+from littrainer.distributed.agreement import failing_together
+from littrainer.distributed.flags import FlagsRaisedTogether
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.hub.pushing import finish_together
 from littrainer.model_walk import clear_gradients, parameters_of
 from littrainer.optim.added_groups import leave_added_groups_alone
 from littrainer.optim.changed_hyperparameters import AskedFor, are_others
-from littrainer.processes.agreement import failing_together
-from littrainer.processes.flags import FlagsRaisedTogether
 from littrainer.training import decisions
 from littrainer.training.accumulation_schedule import accumulation_schedule
 from littrainer.training.loss import PendingLosses

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from littrainer.processes.collectives import sum_over_processes
+from littrainer.distributed.collectives import sum_over_processes
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

@@ -27,7 +27,7 @@ from littrainer.search.side_by_side.trial_process import TrialProcess, TrialProc
 from littrainer.search.side_by_side.worker import _content_of
 from littrainer.search.travelling.packing import unpacked
 from tests.compat.processes import environment
-from tests.processes.test_parent_watch import is_running
+from tests.distributed.test_parent_watch import is_running
 from tests.scenarios.once_per_session import carried_out_once
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 from tests.search.trainers import rate_space, searched_trainer

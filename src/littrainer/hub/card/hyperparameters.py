@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.destinations import DESTINATIONS, Place
 from littrainer.arguments.secrets import holds_a_secret
-from littrainer.processes.layout import data_parallel_size
+from littrainer.distributed.layout import data_parallel_size
 from littrainer.report.stored_arguments import as_text, same, usual_arguments
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import numpy as np
 import torch.distributed as dist
 from optuna.trial import FixedTrial, Trial
 
-from littrainer.processes.agreement import from_each
-from littrainer.processes.posts import Posts
+from littrainer.distributed.agreement import from_each
+from littrainer.distributed.key_value_store import Posts
 from littrainer.search.failures import SearchMistake
 
 Value = TypeVar("Value")

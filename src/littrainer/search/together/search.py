@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
-from littrainer.ecosystem import is_a
-from littrainer.errors.notes import add_note
-from littrainer.processes.agreement import (
+from littrainer.distributed.agreement import (
     FailedElsewhere,
     LostProcess,
     are_several,
@@ -24,6 +22,8 @@ from littrainer.processes.agreement import (
     from_each,
     from_first,
 )
+from littrainer.ecosystem import is_a
+from littrainer.errors.notes import add_note
 from littrainer.search.failures import SearchMistake
 from littrainer.search.trial import run_trial
 from littrainer.search.trial_parameters import asked

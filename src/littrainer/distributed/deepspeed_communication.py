@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from littrainer.processes.group import backend_for, ensure_process_group, is_up
+from littrainer.distributed.group import backend_for, ensure_process_group, is_up
 
 if TYPE_CHECKING:
     from littrainer.arguments.process import ProcessFacts

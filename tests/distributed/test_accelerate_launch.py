@@ -4,8 +4,8 @@ import pytest
 from accelerate.utils import DeepSpeedPlugin
 
 from littrainer import TrainingArguments
-from littrainer.processes.accelerate_launch import REFUSED_VARIABLES, launcher_settings, refused_variables
-from tests.processes.launchers import set_only
+from littrainer.distributed.accelerate_launch import REFUSED_VARIABLES, launcher_settings, refused_variables
+from tests.distributed.launchers import set_only
 
 DEEPSPEED = {
     "ACCELERATE_USE_DEEPSPEED": "true",

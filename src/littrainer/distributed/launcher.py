@@ -14,8 +14,8 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from littrainer.processes.environment import HIGHEST_PORT, LOCAL_ADDRESS, USUAL_PORT
-from littrainer.processes.parent_watch import GRACE, STARTED_BY, grace_seconds
+from littrainer.distributed.environment import HIGHEST_PORT, LOCAL_ADDRESS, USUAL_PORT
+from littrainer.distributed.parent_watch import GRACE, STARTED_BY, grace_seconds
 
 # A shell reports a program that a signal has ended by this number and the signal's.
 ENDED_BY_SIGNAL = 128

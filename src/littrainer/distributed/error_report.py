@@ -22,7 +22,7 @@ def report_errors_to_agent() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         # It loads torch, which an error may come before.
-        from littrainer.processes.last_words import tell_agent
+        from littrainer.distributed.failure_report import tell_agent
 
         tell_agent(error)
         earlier_hook(kind, error, trace)

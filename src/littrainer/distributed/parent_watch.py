@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 
-from littrainer.processes.environment import whole_number
+from littrainer.distributed.environment import whole_number
 
 # The process that has started this one for training together.
 STARTED_BY = "LITTRAINER_STARTED_BY"

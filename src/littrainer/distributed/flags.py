@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from littrainer.processes.agreement import begin_counting
+from littrainer.distributed.agreement import begin_counting
 
 logger = logging.getLogger(__name__)
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from littrainer import TrainingArguments
-from littrainer.processes import environment
-from littrainer.processes.environment import adopt_launcher_variables, check_ranks, meeting_point
-from tests.processes.launchers import PYTORCH_VARIABLES, SLURM_STEP, set_only
+from littrainer.distributed import environment
+from littrainer.distributed.environment import adopt_launcher_variables, check_ranks, meeting_point
+from tests.distributed.launchers import PYTORCH_VARIABLES, SLURM_STEP, set_only
 
 MPI_LAUNCHERS = {
     "Open MPI": {

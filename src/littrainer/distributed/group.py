@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from littrainer.processes import environment
-from littrainer.processes.agreement import connect_hosts
-from littrainer.processes.last_words import keep_last_words
-from littrainer.processes.meeting import meet
+from littrainer.distributed import environment
+from littrainer.distributed.agreement import connect_hosts
+from littrainer.distributed.failure_report import keep_last_words
+from littrainer.distributed.rendezvous import meet
 
 if TYPE_CHECKING:
     from littrainer.arguments.process import ProcessFacts

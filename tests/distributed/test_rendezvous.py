@@ -9,10 +9,10 @@ from datetime import timedelta
 
 import pytest
 
-from littrainer.processes import meeting
-from littrainer.processes.meeting import MeetingError, meet
+from littrainer.distributed import rendezvous
+from littrainer.distributed.rendezvous import MeetingError, meet
+from tests.distributed.launchers import set_only
 from tests.distributed.together import port_for_a_meeting
-from tests.processes.launchers import set_only
 
 SOON = timedelta(seconds=1)
 
@@ -29,7 +29,7 @@ def meeting_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], int]:
 def test_processes_that_come_share_a_store(meeting_at: Callable[[int], int], monkeypatch: pytest.MonkeyPatch) -> None:
     meeting_at(port_for_a_meeting())
     # Threads stand for processes, each of which counts its own meetings.
-    monkeypatch.setattr(meeting, "_meetings", itertools.repeat(0))
+    monkeypatch.setattr(rendezvous, "_meetings", itertools.repeat(0))
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.map(lambda rank: meet(rank, 2, timedelta(seconds=120)), range(2))
     first.set("key", "value")
@@ -40,7 +40,7 @@ def test_a_process_that_comes_under_the_rank_of_another_is_refused(
     meeting_at: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meeting_at(port_for_a_meeting())
-    monkeypatch.setattr(meeting, "_meetings", itertools.repeat(0))
+    monkeypatch.setattr(rendezvous, "_meetings", itertools.repeat(0))
     store = meet(0, 1, SOON)
     own = os.getpid()
     monkeypatch.setattr(os, "getpid", lambda: own + 1)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from littrainer.processes import agreement, last_words
-from littrainer.processes.agreement import FailedElsewhere, LostProcess
-from littrainer.processes.last_words import advice_for, keep_last_words, leave_word, naming_failed_processes
+from littrainer.distributed import agreement, failure_report
+from littrainer.distributed.agreement import FailedElsewhere, LostProcess
+from littrainer.distributed.failure_report import advice_for, keep_last_words, leave_word, naming_failed_processes
 
 CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:52622"
 Speaker = Callable[[int], None]
@@ -24,7 +24,7 @@ def speak_as(monkeypatch: pytest.MonkeyPatch) -> Iterator[Speaker]:
     store = dist.HashStore()
     hook = sys.excepthook
     for patience in ("SECONDS_UNTIL_WORDS_ARRIVE", "SECONDS_UNTIL_ALL_WAIT_IN_VAIN", "SECONDS_UNTIL_ALL_HAVE_FAILED"):
-        monkeypatch.setattr(last_words, patience, 0.1)
+        monkeypatch.setattr(failure_report, patience, 0.1)
     monkeypatch.setattr(agreement, "_witness", None)
 
     # What each of them has said itself.
@@ -32,15 +32,15 @@ def speak_as(monkeypatch: pytest.MonkeyPatch) -> Iterator[Speaker]:
     own: dict[int, tuple[Any, ...]] = {0: (None, 0, None), 1: (None, 0, None)}
 
     def speak_as(rank: int) -> None:
-        if last_words._meeting is not None:
-            own[last_words._meeting.rank] = tuple(getattr(last_words, name) for name in names)
+        if failure_report._meeting is not None:
+            own[failure_report._meeting.rank] = tuple(getattr(failure_report, name) for name in names)
         keep_last_words(store, rank, 2)
         for name, value in zip(names, own[rank], strict=True):
-            setattr(last_words, name, value)
+            setattr(failure_report, name, value)
 
     yield speak_as
-    last_words._meeting = last_words._own_words = last_words._own_failure = None
-    last_words._blocks_left = 0
+    failure_report._meeting = failure_report._own_words = failure_report._own_failure = None
+    failure_report._blocks_left = 0
     sys.excepthook = hook
 
 
@@ -56,7 +56,7 @@ def test_a_lost_connection_names_the_process_that_failed_and_its_error(speak_as:
 
 
 def test_a_process_that_has_ended_without_an_error_is_named(speak_as: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_words, "ended_processes", lambda: [1])
+    monkeypatch.setattr(failure_report, "ended_processes", lambda: [1])
     speak_as(0)
     with pytest.raises(LostProcess, match="process 1 has ended without an error"), naming_failed_processes("training"):
         raise RuntimeError(CLOSED)

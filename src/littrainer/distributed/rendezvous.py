@@ -10,8 +10,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from littrainer.processes import environment
-from littrainer.processes.environment import MeetingPoint
+from littrainer.distributed import environment
+from littrainer.distributed.environment import MeetingPoint
 
 # torchrun's agent holds the store, and no process of its own has to.
 AGENT_HOLDS_STORE = "TORCHELASTIC_USE_AGENT_STORE"

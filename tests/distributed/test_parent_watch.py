@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from littrainer.processes import parent_watch
+from littrainer.distributed import parent_watch
 from tests.compat.processes import environment
 from tests.scenarios.other_processes import wait_until
 
@@ -24,7 +24,7 @@ worker.wait()
 WORKER = """
 import pathlib, time
 
-from littrainer.processes.parent_watch import end_with_starter
+from littrainer.distributed.parent_watch import end_with_starter
 
 end_with_starter()
 pathlib.Path(__file__).with_suffix(".ready").touch()

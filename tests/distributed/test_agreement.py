@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from littrainer.processes import agreement
+from littrainer.distributed import agreement
 from tests.fidelity.conftest import ROOT, environment_of_runs
 from tests.scenarios.once_per_session import carried_out_once
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
@@ -19,7 +19,7 @@ SIZE = 3
 
 
 def run_together(folder: Path) -> None:
-    command = [sys.executable, "-m", "tests.processes.agreeing_process"]
+    command = [sys.executable, "-m", "tests.distributed.agreeing_process"]
     processes = [
         subprocess.Popen([*command, str(rank), str(SIZE), str(folder)], cwd=ROOT, env=environment_of_runs())
         for rank in range(SIZE)

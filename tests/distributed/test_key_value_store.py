@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from littrainer.processes import posts
-from littrainer.processes.agreement import FailedElsewhere, LostProcess
-from littrainer.processes.posts import CLOSED, Posts
+from littrainer.distributed import key_value_store
+from littrainer.distributed.agreement import FailedElsewhere, LostProcess
+from littrainer.distributed.key_value_store import CLOSED, Posts
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 WHAT = "the hyperparameter 'rate'"
@@ -21,7 +21,7 @@ def shared_store(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
-    monkeypatch.setattr(posts, "longest_wait", lambda: timedelta(seconds=60))
+    monkeypatch.setattr(key_value_store, "longest_wait", lambda: timedelta(seconds=60))
 
 
 def test_a_value_that_was_left_before_is_there_at_once_whatever_its_name() -> None:
@@ -59,14 +59,14 @@ def test_a_value_that_the_first_process_has_passed_over_is_not_waited_for() -> N
 
 
 def test_waiting_ends_when_processes_have_waited_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posts, "longest_wait", lambda: timedelta(seconds=0))
+    monkeypatch.setattr(key_value_store, "longest_wait", lambda: timedelta(seconds=0))
     with pytest.raises(LostProcess, match="has waited 0 s for the hyperparameter 'rate' from process 0"):
         Posts("trial").fetch("rate", WHAT)
 
 
 def test_waiting_ends_when_the_first_process_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posts, "SECONDS_OF_A_SHORT_WAIT", 0.0)
-    monkeypatch.setattr(posts, "ended_processes", lambda: [0])
+    monkeypatch.setattr(key_value_store, "SECONDS_OF_A_SHORT_WAIT", 0.0)
+    monkeypatch.setattr(key_value_store, "ended_processes", lambda: [0])
     with pytest.raises(LostProcess, match="from process 0, which has ended"):
         Posts("trial").fetch("rate", WHAT)
 

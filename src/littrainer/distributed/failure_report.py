@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from littrainer.processes.agreement import FailedElsewhere, LostProcess, ask_of_failures, ended_processes
-from littrainer.processes.error_report import ERROR_FILE
-from littrainer.processes.launcher import CONSEQUENCE
+from littrainer.distributed.agreement import FailedElsewhere, LostProcess, ask_of_failures, ended_processes
+from littrainer.distributed.error_report import ERROR_FILE
+from littrainer.distributed.launcher import CONSEQUENCE
 
 # How long the error that ended another process may take to arrive after the end of its connections.
 SECONDS_UNTIL_WORDS_ARRIVE = 1.0

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from littrainer.processes.agreement import FailedElsewhere, LostProcess, ended_processes, longest_wait
+from littrainer.distributed.agreement import FailedElsewhere, LostProcess, ended_processes, longest_wait
 
 VALUE, CLOSED = "value/", "closed"
 SECONDS_BETWEEN_LOOKS = 0.01

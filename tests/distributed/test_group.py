@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 from littrainer import Trainer, TrainingArguments
-from littrainer.processes import group
-from littrainer.processes.group import backend_for, claim_gpu, ensure_process_group
+from littrainer.distributed import group
+from littrainer.distributed.group import backend_for, claim_gpu, ensure_process_group
+from tests.distributed.launchers import set_only
 from tests.distributed.together import PROCESSES, port_for_a_meeting, wait_for_all
-from tests.processes.launchers import set_only
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_processes_that_end_right_after_an_agreement_end_well(tmp_path: Path) ->
     script = """
 import sys
 from littrainer import TrainingArguments
-from littrainer.processes.agreement import largest
+from littrainer.distributed.agreement import largest
 TrainingArguments(use_cpu=True).device
 largest(1)
 sys.setswitchinterval(60)

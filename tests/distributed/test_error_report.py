@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from littrainer import TrainingArguments
-from littrainer.processes import error_report
+from littrainer.distributed import error_report
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from littrainer.processes import flags
-from littrainer.processes.flags import FlagsRaisedTogether
+from littrainer.distributed import flags
+from littrainer.distributed.flags import FlagsRaisedTogether
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 NAMES = ("stop", "save")
