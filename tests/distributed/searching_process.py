@@ -19,7 +19,7 @@ import torch
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.distributed import failure_report
-from littrainer.distributed.agreement import LostProcess
+from littrainer.distributed.failure_report import LostProcess
 from littrainer.search import wandb_sweep
 from littrainer.search.record import read_record
 from tests.scenarios.data import Rows, vector_rows

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from littrainer.arguments.deepspeed_config import WITHOUT_AN_ARGUMENT, DeepSpeedConfig
-from littrainer.distributed.accelerate_launch import USE_DEEPSPEED, launcher_settings
+from littrainer.distributed.environment import USE_DEEPSPEED, launcher_settings
 
 MOE_LAYERS = "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES"
 # Attributes of the plugin that say where optimizer and parameters lie -> where the configuration has them.
@@ -168,9 +168,9 @@ def set_up_deepspeed(args: Any) -> None:
     adopt_config(args, DeepSpeedConfig(given), launched.get("zero3_init", True))
     if args.deepspeed_plugin.zero3_init_flag:
         # `from_pretrained` gives each process its part.
-        from littrainer.distributed import deepspeed_communication
+        from littrainer.distributed.group import start_deepspeed_communication
 
-        deepspeed_communication.start(args)
+        start_deepspeed_communication(args)
 
 
 def adopt_config(args: Any, config: DeepSpeedConfig, zero3_init: bool = True) -> None:

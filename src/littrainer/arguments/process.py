@@ -131,7 +131,7 @@ class ProcessFacts(ArgumentFields):
 
     def _join_other_processes(self) -> None:
         """Connect with the processes that a launcher has started together with this one, if it says where they meet."""
-        from littrainer.distributed.parent_watch import end_with_starter
+        from littrainer.distributed.failure_report import end_with_starter
 
         end_with_starter()
         if environment.is_launched():

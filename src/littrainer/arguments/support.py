@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from littrainer.distributed.accelerate_launch import refused_variables
+from littrainer.distributed.environment import refused_variables
 
 # Field -> its values that are carried out; every other value is refused.
 HONOURED_VALUES: dict[str, tuple[str, ...]] = {

@@ -19,7 +19,7 @@ from littrainer.arguments.support import refuse_unsupported
 from littrainer.arguments.validation import validate
 from littrainer.arguments.value_checks import check_values
 from littrainer.distributed.environment import adopt_launcher_variables
-from littrainer.distributed.error_report import report_errors_to_agent
+from littrainer.distributed.failure_report import report_errors_to_agent
 from littrainer.distributed.layout import requested_sizes
 
 

@@ -18,9 +18,15 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.commands.command_parser import CommandParser, complain
 from littrainer.compat.redirect import extend_to_children
-from littrainer.distributed.accelerate_launch import FALSE_WORDS, TRUE_WORDS, USE_DEEPSPEED, USE_FSDP
-from littrainer.distributed.environment import adopt_launcher_variables, is_launched
-from littrainer.distributed.parent_watch import SECONDS_TO_SAVE
+from littrainer.distributed.environment import (
+    FALSE_WORDS,
+    TRUE_WORDS,
+    USE_DEEPSPEED,
+    USE_FSDP,
+    adopt_launcher_variables,
+    is_launched,
+)
+from littrainer.distributed.failure_report import SECONDS_TO_SAVE
 
 if TYPE_CHECKING:
     from littrainer.distributed.launcher import Launch

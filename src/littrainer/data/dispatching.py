@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from littrainer.data.batch_rows import cut_rows, first_dimension, in_plain_containers, joined_rows
 from littrainer.data.sharding import Share, in_rounds
-from littrainer.distributed.agreement import FailedElsewhere, from_each, from_first_to_each
+from littrainer.distributed.agreement import from_each, from_first_to_each
+from littrainer.distributed.failure_report import FailedElsewhere
 
 # What stands for a round in a process that reads nothing, and for what comes after the last one.
 UNREAD_ROUND = object()

@@ -28,7 +28,7 @@ from littrainer.checkpoint.names import (
     WEIGHT_PARTS,
 )
 from littrainer.checkpoint.staging import own_place
-from littrainer.distributed.agreement import is_running
+from littrainer.distributed.failure_report import is_running
 from littrainer.hub.card.block import CARD_NAME
 from littrainer.hub.tokens import holds_secret
 

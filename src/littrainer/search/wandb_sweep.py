@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.nearest import suggestion
-from littrainer.distributed.agreement import LostProcess
+from littrainer.distributed.failure_report import LostProcess
 from littrainer.search.distributions import CATEGORICAL, FLOAT, INTEGER
 from littrainer.search.failures import SearchMistake, fails_trial_only
 from littrainer.search.memory import release_frames

@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strateg
 from lightning.pytorch.trainer.states import TrainerFn
 
 from littrainer.arguments.destinations import lightning_precision
-from littrainer.distributed import deepspeed_communication
+from littrainer.distributed.group import start_deepspeed_communication
 from littrainer.ecosystem import is_a
 from littrainer.strategies import deepspeed_engine
 from littrainer.strategies.launched import LaunchedProcesses
@@ -117,7 +117,7 @@ class TrainerDeepSpeedStrategy(DeepSpeedStrategy):
         """Bring communication up, on whatever device DeepSpeed works on."""
         self.set_world_ranks()
         self._process_group_backend = self._get_process_group_backend()
-        deepspeed_communication.start(self._trainer.args)
+        start_deepspeed_communication(self._trainer.args)
 
     @contextmanager
     def model_sharded_context(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.compilation import compile_keywords
-from littrainer.distributed import deepspeed_communication
+from littrainer.distributed.group import start_deepspeed_communication
 from littrainer.optim.closures import updates_during_backward
 from littrainer.optim.optimizer_around import OptimizerAround
 from littrainer.strategies.deepspeed_checks import warn_of_what_has_no_effect
@@ -89,7 +89,7 @@ def optimizer_and_schedule(trainer: Trainer, max_steps: int) -> tuple[Any, Any]:
         ValueError: the configuration contradicts the arguments, or what was given to the Trainer.
     """
     config = resolved_config(trainer, max_steps)
-    deepspeed_communication.start(trainer.args)
+    start_deepspeed_communication(trainer.args)
     _refuse_two_of_a_kind(trainer, config)
     warn_of_what_has_no_effect(trainer)
     _end_earlier_engine(trainer)
@@ -122,7 +122,7 @@ def start_for_evaluation(trainer: Trainer) -> None:
     config = resolved_config(trainer, 0)
     if not config.is_zero3():
         return
-    deepspeed_communication.start(trainer.args)
+    start_deepspeed_communication(trainer.args)
     without_training = {name: value for name, value in config.config.items() if name not in ("optimizer", "scheduler")}
     engine, _, _ = _initialize(trainer, without_training)
     trainer.deepspeed = trainer.model_wrapped = engine

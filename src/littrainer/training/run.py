@@ -22,8 +22,7 @@ from littrainer.checkpoint.random_state import capture_random_states, set_random
 from littrainer.checkpoint.reader import read_state
 from littrainer.data.progress import ResumePoint
 from littrainer.data.windows import MicroBatch, WindowLoader
-from littrainer.distributed.agreement import failing_together
-from littrainer.distributed.flags import FlagsRaisedTogether
+from littrainer.distributed.agreement import FlagsRaisedTogether, failing_together
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.hub.pushing import finish_together
 from littrainer.model_walk import clear_gradients, parameters_of

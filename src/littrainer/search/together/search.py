@@ -14,14 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
-from littrainer.distributed.agreement import (
-    FailedElsewhere,
-    LostProcess,
-    are_several,
-    failing_together,
-    from_each,
-    from_first,
-)
+from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first
+from littrainer.distributed.failure_report import FailedElsewhere, LostProcess
 from littrainer.ecosystem import is_a
 from littrainer.errors.notes import add_note
 from littrainer.search.failures import SearchMistake
