@@ -20,7 +20,6 @@ from littrainer.checkpoint.sealing import Seal
 from littrainer.checkpoint.whole_storage import WholeStorage
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.ecosystem import is_a
-from littrainer.strategies.deepspeed_engine import start_for_evaluation
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -45,6 +44,8 @@ class EngineStorage(WholeStorage):
         if not config.is_zero3():
             super().save_model(trainer, output_dir)
             return
+        from littrainer.strategies.deepspeed import start_for_evaluation
+
         start_for_evaluation(trainer)
         engine: Any = trainer.deepspeed
         if engine.zero_gather_16bit_weights_on_model_save():

@@ -19,7 +19,6 @@ from littrainer.distributed.layout import process_layout
 from littrainer.errors.notes import kind_of
 from littrainer.evaluation.streaming import streaming_metrics
 from littrainer.log_levels import apply_log_level
-from littrainer.strategies.deepspeed_checks import check_deepspeed
 from littrainer.training.input_kinds import check_is_dataset, check_is_trainable, check_model_kind
 
 if TYPE_CHECKING:
@@ -74,7 +73,9 @@ def check_construction(trainer: Trainer) -> None:
         TypeError: a collator that is not callable, or metrics that are neither a function nor metrics.
     """
     if trainer.is_deepspeed_enabled:
-        check_deepspeed(trainer)
+        from littrainer.strategies.deepspeed import check_deepspeed
+
+        check_deepspeed(trainer.args, {**(trainer.args.lightning or {}), **trainer.lightning_keywords})
     check_limits(trainer)
     _check_optimizers(trainer)
     _check_metrics(trainer)
