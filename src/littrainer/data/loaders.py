@@ -20,8 +20,8 @@ from littrainer.data.samplers import (
 from littrainer.data.sharding import Share, SharedBatches, SharedStream, share_of, tell_epoch
 from littrainer.data.stream_end import CommonEnd
 from littrainer.data.workers import read_batches, without_reports
+from littrainer.distributed.agreement import from_first
 from littrainer.ecosystem import is_a, known_classes
-from littrainer.processes.agreement import from_first
 from littrainer.seeds import seed_worker
 
 if TYPE_CHECKING:

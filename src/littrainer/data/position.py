@@ -25,7 +25,7 @@ from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.sharding import SharedBatches, tell_epoch
 from littrainer.data.stream_end import CommonEnd
 from littrainer.data.workers import WorkerStates, read_batches, reporting_workers
-from littrainer.processes.agreement import are_several
+from littrainer.distributed.agreement import are_several
 
 logger = logging.getLogger(__name__)
 

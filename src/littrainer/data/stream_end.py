@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from littrainer.processes.agreement import agreed, are_several, from_each
+from littrainer.distributed.agreement import agreed, are_several, from_each
 
 logger = logging.getLogger(__name__)
 

@@ -84,11 +84,11 @@ def split_model(model: nn.Module, strategy: Any, args: Any) -> int:
     mesh: Any = strategy.device_mesh
     shards, together = mesh["data_parallel"].size(), mesh["tensor_parallel"].size()
     if together > 1:
-        from littrainer.strategies.tensor_parallel_plan import parallelize_by_plan
+        from littrainer.strategies.tensor_parallel import parallelize_by_plan
 
         parallelize_by_plan(model, mesh["tensor_parallel"])
     if shards > 1 and not is_a(model, "resharding module"):
-        from littrainer.strategies.set_up_alike import check_same_model
+        from littrainer.strategies.consistency_checks import check_same_model
         from littrainer.strategies.sharded import shard
 
         check_same_model(model)

@@ -10,7 +10,7 @@ import torch
 
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.checkpoint.writer import note_changes_of_callbacks
-from littrainer.processes.agreement import failing_together
+from littrainer.distributed.agreement import failing_together
 from littrainer.training.batch_size_search import ran_out_of_memory
 from littrainer.training.loss import mean_over_processes
 

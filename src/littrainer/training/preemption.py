@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.fields import DEFAULT_ANNOUNCING_SIGNAL
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.data.workers import answer
+from littrainer.distributed.agreement import connect_hosts, largest
 from littrainer.log_levels import is_redirected
-from littrainer.processes.agreement import connect_hosts, largest
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.state import TrainerControl, TrainerState
     from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 

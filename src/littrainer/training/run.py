@@ -20,12 +20,12 @@ from littrainer.checkpoint.random_state import capture_random_states, set_random
 from littrainer.checkpoint.reader import read_state
 from littrainer.data.position import ResumePoint
 from littrainer.data.windows import WindowLoader
+from littrainer.distributed.agreement import failing_together
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.hub.pushing import finish_together
 from littrainer.model_walk import clear_gradients, parameters_of
 from littrainer.optim.parameter_groups import AskedFor, are_others
 from littrainer.optim.schedules import leave_added_groups_alone
-from littrainer.processes.agreement import failing_together
 from littrainer.training.loss import RunningLoss
 from littrainer.training.plan import TrainingPlan, accumulation_schedule
 from littrainer.training.preemption import evaluation_to_make_up_for
@@ -42,6 +42,7 @@ from littrainer.training.step import TrainingStep
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 

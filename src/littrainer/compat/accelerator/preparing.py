@@ -15,10 +15,10 @@ from littrainer.compat.accelerator.prepared import PreparedOptimizer, PreparedSc
 from littrainer.compilation import compile_keywords, is_compiled
 from littrainer.data.loaders import LookaheadLoader, copies_to, lookahead_version
 from littrainer.data.position import skips_by_index, without_first_batches
+from littrainer.distributed import collectives
 from littrainer.mixed_precision import forward_type, restore_forward, run_forward_in
 from littrainer.model_facts import WRAPPERS
 from littrainer.model_walk import is_spread, move_to
-from littrainer.processes import collectives
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

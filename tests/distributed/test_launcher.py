@@ -10,8 +10,15 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.launcher import LaunchConfig
 
-from littrainer.processes import launcher
-from littrainer.processes.launcher import Launch, LaunchError, _failure_in_words, _meeting_of_agents, _root_cause, check
+from littrainer.distributed import launcher
+from littrainer.distributed.launcher import (
+    Launch,
+    LaunchError,
+    _failure_in_words,
+    _meeting_of_agents,
+    _root_cause,
+    check,
+)
 
 
 @pytest.mark.parametrize(

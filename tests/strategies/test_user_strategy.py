@@ -11,10 +11,9 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from littrainer.engine import build_lightning_trainer
 from littrainer.strategies.data_parallel import ModelInDDP
-from littrainer.strategies.given import fitted_strategy
-from littrainer.strategies.launched import LaunchedProcesses
-from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
-from tests.processes.launchers import see_gpus, set_only
+from littrainer.strategies.single_device import LaunchedProcesses, ResidentSingleDeviceStrategy
+from littrainer.strategies.user_strategy import fitted_strategy
+from tests.distributed.launchers import see_gpus, set_only
 from tests.scenarios.trainers import quiet_trainer
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from littrainer import Trainer, TrainingArguments
-from littrainer.processes.layout import (
+from littrainer.distributed.layout import (
     data_parallel_rank,
     data_parallel_size,
     follow_model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.strategies import (
     DDPStrategy,
@@ -14,13 +14,9 @@ from lightning.pytorch.strategies import (
     StrategyRegistry,
 )
 
-from littrainer.strategies.choice import strategy_for, strategy_name
+from littrainer.strategies.choice import TrainedModel, strategy_for, strategy_name
 from littrainer.strategies.data_parallel import ModelInDDP
-from littrainer.strategies.launched import LaunchedProcesses
-from littrainer.strategies.single_device import ModelStaysOnDevice
-
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+from littrainer.strategies.single_device import LaunchedProcesses, ModelStaysOnDevice
 
 STARTS_NO_PROCESSES = "popen"
 
@@ -32,7 +28,7 @@ FITTED: tuple[tuple[type[Strategy], type], ...] = (
 )
 
 
-def fitted_strategy(given: Any, trainer: Trainer) -> Any:
+def fitted_strategy(given: Any, trained: TrainedModel) -> Any:
     """A strategy of the user's, for one `lightning.Trainer` of the processes that are running already.
 
     Parameters:
@@ -41,9 +37,9 @@ def fitted_strategy(given: Any, trainer: Trainer) -> Any:
     Raises:
         ValueError: it starts processes of its own.
     """
-    fitted: Any = strategy_for(trainer) if given == "auto" else _made_to_fit(given)
+    fitted: Any = strategy_for(trained) if given == "auto" else _made_to_fit(given)
     if isinstance(fitted, ParallelStrategy):
-        args = trainer.args
+        args = trained.args
         if fitted.cluster_environment is None and args.world_size > 1:
             fitted.cluster_environment = LaunchedProcesses(args)
         # Lightning takes the device with the number of the process, and a process may see one GPU only, number 0.
@@ -74,10 +70,10 @@ def _made_to_fit(given: Any) -> Any:
     return fitted
 
 
-def name_of_strategy(given: Any, trainer: Trainer) -> str:
+def name_of_strategy(given: Any, args: Any) -> str:
     """What a strategy of the user's, or that of the arguments where this is "auto", is called in errors."""
     if given == "auto":
-        return strategy_name(trainer.args)
+        return strategy_name(args)
     return given if isinstance(given, str) else type(given).__name__
 
 

@@ -1,4 +1,4 @@
-"""One of several processes that agree: `python -m tests.processes.agreeing_process RANK SIZE FOLDER`.
+"""One of several processes that agree: `python -m tests.distributed.agreeing_process RANK SIZE FOLDER`.
 
 Each writes what it found to `FOLDER/RANK.json`; the last check is one in which process 1 is killed.
 """
@@ -16,8 +16,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from littrainer.processes import agreement
-from littrainer.processes.agreement import (
+from littrainer.distributed import agreement
+from littrainer.distributed.agreement import (
     agreed,
     begin_counting,
     failing_together,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from littrainer.strategies.tensor_parallel_plan import (
+from littrainer.strategies.tensor_parallel import (
     _ties,
     _without_ties_that_would_break,
     plan_of,

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/scale.md: `python -m littrainer.strategies.documentation docs/scale.md`."""
+"""Writes the tables of docs/scale.md: `python -m tests.docs.scale_tables docs/scale.md`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from littrainer.arguments.deepspeed import (
     WITHOUT_AN_ARGUMENT,
 )
 from littrainer.arguments.sharding import KEYS, VARIABLES
-from littrainer.processes.layout import REFUSED_SIZES, SIZE_VARIABLE_PREFIX, SIZES
+from littrainer.distributed.layout import REFUSED_SIZES, SIZE_VARIABLE_PREFIX, SIZES
 from littrainer.strategies.choice import STRATEGIES
 from littrainer.strategies.data_parallel import DDP_KEYWORDS
 from littrainer.strategies.model_parallel import MODEL_PARALLEL_KEYWORDS
-from littrainer.strategies.tensor_parallel_plan import STYLES
+from littrainer.strategies.tensor_parallel import STYLES
 
-BEGIN = "<!-- tables: written by python -m littrainer.strategies.documentation docs/scale.md -->"
+BEGIN = "<!-- tables: written by python -m tests.docs.scale_tables docs/scale.md -->"
 END = "<!-- end of tables -->"
 
 # Strategy -> what asks for it, the class of Lightning's that carries it out, and what each process holds.
@@ -67,7 +67,7 @@ def strategy_tables() -> str:
             "### DDP\n",
             _table(
                 ("argument", "`DDPStrategy` argument"),
-                ((f"`{argument}`", f"`{keyword}`") for argument, (keyword, _) in DDP_KEYWORDS.items()),
+                ((f"`{argument}`", f"`{keyword}`") for argument, keyword in DDP_KEYWORDS.items()),
             ),
             "### FSDP\n",
             _table(
@@ -126,15 +126,10 @@ def strategy_tables() -> str:
 
 
 def with_tables(page: str) -> str:
-    """A page with today's tables between its two marks.
-
-    Raises:
-        ValueError: the page has not both marks.
-    """
+    """A page with today's tables between its two marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"The page needs the lines {BEGIN!r} and {END!r}, between which the tables stand.")
+    assert begin and end, f"The page needs the lines {BEGIN!r} and {END!r}, between which the tables are."
     return f"{before}{BEGIN}\n\n{strategy_tables()}\n\n{END}{after}"
 
 

@@ -1,6 +1,6 @@
 """Values that the first process leaves for the others, without waiting until they have come for them.
 
-Where processes agree (agreement.py) all come to the same place. Here the first one may be elsewhere already, or come to
+If processes agree (agreement.py) all come to the same place. Here the first one may be elsewhere already, or come to
 places where the others never come.
 """
 
@@ -13,7 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from littrainer.processes.agreement import FailedElsewhere, LostProcess, ended_processes, longest_wait
+from littrainer.distributed.agreement import longest_wait
+from littrainer.distributed.failure_report import FailedElsewhere, LostProcess, ended_processes
 
 VALUE, CLOSED = "value/", "closed"
 SECONDS_BETWEEN_LOOKS = 0.01
@@ -21,11 +22,11 @@ SECONDS_BETWEEN_LOOKS = 0.01
 SECONDS_OF_A_SHORT_WAIT = 5.0
 
 
-class Posts:
+class KeyValueStore:
     """Values by name, from the first process.
 
     Parameters:
-        key: what all processes call these posts, and no others.
+        key: what all processes call this store, and no other.
 
     Raises:
         RuntimeError: the processes share no store, as those of MPI.
@@ -37,7 +38,7 @@ class Posts:
             raise RuntimeError(
                 'Processes connected by ddp_backend="mpi" have no store to leave values in; use "gloo" or "nccl".'
             )
-        self._store: Any = dist.PrefixStore(f"littrainer/posts/{key}", shared)
+        self._store: Any = dist.PrefixStore(f"littrainer/values/{key}", shared)
         self._names: list[str] = []
 
     def post(self, name: str, value: Any) -> None:
@@ -46,7 +47,7 @@ class Posts:
         self._names.append(VALUE + name)
 
     def fetch(self, name: str, what: str, before: str | None = None) -> Any:
-        """The value of that name; waits for it, in another process.
+        """Wait for the value of that name, in another process, and return it.
 
         Parameters:
             what: for errors: "the hyperparameter 'rate'".
@@ -57,31 +58,31 @@ class Posts:
             FailedElsewhere: the first process leaves nothing more, and has left none of that name.
             LostProcess: it has ended, or has left none within the time that processes wait for each other.
         """
-        rank, begun, limit = dist.get_rank(), time.monotonic(), longest_wait().total_seconds()
+        waits, begun = f"Process {dist.get_rank()} waits for {what}", time.monotonic()
         try:
-            while not self._store.check([VALUE + name]):
+            while not self._has(VALUE + name):
                 # In this order: what was left before the end is there when the end is.
-                if self._store.check([CLOSED]) and not self._store.check([VALUE + name]):
-                    raise FailedElsewhere(f"Process {rank} waits for {what}, and process 0 has failed without it")
-                if before is not None and self._is_missing_before(name, before):
+                if self._has(CLOSED) and not self._has(VALUE + name):
+                    raise FailedElsewhere(f"{waits}, and process 0 has failed without it")
+                if before is not None and self._has(VALUE + before) and not self._has(VALUE + name):
                     raise KeyError(name)
                 waited = time.monotonic() - begun
-                if waited > limit:
+                if waited > longest_wait().total_seconds():
                     raise LostProcess(
-                        f"Process {rank} has waited {limit:g} s for {what} from process 0, which has not come to it. "
-                        "What depends on the rank must not decide what is asked for."
+                        f"{waits} from process 0, which has not come to it within ddp_timeout. What depends on the "
+                        "rank must not decide what is asked for."
                     )
                 if waited > SECONDS_OF_A_SHORT_WAIT and 0 in ended_processes():
-                    raise LostProcess(f"Process {rank} waits for {what} from process 0, which has ended.")
+                    raise LostProcess(f"{waits} from process 0, which has ended.")
                 time.sleep(SECONDS_BETWEEN_LOOKS)
             return pickle.loads(self._store.get(VALUE + name))
         except (FailedElsewhere, LostProcess):
             raise
         except RuntimeError as error:
-            raise LostProcess(f"Process {rank} waits for {what} from process 0, which cannot be reached.") from error
+            raise LostProcess(f"{waits} from process 0, which cannot be reached.") from error
 
-    def _is_missing_before(self, name: str, later: str) -> bool:
-        return self._store.check([VALUE + later]) and not self._store.check([VALUE + name])
+    def _has(self, name: str) -> bool:
+        return self._store.check([name])
 
     def close(self) -> None:
         """Leave nothing more; who waits for a value that is not there learns of it."""

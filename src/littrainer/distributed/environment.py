@@ -1,14 +1,17 @@
-"""Who this process is, as launchers write it into its environment.
+"""Who this process is and what it is asked for, as launchers write it into its environment.
 
 torchrun's variables are the ones that count: torch, accelerate and scripts read them too. What other launchers say is
-written into them, once.
+written into them, once. What `accelerate launch`, and its configuration file, ask for is in further variables, and
+`littrainer run --strategy` sets the same. Those about FSDP are read with `fsdp_config`, those about the layout of the
+processes with `parallelism_config`.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Names of torchrun's variables.
 RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
@@ -27,6 +30,14 @@ LOCAL_ADDRESS = "127.0.0.1"
 USUAL_PORT = 29500
 HIGHEST_PORT = 65535
 
+USE_FSDP, USE_DEEPSPEED = "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"
+TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
+FALSE_WORDS = ("", "0", "false", "no", "off", "n", "f", "none")
+# DeepSpeed's values that the training arguments fill in.
+AUTO = "auto"
+# What stands for no value in the variables.
+NOTHING = ("", "none")
+
 
 class MeetingPoint(NamedTuple):
     """Where the processes find each other: an address of the first one, and a port there."""
@@ -38,7 +49,7 @@ class MeetingPoint(NamedTuple):
         return f"{self.address}:{self.port}"
 
 
-def whole_number(name: str, default: int) -> int:
+def whole_number(name: str, default: int = 0) -> int:
     """The number that an environment variable holds.
 
     Raises:
@@ -177,3 +188,125 @@ def _mpi_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _number(text: str | None) -> int:
     return int(text) if text and text.strip().isdecimal() else 0
+
+
+# ---- What accelerate's launcher asks for -----------------------------------------------------------------------------
+
+
+class Setting(NamedTuple):
+    """Where the value of a variable goes.
+
+    Parameters:
+        key: the path into DeepSpeed's configuration, joined by dots.
+        convert: makes the value of the variable's name and text.
+        default: what counts where the variable is not set; None leaves the key out.
+    """
+
+    key: str
+    convert: Callable[[str, str], Any] = lambda name, text: text
+    default: Any = None
+
+
+def truth(name: str, text: str) -> bool:
+    """The truth value that a variable holds.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    word = text.strip().lower()
+    if word in TRUE_WORDS:
+        return True
+    if word in FALSE_WORDS:
+        return False
+    raise ValueError(f"environment variable {name}={text!r} is neither true nor false; accelerate launch sets it.")
+
+
+def is_on(name: str) -> bool:
+    """Whether a variable is set to a true value.
+
+    Raises:
+        ValueError: it holds no truth value.
+    """
+    return truth(name, os.environ.get(name, ""))
+
+
+def _number_or_auto(name: str, text: str) -> float | str:
+    if text.lower() == AUTO:
+        return AUTO
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f'environment variable {name}={text!r} must be a number or "{AUTO}".') from None
+    return int(number) if number == int(number) and "." not in text else number
+
+
+# Variable -> place in DeepSpeed's configuration, where no file of one is named.
+DEEPSPEED_SETTINGS: dict[str, Setting] = {
+    "ACCELERATE_DEEPSPEED_ZERO_STAGE": Setting("zero_optimization.stage", lambda name, text: whole_number(name), 2),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": Setting("zero_optimization.offload_optimizer.device"),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH": Setting("zero_optimization.offload_optimizer.nvme_path"),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": Setting("zero_optimization.offload_param.device"),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH": Setting("zero_optimization.offload_param.nvme_path"),
+    "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": Setting(
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save", truth, False
+    ),
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": Setting("gradient_accumulation_steps", _number_or_auto, AUTO),
+    "ACCELERATE_GRADIENT_CLIPPING": Setting("gradient_clipping", _number_or_auto, AUTO),
+}
+DEEPSPEED_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
+ZERO3_INIT = "ACCELERATE_DEEPSPEED_ZERO3_INIT"
+# In each configuration that the variables make; they follow from the training arguments.
+DEEPSPEED_FROM_ARGUMENTS: dict[str, Any] = {
+    "train_batch_size": AUTO,
+    "train_micro_batch_size_per_gpu": AUTO,
+    "bf16": {"enabled": AUTO},
+    "fp16": {"enabled": AUTO},
+}
+
+# Variables that ask for what nobody here carries out, with the values that ask for nothing.
+REFUSED_VARIABLES: dict[str, tuple[str, ...]] = {
+    "ACCELERATE_USE_MEGATRON_LM": FALSE_WORDS,
+    "ACCELERATE_USE_SAGEMAKER": FALSE_WORDS,
+    "ACCELERATE_CPU_AFFINITY": FALSE_WORDS,
+    "ACCELERATE_DYNAMO_BACKEND": ("", "no"),
+}
+
+
+def launcher_settings() -> dict[str, Any]:
+    """What the launcher asks of DeepSpeed; a `deepspeed` argument goes before it.
+
+    Returns:
+        a dict, empty where it asks for nothing. `deepspeed`: a configuration or the path of one, as the argument has
+        it, its open values "auto". `zero3_init`: whether `from_pretrained` is to shard under ZeRO 3, where that was
+        said.
+
+    Raises:
+        ValueError: a variable holds a value that cannot be; the message names it.
+    """
+    if not is_on(USE_DEEPSPEED):
+        return {}
+    file = os.environ.get(DEEPSPEED_FILE, "")
+    settings: dict[str, Any] = {"deepspeed": _deepspeed_settings() if file.lower() in NOTHING else file}
+    if os.environ.get(ZERO3_INIT, ""):
+        settings["zero3_init"] = is_on(ZERO3_INIT)
+    return settings
+
+
+def refused_variables() -> dict[str, str]:
+    """Variables, with their values, that ask for what is not carried out."""
+    values = {name: os.environ.get(name, "") for name in REFUSED_VARIABLES}
+    return {name: value for name, value in values.items() if value.strip().lower() not in REFUSED_VARIABLES[name]}
+
+
+def _deepspeed_settings() -> dict[str, Any]:
+    config: dict[str, Any] = copy.deepcopy(DEEPSPEED_FROM_ARGUMENTS)
+    for name, setting in DEEPSPEED_SETTINGS.items():
+        text = os.environ.get(name, "").strip()
+        value = setting.default if text.lower() in NOTHING else setting.convert(name, text)
+        if value is not None:
+            *sections, key = setting.key.split(".")
+            place = config
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[key] = value
+    return config

@@ -6,50 +6,36 @@ With one process, or without a process group, nothing is done.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from littrainer.distributed.failure_report import (
+    FailedElsewhere,
+    LostProcess,
+    ProcessPlace,
+    causes_of,
+    is_consequence,
+    know_processes,
+    why_lost,
+)
+
+logger = logging.getLogger(__name__)
+
 Value = TypeVar("Value")
 
-# How long the system may take to say of a process that it has ended, after its connections have.
-SECONDS_UNTIL_AN_END_IS_SEEN = 1.0
 # What processes come to: agree on a number, hand out an object, end a block, or say that they have failed.
 _NUMBER, _OBJECT, _DONE, _FAILED = range(4)
 # Set on errors that the other processes know of.
 TOLD = "_littrainer_told_to_other_processes"
-
-
-class FailedElsewhere(RuntimeError):
-    """Another process has failed at what all do together; its rank and its error are in the message."""
-
-
-class LostProcess(RuntimeError):
-    """Another process can no longer be reached: it has ended, or it hangs."""
-
-
-class _Process(NamedTuple):
-    host: str
-    number: int
-
-
-class Witness(Protocol):
-    """Knows of failures outside of agreements."""
-
-    def before_agreement(self) -> None:
-        """Raise LostProcess where the others cannot come, because this process has failed before."""
-
-    def why_lost(self, error: RuntimeError) -> str:
-        """Who has failed, and with what, after an error of a connection."""
 
 
 class _HostGroup(NamedTuple):
@@ -60,17 +46,14 @@ class _HostGroup(NamedTuple):
         group: the gloo group.
         background: another one, for what is not waited for at once: in one group, what one process does next could
             meet what another has begun before.
-        processes: who they are, by rank.
     """
 
     world: Any
     group: Any
     background: Any
-    processes: list[_Process]
 
 
 _host_group: _HostGroup | None = None
-_witness: Witness | None = None
 # What the blocks do that are open, the inner one last.
 _doing: list[str] = []
 
@@ -78,12 +61,6 @@ _doing: list[str] = []
 def are_several() -> bool:
     """Whether several processes are connected."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def ask_of_failures(witness: Witness) -> None:
-    """From now on, ask a witness before each agreement, and who has failed where one ends in an error."""
-    global _witness
-    _witness = witness
 
 
 def connect_hosts() -> None:
@@ -230,13 +207,9 @@ def _tell(error: BaseException) -> None:
         setattr(error, TOLD, True)
 
 
-def _is_known_to_all(error: BaseException | None) -> bool:
+def _is_known_to_all(error: BaseException) -> bool:
     # It may have been told already, and wrapped in another one since. Of a lost process the others find out themselves.
-    while error is not None:
-        if isinstance(error, (FailedElsewhere, LostProcess)) or getattr(error, TOLD, False):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return is_consequence(error) or any(getattr(one, TOLD, False) for one in causes_of(error))
 
 
 def _failed_elsewhere(errors: dict[int, str]) -> FailedElsewhere:
@@ -260,33 +233,20 @@ def _padded(content: bytes, size: int) -> torch.Tensor:
 
 def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
     with _naming_lost_processes() as connected:
-        found = [torch.empty_like(tensor) for _ in connected.processes]
+        found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
         dist.all_gather(found, tensor, group=connected.group)
     return found
 
 
 @contextmanager
 def _naming_lost_processes() -> Iterator[_HostGroup]:
-    if _witness is not None:
-        _witness.before_agreement()
     try:
         yield _connected()
     except RuntimeError as error:
-        why = _why_lost() if _witness is None else _witness.why_lost(error)
         raise LostProcess(
-            f"Process {dist.get_rank()} of {dist.get_world_size()} can no longer agree with the others: {why}"
+            f"Process {dist.get_rank()} of {dist.get_world_size()} can no longer agree with the others: "
+            f"{why_lost(error)}"
         ) from error
-
-
-def _why_lost() -> str:
-    ended = ended_processes()
-    who = f"process {', '.join(map(str, ended))} has ended" if ended else "one of them has ended, or hangs"
-    return f"{who}. What that process wrote last says why."
-
-
-def ended_processes() -> list[int]:
-    """Ranks of the processes on this host that have ended, of those that have been connected."""
-    return _ended(_host_group.processes) if _host_group is not None else []
 
 
 def _connected() -> _HostGroup:
@@ -294,9 +254,10 @@ def _connected() -> _HostGroup:
     world = dist.group.WORLD
     if _host_group is None or _host_group.world is not world:
         group, background = (dist.new_group(backend="gloo", timeout=_timeout_of(world)) for _ in range(2))
-        processes: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(processes, _Process(socket.gethostname(), os.getpid()), group=group)
-        _host_group = _HostGroup(world, group, background, processes)
+        places: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(places, ProcessPlace(socket.gethostname(), os.getpid()), group=group)
+        know_processes(places)
+        _host_group = _HostGroup(world, group, background)
     return _host_group
 
 
@@ -315,27 +276,73 @@ def _timeout_of(world: Any) -> Any:
     return None
 
 
-def _ended(processes: list[_Process]) -> list[int]:
-    """Ranks of the processes on this host that have ended."""
-    here = [(rank, process.number) for rank, process in enumerate(processes) if process.host == socket.gethostname()]
-    deadline = time.monotonic() + SECONDS_UNTIL_AN_END_IS_SEEN
-    while True:
-        ended = [rank for rank, number in here if not is_running(number)]
-        if ended or time.monotonic() > deadline:
-            return ended
-        time.sleep(0.02)
+# ---- Flags -----------------------------------------------------------------------------------------------------------
 
 
-def is_running(number: int) -> bool:
-    """Whether a process of this host, of this number, has not ended."""
-    try:
-        os.kill(number, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    try:
-        # A process whose end its parent has not noticed is still there, as a zombie (Z).
-        return Path(f"/proc/{number}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
-    except (OSError, IndexError):
-        return True
+class FlagsRaisedTogether:
+    """Keeps flags of an object equal in all processes, such as one to stop; all call it at the same places.
+
+    A process that raises a flag waits for the others; one that raises none goes on, and looks at the next step what
+    they did. So nobody waits at a step at which nothing is asked for.
+
+    Parameters:
+        names: the attributes that are flags.
+        processes: number of processes.
+    """
+
+    def __init__(self, names: Sequence[str], processes: int):
+        self.names = tuple(names)
+        self.processes = processes
+        # What was begun at the last call and has not been asked for.
+        self._counting: Callable[[], list[int]] | None = None
+        # Flags that some raised, and all raise at the next call.
+        self._late: set[str] = set()
+        self._told: set[str] = set()
+        # Processes that were ready at the last call that was looked at.
+        self._ready = 0
+
+    def settle(self, holder: Any, among: Sequence[str] | None = None, is_ready: bool = False) -> bool:
+        """Leave flags raised that all processes raise. One that only some raise is lowered; all raise it next time.
+
+        Parameters:
+            holder: the object that has the flags.
+            among: the flags that count at this place; the others are left alone.
+            is_ready: whether this process is ready for something that all are to do at once.
+
+        Returns:
+            whether all processes were ready at the last call.
+        """
+        counted = self.names if among is None else among
+        self._look_at_last_call()
+        were_ready = self._ready == self.processes
+        for name in [name for name in counted if name in self._late]:
+            self._late.discard(name)
+            setattr(holder, name, True)
+        raised = [name in counted and bool(getattr(holder, name)) for name in self.names]
+        self._counting = begin_counting([*raised, is_ready])
+        if any(raised):
+            self._look_at_last_call()
+            for name in self._late.intersection(counted):
+                if getattr(holder, name):
+                    setattr(holder, name, False)
+                    self._tell(name)
+        return were_ready
+
+    def finish(self) -> None:
+        """Wait until all processes have made their last call; what some have raised then comes to nothing."""
+        self._look_at_last_call()
+
+    def _look_at_last_call(self) -> None:
+        if self._counting is None:
+            return
+        (*counts, self._ready), self._counting = self._counting(), None
+        self._late.update(name for name, count in zip(self.names, counts, strict=True) if 0 < count < self.processes)
+
+    def _tell(self, name: str) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            logger.warning(
+                "control.%s was set in this process and not in all of them. All do what it asks for one step later; a "
+                "callback that decides by time, or by values of its own process, should let one process decide.",
+                name,
+            )

@@ -3,31 +3,20 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-import pytest
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from littrainer.arguments.sharding import KEYS
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.strategies.choice import STRATEGIES
 from littrainer.strategies.data_parallel import DDP_KEYWORDS
-from littrainer.strategies.documentation import MEANING, strategy_tables, with_tables
 from littrainer.strategies.model_parallel import MODEL_PARALLEL_KEYWORDS
+from tests.docs.scale_tables import with_tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 
 
 def test_the_tables_on_the_page_are_what_the_strategies_say() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == with_tables(page), "run: python -m littrainer.strategies.documentation docs/scale.md"
-
-
-def test_each_strategy_has_its_row() -> None:
-    tables = strategy_tables()
-    for name in STRATEGIES:
-        assert f"| {name} | {MEANING[name][0]} |" in tables
-    for name in KEYS:
-        assert f"| `{name}` |" in tables
+    assert page == with_tables(page), "run: python -m tests.docs.scale_tables docs/scale.md"
 
 
 def test_keywords_are_lightnings_or_torchs_and_arguments_are_there() -> None:
@@ -35,13 +24,8 @@ def test_keywords_are_lightnings_or_torchs_and_arguments_are_there() -> None:
         *inspect.signature(DDPStrategy.__init__).parameters,
         *inspect.signature(DistributedDataParallel.__init__).parameters,
     }
-    assert {keyword for keyword, _ in DDP_KEYWORDS.values()} <= of_ddp
+    assert set(DDP_KEYWORDS.values()) <= of_ddp
     of_model_parallel = set(inspect.signature(ModelParallelStrategy.__init__).parameters)
     assert {keyword for keyword, _ in MODEL_PARALLEL_KEYWORDS.values()} <= of_model_parallel
     names = set(TrainingArguments.__dataclass_fields__)
     assert {argument.partition(".")[0] for argument in (*DDP_KEYWORDS, *MODEL_PARALLEL_KEYWORDS)} <= names
-
-
-def test_a_page_without_the_marks_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs the lines"):
-        with_tables("# Several processes\n")

@@ -7,8 +7,14 @@ import torch
 from torch import nn
 
 from littrainer.arguments.sharding import sharding_plan
-from littrainer.strategies.sharded import exchange_parameters, fully_shard_keywords, recompute
-from littrainer.strategies.sharding_units import ignored_parameters, layers_of, units_of
+from littrainer.strategies.model_parallel import exchange_parameters
+from littrainer.strategies.sharded import (
+    fully_shard_keywords,
+    ignored_parameters,
+    layers_of,
+    recompute,
+    units_of,
+)
 from tests.scenarios.models import VectorClassifier, tiny_llama, tiny_t5
 from tests.scenarios.trainers import quiet_arguments
 

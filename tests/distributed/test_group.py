@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 from littrainer import Trainer, TrainingArguments
-from littrainer.processes import group
-from littrainer.processes.group import backend_for, claim_gpu, ensure_process_group
+from littrainer.distributed import group
+from littrainer.distributed.group import RendezvousError, backend_for, claim_gpu, ensure_process_group, rendezvous
+from tests.distributed.launchers import set_only
 from tests.distributed.together import PROCESSES, port_for_a_meeting, wait_for_all
-from tests.processes.launchers import set_only
 
 
 @pytest.fixture
@@ -142,7 +145,7 @@ def test_processes_of_a_group_that_somebody_else_has_brought_up_leave_word_of_th
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     set_only(monkeypatch, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2")
     kept: list[Any] = []
-    monkeypatch.setattr(group, "keep_last_words", lambda *given: kept.append(given))
+    monkeypatch.setattr(group, "report_errors", lambda *given: kept.append(given))
     args = TrainingArguments("out", use_cpu=True)
     for _ in range(2):
         ensure_process_group(args)
@@ -186,7 +189,7 @@ def test_processes_that_end_right_after_an_agreement_end_well(tmp_path: Path) ->
     script = """
 import sys
 from littrainer import TrainingArguments
-from littrainer.processes.agreement import largest
+from littrainer.distributed.agreement import largest
 TrainingArguments(use_cpu=True).device
 largest(1)
 sys.setswitchinterval(60)
@@ -206,3 +209,74 @@ largest(2)
             )
         )
     wait_for_all(processes, logs, limit_seconds=120)
+
+
+SOON = timedelta(seconds=1)
+
+
+@pytest.fixture
+def meeting_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], int]:
+    def at(port: int) -> int:
+        set_only(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        return port
+
+    return at
+
+
+def test_processes_that_come_share_a_store(meeting_at: Callable[[int], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting_at(port_for_a_meeting())
+    # Threads stand for processes, each of which counts its own meetings.
+    monkeypatch.setattr(group, "_groups", itertools.repeat(0))
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda rank: rendezvous(rank, 2, timedelta(seconds=120)), range(2))
+    first.set("key", "value")
+    assert second.get("key") == b"value"
+
+
+def test_a_process_that_comes_under_the_rank_of_another_is_refused(
+    meeting_at: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meeting_at(port_for_a_meeting())
+    monkeypatch.setattr(group, "_groups", itertools.repeat(0))
+    store = rendezvous(0, 1, SOON)
+    own = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: own + 1)
+    with pytest.raises(
+        RendezvousError, match=f"RANK=0 is given to two processes, process {own} on .* and process {own + 1}"
+    ):
+        rendezvous(0, 1, SOON)
+    assert store.check(["complete"])
+
+
+def test_a_second_meeting_of_the_same_processes_shares_nothing_with_the_first(
+    meeting_at: Callable[[int], int],
+) -> None:
+    meeting_at(port_for_a_meeting())
+    first = rendezvous(0, 1, SOON)
+    first.set("key", "value")
+    assert not rendezvous(0, 1, SOON).check(["key"])
+
+
+def test_a_process_that_never_comes_is_named(meeting_at: Callable[[int], int]) -> None:
+    port = meeting_at(port_for_a_meeting())
+    with pytest.raises(
+        RendezvousError, match=rf"waited 1 s \(ddp_timeout\) at 127\.0\.0\.1:{port} for 3 .* 1, 2 did not"
+    ):
+        rendezvous(0, 3, SOON)
+
+
+def test_a_first_process_that_is_not_there_is_looked_for_by_its_address(meeting_at: Callable[[int], int]) -> None:
+    port = meeting_at(port_for_a_meeting())
+    with pytest.raises(
+        RendezvousError, match=rf"Process 1 of 2 has not found the first process at 127\.0\.0\.1:{port}"
+    ):
+        rendezvous(1, 2, SOON)
+
+
+def test_a_port_in_use_is_named_with_what_chooses_another(meeting_at: Callable[[int], int]) -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = meeting_at(other.getsockname()[1])
+        with pytest.raises(RendezvousError, match=f"Port {port} of this machine is in use.*--main-port"):
+            rendezvous(0, 2, SOON)

@@ -10,15 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from littrainer.distributed.environment import USE_FSDP, is_on
 from littrainer.ecosystem import is_a
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed.device_mesh import DeviceMesh
-
-    from littrainer.arguments.fields import ArgumentFields
-    from littrainer.arguments.process import ProcessFacts
 
 # Sizes that `parallelism_config` may name, in the order of the grid.
 SIZES = ("dp_replicate_size", "dp_shard_size", "cp_size", "sp_size", "tp_size")
@@ -36,6 +35,26 @@ SWITCH_VARIABLE = "ACCELERATE_USE_PARALLELISM_CONFIG"
 SIZE_VARIABLE_PREFIX = "PARALLELISM_CONFIG_"
 # Where arguments remember the layout of a model that was sharded before the Trainer got it.
 _SIZES_OF_MODEL = "_layout_of_model"
+
+
+class LayoutArguments(Protocol):
+    """What training arguments say about the processes and their layout."""
+
+    @property
+    def parallelism_config(self) -> Any:
+        """The sizes that are asked for."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes that train together."""
+
+    @property
+    def process_index(self) -> int:
+        """Rank of this process among them."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +79,7 @@ class ProcessLayout:
         return self.replicas * self.shards
 
 
-def requested_sizes(args: ArgumentFields) -> tuple[str, dict[str, int]]:
+def requested_sizes(args: LayoutArguments) -> tuple[str, dict[str, int]]:
     """What names the sizes of the grid, for errors, and each of `SIZES`; 1 where it is not named.
 
     Asks nothing about the processes that there are.
@@ -81,7 +100,7 @@ def requested_sizes(args: ArgumentFields) -> tuple[str, dict[str, int]]:
     return source, sizes
 
 
-def process_layout(args: ProcessFacts) -> ProcessLayout:
+def process_layout(args: LayoutArguments) -> ProcessLayout:
     """The grid that `parallelism_config`, the launcher's environment or a sharded model asks for.
 
     Raises:
@@ -104,27 +123,27 @@ def process_layout(args: ProcessFacts) -> ProcessLayout:
     return ProcessLayout(replicas, shards, together, is_given=True)
 
 
-def data_parallel_size(args: ProcessFacts) -> int:
+def data_parallel_size(args: LayoutArguments) -> int:
     """Number of parts into which each batch of all processes is split; those with the same part share one model."""
     return process_layout(args).data_parallel
 
 
-def data_parallel_rank(args: ProcessFacts) -> int:
+def data_parallel_rank(args: LayoutArguments) -> int:
     """Which of these parts is this process's."""
     return args.process_index // process_layout(args).tensor_parallel
 
 
-def tensor_parallel_size(args: ProcessFacts) -> int:
+def tensor_parallel_size(args: LayoutArguments) -> int:
     """Number of processes that compute each layer together, on the same data; 1: each computes whole layers."""
     return process_layout(args).tensor_parallel
 
 
-def tensor_parallel_rank(args: ProcessFacts) -> int:
+def tensor_parallel_rank(args: LayoutArguments) -> int:
     """Which of these processes this one is."""
     return args.process_index % process_layout(args).tensor_parallel
 
 
-def sharding_sizes(args: ProcessFacts) -> tuple[int, int]:
+def sharding_sizes(args: LayoutArguments) -> tuple[int, int]:
     """Replicas, and processes over which each of them is sharded, where parameters are sharded over the data parallel.
 
     Where no layout is asked for, there is one replica.
@@ -143,7 +162,7 @@ def sharding_sizes(args: ProcessFacts) -> tuple[int, int]:
     return layout.replicas, layout.shards
 
 
-def device_mesh(args: ProcessFacts, replicas: int, shards: int) -> DeviceMesh:
+def device_mesh(args: LayoutArguments, replicas: int, shards: int) -> DeviceMesh:
     """A new mesh of all processes, with the dimensions `MESH_DIMENSIONS`; a collective call.
 
     Parameters:
@@ -155,7 +174,7 @@ def device_mesh(args: ProcessFacts, replicas: int, shards: int) -> DeviceMesh:
     return init_device_mesh(args.device.type, shape, mesh_dim_names=MESH_DIMENSIONS)
 
 
-def follow_model(args: ProcessFacts, model: Any) -> None:
+def follow_model(args: Any, model: Any) -> None:
     """Lay the processes out as a model is that transformers sharded when it loaded it.
 
     What the model says goes before `parallelism_config`.
@@ -180,7 +199,7 @@ def follow_model(args: ProcessFacts, model: Any) -> None:
             f"deepspeed lays its processes out by itself, and parallelism_config asks for dp_shard_size="
             f"{layout.shards} and tp_size={layout.tensor_parallel}. Set only one of them."
         )
-    if layout.shards > 1 and not (args.fsdp or os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true")):
+    if layout.shards > 1 and not (args.fsdp or is_on(USE_FSDP)):
         raise ValueError(
             f"parallelism_config has dp_shard_size={layout.shards}, and fsdp, which shards, is not switched on. Set "
             f"fsdp=True, or dp_replicate_size={layout.data_parallel} in its place."
@@ -197,12 +216,11 @@ def _refuse_plain_slices(model: Any, processes: int) -> None:
         )
 
 
-def _asked_for(args: ArgumentFields) -> tuple[str, Mapping[str, Any]]:
+def _asked_for(args: LayoutArguments) -> tuple[str, Mapping[str, Any]]:
     """What names the sizes, for errors, and those that are named."""
     given: Any = getattr(args, "parallelism_config", None)
     if given is None:
-        launched = os.environ.get(SWITCH_VARIABLE, "").strip().lower() == "true"
-        if not launched:
+        if os.environ.get(SWITCH_VARIABLE, "").strip().lower() != "true":
             return "parallelism_config", {}
         named = {name: os.environ.get(SIZE_VARIABLE_PREFIX + name.upper(), "1").strip() for name in SIZES}
         return "the environment of accelerate launch", named

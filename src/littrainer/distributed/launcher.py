@@ -14,8 +14,8 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
-from littrainer.processes.environment import HIGHEST_PORT, LOCAL_ADDRESS, USUAL_PORT
-from littrainer.processes.parent_watch import GRACE, STARTED_BY, grace_seconds
+from littrainer.distributed.environment import HIGHEST_PORT, LOCAL_ADDRESS, USUAL_PORT
+from littrainer.distributed.failure_report import CONSEQUENCE, GRACE, STARTED_BY, grace_seconds
 
 # A shell reports a program that a signal has ended by this number and the signal's.
 ENDED_BY_SIGNAL = 128
@@ -23,8 +23,6 @@ ENDED_BY_SIGNAL = 128
 AGENT_LOG_LEVEL = "LOGLEVEL"
 THREADS = "OMP_NUM_THREADS"
 LONGEST_MESSAGE = 500
-# In what a process reports of its error: whether another process had failed before.
-CONSEQUENCE = "is_consequence"
 
 
 class LaunchError(Exception):
@@ -184,16 +182,11 @@ def _root_cause(failures: dict[int, Any]) -> tuple[int, Any]:
     return min(failures.items(), key=order)
 
 
-def _report_of(failure: Any) -> dict[str, Any]:
-    """What a process has left for the agent about its error."""
-    report = failure.error_file_data.get("message")
-    return report if isinstance(report, dict) else {}
-
-
 def _failure_in_words(rank: int, launch: Launch, failure: Any) -> str:
     how = f"was ended by {failure.signal_name()}" if failure.exitcode < 0 else f"ended with status {failure.exitcode}"
     node = f"node {launch.node_rank}, " if launch.nodes > 1 else ""
-    reported = _report_of(failure).get("message", "")
+    report = failure.error_file_data.get("message")
+    reported = report.get("message", "") if isinstance(report, dict) else ""
     why = f": {_in_one_line(reported)}" if failure.exitcode > 0 and reported else ""
     return (
         f"process {rank} of {launch.world_size} ({node}local rank {failure.local_rank}, pid {failure.pid}) {how}{why}; "

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from torch import nn
 
 from littrainer.checkpoint.shards import is_sharded
-from littrainer.processes.agreement import are_several, from_each
+from littrainer.distributed.agreement import are_several, from_each
 
 # Name, shape and number format of a parameter or buffer.
 Described = tuple[str, tuple[int, ...], str]

@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from littrainer.processes import posts
-from littrainer.processes.agreement import FailedElsewhere, LostProcess
-from littrainer.processes.posts import CLOSED, Posts
+from littrainer.distributed import key_value_store
+from littrainer.distributed.failure_report import FailedElsewhere, LostProcess
+from littrainer.distributed.key_value_store import CLOSED, KeyValueStore
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 WHAT = "the hyperparameter 'rate'"
@@ -21,11 +21,11 @@ def shared_store(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
     monkeypatch.setattr(dist, "get_rank", lambda: 1)
-    monkeypatch.setattr(posts, "longest_wait", lambda: timedelta(seconds=60))
+    monkeypatch.setattr(key_value_store, "longest_wait", lambda: timedelta(seconds=60))
 
 
 def test_a_value_that_was_left_before_is_there_at_once_whatever_its_name() -> None:
-    first, second = Posts("trial"), Posts("trial")
+    first, second = KeyValueStore("trial"), KeyValueStore("trial")
     first.post("rate", 0.1)
     first.post(CLOSED, [1, None])
     first.close()
@@ -34,7 +34,7 @@ def test_a_value_that_was_left_before_is_there_at_once_whatever_its_name() -> No
 
 
 def test_a_value_is_waited_for() -> None:
-    first, second = Posts("trial"), Posts("trial")
+    first, second = KeyValueStore("trial"), KeyValueStore("trial")
     fetched: list[float] = []
     waiting = threading.Thread(target=lambda: fetched.append(second.fetch("rate", WHAT)))
     waiting.start()
@@ -44,35 +44,38 @@ def test_a_value_is_waited_for() -> None:
 
 
 def test_values_of_another_key_are_others() -> None:
-    Posts("earlier trial").post("rate", 0.1)
-    later = Posts("later trial")
+    KeyValueStore("earlier trial").post("rate", 0.1)
+    later = KeyValueStore("later trial")
     later.close()
     with pytest.raises(FailedElsewhere, match="waits for the hyperparameter 'rate', and process 0 has failed"):
         later.fetch("rate", WHAT)
 
 
 def test_a_value_that_the_first_process_has_passed_over_is_not_waited_for() -> None:
-    first, second = Posts("trial"), Posts("trial")
+    first, second = KeyValueStore("trial"), KeyValueStore("trial")
     first.post("end of the space", True)
     with pytest.raises(KeyError):
         second.fetch("rate", WHAT, before="end of the space")
 
 
 def test_waiting_ends_when_processes_have_waited_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posts, "longest_wait", lambda: timedelta(seconds=0))
-    with pytest.raises(LostProcess, match="has waited 0 s for the hyperparameter 'rate' from process 0"):
-        Posts("trial").fetch("rate", WHAT)
+    monkeypatch.setattr(key_value_store, "longest_wait", lambda: timedelta(seconds=0))
+    with pytest.raises(
+        LostProcess,
+        match="waits for the hyperparameter 'rate' from process 0, which has not come to it within ddp_timeout",
+    ):
+        KeyValueStore("trial").fetch("rate", WHAT)
 
 
 def test_waiting_ends_when_the_first_process_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(posts, "SECONDS_OF_A_SHORT_WAIT", 0.0)
-    monkeypatch.setattr(posts, "ended_processes", lambda: [0])
+    monkeypatch.setattr(key_value_store, "SECONDS_OF_A_SHORT_WAIT", 0.0)
+    monkeypatch.setattr(key_value_store, "ended_processes", lambda: [0])
     with pytest.raises(LostProcess, match="from process 0, which has ended"):
-        Posts("trial").fetch("rate", WHAT)
+        KeyValueStore("trial").fetch("rate", WHAT)
 
 
 def test_what_was_left_can_be_removed() -> None:
-    first, second = Posts("trial"), Posts("trial")
+    first, second = KeyValueStore("trial"), KeyValueStore("trial")
     first.post("rate", 0.1)
     first.close()
     first.clear()
@@ -84,4 +87,4 @@ def test_what_was_left_can_be_removed() -> None:
 def test_processes_without_a_store_are_told_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: None)
     with pytest.raises(RuntimeError, match='"gloo" or "nccl"'):
-        Posts("trial")
+        KeyValueStore("trial")
