@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset, SequentialSampler
 
+from littrainer import session
 from littrainer.arguments.deepspeed import asks_for_deepspeed, settle_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.callbacks.restoring import restore_callbacks
@@ -23,7 +24,6 @@ from littrainer.checkpoint.atomic_write import rotate_checkpoints
 from littrainer.checkpoint.distributed_save import leads
 from littrainer.checkpoint.weights import log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
-from littrainer.compat.own_methods import own_methods
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, accepted_columns, check_has_names, without_extra_columns
 from littrainer.data.limits import overfits
@@ -39,8 +39,9 @@ from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
 from littrainer.search import reporting
 from littrainer.search import trial as search_trial
 from littrainer.strategies.model_wrapping import is_own_wrapping, wrapped_model
-from littrainer.training import log_eval_save, loss, train_call
+from littrainer.training import log_eval_save, loss
 from littrainer.training.batch_size_search import empty_device_cache_if_due, failures_agreed_on
+from littrainer.training.overrides import own_methods
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -196,7 +197,7 @@ class OverridePoints:
         trial: Any = None,
         ignore_keys_for_eval: Sequence[str] | None = None,
     ) -> TrainOutput:
-        return train_call.train_with_batch_size(self, batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        return session.train_with_batch_size(self, batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval)
 
     def _update_auto_batch_size(self: Any, batch_size: int) -> None:
         self._train_batch_size = batch_size

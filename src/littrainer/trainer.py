@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from littrainer import session
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.callbacks.checks import callbacks_in_list
 from littrainer.callbacks.flow import DefaultFlowCallback
@@ -30,12 +31,8 @@ from littrainer.callbacks.validation_rounds import ValidationRounds
 from littrainer.checkpoint.arguments_file import write_run_record
 from littrainer.checkpoint.async_save import BackgroundSaves
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
-from littrainer.checkpoint.shards import free_gathered
 from littrainer.checkpoint.storage import storage_of
-from littrainer.compat.earlier_signatures import accept_earlier_signatures
-from littrainer.compat.members import missing_member_message, refuse_ignored_overrides, warn_of_earlier_overrides
-from littrainer.compat.own_methods import of_the_package
-from littrainer.compat.trainer_attributes import TrainerAttributes
+from littrainer.compat.trainer_attributes import TrainerAttributes, missing_member_message
 from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
 from littrainer.data.collators import default_collator_for
 from littrainer.data.columns import DroppedColumns, naming_dropped_columns
@@ -68,10 +65,17 @@ from littrainer.override_points import OverridePoints
 from littrainer.search import searching
 from littrainer.search.results import BestRun
 from littrainer.session import SessionAttributes
+from littrainer.strategies.shards import free_gathered
 from littrainer.tracking.selection import trackers_for
-from littrainer.training import checks, loss, reports, run, train_call
+from littrainer.training import checks, loss, reports, run
 from littrainer.training.development_run import pushes_by_itself, trackers_reported_to
 from littrainer.training.loss import smoother_for
+from littrainer.training.overrides import (
+    accept_earlier_signatures,
+    of_the_package,
+    refuse_ignored_overrides,
+    warn_of_earlier_overrides,
+)
 from littrainer.training.plan import plan_training
 from littrainer.training.preemption import Preemption, listed_callbacks
 from littrainer.training.reports import CONSTRUCTION, InputTokenCounter, MemoryReport
@@ -146,7 +150,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         checks.check_arguments(args)
         checks.check_model_source(model, model_init)
         run_lightning.import_lightning()
-        train_call.seed_everything(args)
+        session.seed_everything(args)
         self._memory = MemoryReport(not args.skip_memory_metrics)
         self._memory.start(CONSTRUCTION)
 
@@ -468,7 +472,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
             naming_dropped_columns(self),
             checkpoint_of_trainer(self, resume_from_checkpoint) as checkpoint,
         ):
-            return train_call.train(self, checkpoint, trial, ignore_keys_for_eval)
+            return session.train(self, checkpoint, trial, ignore_keys_for_eval)
 
     def training_step(
         self,

@@ -17,8 +17,8 @@ from torch import nn
 import littrainer.arguments.destinations
 import littrainer.strategies.mixed_precision
 from littrainer import Trainer
-from littrainer.checkpoint.shards import whole_state_dict
 from littrainer.engine import run_lightning
+from littrainer.strategies.shards import whole_state_dict
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer

@@ -29,8 +29,7 @@ from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
 ADVICE = (
     f"Lightning {pl.__version__} is no release that fast_training_loop.py was written for: trainings take Lightning's "
-    "own, slower loop. Compare what differs, change fast_training_loop.py, then add the release to KNOWN_RELEASES and its "
-    "digests to this file."
+    "own, slower loop. Compare what differs, change it, then add the release to KNOWN_RELEASES and its digests here."
 )
 
 CONNECTOR = "pytorch.trainer.connectors.logger_connector.logger_connector"

@@ -140,7 +140,7 @@ for kind in (Trainer, StepwiseTrainer):
 
 
 def test_a_run_writes_nothing_of_lightnings_to_the_terminal_or_the_disk(tmp_path: Path) -> None:
-    root = str(Path(__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[2])
     (tmp_path / "script.py").write_text(EVERYTHING.format(root=root))
     done = run_python("script.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

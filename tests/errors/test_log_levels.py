@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import littrainer
-from littrainer.arguments.process import LOG_LEVEL_NUMBERS
 from littrainer.compat.redirect import RedirectFinder
 from littrainer.errors.log_levels import apply_log_level, level_in_force
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
@@ -98,7 +97,7 @@ def test_a_script_that_asks_for_details_gets_ours_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error", "critical"])
 def test_a_level_holds_for_both_loggers_of_a_process_that_logs(loggers: dict[str, Any], level: str) -> None:
     apply_log_level(arguments(level, replica="debug"))
-    assert {logger.level for logger in loggers.values()} == {LOG_LEVEL_NUMBERS[level]}
+    assert {logger.level for logger in loggers.values()} == {getattr(logging, level.upper())}
 
 
 def test_other_processes_have_the_level_of_replicas(loggers: dict[str, Any]) -> None:

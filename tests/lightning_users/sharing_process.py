@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from littrainer import TrainerDataModule, TransformersModule, set_seed
-from littrainer.checkpoint.shards import whole_state_dict
+from littrainer.strategies.shards import whole_state_dict
 from tests.lightning_users.curves import QUIET
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, token_rows

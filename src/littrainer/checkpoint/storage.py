@@ -29,19 +29,6 @@ from littrainer.checkpoint.reader import (
     refuse_other_optimizer,
 )
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.checkpoint.shards import (
-    by_name,
-    free_gathered,
-    has_flat_shards,
-    is_sharded,
-    load_whole_optimizer_state,
-    load_whole_state_dict,
-    names_of_parameters,
-    numbered_as_if_whole,
-    numbered_for,
-    whole_optimizer_state,
-    whole_state_dict,
-)
 from littrainer.checkpoint.weights import (
     PEFT_PREFIX,
     adapter_folders,
@@ -59,6 +46,19 @@ from littrainer.distributed.agreement import failing_together
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.strategies.deepspeed import start_for_evaluation
+from littrainer.strategies.shards import (
+    by_name,
+    free_gathered,
+    has_flat_shards,
+    is_sharded,
+    load_whole_optimizer_state,
+    load_whole_state_dict,
+    names_of_parameters,
+    numbered_as_if_whole,
+    numbered_for,
+    whole_optimizer_state,
+    whole_state_dict,
+)
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

@@ -146,6 +146,13 @@ class TrainerAttributes:
         return MemoryTracker(self._memory, self.args.skip_memory_metrics)
 
 
+def missing_member_message(name: str) -> str:
+    """Return what an AttributeError says for a name that the Trainer does not have."""
+    if name in REFUSED:
+        return f"littrainer's Trainer does not have {name}: {REFUSED[name]}."
+    return f"'Trainer' object has no attribute {name!r}"
+
+
 def documentation() -> str:
     """The table of docs/compatibility.md about a Trainer's attributes."""
     lines = ["| attribute of a Trainer | what it is |", "| --- | --- |"]

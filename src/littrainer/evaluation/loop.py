@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
-from littrainer.checkpoint.shards import free_gathered
 from littrainer.data.limits import limited_number
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
 from littrainer.data.stream_end import check_equal_lengths
@@ -35,6 +34,7 @@ from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
 from littrainer.evaluation.streaming import StreamingMetrics, streaming_metrics
 from littrainer.model.traversal import eval_all
 from littrainer.strategies.model_wrapping import move_to_device, prepared_model
+from littrainer.strategies.shards import free_gathered
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

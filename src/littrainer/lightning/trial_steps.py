@@ -13,18 +13,18 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
-from littrainer.checkpoint.shards import is_sharded
 from littrainer.data.columns import naming_dropped_columns
 from littrainer.data.limits import DEVELOPMENT_RUN, check_order_stays, overfits
 from littrainer.data.position import generator_states, set_generator_states
 from littrainer.engine.run_lightning import fit
 from littrainer.errors.interruptions import UpdateGuard
 from littrainer.model.traversal import model_device
+from littrainer.strategies.shards import is_sharded
+from littrainer.training.checks import check_before_training
 from littrainer.training.model_preparation import model_prepared_for_training
 from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import Preemption
 from littrainer.training.run import TrainingRun
-from littrainer.training.train_call import check_before_training
 
 if TYPE_CHECKING:
     from littrainer.callbacks.base import TrainerCallback
@@ -93,7 +93,14 @@ def left_as_found(trainer: Trainer) -> Iterator[None]:
     generators = capture_random_states(gpu=has_gpu)
     with contextlib.ExitStack() as found:
         found.callback(set_random_states, generators)
-        for one in (trainer, trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator):
+        for one in (
+            trainer,
+            trainer.session,
+            trainer.args,
+            trainer.control,
+            trainer.callback_handler,
+            trainer.accelerator,
+        ):
             found.enter_context(_attributes_kept(one))
         for part in (trainer.optimizer, trainer.lr_scheduler):
             found.enter_context(_stepping_on_copies(part))

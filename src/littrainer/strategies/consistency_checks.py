@@ -7,8 +7,8 @@ from itertools import zip_longest
 
 from torch import nn
 
-from littrainer.checkpoint.shards import is_sharded
 from littrainer.distributed.agreement import are_several, from_each
+from littrainer.strategies.shards import is_sharded
 
 # Name, shape and number format of a parameter or buffer.
 Described = tuple[str, tuple[int, ...], str]

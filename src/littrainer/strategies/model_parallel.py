@@ -10,8 +10,8 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from torch import nn
 
-from littrainer.checkpoint.shards import spread_like
 from littrainer.distributed.layout import data_parallel_size, device_mesh, tensor_parallel_size
+from littrainer.strategies.shards import spread_like
 from littrainer.strategies.single_device import LaunchedProcesses, release_plugins
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from littrainer.checkpoint.shards import is_sharded
 from littrainer.distributed.layout import process_layout
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.strategies.consistency_checks import check_same_model
 from littrainer.strategies.model_parallel import ResidentModelParallelStrategy, average_gradients
+from littrainer.strategies.shards import is_sharded
 
 if TYPE_CHECKING:
     from littrainer.strategies.choice import TrainedModel

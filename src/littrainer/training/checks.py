@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from littrainer.arguments.accelerator_config import settle_accelerator_config
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
+from littrainer.arguments.deepspeed import check_settled
 from littrainer.arguments.rules import check_loader_processes, check_values, refuse_unsupported
 from littrainer.arguments.sharding import check_processes
 from littrainer.data.limits import check_limits
@@ -22,6 +23,7 @@ from littrainer.distributed.layout import process_layout
 from littrainer.errors.log_levels import apply_log_level
 from littrainer.errors.notes import kind_of
 from littrainer.evaluation.streaming import streaming_metrics
+from littrainer.training.overrides import accept_earlier_signatures, refuse_ignored_overrides
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -364,3 +366,18 @@ def check_not_empty(dataset: Any, name: str) -> None:
         raise ValueError(
             f"The {name} is empty (length 0): there is nothing to work on. Check how it was filtered or split."
         )
+
+
+def check_before_training(trainer: Trainer) -> None:
+    """Refuse a training that cannot go well, before anything is begun.
+
+    Raises:
+        ValueError: data or arguments that no training can be made of.
+        NotImplementedError: an argument that is not supported was set after the arguments were made.
+    """
+    refuse_unsupported(trainer.args)
+    # Methods may have been set on the instance since it was made.
+    refuse_ignored_overrides(trainer)
+    accept_earlier_signatures(trainer)
+    check_settled(trainer.args, trainer.is_deepspeed_enabled)
+    check_datasets(trainer)

@@ -1,13 +1,18 @@
-"""Overrides written for a release whose Trainer gave them fewer arguments: they get those that they take."""
+"""Methods that a subclass, or a script, overrides: which they are, those never called, those with fewer parameters.
+
+Overrides written for an earlier release, whose Trainer gave them fewer arguments, get those that they take.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import sys
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from torch import nn
 
@@ -16,6 +21,8 @@ from littrainer.training.loss import RETURNS_THE_MEAN
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 
 class Signature(NamedTuple):
@@ -138,3 +145,88 @@ def _with_outputs(method: Callable[..., Any], missing: list[str]) -> Callable[..
         return loss, seen[-1]
 
     return loss_and_outputs
+
+
+Class = TypeVar("Class", bound=type)
+
+# Name -> what the package's classes have under it. Compared by identity: an override made with functools.wraps bears
+# the name and the module of ours.
+_OF_THE_PACKAGE: dict[str, list[Any]] = {}
+
+
+def of_the_package(cls: Class) -> Class:
+    """Decorate a Trainer class of the package: what it, and its bases, have when it is made is no override."""
+    for base in cls.__mro__:
+        for name, member in vars(base).items():
+            _OF_THE_PACKAGE.setdefault(name, []).append(member)
+    return cls
+
+
+def own_methods(trainer: Trainer, names: tuple[str, ...]) -> list[str]:
+    """Those of the named methods that this instance, its class or a class between that and ours has a version of."""
+    return [name for name in names if name in vars(trainer) or not _is_of_the_package(type(trainer), name)]
+
+
+def _is_of_the_package(cls: type, name: str) -> bool:
+    ours = _OF_THE_PACKAGE.get(name, [])
+    found = getattr(cls, name, None)
+    # Python finds a function by itself faster than anything that goes through the classes.
+    if type(found) is FunctionType and found in ours:
+        return True
+    # As inspect.getattr_static finds it, in a ninth of the calls; each Trainer and each train() ask for many names.
+    member = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+    return member is None or any(member is one for one in ours)
+
+
+# Methods that transformers calls and that nothing here calls: an override would be ignored, so it is refused.
+NEVER_CALLED: dict[str, str] = {
+    "_run_epoch": "Lightning runs the epochs: override training_step, get_batch_samples or _inner_training_loop, or "
+    "add a callback with on_epoch_begin and on_epoch_end",
+    "_prepare_for_training": "override create_optimizer, create_scheduler, _wrap_model or "
+    "_load_optimizer_and_scheduler, or add a callback with on_train_begin",
+    "_build_accelerator_args": "Lightning takes the accelerator's place: override create_accelerator_and_postprocess, "
+    "or pass lightning={...}",
+    "_prepare_context_parallel_inputs": "override _prepare_inputs",
+    "_defer_fsdp_gradient_reduction": "pass a strategy as lightning={...}",
+    "_sync_replicated_trainable_parameters": "add a callback with on_train_begin",
+}
+# Methods that the Trainer of transformers 4 called, and that of transformers 5 does not either.
+CALLED_IN_TRANSFORMERS_4: dict[str, str] = {
+    "_nested_gather": "override _maybe_log_save_evaluate, or set gather_function",
+    "_gather_and_numpify": "override evaluation_loop",
+    "_sorted_checkpoints": "override _save_checkpoint",
+    "_rotate_checkpoints": "override _save_checkpoint",
+    "_activate_neftune": "set neftune_noise_alpha",
+    "_deactivate_neftune": "set neftune_noise_alpha",
+    "_align_special_tokens": "set the model's config before it is passed to the Trainer",
+    "prediction_loop": "override evaluation_loop",
+    "num_tokens": "override _track_num_input_tokens",
+    "_fsdp_qlora_plugin_updates": "override create_accelerator_and_postprocess",
+    "propagate_args_to_deepspeed": "override create_accelerator_and_postprocess",
+    "ipex_optimize_model": "override _wrap_model",
+    "torch_jit_model_eval": "override _wrap_model",
+    "_save_tpu": "override _save",
+}
+
+
+def refuse_ignored_overrides(trainer: Trainer) -> None:
+    """Refuse a Trainer with methods of its own that are never called, in a subclass, set on the class or the instance.
+
+    Raises:
+        NotImplementedError: it has some; all are named, with what to override instead.
+    """
+    ignored = [f"{name} ({NEVER_CALLED[name]})" for name in trainer._own_methods(*NEVER_CALLED)]
+    if ignored:
+        raise NotImplementedError(
+            f"{type(trainer).__name__} overrides what littrainer never calls: {'; '.join(ignored)}. Or run the script "
+            "with plain `python`, which uses transformers' own Trainer."
+        )
+
+
+def warn_of_earlier_overrides(trainer: Trainer) -> None:
+    """Say which methods of its own a Trainer has that only the Trainer of transformers 4 called."""
+    earlier = [f"{name} ({CALLED_IN_TRANSFORMERS_4[name]})" for name in trainer._own_methods(*CALLED_IN_TRANSFORMERS_4)]
+    if earlier:
+        logger.warning(
+            "%s overrides methods that only transformers 4 calls: %s.", type(trainer).__name__, "; ".join(earlier)
+        )
