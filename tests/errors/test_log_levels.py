@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import littrainer
+from littrainer.arguments.fields import LOG_LEVELS
 from littrainer.compat.redirect import RedirectFinder
 from littrainer.errors.log_levels import apply_log_level, level_in_force
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
@@ -54,7 +55,8 @@ def loggers() -> Iterator[dict[str, logging.Logger]]:
 
 
 def arguments(level: str = "passive", replica: str = "warning", should_log: bool = True) -> Any:
-    numbers = {**LOG_LEVEL_NUMBERS, "passive": logging.getLogger("transformers").level}
+    numbers = {name: getattr(logging, name.upper(), logging.DEBUG) for name in LOG_LEVELS}
+    numbers["passive"] = logging.getLogger("transformers").level
     return SimpleNamespace(
         log_level=level,
         log_level_replica=replica,

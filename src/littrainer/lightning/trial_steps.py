@@ -93,14 +93,8 @@ def left_as_found(trainer: Trainer) -> Iterator[None]:
     generators = capture_random_states(gpu=has_gpu)
     with contextlib.ExitStack() as found:
         found.callback(set_random_states, generators)
-        for one in (
-            trainer,
-            trainer.session,
-            trainer.args,
-            trainer.control,
-            trainer.callback_handler,
-            trainer.accelerator,
-        ):
+        parts = (trainer.session, trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator)
+        for one in (trainer, *parts):
             found.enter_context(_attributes_kept(one))
         for part in (trainer.optimizer, trainer.lr_scheduler):
             found.enter_context(_stepping_on_copies(part))
