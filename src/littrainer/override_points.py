@@ -237,9 +237,11 @@ class OverridePoints:
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         inputs = self._prepare_inputs(inputs)
-        with self.compute_loss_context_manager(), failures_agreed_on(self):
+        step = self.state.global_step
+        steps, is_trial = step - self.session.first_step, self.hp_search_backend is not None
+        with self.compute_loss_context_manager(), failures_agreed_on(self.args, steps, is_trial):
             value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
-        empty_device_cache_if_due(self)
+        empty_device_cache_if_due(self.args, step)
         return loss.normalised(self, value, num_items_in_batch)
 
     def _prepare_inputs(self: Any, inputs: Any) -> Any:
@@ -290,7 +292,10 @@ class OverridePoints:
         return clip_by_norm(model.parameters(), max_norm)
 
     def _track_num_input_tokens(self: Any, inputs: Any) -> None:
-        self.state.num_input_tokens_seen += self._tokens.count(self, inputs)
+        if self.args.include_num_input_tokens_seen != "no":
+            processing_class, tp_size = self.processing_class, self.get_tp_size()
+            number = self._tokens.count(inputs, self.args, self.model, processing_class, tp_size)
+            self.state.num_input_tokens_seen += number
 
     def _maybe_log_save_evaluate(
         self: Any,
@@ -313,7 +318,7 @@ class OverridePoints:
         return getattr(type(self), name) is not OverridePoints._maybe_log_save_evaluate or name in vars(self)
 
     def _determine_best_metric(self: Any, metrics: dict[str, float], trial: Any) -> bool:
-        return log_eval_save.remember_if_best(self, metrics)
+        return log_eval_save.remember_if_best(self.args, self.state, metrics)
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
 

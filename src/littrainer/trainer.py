@@ -554,7 +554,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
             a `TrainingPlan`: epochs, optimizer steps of an epoch, samples of an epoch and of the training, samples of
             an optimizer step over all devices, micro-batches of an epoch, and optimizer steps of the training.
         """
-        return plan_training(self, dataloader)
+        return plan_training(self, dataloader, self.get_total_train_batch_size(args), self.num_examples)
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Samples per optimizer step, over all processes.

@@ -23,7 +23,7 @@ from littrainer.training.model_preparation import (
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, tiny_tokenizer
 from tests.scenarios.models import BreakingClassifier, VectorClassifier, tiny_bert_classifier, tiny_gpt2, tiny_llama
-from tests.scenarios.trainers import quiet_trainer
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
 class NewName(VectorClassifier):
@@ -45,7 +45,7 @@ KEYWORDS = {"use_reentrant": True, "every_n_layers": 3}
 
 
 def given_to(folder: Path, model: Any, **changes: Any) -> Any:
-    enable_activation_checkpointing(quiet_trainer(folder, model, **changes))
+    enable_activation_checkpointing(model, quiet_arguments(folder, **changes))
     return getattr(model, "given", None)
 
 
@@ -90,7 +90,7 @@ def test_a_keyword_that_checkpointing_does_not_take_is_refused_by_the_arguments_
     wrong = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrent": False}}
     trainer = quiet_trainer(tmp_path, tiny_bert_classifier(), **wrong)
     with pytest.raises(ValueError, match=r"gradient_checkpointing_kwargs.*'use_reentrent'"):
-        enable_activation_checkpointing(trainer)
+        enable_activation_checkpointing(trainer.model, trainer.args)
 
 
 @pytest.fixture

@@ -377,7 +377,7 @@ def _has_memory_for(trainer: Trainer, size: int, steps: int, accumulation: int) 
     except Exception as error:
         if not ran_out_of_memory(error):
             raise
-        check_that_all_ran_out(trainer, error)
+        check_that_all_ran_out(trainer.args, error)
         has_memory = False
     # Outside of the except block, whose error holds the tensors that filled the memory.
     gc.collect()

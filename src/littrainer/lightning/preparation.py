@@ -60,8 +60,8 @@ def prepared_for_training(module: TransformersModule) -> Iterator[None]:
         ImportError: a library that an argument needs is not installed.
         ValueError: the model lacks what an argument needs.
     """
-    apply_liger_kernels(module)
-    enable_activation_checkpointing(module)
+    apply_liger_kernels(module.model, module.args)
+    enable_activation_checkpointing(module.model, module.args)
     align_special_tokens(module.model, module.processing_class)
     with noisy_embeddings(module.model, module.args.neftune_noise_alpha):
         yield

@@ -23,7 +23,7 @@ from littrainer.distributed.layout import process_layout
 from littrainer.errors.log_levels import apply_log_level
 from littrainer.errors.notes import kind_of
 from littrainer.evaluation.streaming import streaming_metrics
-from littrainer.training.overrides import accept_earlier_signatures, refuse_ignored_overrides
+from littrainer.training.overrides import accept_earlier_signatures, own_methods, refuse_ignored_overrides
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -231,8 +231,9 @@ def check_construction(trainer: Trainer) -> None:
         check_deepspeed(trainer.args, {**(trainer.args.lightning or {}), **trainer.lightning_keywords})
     check_limits(trainer)
     _check_optimizers(trainer)
-    _check_metrics(trainer)
-    _say_if_nothing_is_generated(trainer)
+    _check_metrics(trainer.args, trainer.compute_metrics, trainer.eval_dataset)
+    if not (hasattr(trainer, "_gen_kwargs") or own_methods(trainer, ("prediction_step", "evaluation_loop"))):
+        _say_if_nothing_is_generated(trainer.args)
     collator: Any = trainer.data_collator
     if not callable(collator):
         raise TypeError(
@@ -261,16 +262,14 @@ def _check_optimizers(trainer: Trainer) -> None:
         )
 
 
-def _say_if_nothing_is_generated(trainer: Trainer) -> None:
-    can_generate = hasattr(trainer, "_gen_kwargs") or trainer._own_methods("prediction_step", "evaluation_loop")
-    idle = [name for name in ("predict_with_generate", "generation_config") if getattr(trainer.args, name, None)]
-    if idle and not can_generate:
+def _say_if_nothing_is_generated(args: TrainingArguments) -> None:
+    idle = [name for name in ("predict_with_generate", "generation_config") if getattr(args, name, None)]
+    if idle:
         logger.warning("%s: without effect in a plain Trainer; use Seq2SeqTrainer.", ", ".join(idle))
 
 
-def _check_metrics(trainer: Trainer) -> None:
-    args = trainer.args
-    if args.eval_strategy not in (None, IntervalStrategy.NO) and trainer.eval_dataset is None:
+def _check_metrics(args: TrainingArguments, compute_metrics: Any, eval_dataset: Any) -> None:
+    if args.eval_strategy not in (None, IntervalStrategy.NO) and eval_dataset is None:
         strategy = IntervalStrategy(args.eval_strategy).value
         raise ValueError(
             f"eval_strategy={strategy!r} asks for evaluations, but there is no eval_dataset. Pass one to the Trainer, "
@@ -282,7 +281,6 @@ def _check_metrics(trainer: Trainer) -> None:
             "`args.metric_for_best_model` must be provided for save_strategy='best' and load_best_model_at_end: set it "
             "to 'loss', or to a name that compute_metrics returns."
         )
-    compute_metrics = trainer.compute_metrics
     if streaming_metrics(compute_metrics) is not None or not args.batch_eval_metrics or compute_metrics is None:
         return
     if "compute_result" not in inspect.signature(compute_metrics).parameters:
@@ -292,26 +290,29 @@ def _check_metrics(trainer: Trainer) -> None:
         )
 
 
-def check_datasets(trainer: Trainer) -> None:
+def check_datasets(args: TrainingArguments, train_dataset: Any, eval_dataset: Any, own_evaluation: bool) -> None:
     """Refuse to train on nothing; a Trainer that only evaluates may have an empty train_dataset.
+
+    Parameters:
+        own_evaluation: whether a subclass evaluates, whose metrics may have any name.
 
     Raises:
         ValueError: the train_dataset is empty, or an eval_dataset is that will be evaluated on.
     """
-    if trainer.args.eval_strategy not in (None, IntervalStrategy.NO):
-        datasets = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
+    if args.eval_strategy not in (None, IntervalStrategy.NO):
+        datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
         if not datasets:
             raise ValueError("eval_dataset is a dict without any dataset: name one, or set eval_strategy='no'.")
         for name, dataset in datasets.items():
             check_not_empty(dataset, f"eval_dataset {name!r}" if name else "eval_dataset")
-        _check_name_of_best_metric(trainer)
-    check_not_empty(trainer.train_dataset, "train_dataset")
+        if isinstance(eval_dataset, dict) and not own_evaluation:
+            _check_name_of_best_metric(args.metric_for_best_model, eval_dataset)
+    check_not_empty(train_dataset, "train_dataset")
 
 
-def _check_name_of_best_metric(trainer: Trainer) -> None:
+def _check_name_of_best_metric(wanted: str | None, datasets: dict[str, Any]) -> None:
     # Each evaluation of a dict puts the dataset's name into all its metrics' names, so that others cannot be found.
-    wanted, datasets = trainer.args.metric_for_best_model, trainer.eval_dataset
-    if wanted is None or not isinstance(datasets, dict) or trainer.overrides_evaluation():
+    if wanted is None:
         return
     name = wanted if wanted.startswith("eval_") else f"eval_{wanted}"
     if not any(name.startswith(f"eval_{key}_") for key in datasets):
@@ -380,4 +381,4 @@ def check_before_training(trainer: Trainer) -> None:
     refuse_ignored_overrides(trainer)
     accept_earlier_signatures(trainer)
     check_settled(trainer.args, trainer.is_deepspeed_enabled)
-    check_datasets(trainer)
+    check_datasets(trainer.args, trainer.train_dataset, trainer.eval_dataset, trainer.overrides_evaluation())

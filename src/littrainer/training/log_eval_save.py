@@ -15,6 +15,8 @@ from littrainer.training.batch_size_search import ran_out_of_memory
 from littrainer.training.loss import mean_over_processes
 
 if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.state import TrainerState
     from littrainer.trainer import Trainer
 
 
@@ -83,14 +85,13 @@ def evaluate_in_training(trainer: Trainer, ignore_keys: Sequence[str] | None) ->
         raise
 
 
-def remember_if_best(trainer: Trainer, metrics: dict[str, float]) -> bool:
+def remember_if_best(args: TrainingArguments, state: TrainerState, metrics: dict[str, float]) -> bool:
     """Note an evaluation that beats the best one so far, and say whether it does.
 
     Raises:
         KeyError: the evaluation has no metric of the name that `metric_for_best_model` gives.
         TypeError: that metric is no number.
     """
-    args, state = trainer.args, trainer.state
     if args.metric_for_best_model is None:
         return False
     name = args.metric_for_best_model

@@ -42,7 +42,7 @@ class LossSettings(Protocol):
 
 
 def loss_and_outputs(
-    trainer: LossSettings, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
+    settings: LossSettings, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
 ) -> tuple[torch.Tensor, Any]:
     """Run the model on a micro-batch; the loss is the model's, or that of `compute_loss_func` or of smoothed labels.
 
@@ -54,22 +54,22 @@ def loss_and_outputs(
         TypeError: the batch has no named entries to call the model with.
     """
     labels = None
-    if (trainer.compute_loss_func is not None or trainer.label_smoother is not None) and "labels" in inputs:
+    if (settings.compute_loss_func is not None or settings.label_smoother is not None) and "labels" in inputs:
         labels = inputs.pop("labels")
-    if trainer.model_accepts_loss_kwargs and num_items_in_batch is not None:
+    if settings.model_accepts_loss_kwargs and num_items_in_batch is not None:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
     check_has_names(inputs, model)
     outputs = model(**inputs)
-    if trainer.compute_loss_func is not None:
+    if settings.compute_loss_func is not None:
         if labels is None:
             logger.warning("compute_loss_func is called with labels=None: the batch has no 'labels'.")
-        return trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch), outputs
+        return settings.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch), outputs
     if labels is not None:
-        return smoothed_loss(trainer, model, outputs, labels, num_items_in_batch), outputs
-    return _loss_in(trainer, outputs, model, inputs), outputs
+        return smoothed_loss(settings, model, outputs, labels, num_items_in_batch), outputs
+    return _loss_in(settings, outputs, model, inputs), outputs
 
 
-def _loss_in(trainer: LossSettings, outputs: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+def _loss_in(settings: LossSettings, outputs: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
     loss: Any = None
     if isinstance(outputs, dict):
         loss = outputs.get("loss")
@@ -88,10 +88,10 @@ def _loss_in(trainer: LossSettings, outputs: Any, model: Any, inputs: dict[str, 
         returned, is_loss = _described(outputs), False
     if is_loss:
         return loss
-    missing = [name for name in trainer.label_names if name not in inputs]
+    missing = [name for name in settings.label_names if name not in inputs]
     hint = (
         f"The batch has no {' or '.join(missing)} (it has {', '.join(inputs)}): "
-        + _missing_labels(first_sample(trainer, not model.training), missing[0], model)
+        + _missing_labels(first_sample(settings, not model.training), missing[0], model)
         if missing
         else "Return the loss under the key 'loss' or as the first element of a tuple"
     )
@@ -119,21 +119,21 @@ def _described(value: Any) -> str:
 
 
 def normalised(
-    trainer: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+    settings: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
     """The loss as it goes into the backward pass.
 
     One that was already divided by the label tokens of the window stays as it is; a mean over the micro-batch is
     divided by the number of micro-batches in the window.
     """
-    is_divided = trainer.loss_is_scaled_for_ga
+    is_divided = settings.loss_is_scaled_for_ga
     if is_divided is None:
-        by_model = trainer.model_accepts_loss_kwargs and num_items_in_batch is not None
-        is_divided = by_model or trainer.compute_loss_func is not None
-        is_divided = is_divided and not returns_the_mean(trainer)
+        by_model = settings.model_accepts_loss_kwargs and num_items_in_batch is not None
+        is_divided = by_model or settings.compute_loss_func is not None
+        is_divided = is_divided and not returns_the_mean(settings)
     if loss is None:
         raise no_loss_returned(loss, "compute_loss")
-    return loss if is_divided else loss / trainer.current_gradient_accumulation_steps
+    return loss if is_divided else loss / settings.current_gradient_accumulation_steps
 
 
 def returns_the_mean(trainer: Any) -> bool:
@@ -152,36 +152,36 @@ def no_loss_returned(returned: Any, by: str) -> TypeError:
     return TypeError(f"{by} returned {_described(returned)}, and has to return the loss, a tensor with one number.")
 
 
-def items_in_window(trainer: LossSettings, window: list[Any], device: torch.device) -> torch.Tensor | int | None:
+def items_in_window(settings: LossSettings, window: list[Any], device: torch.device) -> torch.Tensor | int | None:
     """Label tokens of a window, where the loss is divided by them; None where it is not."""
-    takes_number = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+    takes_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None
     # Of a batch without names it is said later what is wrong with it.
     if not takes_number or not window or not hasattr(window[0], "keys") or "labels" not in window[0]:
         return None
-    number = count_label_tokens(window, trainer._loss_shifts_labels)
-    if isinstance(number, torch.Tensor) and averages_over_processes(trainer):
+    number = count_label_tokens(window, settings._loss_shifts_labels)
+    if isinstance(number, torch.Tensor) and averages_over_processes(settings):
         # Processes that compute each layer together have counted the same labels.
-        number = reduced(number.to(device)) / trainer.get_tp_size()
+        number = reduced(number.to(device)) / settings.get_tp_size()
     # A float, as transformers has it: dividing a bfloat16 loss by it gives float32.
     return number.to(device) / 1 if isinstance(number, torch.Tensor) else number
 
 
-def averages_over_processes(trainer: LossSettings) -> bool:
+def averages_over_processes(settings: LossSettings) -> bool:
     """Whether label tokens are counted over all processes, so that each token weighs the same in all of them."""
-    return trainer.args.world_size > 1 and trainer.args.average_tokens_across_devices
+    return settings.args.world_size > 1 and settings.args.average_tokens_across_devices
 
 
 def scaled_for_mean_gradient(
-    trainer: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+    settings: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
     """The loss, of which the mean of the processes' gradients is to be the gradient of their sum.
 
     One that is divided by the tokens of all processes is multiplied, in place, by their number; others stay as they
     are.
     """
-    takes_number = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-    if takes_number and num_items_in_batch is not None and averages_over_processes(trainer):
-        loss *= trainer.args.world_size // trainer.get_tp_size()
+    takes_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None
+    if takes_number and num_items_in_batch is not None and averages_over_processes(settings):
+        loss *= settings.args.world_size // settings.get_tp_size()
     return loss
 
 
@@ -354,7 +354,7 @@ def smoother_for(model: nn.Module, factor: float) -> LabelSmoother | None:
 
 
 def smoothed_loss(
-    trainer: LossSettings,
+    settings: LossSettings,
     model: Any,
     outputs: Any,
     labels: torch.Tensor,
@@ -362,4 +362,4 @@ def smoothed_loss(
 ) -> torch.Tensor:
     """The smoothed loss of a micro-batch; a causal language model's labels are shifted by one position."""
     shifted = predicts_next_token(users_model(model))
-    return trainer.label_smoother(outputs, labels, shift_labels=shifted, num_items_in_batch=num_items_in_batch)
+    return settings.label_smoother(outputs, labels, shift_labels=shifted, num_items_in_batch=num_items_in_batch)

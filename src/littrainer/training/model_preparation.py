@@ -8,7 +8,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from littrainer.model.facts import base_model
 from littrainer.strategies.model_wrapping import move_to_device
 
 if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -29,13 +30,6 @@ CHECKPOINT_KEYWORDS = {"use_reentrant", "preserve_rng_state", "context_fn", "det
 LAYER_CHOICES: dict[str, Any] = {"every_n_layers": 1, "offload": False}
 
 
-class HasModelAndArguments(Protocol):
-    """What has a model, and training arguments that say what is done to it; a Trainer is one."""
-
-    model: Any
-    args: Any
-
-
 @contextmanager
 def model_prepared_for_training(trainer: Trainer) -> Iterator[None]:
     """Prepare the model as the arguments ask; hooks are removed when the block ends, however it ends.
@@ -44,20 +38,20 @@ def model_prepared_for_training(trainer: Trainer) -> Iterator[None]:
         ImportError: a library that an argument needs is not installed.
         ValueError: the model lacks what an argument needs.
     """
-    apply_liger_kernels(trainer)
+    apply_liger_kernels(trainer.model, trainer.args)
     casts_to_evaluate = trainer.args.fp16_full_eval or trainer.args.bf16_full_eval
     if casts_to_evaluate and trainer.model_init is None and not (trainer.is_fsdp_enabled or trainer.is_model_parallel):
         # So far it was left where it is, to be cast by an evaluation.
         trainer._move_model_to_device(trainer.model, trainer.args.device)
     move_to_device(trainer)
-    enable_activation_checkpointing(trainer)
+    enable_activation_checkpointing(trainer.model, trainer.args)
     align_special_tokens(trainer.model, trainer.processing_class)
     noise = noisy_embeddings(trainer.model, trainer.neftune_noise_alpha)
-    with noise as trainer.neftune_hook_handle, _watched_for_overflow(trainer):
+    with noise as trainer.neftune_hook_handle, _watched_for_overflow(trainer.model, trainer.args):
         yield
 
 
-def enable_activation_checkpointing(trainer: HasModelAndArguments) -> None:
+def enable_activation_checkpointing(model: Any, args: TrainingArguments) -> None:
     """Let the model recompute activations in the backward pass, where the arguments ask for it.
 
     `every_n_layers` and `offload` among the keywords are the model's to carry out, the others go to
@@ -66,12 +60,11 @@ def enable_activation_checkpointing(trainer: HasModelAndArguments) -> None:
     Raises:
         ValueError: the model cannot do so.
     """
-    if not trainer.args.activation_checkpointing:
+    if not args.activation_checkpointing:
         return
-    given: Any = trainer.args.activation_checkpointing_kwargs
+    given: Any = args.activation_checkpointing_kwargs
     keywords = dict(given or {})
     choices = {name: keywords.pop(name, default) for name, default in LAYER_CHOICES.items()}
-    model = trainer.model
     unknown = sorted(set(keywords) - CHECKPOINT_KEYWORDS) if is_a(model, "pretrained model") else []
     if unknown:
         raise ValueError(
@@ -113,11 +106,11 @@ def _enable_by_old_name(model: Any, keywords: dict[str, Any], choices: dict[str,
 
 
 @contextmanager
-def _watched_for_overflow(trainer: Trainer) -> Iterator[None]:
-    if DebugOption.UNDERFLOW_OVERFLOW not in trainer.args.debug:
+def _watched_for_overflow(model: nn.Module, args: TrainingArguments) -> Iterator[None]:
+    if DebugOption.UNDERFLOW_OVERFLOW not in args.debug:
         yield
         return
-    watch = DebugUnderflowOverflow(trainer.model)
+    watch = DebugUnderflowOverflow(model)
     try:
         yield
     finally:
@@ -167,15 +160,15 @@ def _add_noise(embeddings: Any, inputs: Any, output: torch.Tensor) -> torch.Tens
     return output + torch.zeros_like(output).uniform_(-bound, bound)
 
 
-def apply_liger_kernels(trainer: HasModelAndArguments) -> None:
-    """Replace the layers of the Trainer's model that Liger has kernels for, as `liger_kernel_config` selects.
+def apply_liger_kernels(model: Any, args: TrainingArguments) -> None:
+    """Replace the layers of a model that Liger has kernels for, as `liger_kernel_config` selects.
 
     A model that is none of transformers' is left as it is, with a warning.
 
     Raises:
         ImportError: liger-kernel is not installed.
     """
-    if not trainer.args.use_liger_kernel:
+    if not args.use_liger_kernel:
         return
     try:
         from liger_kernel.transformers import _apply_liger_kernel_to_instance
@@ -184,9 +177,9 @@ def apply_liger_kernels(trainer: HasModelAndArguments) -> None:
             "use_liger_kernel=True takes the package liger-kernel (0.3.0 or newer): install it with "
             "`pip install liger-kernel`, or set use_liger_kernel=False."
         ) from error
-    model = base_model(trainer.model)
+    model = base_model(model)
     if is_a(model, "pretrained model"):
-        _apply_liger_kernel_to_instance(model=model, **(trainer.args.liger_kernel_config or {}))
+        _apply_liger_kernel_to_instance(model=model, **(args.liger_kernel_config or {}))
     else:
         logger.warning(
             "use_liger_kernel=True changes nothing: Liger has kernels for models of transformers, and %s is none.",

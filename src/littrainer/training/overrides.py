@@ -10,17 +10,14 @@ import inspect
 import logging
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
 from littrainer.errors.lazy_isinstance import package_of
 from littrainer.training.loss import RETURNS_THE_MEAN
-
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -55,28 +52,28 @@ NOT_THE_SCRIPT = ("littrainer", "abc")
 IS_ADAPTED = "_takes_what_is_given_today"
 
 
-def accept_earlier_signatures(trainer: Trainer) -> None:
+def accept_earlier_signatures(instance: object) -> None:
     """Let methods that were set on this Trainer, or on its class after that was made, be called as today."""
-    for name in trainer._own_methods(*SIGNATURES):
-        accept_earlier_signature(trainer, name)
+    for name in own_methods(instance, SIGNATURES):
+        accept_earlier_signature(instance, name)
 
 
-def accept_earlier_signature(owner: Any, name: str) -> None:
+def accept_earlier_signature(holder: Any, name: str) -> None:
     """Put a method in the place of an override that takes less than today's calls give, with a FutureWarning.
 
     Parameters:
-        owner: the class, or the Trainer, that has it.
+        holder: the class, or the Trainer, that has it.
     """
-    method = getattr(owner, name)
-    is_class = isinstance(owner, type)
+    method = getattr(holder, name)
+    is_class = isinstance(holder, type)
     missing = [] if getattr(method, IS_ADAPTED, False) else _missing(method, SIGNATURES[name], has_self=is_class)
     if not missing:
         return
     fewer = _with_outputs(method, missing) if "return_outputs" in missing else _with_fewer_parameters(method, missing)
     setattr(fewer, IS_ADAPTED, True)
     setattr(fewer, RETURNS_THE_MEAN, "num_items_in_batch" in missing)
-    setattr(owner, name, fewer)
-    class_name = owner.__name__ if is_class else type(owner).__name__
+    setattr(holder, name, fewer)
+    class_name = holder.__name__ if is_class else type(holder).__name__
     today = ", ".join(f"{parameter}={DEFAULTS.get(parameter)}" for parameter in missing)
     warnings.warn(
         f"{class_name}.{name} without {' and '.join(missing)} is an earlier spelling: write {name}(..., {today}).",
@@ -162,9 +159,9 @@ def of_the_package(cls: Class) -> Class:
     return cls
 
 
-def own_methods(trainer: Trainer, names: tuple[str, ...]) -> list[str]:
+def own_methods(instance: object, names: Iterable[str]) -> list[str]:
     """Those of the named methods that this instance, its class or a class between that and ours has a version of."""
-    return [name for name in names if name in vars(trainer) or not _is_of_the_package(type(trainer), name)]
+    return [name for name in names if name in vars(instance) or not _is_of_the_package(type(instance), name)]
 
 
 def _is_of_the_package(cls: type, name: str) -> bool:
@@ -209,24 +206,23 @@ CALLED_IN_TRANSFORMERS_4: dict[str, str] = {
 }
 
 
-def refuse_ignored_overrides(trainer: Trainer) -> None:
+def refuse_ignored_overrides(instance: object) -> None:
     """Refuse a Trainer with methods of its own that are never called, in a subclass, set on the class or the instance.
 
     Raises:
         NotImplementedError: it has some; all are named, with what to override instead.
     """
-    ignored = [f"{name} ({NEVER_CALLED[name]})" for name in trainer._own_methods(*NEVER_CALLED)]
+    ignored = [f"{name} ({NEVER_CALLED[name]})" for name in own_methods(instance, NEVER_CALLED)]
     if ignored:
         raise NotImplementedError(
-            f"{type(trainer).__name__} overrides what littrainer never calls: {'; '.join(ignored)}. Or run the script "
+            f"{type(instance).__name__} overrides what littrainer never calls: {'; '.join(ignored)}. Or run the script "
             "with plain `python`, which uses transformers' own Trainer."
         )
 
 
-def warn_of_earlier_overrides(trainer: Trainer) -> None:
+def warn_of_earlier_overrides(instance: object) -> None:
     """Say which methods of its own a Trainer has that only the Trainer of transformers 4 called."""
-    earlier = [f"{name} ({CALLED_IN_TRANSFORMERS_4[name]})" for name in trainer._own_methods(*CALLED_IN_TRANSFORMERS_4)]
+    earlier = [f"{name} ({CALLED_IN_TRANSFORMERS_4[name]})" for name in own_methods(instance, CALLED_IN_TRANSFORMERS_4)]
     if earlier:
-        logger.warning(
-            "%s overrides methods that only transformers 4 calls: %s.", type(trainer).__name__, "; ".join(earlier)
-        )
+        name = type(instance).__name__
+        logger.warning("%s overrides methods that only transformers 4 calls: %s.", name, "; ".join(earlier))

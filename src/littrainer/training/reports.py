@@ -21,7 +21,7 @@ from littrainer.errors.atomic_files import write_whole
 from littrainer.training.batch_size_search import empty_device_cache
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    from littrainer.arguments.training_arguments import TrainingArguments
 
 logger = logging.getLogger(__name__)
 
@@ -255,23 +255,27 @@ class InputTokenCounter:
     def __init__(self) -> None:
         self._warned: set[str] = set()
 
-    def count(self, trainer: Trainer, inputs: Any) -> int:
-        """Tokens in a micro-batch of all processes; 0 where they are not counted."""
-        wanted = trainer.args.include_num_input_tokens_seen
-        if wanted == "no":
-            return 0
-        main_input = getattr(trainer.model, "main_input_name", "input_ids")
+    def count(self, inputs: Any, args: TrainingArguments, model: Any, processing_class: Any, tp_size: int) -> int:
+        """Return the tokens in a micro-batch of all processes; 0 if they cannot be counted.
+
+        Parameters:
+            processing_class: knows the padding token.
+            tp_size: processes that share one copy of the model.
+        """
+        main_input = getattr(model, "main_input_name", "input_ids")
         if main_input not in inputs:
             self._warn_once(f"Input tokens are not counted: the batch has no {main_input!r} (model.main_input_name).")
             return 0
-        number = self._tokens_of_this_process(trainer, inputs, inputs[main_input])
-        return int(sum_over_processes(number, trainer.args.device, trainer.get_tp_size()))
+        number = self._tokens_of_this_process(inputs, inputs[main_input], args, processing_class)
+        return int(sum_over_processes(number, args.device, tp_size))
 
-    def _tokens_of_this_process(self, trainer: Trainer, inputs: Any, token_ids: Any) -> int:
-        if trainer.args.include_num_input_tokens_seen == "non_padding":
+    def _tokens_of_this_process(
+        self, inputs: Any, token_ids: Any, args: TrainingArguments, processing_class: Any
+    ) -> int:
+        if args.include_num_input_tokens_seen == "non_padding":
             if "attention_mask" in inputs:
                 return int(inputs["attention_mask"].sum())
-            padding = getattr(trainer.processing_class, "pad_token_id", None)
+            padding = getattr(processing_class, "pad_token_id", None)
             if padding is not None:
                 return int((token_ids != padding).sum())
             self._warn_once("Padding tokens are counted too: there is neither an attention mask nor a pad_token_id.")

@@ -31,6 +31,7 @@ from littrainer.training.plan import TrainingPlan, accumulation_schedule
 from littrainer.training.preemption import evaluation_to_make_up_for
 from littrainer.training.resuming import (
     Position,
+    ResumedTraining,
     counted_position,
     has_work_at_epoch_ends,
     position_of,
@@ -74,13 +75,14 @@ class TrainingRun:
         self.trial = trial
         self.ignore_keys_for_eval = ignore_keys_for_eval
         self.start_time = time.time()
+        self.schedule = accumulation_schedule(trainer)
         self.windows = WindowLoader(
             loader,
             accumulation=trainer.args.gradient_accumulation_steps,
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
             draw_window=lambda batches, number: trainer.get_batch_samples(batches, number, trainer.args.device),
             should_stop=lambda: trainer.control.should_epoch_stop or trainer.control.should_training_stop,
-            accumulation_of_epoch=accumulation_schedule(trainer),
+            accumulation_of_epoch=self.schedule,
         )
         self.first_epoch = 0
         self.epoch = 0
@@ -148,12 +150,13 @@ class TrainingRun:
         self.evaluation_due = evaluation_to_make_up_for(trainer.state)
         trainer._load_callback_state()
         self.record = read_resume_record(checkpoint, trainer.args.process_index)
+        training = ResumedTraining(trainer.args, trainer.state, plan, trainer._train_batch_size, self.schedule)
         # A search means to change what it changes.
         if self.trial is None:
-            warn_of_differences(checkpoint, self.record, trainer, plan)
-        position = position_of(self.record, trainer, plan)
+            warn_of_differences(checkpoint, self.record, training)
+        position = position_of(self.record, training)
         kept = self.record["data"] if self.record is not None and position is not None else None
-        position = self.resumed_at = position or counted_position(trainer, plan)
+        position = self.resumed_at = position or counted_position(training)
         self.first_epoch = self.epoch = position.epoch
         micro_batches = position.micro_batches
         if position.epoch_end_is_due:
