@@ -1,24 +1,34 @@
 from __future__ import annotations
 
+import random
 import warnings
 from contextlib import nullcontext
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
 
 from littrainer import TrainerDataModule, TransformersModule
+from littrainer.checkpoint.random_state import capture_random_states
 from littrainer.data.windows import MicroBatch
 from littrainer.plain_lightning.loss_settings import ModuleLossSettings, SharedLoss
-from littrainer.plain_lightning.loss_trial import Divided
-from littrainer.plain_lightning.window_normalisation import WindowNormalisation
+from littrainer.plain_lightning.window_normalisation import Divided, WindowNormalisation, part_divided
+from tests.fidelity.compare import first_difference
 from tests.plain_lightning.fitting import fitted, loader, module_of
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import language_rows, vector_rows
-from tests.scenarios.models import CountingClassifier, KeywordClassifier, VectorClassifier, tiny_gpt2
+from tests.scenarios.models import (
+    CountingClassifier,
+    KeywordClassifier,
+    NoisyClassifier,
+    VectorClassifier,
+    tiny_bert_classifier,
+    tiny_gpt2,
+)
 
 CPU = torch.device("cpu")
 SGD = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0}
@@ -277,3 +287,84 @@ def test_a_window_has_to_end_where_lightning_steps(changes: dict[str, Any], step
     refusal = pytest.raises(ValueError, match=r"Batch 1 of the epoch .*windows=False")
     with refusal if is_refused else nullcontext():
         window.enter(settings(), LABELLED, micro_batch(**changes), accumulation=2, steps=steps, device=CPU, place=1)
+
+
+# ---- How much of a loss is divided -----------------------------------------------------------------------------------
+
+NUMBER = torch.tensor(5.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (CountingClassifier, Divided.WHOLLY),
+        (KeywordClassifier, Divided.NOT_AT_ALL),
+        (tiny_gpt2, Divided.WHOLLY),
+        (tiny_bert_classifier, Divided.NOT_AT_ALL),
+    ],
+)
+def test_whether_a_model_divides_by_the_number_is_found_by_trying(model: Any, expected: Divided) -> None:
+    # Dropout draws the same in both forward passes.
+    made = model().train()
+    if isinstance(made, VectorClassifier):
+        batch = next(iter(loader(vector_rows(4))))
+    else:
+        rows = language_rows(4)
+        batch = pad_tokens(rows if expected is Divided.WHOLLY else [{**row, "labels": 1} for row in rows])
+    assert part_divided(lambda number: made(**batch, num_items_in_batch=number)["loss"], made, NUMBER) is expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("divided", "undivided", "expected"),
+    [
+        (3.0, 0.0, Divided.WHOLLY),
+        (-3.0, 0.0, Divided.WHOLLY),
+        (0.0, 3.0, Divided.NOT_AT_ALL),
+        (3.0, 0.01, Divided.PARTLY),
+        (0.1, 3.0, Divided.PARTLY),
+        (0.0, 0.0, Divided.UNKNOWN),
+        (float("nan"), 0.0, Divided.UNKNOWN),
+    ],
+)
+def test_a_part_of_a_loss_that_is_not_divided_is_seen(
+    divided: float, undivided: float, expected: Divided, dtype: torch.dtype
+) -> None:
+    def loss_for(number: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(divided, dtype=dtype) / number.to(dtype) + torch.tensor(undivided, dtype=dtype)
+
+    assert part_divided(loss_for, nn.Module(), NUMBER) is expected
+    assert part_divided(loss_for, nn.Module(), NUMBER, has_labels=False) is Divided.UNKNOWN
+
+
+def test_trying_leaves_modes_buffers_and_random_numbers_as_they_were() -> None:
+    class Drawing(NoisyClassifier):
+        def forward(self, x: Any, labels: Any = None, **kwargs: Any) -> Any:
+            random.random()
+            np.random.rand()
+            return super().forward(x, labels)
+
+    model = Drawing()
+    model.norm.eval()
+    modes = [part.training for part in model.modules()]
+    batch = next(iter(loader(vector_rows(4))))
+    before, states = {name: value.clone() for name, value in model.state_dict().items()}, capture_random_states()
+    assert part_divided(lambda number: model(**batch)["loss"], model, NUMBER) is Divided.NOT_AT_ALL
+    assert [part.training for part in model.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert first_difference(capture_random_states(), states) is None
+
+
+class Logging(TransformersModule):
+    """Logs in compute_loss."""
+
+    def compute_loss(self, inputs: dict[str, Any], num_items_in_window: Any = None) -> tuple[torch.Tensor, Any]:
+        value, outputs = super().compute_loss(inputs, num_items_in_window)
+        self.log_dict({"calls": 1.0}, on_step=False, on_epoch=True, reduce_fx="sum", batch_size=1)
+        return value, outputs
+
+
+def test_trying_logs_nothing() -> None:
+    module = Logging(CountingClassifier(), {"optim": "sgd"})
+    trainer = fitted(module, loader(vector_rows(8), 2), accumulate_grad_batches=2)
+    assert trainer.callback_metrics["calls"] == 4 and "log" not in vars(module)

@@ -33,7 +33,6 @@ from littrainer.plain_lightning.hyper_parameters import (
     steps_of_training,
 )
 from littrainer.plain_lightning.loss_settings import ModuleLossSettings, loss_settings_of
-from littrainer.plain_lightning.loss_trial import Divided, part_divided
 from littrainer.plain_lightning.model_inputs import model_inputs, no_inputs
 from littrainer.plain_lightning.model_source import made_at_once, made_by
 from littrainer.plain_lightning.module_arguments import arguments_from
@@ -41,7 +40,7 @@ from littrainer.plain_lightning.names import TEST, VALIDATION, is_watched
 from littrainer.plain_lightning.parallel_model import split_model
 from littrainer.plain_lightning.preparation import prepared_for_training, put_into_training_mode
 from littrainer.plain_lightning.run_hooks import RunHooks, are_called_by, check_that_they_are_called
-from littrainer.plain_lightning.window_normalisation import WindowNormalisation
+from littrainer.plain_lightning.window_normalisation import Divided, WindowNormalisation, part_divided
 from littrainer.processes.collectives import process_rank
 from littrainer.training import loss as losses
 

@@ -8,8 +8,10 @@ are divided as a whole, or not at all; gradients cannot be taken apart, so one t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -17,14 +19,30 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.data.windows import MicroBatch, count_label_tokens
 from littrainer.plain_lightning.loss_settings import ModuleLossSettings
-from littrainer.plain_lightning.loss_trial import Divided
 from littrainer.plain_lightning.model_inputs import model_inputs
+from littrainer.processes.agreement import largest
 from littrainer.processes.collectives import reduced
 from littrainer.training import loss
 
 Number = torch.Tensor | int | None
+# A power of two, so that what is divided by it is exact; what remains is the part that is not divided.
+LARGE = 2.0**20
+# Shares of the whole loss: the least part that is told from none, and what kernels that add in any order may differ by.
+NO_PART = 1e-5
+NO_DIFFERENCE = 1e-3
+
+
+class Divided(IntEnum):
+    """How much of a loss is divided by a number; of what processes find, the largest counts."""
+
+    # The loss was 0 or no number.
+    UNKNOWN = 0
+    NOT_AT_ALL = 1
+    WHOLLY = 2
+    PARTLY = 3
 
 
 class WindowNormalisation:
@@ -223,3 +241,53 @@ def _check_place(known: MicroBatch, steps: bool, place: int) -> None:
         f"its window of {known.window_size} micro-batches goes {'on' if steps else 'no further'}. Leave "
         "accumulate_grad_batches as it is within an epoch, or use TrainerDataModule(windows=False)."
     )
+
+
+def part_divided(
+    loss_for: Callable[[torch.Tensor], torch.Tensor], module: nn.Module, number: torch.Tensor, has_labels: bool = True
+) -> Divided:
+    """How much of a loss is divided by the number that it is given; all processes ask.
+
+    Many models take any keyword and return the mean whatever it says. Two forward passes show it, in the mode that the
+    module is in, since a part of the loss may be there in training only.
+
+    Parameters:
+        loss_for: the loss for a number.
+        module: the LightningModule, or a model.
+        number: one to try.
+        has_labels: whether this process's batch has labels that count; if it does not, its loss says nothing.
+    """
+    with torch.no_grad(), _unchanged(module), warnings.catch_warnings():
+        # Those of the forward pass are shown when it is made in earnest.
+        warnings.simplefilter("ignore")
+        states = capture_random_states()
+        losses = []
+        for factor in (1.0, LARGE):
+            set_random_states(states)
+            losses.append(loss_for(number * factor).detach().float().sum())
+        set_random_states(states)
+    return Divided(largest(_judged(losses[0].item(), losses[1].item()) if has_labels else Divided.UNKNOWN))
+
+
+def _judged(loss: float, remainder: float) -> Divided:
+    # Also for what is no number every comparison is false.
+    if not 0 < abs(loss) < float("inf"):
+        return Divided.UNKNOWN
+    share = remainder / loss
+    if abs(share) < NO_PART:
+        return Divided.WHOLLY
+    return Divided.NOT_AT_ALL if abs(share - 1) < NO_DIFFERENCE else Divided.PARTLY
+
+
+@contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    """Keep buffers as they are, and log nothing."""
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    # On the object it comes before the class's method, which `log_dict` calls too.
+    module.__dict__["log"] = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        del module.__dict__["log"]
+        for buffer, value in buffers:
+            buffer.copy_(value)
