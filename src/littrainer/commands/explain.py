@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from littrainer.arguments.destinations import DESTINATIONS, derived_keywords
 from littrainer.arguments.parser import HfArgumentParser
-from littrainer.commands.command_parser import BAD_INPUT, CommandParser, complain, option_names, unrecognized
+from littrainer.commands.command_line import BAD_INPUT, CommandParser, complain, option_names, unrecognized
 
 DESCRIPTION = """\
 Say what training arguments turn into: keywords and parts of lightning.Trainer, and for each argument away from its
@@ -147,7 +147,7 @@ def build_parser() -> CommandParser:
     """The parser of the command's own options."""
     parser = CommandParser("littrainer explain", description=DESCRIPTION, usage=USAGE)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--as-code", "--as_code", action="store_true", help="print a Lightning program that trains the same")
+    parser.add_argument("--as-code", "--as_code", action="store_true", help="print a Lightning program of it")
     parser.add_argument("--model", metavar="MODULE:NAME", help="with --as-code: what is called to make the model")
     parser.add_argument("--data", metavar="MODULE:NAME", help="with --as-code: what makes the training dataset")
     parser.epilog = "The options stand before the script or among the training arguments."

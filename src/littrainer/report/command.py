@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from littrainer.checkpoint.names import PREFIX_CHECKPOINT_DIR
-from littrainer.commands.command_parser import CommandParser, complain
+from littrainer.commands.command_line import CommandParser, complain
 from littrainer.report.page import MARK, page
 from littrainer.report.picture import can_draw, picture
 from littrainer.report.reading import Findings, NothingToReport, read_folders
