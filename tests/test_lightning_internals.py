@@ -302,29 +302,6 @@ def test_checkpoint_connector_user_managed_and_ckpt_path(tmp_path: Path) -> None
     assert steps == [2, 1, 2], advice
 
 
-def test_loaded_checkpoint(tmp_path: Path) -> None:
-    advice = "lightning_internals.hand_in_checkpoint has to follow, or pyproject.toml has to hold this release back"
-
-    class HandsIn(pl.Callback):
-        def setup(self, trainer: pl.Trainer, pl_module: Any, stage: str) -> None:
-            lightning_internals.hand_in_checkpoint(trainer, torch.load(tmp_path / "saved.ckpt", weights_only=True))
-
-    steps: list[int] = []
-
-    def fitted(*callbacks: pl.Callback, path: Path | None = None) -> pl.Trainer:
-        keywords = {**QUIET, "max_epochs": 1, "callbacks": list(callbacks)}
-        trainer = pl.Trainer(accelerator="cpu", **keywords)
-        probe = Probe(lambda module: steps.append(module.trainer.global_step))
-        trainer.fit(probe, DataLoader(torch.ones(2, 1)), ckpt_path=path)
-        return trainer
-
-    fitted().save_checkpoint(tmp_path / "saved.ckpt")
-    steps.clear()
-    # All steps are done in the one that is handed in.
-    assert fitted(HandsIn()).global_step == 2 and steps == [], advice
-    assert fitted().global_step == 2 and steps == [1, 2], advice
-
-
 def test_batches_that_stepped() -> None:
     advice = "lightning_internals.count_from has to follow, or pyproject.toml has to hold this release back"
     trainer = pl.Trainer(accelerator="cpu", max_epochs=3, **QUIET)
@@ -472,7 +449,6 @@ TESTED_HERE = {
     "_checkpoint_connector",
     "_user_managed",
     "_ckpt_path",
-    "_loaded_checkpoint",
     "_batches_that_stepped",
     "_broadcast_sigterm_tensor",
     "_lightning_optimizers",

@@ -32,7 +32,7 @@ COMMANDS: dict[str, Command] = {
     "explain": Command(
         "littrainer.commands.explain", "say what arguments, or a script's, turn into; --as-code prints a program"
     ),
-    "report": Command("littrainer.report.command", "write what trainings logged as an HTML page and a picture"),
+    "report": Command("littrainer.commands.report", "write what trainings logged as an HTML page and a picture"),
     "env": Command("littrainer.commands.env", "say what is installed here, for a bug report"),
 }
 USAGE = "littrainer COMMAND ...\n       littrainer [-h] [--version]"

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from littrainer.arguments.hardware import NO_COMPILATION
+from littrainer.arguments.process import NO_COMPILATION
 
 
 def compile_keywords(args: Any) -> dict[str, Any] | None:

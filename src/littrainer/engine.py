@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.arguments.destinations import derived_keywords
-from littrainer.arguments.nearest import suggestion
+from littrainer.arguments.did_you_mean import suggestion
 from littrainer.callbacks.lightning_callbacks import (
     CARRIED_OUT_BY_TRAINING,
     ONLY_IN_TRAINING,

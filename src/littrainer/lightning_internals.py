@@ -199,15 +199,6 @@ def resume_nothing(lightning_trainer: pl.Trainer) -> None:
     connector._user_managed, connector._ckpt_path = True, None
 
 
-def hand_in_checkpoint(lightning_trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
-    """Let the fit that is being set up go on from a checkpoint in memory; one that it reads from a path comes first.
-
-    To be called from a callback's `setup`. Lightning drops it when it has restored what is in it, so that a later
-    `validate`, or a second fit, does not load it again, as it would a `lightning_trainer.ckpt_path`.
-    """
-    lightning_trainer._checkpoint_connector._loaded_checkpoint = checkpoint
-
-
 # What is replaced in a module is so for one Trainer at a time.
 _while_building = threading.RLock()
 

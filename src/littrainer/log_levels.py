@@ -10,11 +10,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from littrainer.compat.redirect import is_installed
-
 if TYPE_CHECKING:
-    from littrainer.arguments.training_arguments import TrainingArguments
-
     StreamHandler = logging.StreamHandler[Any]
 else:
     # Python 3.10's takes no type in brackets.
@@ -25,6 +21,12 @@ TRAINER_OF_TRANSFORMERS = "transformers.trainer"
 # Where another logger decides; a level of 0 would stand for that of the root logger.
 ALL = 1
 LEVELS_THAT_NOBODY_SET = (logging.NOTSET, ALL, logging.WARNING)
+
+
+def is_redirected() -> bool:
+    """Return whether transformers' Trainer API is redirected to littrainer in this process."""
+    # By name, since that finder stands in a package above this file.
+    return any(type(finder).__name__ == "RedirectFinder" for finder in sys.meta_path)
 
 
 class _Console(StreamHandler):
@@ -42,7 +44,7 @@ class _Console(StreamHandler):
         return sys.stderr
 
     def emit(self, record: logging.LogRecord) -> None:
-        if is_installed():
+        if is_redirected():
             # Scripts look for the name, too.
             record.name = TRAINER_OF_TRANSFORMERS
             theirs = logging.getLogger(TRAINER_OF_TRANSFORMERS)
@@ -56,23 +58,25 @@ class _Console(StreamHandler):
 _console = _Console()
 
 
-def apply_log_level(args: TrainingArguments) -> None:
+def apply_log_level(args: Any) -> None:
     """Set the level of littrainer's and transformers' loggers to the one that the arguments ask of this process.
 
-    `passive` leaves the levels as they are; littrainer's then follows transformers', where a script has set that, and
-    nobody set ours.
+    `passive` leaves the levels as they are; littrainer's then follows transformers' if a script has set that one and
+    nobody has set ours.
+
+    Parameters:
+        args: training arguments.
     """
     _set_up()
-    wanted = args.log_level if args.should_log else args.log_level_replica
-    if wanted != "passive":
+    if (args.log_level if args.should_log else args.log_level_replica) != "passive":
         level = args.get_process_log_level()
         logging.getLogger(THEIRS).setLevel(level)
-        logging.getLogger(OURS).setLevel(ALL if is_installed() else level)
+        logging.getLogger(OURS).setLevel(ALL if is_redirected() else level)
 
 
 def level_in_force() -> int:
     """The least level of a message of littrainer's that is told."""
-    return logging.getLogger(TRAINER_OF_TRANSFORMERS if is_installed() else OURS).getEffectiveLevel()
+    return logging.getLogger(TRAINER_OF_TRANSFORMERS if is_redirected() else OURS).getEffectiveLevel()
 
 
 def tells_everything() -> bool:
@@ -84,9 +88,9 @@ def _set_up() -> None:
     ours = logging.getLogger(OURS)
     if _console not in ours.handlers:
         ours.addHandler(_console)
-    ours.propagate = not is_installed()
+    ours.propagate = not is_redirected()
     if ours.level in LEVELS_THAT_NOBODY_SET:
-        ours.setLevel(ALL if is_installed() else logging.getLogger(THEIRS).level or logging.WARNING)
+        ours.setLevel(ALL if is_redirected() else logging.getLogger(THEIRS).level or logging.WARNING)
 
 
 # For what is told before there is a Trainer. A level of the root logger does not count, as with transformers' loggers.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
+from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.destinations import lightning_precision
 from littrainer.nested_values import map_nested
 

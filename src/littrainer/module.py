@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from littrainer.evaluation.loop import BatchOutputs, EvaluationPass
     from littrainer.trainer import Trainer
     from littrainer.training.run import TrainingRun
+    from littrainer.training.step import TrainingStep
 
 # As `accumulate_grad_batches`: step after this micro-batch; or divides no batch count, so do not step.
 STEP_NOW = 1
@@ -112,7 +113,7 @@ class TrainerModule(pl.LightningModule):
     @carries_stop_iteration
     def configure_optimizers(self) -> Any:
         """The Trainer's optimizer and schedule; the schedule steps with the optimizer."""
-        optimizer, schedule = self.owner._optimizer_and_schedule(self._active_run().plan.max_steps)
+        optimizer, schedule = self.owner._optimizer_and_schedule(self._step().run.plan.max_steps)
         self._optimizer, self._schedule = optimizer, schedule
         # Lightning takes torch's schedules only; any other object with the same methods is stepped here, and one that
         # steps with an evaluation's metric in the Trainer.
@@ -156,14 +157,11 @@ class TrainerModule(pl.LightningModule):
     @carries_stop_iteration
     def training_step(self, micro_batch: MicroBatch, batch_idx: int) -> torch.Tensor:
         """Forward pass of a micro-batch; in manual optimization also backward and optimizer step."""
-        run = self._active_run()
-        number = micro_batch.num_items_in_window
         if not self.automatic_optimization:
             with self._gradient_exchange():
-                loss = self.owner.training_step(self.owner.model_wrapped, micro_batch.inputs, number)
-            run.add_loss(loss, micro_batch)
+                loss = self._step().forward_and_backward(micro_batch)
             if micro_batch.closes_window:
-                self._step_optimizer_manually(run)
+                self._step_optimizer_manually()
             return loss
         loss = self.loss_of(micro_batch)
         # Lightning divides the loss by this number next. The Trainer has divided by the true window already, and
@@ -174,12 +172,7 @@ class TrainerModule(pl.LightningModule):
     @carries_stop_iteration
     def loss_of(self, micro_batch: MicroBatch) -> torch.Tensor:
         """Forward pass of a micro-batch in automatic optimization: the loss as it goes into the backward pass."""
-        owner = self.owner
-        loss = owner._forward_for_training(owner.model_wrapped, micro_batch.inputs, micro_batch.num_items_in_window)
-        self._active_run().add_loss(loss, micro_batch)
-        steps = owner.accelerator.gradient_state.plugin_kwargs.get("num_steps", 1)
-        # A script may have told its accelerator to divide too.
-        return loss if steps == 1 else loss / steps
+        return self._step().loss_of(micro_batch)
 
     @property
     def exchanges_gradients(self) -> bool:
@@ -225,7 +218,7 @@ class TrainerModule(pl.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip as the Trainer does, which notes the norm and then fires `on_pre_optimizer_step`."""
-        self._active_run().before_optimizer_step()
+        self._step().clip()
 
     @carries_stop_iteration
     def optimizer_step(
@@ -239,8 +232,7 @@ class TrainerModule(pl.LightningModule):
         self.follow_optimizer()
         with closure_before_step(self._optimizer, lambda: self.owner.optimizer):
             super().optimizer_step(epoch, batch_idx, self.optimizers(), optimizer_closure)  # type: ignore[arg-type]
-        self._active_run().after_optimizer_step()
-        self._follow_schedule()
+        self._step().note_update()
         self._step_own_schedule()
 
     @carries_stop_iteration
@@ -250,16 +242,15 @@ class TrainerModule(pl.LightningModule):
         Parameters:
             step: steps an optimizer, where that takes more than its `step()`.
         """
-        run = self._active_run()
-        run.before_optimizer_step()
-        if step is None:
-            step_after_backward(self.owner.optimizer)
-        else:
-            with closure_before_step(self._optimizer, lambda: self.owner.optimizer):
-                step(self._optimizer)
-        run.after_optimizer_step()
-        self._follow_schedule()
-        self._step_own_schedule()
+
+        def step_optimizer() -> None:
+            if step is None:
+                step_after_backward(self.owner.optimizer)
+            else:
+                with closure_before_step(self._optimizer, lambda: self.owner.optimizer):
+                    step(self._optimizer)
+
+        self._step().update(step_optimizer, self._step_own_schedule)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients in a training. Lightning asks for it before an evaluation too; there they stay."""
@@ -275,28 +266,30 @@ class TrainerModule(pl.LightningModule):
         if not self.owner.accelerator.optimizer_step_was_skipped and not steps_with_metric(scheduler):
             scheduler.step()
 
-    def _step_optimizer_manually(self, run: TrainingRun) -> None:
+    def _step_optimizer_manually(self) -> None:
         self.follow_optimizer()
         self.owner.accelerator.unscale_gradients()
-        run.before_optimizer_step()
-        self.follow_optimizer()
-        optimizer: Any = self.optimizers()
-        with closure_before_step(self._optimizer):
-            optimizer.step()
-        run.after_optimizer_step()
-        self._follow_schedule()
+
+        def step_optimizer() -> None:
+            self.follow_optimizer()
+            optimizer: Any = self.optimizers()
+            with closure_before_step(self._optimizer):
+                optimizer.step()
+
+        self._step().update(step_optimizer, self._step_all_schedules)
+
+    def _step_all_schedules(self) -> None:
         # In manual optimization Lightning leaves it to the module to step schedules, those of callbacks too.
-        self._step_schedules("step")
-        if self._micro_batch is not None and self._micro_batch.epoch_fraction >= 1:
-            self._step_schedules("epoch")
+        self._follow_schedule()
+        ends_epoch = self._micro_batch is not None and self._micro_batch.epoch_fraction >= 1
+        for interval in ("step", "epoch") if ends_epoch else ("step",):
+            for config in self.trainer.lr_scheduler_configs:
+                if config.interval == interval:
+                    self.lr_scheduler_step(config.scheduler, None)
         self._step_own_schedule()
 
-    def _step_schedules(self, interval: str) -> None:
-        for config in self.trainer.lr_scheduler_configs:
-            if config.interval == interval:
-                self.lr_scheduler_step(config.scheduler, None)
-
     def _step_own_schedule(self) -> None:
+        self._follow_schedule()
         if not self._lightning_steps_schedule:
             self.lr_scheduler_step(self._schedule, None)
 
@@ -366,9 +359,9 @@ class TrainerModule(pl.LightningModule):
         if self.run is None and is_listened_to(self.trainer):
             publish(self.trainer, evaluation_pass.finish().metrics or {})
 
-    def _active_run(self) -> TrainingRun:
+    def _step(self) -> TrainingStep:
         assert self.run is not None
-        return self.run
+        return self.run.step
 
     def _active_pass(self) -> EvaluationPass:
         assert self.evaluation_pass is not None

@@ -16,12 +16,12 @@ from torch import nn
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer import engine
-from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed, settle_deepspeed
+from littrainer.arguments.deepspeed import asks_for_deepspeed, settle_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.callbacks.restoring import restore_callbacks
 from littrainer.checkpoint import reader, storage, writer
-from littrainer.checkpoint.layout import rotate_checkpoints
-from littrainer.checkpoint.places import leads
+from littrainer.checkpoint.atomic_write import rotate_checkpoints
+from littrainer.checkpoint.distributed_save import leads
 from littrainer.checkpoint.weights import log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.compat.own_methods import own_methods
@@ -42,9 +42,8 @@ from littrainer.optim.schedules import step_with_metric, steps_with_metric
 from littrainer.search import reporting
 from littrainer.search import trial as search_trial
 from littrainer.strategies import deepspeed_engine
-from littrainer.training import decisions, loss, train_call
-from littrainer.training.batch_size_search import failures_agreed_on
-from littrainer.training.device_memory import empty_device_cache_if_due
+from littrainer.training import log_eval_save, loss, train_call
+from littrainer.training.batch_size_search import empty_device_cache_if_due, failures_agreed_on
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -299,7 +298,7 @@ class OverridePoints:
         start_time: float,
         learning_rate: float | None = None,
     ) -> None:
-        decisions.log_and_maybe_evaluate_and_save(
+        log_eval_save.log_and_maybe_evaluate_and_save(
             self, tr_loss, grad_norm, model, trial, ignore_keys_for_eval, start_time, learning_rate
         )
 
@@ -309,14 +308,15 @@ class OverridePoints:
         return getattr(type(self), name) is not OverridePoints._maybe_log_save_evaluate or name in vars(self)
 
     def _determine_best_metric(self: Any, metrics: dict[str, float], trial: Any) -> bool:
-        return decisions.remember_if_best(self, metrics)
+        return log_eval_save.remember_if_best(self, metrics)
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
 
     def _evaluate(
         self: Any, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
-        metrics = decisions.evaluate_in_training(self, ignore_keys_for_eval)
+        with engine.validation_round(self):
+            metrics = log_eval_save.evaluate_in_training(self, ignore_keys_for_eval)
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if steps_with_metric(self.lr_scheduler) and not skip_scheduler:
             step_with_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)

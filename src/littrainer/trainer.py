@@ -15,7 +15,6 @@ from torch import nn
 
 from littrainer import engine
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.beyond_transformers import BeyondTransformers
 from littrainer.callbacks.checks import callbacks_in_list
 from littrainer.callbacks.flow import DefaultFlowCallback
 from littrainer.callbacks.handler import CallbackHandler
@@ -29,7 +28,8 @@ from littrainer.callbacks.notebook import default_progress_callback
 from littrainer.callbacks.progress import PrinterCallback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.callbacks.validation_rounds import ValidationRounds
-from littrainer.checkpoint.background import BackgroundSaves
+from littrainer.checkpoint.arguments_file import write_run_record
+from littrainer.checkpoint.async_save import BackgroundSaves
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
 from littrainer.checkpoint.shards import free_gathered
 from littrainer.checkpoint.storage import storage_of
@@ -55,25 +55,26 @@ from littrainer.hub import by_hand, repository
 from littrainer.hub.card.subject import Given, Texts, folder_of
 from littrainer.hub.card.writing import write_card
 from littrainer.interruptions import UpdateGuard
+from littrainer.lightning.conversion import checkpoint_of_trainer
+from littrainer.lightning.lightning_extras import LightningExtras
 from littrainer.model_facts import facts_about, parameters_without_embeddings
 from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.schedules import get_scheduler
 from littrainer.override_points import OverridePoints
-from littrainer.plain_lightning.resumed_training import checkpoint_of_trainer
 from littrainer.processes.agreement import failing_together
 from littrainer.processes.collectives import sum_over_processes
 from littrainer.processes.layout import follow_model, tensor_parallel_size
 from littrainer.search import searching
 from littrainer.search.results import BestRun
+from littrainer.session import SessionAttributes
 from littrainer.tracking.selection import trackers_for
-from littrainer.training import checks, input_kinds, loss, reports, run, train_call
+from littrainer.training import checks, loss, reports, run, train_call
 from littrainer.training.development_run import pushes_by_itself, trackers_reported_to
-from littrainer.training.label_smoothing import smoother_for
-from littrainer.training.memory_report import CONSTRUCTION, MemoryReport
+from littrainer.training.loss import smoother_for
 from littrainer.training.plan import plan_training
 from littrainer.training.preemption import Preemption, listed_callbacks
-from littrainer.training.tokens import InputTokenCounter
+from littrainer.training.reports import CONSTRUCTION, InputTokenCounter, MemoryReport
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -85,7 +86,7 @@ DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
 @of_the_package
-class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrainerMembers):
+class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttributes, EarlierTrainerMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
@@ -137,8 +138,8 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         lightning: dict[str, Any] | None = None,
     ):
         self.args = args = TrainingArguments(output_dir="tmp_trainer") if args is None else args
-        input_kinds.check_args(args)
-        self.lightning_keywords = input_kinds.checked_lightning_keywords(lightning)
+        checks.check_args(args)
+        self.lightning_keywords = checks.checked_lightning_keywords(lightning)
         refuse_ignored_overrides(self)
         warn_of_earlier_overrides(self)
         checks.check_arguments(args)
@@ -169,7 +170,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self.data_collator = data_collator or default_collator_for(processing_class)
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self.optimizer, self.lr_scheduler = input_kinds.checked_optimizers(optimizers)
+        self.optimizer, self.lr_scheduler = checks.checked_optimizers(optimizers)
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
 
         self._read_model_facts()
@@ -266,7 +267,6 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         # Trial -> the seed that its model was made with; and, for trainings after `apply_best`, seed -> the model's.
         self._seeds_of_models: dict[str, int] = {}
         self._seed_for_model: dict[int, int] = {}
-        self.current_flos: float = 0
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.model_preparation_time: float | None = None
         self._model_is_prepared = False
@@ -278,16 +278,10 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self._eval_dataloaders: dict[str, Any] = {}
         self._tokens = InputTokenCounter()
         self._parameters_without_embeddings: int | None = None
-        self._tr_loss = torch.tensor(0.0)
-        self._total_loss_scalar = 0.0
-        self._globalstep_last_logged = self._initial_global_step = 0
-        self._initial_num_input_tokens_seen = 0
         # The checkpoint written last, with the stamps of its files, until its on_save callbacks have run.
         self._sealed_checkpoint: Any = None
         # Of the checkpoint whose states are being written: told of each file that is complete.
         self._open_seal: Any = None
-        # Where the lightning.Trainer stands that `from_lightning` was given, until a training goes on from it.
-        self._lightning_checkpoint: dict[str, Any] | None = None
 
     # ---- Data -------------------------------------------------------------------------------------------------------
 
@@ -299,7 +293,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         """
         if self.train_dataset is None:
             raise ValueError("train() needs a train_dataset: pass one to the Trainer.")
-        input_kinds.check_is_dataset(self.train_dataset, "train_dataset", "get_train_dataloader")
+        checks.check_is_dataset(self.train_dataset, "train_dataset", "get_train_dataloader")
         return self._get_dataloader(
             dataset=self.train_dataset,
             description="Training",
@@ -344,7 +338,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         """
         if test_dataset is None:
             raise ValueError("predict() needs a test_dataset, and was given None: pass a dataset.")
-        input_kinds.check_is_dataset(test_dataset, "test_dataset", "get_test_dataloader")
+        checks.check_is_dataset(test_dataset, "test_dataset", "get_test_dataloader")
         checks.check_not_empty(test_dataset, "test_dataset")
         return self._get_dataloader(
             dataset=test_dataset,
@@ -723,9 +717,10 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def save_state(self) -> None:
-        """Write the trainer's state to trainer_state.json in `output_dir`."""
+        """Write the trainer's state to trainer_state.json in `output_dir`, and its arguments to littrainer_run.json."""
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
+            write_run_record(self.args, self.args.output_dir)
 
     # ---- The Hub ----------------------------------------------------------------------------------------------------
 

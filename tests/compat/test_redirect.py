@@ -323,7 +323,7 @@ def test_later_imports_get_ours_although_transformers_own_were_loaded(late: Any)
 
 
 def test_names_that_transformers_has_withdrawn_are_answered_as_long_as_the_redirection_holds(late: Any) -> None:
-    assert late["withdrawn"] == ["littrainer.keras_models.training_arguments", True]
+    assert late["withdrawn"] == ["littrainer.keras.arguments", True]
     assert late["withdrawn after uninstall"] == [False, False]
 
 

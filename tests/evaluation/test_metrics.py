@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from littrainer import Trainer
-from littrainer.checkpoint.layout import get_last_checkpoint
+from littrainer.checkpoint.verification import get_last_checkpoint
 from littrainer.evaluation import metrics as metrics_module
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.trainers import quiet_trainer

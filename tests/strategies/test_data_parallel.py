@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from littrainer.arguments.fields_distributed import DistributedFields
+from littrainer.arguments.fields import DistributedFields
 from littrainer.strategies.data_parallel import DDP_KEYWORDS, ddp_keywords, still_exchanges
 from tests.scenarios.models import VectorClassifier, tiny_gpt2
 from tests.scenarios.trainers import quiet_trainer

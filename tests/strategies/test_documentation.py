@@ -7,7 +7,7 @@ import pytest
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from littrainer.arguments.sharding_keys import KEYS
+from littrainer.arguments.sharding import KEYS
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.strategies.choice import STRATEGIES
 from littrainer.strategies.data_parallel import DDP_KEYWORDS

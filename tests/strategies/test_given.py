@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
 from littrainer.engine import build_lightning_trainer
-from littrainer.plain_lightning.lightning_settings import lightning_keywords
 from littrainer.strategies.data_parallel import ModelInDDP
 from littrainer.strategies.given import fitted_strategy
 from littrainer.strategies.launched import LaunchedProcesses
@@ -78,10 +76,8 @@ def test_lightning_takes_the_gpu_that_the_arguments_have_found_however_many_are_
     del trainer.args._device
     vars(trainer.args).update(use_cpu=False, **settings)
     ours: Any = build_lightning_trainer(trainer, None)
-    plain: Any = pl.Trainer(**lightning_keywords(trainer.args, lambda: 1), logger=False)
-    for built in (ours, plain):
-        assert trainer.args.device == built.strategy.root_device == torch.device("cuda", index)
-        assert (built.world_size, built.global_rank, built.local_rank, built.num_devices) == (2, 1, 1, 2)
+    assert trainer.args.device == ours.strategy.root_device == torch.device("cuda", index)
+    assert (ours.world_size, ours.global_rank, ours.local_rank, ours.num_devices) == (2, 1, 1, 2)
 
 
 def test_the_model_stays_where_a_given_strategy_has_put_it(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class OpeningEvents(_Events):
                 # Those of a resumed epoch that are not drawn again; Lightning's end of an epoch goes by all of them.
                 trainer.fit_loop.epoch_loop.batch_progress.increment_by(behind)
         pl_module.follow_window(batch)
-        self.run.begin_micro_batch(batch)
+        self.run.step.begin_micro_batch(batch)
 
 
 class ClosingEvents(_Events):
@@ -95,7 +95,7 @@ class ClosingEvents(_Events):
         self._note_stop(trainer)
         if self._stop_was_asked_for and batch.closes_window:
             self.run.trainer.control.should_training_stop = True
-        self.run.end_micro_batch(batch)
+        self.run.step.end_micro_batch(batch)
         self._stop_if_asked(trainer)
 
     @carries_stop_iteration

@@ -50,7 +50,7 @@ def unrecognized(words: Sequence[str], known: Sequence[str]) -> str:
 
 def suggested(word: str, known: Sequence[str]) -> str:
     """The question whether the nearest of the known words was meant; empty if none is similar."""
-    from littrainer.arguments.nearest import nearest_name
+    from littrainer.arguments.did_you_mean import nearest_name
 
     nearest = nearest_name(word, known)
     return "" if nearest is None else f"did you mean {nearest!r}?"

@@ -184,7 +184,7 @@ def split(words: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
 
 
 def _explain_arguments(words: list[str], as_code: bool, source: Source) -> int:
-    from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
+    from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
 
     parser = _ArgumentParser(Seq2SeqTrainingArguments, prog="littrainer explain", add_help=False)
     try:
@@ -322,7 +322,7 @@ def explanation(trainer: Any, args: Any) -> str:
 
 def changed_arguments(args: Any) -> dict[str, Any]:
     """Arguments away from their defaults, with plain values and masked tokens, in the documented order."""
-    from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
+    from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
 
     given, usual = args.to_dict(), Seq2SeqTrainingArguments().to_dict()
     usual["output_dir"] = None
@@ -346,7 +346,7 @@ def program(args: Any, source: Source = Source(), origin: str = "these arguments
         origin: whose arguments they are, for the first line.
         trainer: the Trainer of a script, whose objects the first lines name.
     """
-    from littrainer.plain_lightning.unheeded import ABOUT_DATA, ACTED_ON, LEFT_TO_LIGHTNING
+    from littrainer.lightning.ignored_arguments import ABOUT_DATA, ACTED_ON, LEFT_TO_LIGHTNING
 
     in_arguments, left_out = [], []
     for name, value in changed_arguments(args).items():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 
 from littrainer.ecosystem import package_of
+from littrainer.training.loss import RETURNS_THE_MEAN
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -45,8 +46,6 @@ DEFAULTS = {"return_outputs": False}
 NOT_THE_SCRIPT = ("littrainer", "abc")
 # Set on what stands in for an override.
 IS_ADAPTED = "_takes_what_is_given_today"
-# Set on one that loses `num_items_in_batch`: the loss is the mean of its micro-batch, whatever the model may do.
-RETURNS_THE_MEAN = "_returns_the_mean"
 
 
 def accept_earlier_signatures(trainer: Trainer) -> None:
@@ -85,13 +84,6 @@ def _frames_to_the_script() -> int:
     while frame.f_back is not None and package_of(frame) in NOT_THE_SCRIPT:
         level, frame = level + 1, frame.f_back
     return level
-
-
-def returns_the_mean(trainer: Any) -> bool:
-    """Whether the loss comes from an override that knows nothing of the window of its optimizer step."""
-    # A mock in the place of a method has every attribute.
-    of_loss, of_step = getattr(trainer, "compute_loss", None), getattr(trainer, "training_step", None)
-    return getattr(of_loss, RETURNS_THE_MEAN, None) is True or getattr(of_step, RETURNS_THE_MEAN, None) is True
 
 
 def _missing(method: Any, signature: Signature, has_self: bool) -> list[str]:

@@ -13,7 +13,7 @@ SEARCH = "littrainer.search"
 REPLACED: dict[str, dict[str, str]] = {
     "transformers.debug_utils": {
         "DebugOption": f"{CHOICES}:DebugOption",
-        "DebugUnderflowOverflow": "littrainer.training.overflow_detection:DebugUnderflowOverflow",
+        "DebugUnderflowOverflow": "littrainer.training.model_preparation:DebugUnderflowOverflow",
     },
     "transformers.hf_argparser": {
         "HfArg": "littrainer.arguments.parser:HfArg",
@@ -73,7 +73,7 @@ REPLACED: dict[str, dict[str, str]] = {
     },
     "transformers.trainer_pt_utils": {
         "AcceleratorConfig": "littrainer.arguments.accelerator_config:AcceleratorConfig",
-        "LabelSmoother": "littrainer.training.label_smoothing:LabelSmoother",
+        "LabelSmoother": "littrainer.training.loss:LabelSmoother",
         "BatchRebalanceSampler": "littrainer.data.batch_rebalance:BatchRebalanceSampler",
         "LengthGroupedSampler": "littrainer.data.samplers:LengthGroupedSampler",
         "get_length_grouped_indices": "littrainer.data.samplers:get_length_grouped_indices",
@@ -100,12 +100,12 @@ REPLACED: dict[str, dict[str, str]] = {
         "default_hp_space_wandb": f"{SEARCH}.spaces:default_hp_space_wandb",
         "denumpify_detensorize": f"{RESULTS}:denumpify_detensorize",
         "enable_full_determinism": "littrainer.seeds:enable_full_determinism",
-        "get_last_checkpoint": f"{LAYOUT}:get_last_checkpoint",
+        "get_last_checkpoint": "littrainer.checkpoint.verification:get_last_checkpoint",
         "has_length": "littrainer.data.loaders:has_length",
-        "rotate_checkpoints": f"{LAYOUT}:rotate_checkpoints",
+        "rotate_checkpoints": "littrainer.checkpoint.atomic_write:rotate_checkpoints",
         "seed_worker": "littrainer.seeds:seed_worker",
         "set_seed": "littrainer.seeds:set_seed",
-        "sort_checkpoints": f"{LAYOUT}:sort_checkpoints",
+        "sort_checkpoints": "littrainer.checkpoint.atomic_write:sort_checkpoints",
         "speed_metrics": f"{RESULTS}:speed_metrics",
     },
     "transformers.training_args": {
@@ -114,7 +114,7 @@ REPLACED: dict[str, dict[str, str]] = {
         "TrainingArguments": "littrainer.arguments.training_arguments:TrainingArguments",
     },
     "transformers.training_args_seq2seq": {
-        "Seq2SeqTrainingArguments": "littrainer.arguments.seq2seq_arguments:Seq2SeqTrainingArguments",
+        "Seq2SeqTrainingArguments": "littrainer.arguments.training_arguments:Seq2SeqTrainingArguments",
     },
     "transformers.utils.notebook": {
         "NotebookProgressBar": f"{NOTEBOOK}:NotebookProgressBar",

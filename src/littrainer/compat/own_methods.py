@@ -28,11 +28,6 @@ def own_methods(trainer: Trainer, names: tuple[str, ...]) -> list[str]:
     return [name for name in names if name in vars(trainer) or not _is_of_the_package(type(trainer), name)]
 
 
-def overrides(cls: type, name: str) -> bool:
-    """Whether a class, or one between it and ours, has a version of a method."""
-    return not _is_of_the_package(cls, name)
-
-
 def _is_of_the_package(cls: type, name: str) -> bool:
     ours = _OF_THE_PACKAGE.get(name, [])
     found = getattr(cls, name, None)

@@ -9,7 +9,7 @@ from littrainer.compat.accelerator.adoption import adopted
 from littrainer.processes.layout import tensor_parallel_size
 
 if TYPE_CHECKING:
-    from littrainer.training.memory_report import MemoryReport
+    from littrainer.training.reports import MemoryReport
 
 ANSWERED: dict[str, str] = {
     "args": "the arguments",
@@ -135,20 +135,6 @@ class TrainerAttributes:
     @accelerator.setter
     def accelerator(self: Any, value: Any) -> None:
         vars(self)["accelerator"] = adopted(value, self.args, vars(self).get("accelerator"))
-
-    @property
-    def _tr_loss(self: Any) -> Any:
-        running, run = vars(self)["_tr_loss"], vars(self).get("training_run")
-        if run is not None:
-            run.losses.add_to(running)
-        return running
-
-    @_tr_loss.setter
-    def _tr_loss(self: Any, value: Any) -> None:
-        vars(self)["_tr_loss"] = value
-        run = vars(self).get("training_run")
-        if run is not None:
-            run.losses.discard()
 
     @property
     def is_tp_enabled(self: Any) -> bool:

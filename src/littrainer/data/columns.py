@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message
-from littrainer.data.collators.default import text_in
+from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message, text_in
 from littrainer.errors.notes import add_note
 from littrainer.model_facts import base_model, catch_all_name
 

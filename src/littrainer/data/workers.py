@@ -22,7 +22,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset
 
-from littrainer.arguments.fields_additional import DEFAULT_ANNOUNCING_SIGNAL
+from littrainer.arguments.fields import DEFAULT_ANNOUNCING_SIGNAL
 from littrainer.interruptions import UpdateGuard
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HubStrategy, SaveStrategy
 from littrainer.callbacks.state import TrainerState
+from littrainer.checkpoint.atomic_write import own_place
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
-from littrainer.checkpoint.staging import own_place
 from littrainer.hub.card.remote import settle_card
 from littrainer.hub.progress import Push, PushInProgress, Upload
 from littrainer.hub.repository import is_repository_made, make_branch, token_for

@@ -45,15 +45,9 @@ KEPT_ATTRIBUTES = (
     "_signature_columns",
     "_described_model_class",
     "_train_batch_size",
-    "current_gradient_accumulation_steps",
-    "current_flos",
     "_memory",
     "_model_is_prepared",
-    "_tr_loss",
-    "_total_loss_scalar",
-    "_globalstep_last_logged",
-    "_initial_global_step",
-    "_initial_num_input_tokens_seen",
+    "session",
 )
 
 

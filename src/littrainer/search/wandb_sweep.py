@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.nearest import suggestion
+from littrainer.arguments.did_you_mean import suggestion
 from littrainer.processes.agreement import LostProcess
 from littrainer.search.distributions import CATEGORICAL, FLOAT, INTEGER
 from littrainer.search.failures import SearchMistake, fails_trial_only

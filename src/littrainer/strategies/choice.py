@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
+from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.processes.layout import tensor_parallel_size
 

@@ -9,7 +9,7 @@ from littrainer.arguments.choices import SchedulerType
 from littrainer.processes.layout import tensor_parallel_size
 
 if TYPE_CHECKING:
-    from littrainer.arguments.deepspeed_config import DeepSpeedConfig
+    from littrainer.arguments.deepspeed import DeepSpeedConfig
     from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from littrainer.processes import deepspeed_communication
 from littrainer.strategies.deepspeed_checks import warn_of_what_has_no_effect
 
 if TYPE_CHECKING:
-    from littrainer.arguments.deepspeed_config import DeepSpeedConfig
+    from littrainer.arguments.deepspeed import DeepSpeedConfig
     from littrainer.trainer import Trainer
 
 

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from littrainer.arguments.deepspeed_config import (
+from littrainer.arguments.deepspeed import (
     FROM_ARGUMENTS,
     FROM_HIDDEN_SIZE,
     FROM_LENGTH,
     WITHOUT_AN_ARGUMENT,
 )
-from littrainer.arguments.sharding_keys import KEYS, VARIABLES
+from littrainer.arguments.sharding import KEYS, VARIABLES
 from littrainer.processes.layout import REFUSED_SIZES, SIZE_VARIABLE_PREFIX, SIZES
 from littrainer.strategies.choice import STRATEGIES
 from littrainer.strategies.data_parallel import DDP_KEYWORDS

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
 from littrainer.processes.agreement import agreed, all_arrive, failing_together
-from littrainer.training.device_memory import empty_device_cache
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -150,3 +151,20 @@ def _free_memory(trainer: Trainer) -> None:
     trainer.model_wrapped = trainer.model
     gc.collect()
     empty_device_cache()
+
+
+def empty_device_cache() -> None:
+    """Give memory that torch holds and does not use back to the accelerator; without one, do nothing."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    elif torch.backends.mps.is_available():
+        torch.mps.empty_cache()
+    elif torch.xpu.is_available():
+        torch.xpu.empty_cache()
+
+
+def empty_device_cache_if_due(trainer: Trainer) -> None:
+    """Do so between forward and backward pass, every `torch_empty_cache_steps` optimizer steps."""
+    steps = trainer.args.torch_empty_cache_steps
+    if steps is not None and trainer.state.global_step % steps == 0:
+        empty_device_cache()

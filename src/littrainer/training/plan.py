@@ -6,10 +6,10 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from littrainer.callbacks.lightning_callbacks import is_one_of
 from littrainer.data.ends import check_equal_lengths
-from littrainer.data.limits import development_batches, limited_number
+from littrainer.data.limits import development_batches, further_keywords, limited_number
 from littrainer.data.loaders import has_length
-from littrainer.training.accumulation_schedule import AccumulationSchedule, accumulation_schedule
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -134,3 +134,58 @@ def why_empty(args: TrainingArguments, loader: Any) -> str:
             "False or lower per_device_train_batch_size."
         )
     return "The training DataLoader is empty (length 0): there is nothing to train on."
+
+
+NAME = "GradientAccumulationScheduler"
+
+
+class AccumulationSchedule:
+    """The schedule of a `GradientAccumulationScheduler`, as a Trainer plans and draws by it.
+
+    Parameters:
+        callback: Lightning's callback, or one of a class that derives from it.
+    """
+
+    def __init__(self, callback: Any):
+        self._callback = callback
+
+    def __call__(self, epoch: int) -> int:
+        """Micro-batches of an optimizer step in an epoch, counted from 0."""
+        return int(self._callback.get_accumulate_grad_batches(epoch))
+
+    @property
+    def largest(self) -> int:
+        """The largest number that the schedule names."""
+        return max(self._callback.scheduling.values())
+
+    def steps_in(self, epoch: int, micro_batches: int) -> int:
+        """Optimizer steps of an epoch of so many micro-batches; a shorter last window counts as a step."""
+        return math.ceil(micro_batches / self(epoch))
+
+    def steps_of(self, epochs: float, micro_batches: int) -> int:
+        """Optimizer steps of so many epochs, the last one possibly partial."""
+        whole = math.floor(epochs)
+        steps = sum(self.steps_in(epoch, micro_batches) for epoch in range(whole))
+        return steps + math.ceil((epochs - whole) * self.steps_in(whole, micro_batches))
+
+    def place_of(self, steps: int, micro_batches: int) -> tuple[int, int]:
+        """The epoch that begins with or holds the step after so many, and the steps of it that are done."""
+        epoch = 0
+        while steps >= (in_epoch := self.steps_in(epoch, micro_batches)):
+            steps -= in_epoch
+            epoch += 1
+        return epoch, steps
+
+
+def accumulation_schedule(trainer: Trainer) -> AccumulationSchedule | None:
+    """The schedule of a Trainer's callbacks; None where there is none.
+
+    Raises:
+        ValueError: there are two.
+    """
+    among_keywords = further_keywords(trainer).get("callbacks") or []
+    others = among_keywords if isinstance(among_keywords, (list, tuple)) else [among_keywords]
+    found = [callback for callback in (*trainer.lightning_callbacks, *others) if is_one_of(callback, NAME)]
+    if len(found) > 1:
+        raise ValueError(f"There are {len(found)} callbacks of the kind {NAME}, and one schedule counts: leave one.")
+    return AccumulationSchedule(found[0]) if found else None

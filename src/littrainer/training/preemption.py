@@ -18,8 +18,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
-from littrainer.compat.redirect import is_installed
 from littrainer.data.workers import answer, signals_that_save
+from littrainer.log_levels import is_redirected
 from littrainer.processes.agreement import connect_hosts, largest
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def listed_callbacks(trainer: Trainer) -> list[Any]:
 
     Its manager saves and stops if a script sets `is_checkpoint_requested`; the signals are `Preemption`'s.
     """
-    if trainer.args.enable_jit_checkpoint and is_installed() and "transformers" in sys.modules:
+    if trainer.args.enable_jit_checkpoint and is_redirected() and "transformers" in sys.modules:
         # transformers 4 does not have the module.
         with suppress(ImportError):
             names: Any = import_module("transformers.trainer_jit_checkpoint")

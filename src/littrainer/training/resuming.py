@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.lightning_states import additions_of_lightning_callbacks, states_of_lightning_callbacks
-from littrainer.checkpoint.manifest import MANIFEST_NAME
-from littrainer.checkpoint.names import RESUME_RECORD_NAME, TRAINER_STATE_NAME, resume_record_name
+from littrainer.checkpoint.checksums import MANIFEST_NAME
+from littrainer.checkpoint.layout import RESUME_RECORD_NAME, TRAINER_STATE_NAME, resume_record_name
 from littrainer.checkpoint.reader import processes_that_wrote
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.training.accumulation_schedule import accumulation_schedule
+from littrainer.training.plan import accumulation_schedule
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

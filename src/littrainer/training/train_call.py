@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.deepspeed_plugin import check_settled
-from littrainer.arguments.support import refuse_unsupported
+from littrainer.arguments.deepspeed import check_settled
+from littrainer.arguments.rules import refuse_unsupported
 from littrainer.callbacks.failures import callbacks_told_of_failure
-from littrainer.checkpoint.background import BackgroundSaves
-from littrainer.checkpoint.claims import claimed_for_training
-from littrainer.checkpoint.reader import needed_to_resume, read_state
-from littrainer.checkpoint.resumed_together import checkpoint_for_all
+from littrainer.checkpoint.async_save import BackgroundSaves
+from littrainer.checkpoint.distributed_resume import checkpoint_for_all, needed_to_resume
+from littrainer.checkpoint.reader import read_state
+from littrainer.checkpoint.run_lock import claimed_for_training
 from littrainer.compat.earlier_signatures import accept_earlier_signatures
 from littrainer.compat.members import refuse_ignored_overrides
 from littrainer.data.limits import check_order_stays, overfits
@@ -23,6 +23,7 @@ from littrainer.interruptions import UpdateGuard
 from littrainer.processes.agreement import failing_together
 from littrainer.search.trial import begin_trial, is_of_search
 from littrainer.seeds import enable_full_determinism, set_seed
+from littrainer.session import TrainingSession
 from littrainer.tracking.trials import tell_trackers_of_trial
 from littrainer.training.batch_size_search import with_fitting_batch_size
 from littrainer.training.checks import check_datasets
@@ -55,6 +56,8 @@ def train(
         begin_trial(trainer, trial)
         # Before the space is asked, as in transformers: a seeded sampler draws in the order in which it is asked.
         _make_new_model(trainer, trial)
+    # What a training that failed has counted goes on, as in transformers, but for that of another trial.
+    trainer.session = TrainingSession(flos=0 if trial is not None else trainer.session.flos)
     # It may set any argument, the folder to claim for one.
     trainer._hp_search_setup(trial)
     check_before_training(trainer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.accelerate_state import accelerate_is_loaded
+from littrainer.arguments.process import accelerate_is_loaded
 from littrainer.arguments.sharding import ShardingPlan, plugin_arguments, sharding_plan
 from littrainer.processes.layout import process_layout, tensor_parallel_rank
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.nearest import suggestion
+from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.secrets import holds_a_secret, masked, without_secrets
 from littrainer.ecosystem import is_a
 from littrainer.hub.card.block import CARD_NAME, Card, read_card, written_card

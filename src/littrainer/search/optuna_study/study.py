@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from littrainer.arguments.choices import IntervalStrategy
-from littrainer.arguments.nearest import suggestion
+from littrainer.arguments.did_you_mean import suggestion
 from littrainer.ecosystem import is_a
 from littrainer.errors.notes import kind_of
 from littrainer.search.distributions import of_optuna

@@ -24,9 +24,9 @@ from littrainer.arguments.choices import HPSearchBackend, SaveStrategy
 from littrainer.callbacks.notebook import NotebookProgressCallback
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
 from littrainer.callbacks.state import TrainerControl
-from littrainer.checkpoint.claims import claimed
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 from littrainer.checkpoint.reader import read_state
+from littrainer.checkpoint.run_lock import claimed
 from littrainer.compat import redirect
 from littrainer.ecosystem import package_of
 from littrainer.optim.changed_hyperparameters import are_others
@@ -193,7 +193,7 @@ def report_to_ray(trainer: Trainer, metrics: dict[str, Any]) -> None:
     state = trainer.state
     result = {**metrics, OBJECTIVE: trainer.objective, STEP: state.global_step, LAST_STEP: state.max_steps}
     if trainer.is_in_train and trainer.training_run is not None:
-        trainer.training_run.when_step_is_done = functools.partial(_hand_over, trainer, result)
+        trainer.training_run.step.when_done = functools.partial(_hand_over, trainer, result)
     else:
         _hand_over(trainer, result)
 
