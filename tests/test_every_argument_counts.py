@@ -206,7 +206,7 @@ SEEN_ELSEWHERE: dict[str, tuple[str, str]] = {
     "report_to": ("tracking/test_selection.py", "test_names_become_callbacks_in_their_order_each_once"),
     "run_name": ("tracking/test_mlflow.py", "test_parameters_name_and_status_are_those_of_transformers"),
     "logging_dir": ("tracking/test_tensorboard.py", "test_the_folder_is_that_of_logging_dir_before_the_environments"),
-    "parallelism_config": ("processes/test_layout.py", "test_ranks_are_those_of_accelerates_mesh"),
+    "parallelism_config": ("distributed/test_layout.py", "test_ranks_are_those_of_accelerates_mesh"),
     "fsdp": (
         "distributed/test_sharded_training.py",
         "test_each_process_has_half_of_the_parameters_by_layers",
@@ -220,7 +220,7 @@ SEEN_ELSEWHERE: dict[str, tuple[str, str]] = {
         "deepspeed/test_plugin.py",
         "test_a_trainer_shows_the_plugin_where_libraries_look_for_it",
     ),
-    "ddp_backend": ("processes/test_group.py", "test_the_communication_library_fits_the_device"),
+    "ddp_backend": ("distributed/test_group.py", "test_the_communication_library_fits_the_device"),
     "average_tokens_across_devices": (
         "fidelity/cases/several_processes.py",
         "two_processes_that_count_label_tokens_each_for_itself",

@@ -25,11 +25,11 @@ from littrainer.callbacks.lightning_errors import NotedLightningCallbacks, users
 from littrainer.callbacks.published_metrics import publish as publish_metrics
 from littrainer.data.limits import CARRIED_OUT, development_batches, further_keywords
 from littrainer.data.workers import end_workers
+from littrainer.distributed.failure_report import naming_failed_processes
 from littrainer.ecosystem import known_classes
 from littrainer.errors.places import NotedBatches
 from littrainer.evaluation.batch_stream import BATCHES_PER_STRETCH, BatchStream
 from littrainer.interruptions import CarriedStopIteration, PythonInterruptions
-from littrainer.processes.last_words import naming_failed_processes
 from littrainer.quiet import quiet_lightning
 from littrainer.torchmetrics_on_demand import torchmetrics_on_demand
 from littrainer.tracking.lightning_loggers import LightningLoggersCallback, loggers_of
@@ -136,7 +136,7 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
         resume_nothing,
     )
     from littrainer.precision import precision_plugin
-    from littrainer.strategies.given import fitted_strategy
+    from littrainer.strategies.user_strategy import fitted_strategy
 
     keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
     keywords["strategy"] = fitted_strategy(keywords.get("strategy", "auto"), trainer)
@@ -258,7 +258,7 @@ def import_lightning() -> None:
         import littrainer.lightning_internals
         import littrainer.module
         import littrainer.precision
-        import littrainer.strategies.given  # noqa: F401
+        import littrainer.strategies.user_strategy  # noqa: F401
 
 
 def fit(trainer: Trainer, run: TrainingRun) -> None:
@@ -419,10 +419,10 @@ def _evaluator_for(trainer: Trainer) -> tuple[Evaluator, bool]:
 
 
 def _check_same_strategy(trainer: Trainer) -> None:
-    from littrainer.strategies.given import name_of_strategy
-    from littrainer.strategies.set_up_alike import check_same_strategy
+    from littrainer.strategies.consistency_checks import check_same_strategy
+    from littrainer.strategies.user_strategy import name_of_strategy
 
-    check_same_strategy(name_of_strategy(further_keywords(trainer).get("strategy", "auto"), trainer))
+    check_same_strategy(name_of_strategy(further_keywords(trainer).get("strategy", "auto"), trainer.args))
 
 
 def _lightnings_choice_of_logger(folder: str) -> Any:

@@ -27,8 +27,8 @@ from littrainer.interruptions import carries_stop_iteration
 from littrainer.lightning_internals import count_optimizer_steps_from, replace_optimizer, show_number_of_batches
 from littrainer.model_walk import clear_gradients
 from littrainer.model_wrapping import follow_unfrozen_parameters
-from littrainer.optim.closures import closure_before_step, step_after_backward, updates_during_backward
 from littrainer.optim.schedules import steps_with_metric
+from littrainer.optim.stepping import closure_before_step, step_after_backward, updates_during_backward
 
 if TYPE_CHECKING:
     from littrainer.evaluation.loop import BatchOutputs, EvaluationPass

@@ -25,28 +25,26 @@ from littrainer.checkpoint.distributed_save import leads
 from littrainer.checkpoint.weights import log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.compat.own_methods import own_methods
-from littrainer.data.batch_rows import check_has_names
 from littrainer.data.collators import RemoveColumnsCollator
-from littrainer.data.columns import DroppedColumns, accepted_columns, without_extra_columns
-from littrainer.data.device_copies import copies_to
+from littrainer.data.columns import DroppedColumns, accepted_columns, check_has_names, without_extra_columns
 from littrainer.data.limits import overfits
-from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
-from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
+from littrainer.data.loaders import LookaheadLoader, build_loader, copies_to, has_length
+from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.ecosystem import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.hub import pushing
 from littrainer.model_walk import move_to, parameters_of, train_all
 from littrainer.model_wrapping import is_own_wrapping, wrapped_model
-from littrainer.optim.gradient_norms import clip_by_norm, lie_on_several_meshes
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
+from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
 from littrainer.search import reporting
 from littrainer.search import trial as search_trial
-from littrainer.strategies import deepspeed_engine
 from littrainer.training import log_eval_save, loss, train_call
 from littrainer.training.batch_size_search import empty_device_cache_if_due, failures_agreed_on
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
+
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +148,9 @@ class OverridePoints:
 
     def _optimizer_and_schedule(self: Any, max_steps: int) -> tuple[Any, Any]:
         if self.is_deepspeed_enabled:
-            return deepspeed_engine.optimizer_and_schedule(self, max_steps)
+            from littrainer.strategies.deepspeed import optimizer_and_schedule
+
+            return optimizer_and_schedule(self, max_steps)
         # A schedule made by an earlier train() may have another length.
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
@@ -224,7 +224,9 @@ class OverridePoints:
 
     def _wrap_model(self: Any, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         if self.is_deepspeed_enabled and not training:
-            deepspeed_engine.start_for_evaluation(self)
+            from littrainer.strategies.deepspeed import start_for_evaluation
+
+            start_for_evaluation(self)
         return model
 
     def _forward_for_training(
@@ -257,7 +259,9 @@ class OverridePoints:
         if isinstance(data, torch.Tensor):
             config: Any = self.args.accelerator_config
             if self.is_deepspeed_enabled:
-                data = deepspeed_engine.in_number_format(self, data)
+                from littrainer.strategies.deepspeed import in_number_format
+
+                data = in_number_format(self.args, data)
             return data.to(self.args.device, non_blocking=getattr(config, "non_blocking", False))
         if isinstance(data, Mapping):
             return type(data)({name: self._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]

@@ -13,9 +13,9 @@ from torch import nn
 
 from littrainer.arguments.destinations import FULL_PRECISION
 from littrainer.arguments.sharding import sharding_plan
-from littrainer.processes.layout import tensor_parallel_size
+from littrainer.distributed.layout import tensor_parallel_size
 from littrainer.strategies.deepspeed import EnginePrecision, TrainerDeepSpeedStrategy
-from littrainer.strategies.sharding_units import ignored_parameters
+from littrainer.strategies.sharded import ignored_parameters
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -129,7 +129,7 @@ def _for_deepspeed(precision: Any, trainer: Trainer) -> Precision:
 
 
 def _for_own_engine(precision: Any, trainer: Trainer) -> Precision:
-    return EnginePrecision(trainer)
+    return EnginePrecision(trainer.args)
 
 
 def _for_fsdp(precision: Any, trainer: Trainer) -> Precision:

@@ -42,6 +42,9 @@ from littrainer.data.collators import default_collator_for
 from littrainer.data.columns import DroppedColumns, naming_dropped_columns
 from littrainer.data.loaders import count_examples
 from littrainer.data.windows import draw
+from littrainer.distributed.agreement import failing_together
+from littrainer.distributed.collectives import sum_over_processes
+from littrainer.distributed.layout import follow_model, tensor_parallel_size
 from littrainer.errors.tracebacks import ShortTraceback
 from littrainer.evaluation.loop import EvaluationPass
 from littrainer.evaluation.prediction import predict_batch
@@ -58,13 +61,10 @@ from littrainer.interruptions import UpdateGuard
 from littrainer.lightning.conversion import checkpoint_of_trainer
 from littrainer.lightning.lightning_extras import LightningExtras
 from littrainer.model_facts import facts_about, parameters_without_embeddings
-from littrainer.optim.decay import decayed_parameter_names, parameter_groups
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
+from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
 from littrainer.override_points import OverridePoints
-from littrainer.processes.agreement import failing_together
-from littrainer.processes.collectives import sum_over_processes
-from littrainer.processes.layout import follow_model, tensor_parallel_size
 from littrainer.search import searching
 from littrainer.search.results import BestRun
 from littrainer.session import SessionAttributes
@@ -78,6 +78,7 @@ from littrainer.training.reports import CONSTRUCTION, InputTokenCounter, MemoryR
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
+
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import pytest
 from littrainer.cli import main
 from littrainer.commands import run
 from littrainer.commands.run import _wait_for
-from littrainer.processes.launcher import Launch
+from littrainer.distributed.launcher import Launch
 from tests.compat.processes import environment, run_python
-from tests.processes.launchers import see_gpus, set_only
+from tests.distributed.launchers import see_gpus, set_only
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 
 REPORT = """

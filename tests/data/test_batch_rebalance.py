@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from transformers.trainer_pt_utils import BatchRebalanceSampler as TheirSampler
 
-from littrainer.data.batch_rebalance import QUADRATIC_COST, BatchRebalanceSampler
+from littrainer.data.samplers import QUADRATIC_COST, BatchRebalanceSampler
 
 KINDS = ("even", "few lengths", "a few very long ones")
 

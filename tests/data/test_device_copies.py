@@ -12,8 +12,7 @@ import torch
 from accelerate.utils import send_to_device
 from transformers import BatchEncoding, BatchFeature
 
-from littrainer.data.device_copies import DeviceCopies, copies_to, copy_stream
-from littrainer.data.loaders import LookaheadLoader
+from littrainer.data.loaders import DeviceCopies, LookaheadLoader, copies_to, copy_stream
 from tests.data.test_loaders import Numbers, numbered_stream
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.trainers import quiet_trainer

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from littrainer.data.generators import drawn_from, host_states, set_host_states
-from littrainer.data.stream_states import loads_safely
+from littrainer.data.position import loads_safely
 
 DRAWS: dict[str, Callable[[], Any]] = {
     "torch": lambda: torch.rand(1).item(),

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from littrainer.data.generators import drawn_from, host_states
 from littrainer.data.loaders import LookaheadLoader
-from littrainer.data.progress import DataProgress, ResumePoint, generator_states, set_generator_states
+from littrainer.data.position import DataProgress, ResumePoint, generator_states, set_generator_states
 from tests.data.test_loaders import Numbers
 
 
@@ -68,10 +68,6 @@ def test_generators_that_reading_does_not_draw_from_are_soon_not_read_any_more()
     assert generators_read(DataProgress(), 2) == {"torch", "python", "numpy"}
     assert generators_read(DataProgress(), 9) == {"torch"}
     assert generators_read(DataProgress(), 9, collate=noisy) == {"torch", "python"}
-
-
-def test_before_an_expected_checkpoint_all_generators_are_read() -> None:
-    assert generators_read(DataProgress(expects_checkpoint=lambda: True), 9) == {"torch", "python", "numpy"}
 
 
 def test_a_generator_that_reading_draws_from_now_and_then_goes_on_where_it_stood() -> None:

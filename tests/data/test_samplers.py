@@ -9,8 +9,7 @@ from torch.utils.data import RandomSampler
 from transformers.trainer_pt_utils import LengthGroupedSampler as TheirLengthGroupedSampler
 from transformers.trainer_pt_utils import get_length_grouped_indices as theirs_grouped
 
-from littrainer.data import samplers
-from littrainer.data.samplers import ComparedOrder, EpochSeededSampler, LengthGroupedSampler, get_length_grouped_indices
+from littrainer.data.samplers import EpochSeededSampler, LengthGroupedSampler, get_length_grouped_indices
 
 DATA = range(20)
 
@@ -158,29 +157,3 @@ def test_grouping_needs_a_dataset_or_lengths() -> None:
 
 def test_nothing_to_group_is_an_empty_order() -> None:
     assert list(LengthGroupedSampler(2, lengths=[])) == []
-
-
-def test_orders_that_differ_between_processes_are_told_once_and_left_as_they_are(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    sampler = ComparedOrder(RandomSampler(DATA))
-
-    def drawn() -> list[int]:
-        torch.manual_seed(1)
-        return list(sampler)
-
-    torch.manual_seed(1)
-    alone = list(RandomSampler(DATA))
-    monkeypatch.setattr(samplers, "from_each", lambda own: [own, own])
-    assert drawn() == alone and len(sampler) == len(DATA) and not caplog.records
-    monkeypatch.setattr(samplers, "from_each", lambda own: [own + 1, own])
-    assert drawn() == drawn() == alone
-    assert [record.getMessage().partition(",")[0] for record in caplog.records] == [
-        "The processes draw different orders from RandomSampler"
-    ]
-
-
-def test_a_compared_order_passes_the_epoch_on() -> None:
-    sampler = ComparedOrder(EpochSeededSampler(DATA, data_seed=3))
-    sampler.set_epoch(4)
-    assert list(sampler) == order(EpochSeededSampler(DATA, data_seed=3), epoch=4)

@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler, SequentialSampler
 
-from littrainer.data.batch_rebalance import BatchRebalanceSampler
-from littrainer.data.samplers import LengthGroupedSampler
-from littrainer.data.sampling import evaluation_sampler, train_sampler
+from littrainer.data.samplers import BatchRebalanceSampler, LengthGroupedSampler, evaluation_sampler, train_sampler
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, SizedStream, Stream, language_rows, vector_rows
 from tests.scenarios.models import tiny_gpt2

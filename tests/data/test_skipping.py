@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from littrainer.data.batch_rebalance import BatchRebalanceSampler
 from littrainer.data.loaders import LookaheadLoader
-from littrainer.data.samplers import EpochSeededSampler
-from littrainer.data.skipping import LaterBatches, skips_by_index, without_first_batches
+from littrainer.data.position import LaterBatches, skips_by_index, without_first_batches
+from littrainer.data.samplers import BatchRebalanceSampler, EpochSeededSampler
 from tests.data.test_loaders import Numbers
 from tests.scenarios.data import Stream
 

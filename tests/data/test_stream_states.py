@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
-from littrainer.data.stream_states import ExactStreamState, loads_safely
+from littrainer.data.position import ExactStreamState, loads_safely
 from tests.data.test_loaders import Numbers
 from tests.scenarios.data import Stream
 
@@ -28,7 +28,7 @@ def test_a_stream_is_asked_where_it_stands_and_told_where_to_go_on() -> None:
     stream = Tells()
     state = ExactStreamState.of(DataLoader(stream))
     assert state is not None and state.save() == 3
-    state.load(8)
+    state.dataset.load_state_dict(8)
     assert stream.state == 8
 
 

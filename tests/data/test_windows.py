@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from littrainer.data.loaders import LookaheadLoader
-from littrainer.data.progress import ResumePoint
+from littrainer.data.position import ResumePoint
 from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.windows import MicroBatch, WindowLoader, count_label_tokens, draw
 from tests.data.test_loaders import Numbers

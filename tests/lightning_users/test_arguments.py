@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from littrainer import TrainingArguments
+from littrainer.distributed.layout import data_parallel_rank, data_parallel_size
 from littrainer.lightning.arguments import ArgumentsUnderLightning, ModuleArguments, arguments_from, changed_arguments
-from littrainer.processes.layout import data_parallel_rank, data_parallel_size
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from littrainer.data import ends
-from littrainer.data.ends import UnequalData
+from littrainer.data import stream_end
+from littrainer.data.stream_end import UnequalData
 from littrainer.lightning.evaluation import (
     Evaluations,
     is_watched,
@@ -67,8 +67,8 @@ def test_a_number_is_watched_where_a_callback_goes_by_it(callback: object, expec
 @pytest.fixture
 def a_second_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has a batch less of everything."""
-    monkeypatch.setattr(ends, "are_several", lambda: True)
-    monkeypatch.setattr(ends, "from_each", lambda own: [own, (own[0] - 1 if own[0] else None, *own[1:])])
+    monkeypatch.setattr(stream_end, "are_several", lambda: True)
+    monkeypatch.setattr(stream_end, "from_each", lambda own: [own, (own[0] - 1 if own[0] else None, *own[1:])])
 
 
 @pytest.mark.usefixtures("a_second_process")

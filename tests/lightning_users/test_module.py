@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from littrainer import TransformersModule, set_seed
-from littrainer.optim.decay import decayed_parameter_names
+from littrainer.optim.parameter_groups import decayed_parameter_names
 from tests.lightning_users.fitting import ROWS, fitted, loader, module_of, trainer_for
 from tests.scenarios.collators import pad_tokens, pad_translations
 from tests.scenarios.data import language_rows, token_rows, translation_rows, vector_rows

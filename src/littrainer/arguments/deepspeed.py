@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.json_values import parse_json_object, read_json_object
-from littrainer.processes.accelerate_launch import USE_DEEPSPEED, launcher_settings
+from littrainer.distributed.environment import USE_DEEPSPEED, launcher_settings
 
 if TYPE_CHECKING:
     import torch
@@ -478,9 +478,9 @@ def set_up_deepspeed(args: Any) -> None:
     adopt_config(args, DeepSpeedConfig(given), launched.get("zero3_init", True))
     if args.deepspeed_plugin.zero3_init_flag:
         # `from_pretrained` gives each process its part.
-        from littrainer.processes import deepspeed_communication
+        from littrainer.distributed.group import start_deepspeed_communication
 
-        deepspeed_communication.start(args)
+        start_deepspeed_communication(args)
 
 
 def adopt_config(args: Any, config: DeepSpeedConfig, zero3_init: bool = True) -> None:

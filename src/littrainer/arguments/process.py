@@ -19,10 +19,11 @@ from littrainer.arguments.choices import ParallelMode
 from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.fields import ArgumentFields
 from littrainer.arguments.sharding import sharding_plan
-from littrainer.processes import environment
+from littrainer.distributed import environment
 
 if TYPE_CHECKING:
     import torch
+
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class ProcessFacts(ArgumentFields):
 
     def _join_other_processes(self) -> None:
         """Connect with the processes that a launcher has started together with this one, if it says where they meet."""
-        from littrainer.processes.parent_watch import end_with_starter
+        from littrainer.distributed.failure_report import end_with_starter
 
         end_with_starter()
         if environment.is_launched():
@@ -137,7 +138,7 @@ class ProcessFacts(ArgumentFields):
             self.local_rank = self.local_process_index
         if environment.meeting_point() is None:
             return
-        from littrainer.processes.group import ensure_process_group
+        from littrainer.distributed.group import ensure_process_group
 
         ensure_process_group(self)
 
@@ -238,7 +239,7 @@ class ProcessFacts(ArgumentFields):
     def _barrier(self, caller: str = "main_process_first") -> Any:
         import torch.distributed
 
-        from littrainer.processes.group import ensure_process_group
+        from littrainer.distributed.group import ensure_process_group
 
         try:
             ensure_process_group(self)

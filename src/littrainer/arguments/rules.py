@@ -30,7 +30,7 @@ from littrainer.arguments.fields import (
     topics_of,
 )
 from littrainer.arguments.normalization import CHOICE_FIELDS, SCHEDULES_THAT_WATCH_A_METRIC
-from littrainer.processes.accelerate_launch import refused_variables
+from littrainer.distributed.environment import refused_variables
 
 LARGEST_WHOLE_NUMBER = 2**63 - 1
 

@@ -410,7 +410,7 @@ def check_processes(args: Any) -> None:
     Raises:
         ValueError: either is asked for.
     """
-    from littrainer.processes.environment import is_launched
+    from littrainer.distributed.environment import is_launched
 
     plan = sharding_plan(args)
     if plan is None:

@@ -21,9 +21,9 @@ from littrainer.arguments.process import ProcessFacts, apply_hardware_choices, p
 from littrainer.arguments.rules import check_values, refuse_unsupported, validate
 from littrainer.arguments.secrets import masked
 from littrainer.arguments.sharding import settle_sharding
-from littrainer.processes.environment import adopt_launcher_variables
-from littrainer.processes.error_report import report_errors_to_agent
-from littrainer.processes.layout import requested_sizes
+from littrainer.distributed.environment import adopt_launcher_variables
+from littrainer.distributed.failure_report import report_errors_to_agent
+from littrainer.distributed.layout import requested_sizes
 
 SECRET_ENDING = "_token"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.data.stream_states import loads_safely
+from littrainer.data.position import loads_safely
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

@@ -28,7 +28,7 @@ from littrainer.checkpoint.writer import (
     write_companions,
     write_states,
 )
-from littrainer.processes.agreement import failing_together
+from littrainer.distributed.agreement import failing_together
 
 if TYPE_CHECKING:
     from littrainer.callbacks.state import TrainerState

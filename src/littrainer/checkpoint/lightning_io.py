@@ -26,7 +26,7 @@ from littrainer.checkpoint.lightning_format import lightning_checkpoint, states_
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.verification import refuse_damage
 from littrainer.checkpoint.weights import load_weights, write_weights
-from littrainer.processes.agreement import are_several, failing_together
+from littrainer.distributed.agreement import are_several, failing_together
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

@@ -21,10 +21,11 @@ from littrainer.arguments.choices import SaveStrategy
 from littrainer.checkpoint.arguments_file import write_run_record
 from littrainer.checkpoint.atomic_write import UNFINISHED_DIR, clean_unfinished, own_place, wait_for_deletions
 from littrainer.checkpoint.distributed_save import leads, not_writable
-from littrainer.processes.agreement import failing_together
+from littrainer.distributed.agreement import failing_together
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from littrainer.distributed.collectives import whole_tensor
 from littrainer.ecosystem import is_a, known_classes
 from littrainer.model_walk import modules_of
-from littrainer.optim.decay import PART_OF
-from littrainer.processes.collectives import whole_tensor
+from littrainer.optim.parameter_groups import PART_OF
 
 
 def is_sharded(model: nn.Module) -> bool:

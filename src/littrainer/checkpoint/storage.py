@@ -55,13 +55,14 @@ from littrainer.checkpoint.weights import (
     without_wrappers,
 )
 from littrainer.checkpoint.writer import write_companions, write_files
+from littrainer.distributed.agreement import failing_together
+from littrainer.distributed.layout import data_parallel_size
 from littrainer.ecosystem import is_a
-from littrainer.processes.agreement import failing_together
-from littrainer.processes.layout import data_parallel_size
-from littrainer.strategies.deepspeed_engine import start_for_evaluation
+from littrainer.strategies.deepspeed import start_for_evaluation
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from littrainer.checkpoint.layout import (
 )
 from littrainer.checkpoint.random_state import capture_random_states, random_state_name
 from littrainer.checkpoint.weights import write_weights
-from littrainer.processes.agreement import are_several, from_each
+from littrainer.distributed.agreement import are_several, from_each
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

@@ -17,12 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.commands.command_line import CommandParser, complain, suggested
 from littrainer.compat.redirect import extend_to_children
-from littrainer.processes.accelerate_launch import FALSE_WORDS, TRUE_WORDS, USE_DEEPSPEED, USE_FSDP
-from littrainer.processes.environment import adopt_launcher_variables, is_launched
-from littrainer.processes.parent_watch import SECONDS_TO_SAVE
+from littrainer.distributed.environment import (
+    FALSE_WORDS,
+    TRUE_WORDS,
+    USE_DEEPSPEED,
+    USE_FSDP,
+    adopt_launcher_variables,
+    is_launched,
+)
+from littrainer.distributed.failure_report import SECONDS_TO_SAVE
 
 if TYPE_CHECKING:
-    from littrainer.processes.launcher import Launch
+    from littrainer.distributed.launcher import Launch
 
 # In the place of a script's name, as python has it.
 STANDARD_INPUT = "-"
@@ -152,7 +158,7 @@ def _run(program: list[str], options: argparse.Namespace) -> int:
     is_asked_for = any(getattr(options, name) is not None for name in ("devices", "nodes", "strategy"))
     if is_asked_for or (not _is_started_by_launcher() and _count_gpus(program) > 1):
         # What starts processes takes longer to load than all else here.
-        from littrainer.processes.launcher import LaunchError
+        from littrainer.distributed.launcher import LaunchError
 
         try:
             launch = _launch(options, program)
@@ -190,7 +196,7 @@ def _wait_for(command: list[str], environment: dict[str, str]) -> int:
 
 def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
     """What to start, from the options of the command line."""
-    from littrainer.processes.launcher import Launch, check
+    from littrainer.distributed.launcher import Launch, check
 
     gpus = _count_gpus(program)
     devices = max(gpus, 1)
@@ -248,7 +254,7 @@ def _asks_for_cpu(program: list[str]) -> bool:
 
 def _start(launch: Launch, command: list[str], environment: dict[str, str]) -> int:
     """Run the command in several processes; they inherit this one's environment."""
-    from littrainer.processes.launcher import run_processes
+    from littrainer.distributed.launcher import run_processes
 
     os.environ.update(environment)
     return run_processes(launch, command)

@@ -74,7 +74,7 @@ REPLACED: dict[str, dict[str, str]] = {
     "transformers.trainer_pt_utils": {
         "AcceleratorConfig": "littrainer.arguments.accelerator_config:AcceleratorConfig",
         "LabelSmoother": "littrainer.training.loss:LabelSmoother",
-        "BatchRebalanceSampler": "littrainer.data.batch_rebalance:BatchRebalanceSampler",
+        "BatchRebalanceSampler": "littrainer.data.samplers:BatchRebalanceSampler",
         "LengthGroupedSampler": "littrainer.data.samplers:LengthGroupedSampler",
         "get_length_grouped_indices": "littrainer.data.samplers:get_length_grouped_indices",
     },

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from littrainer.compat.accelerator.adoption import adopted
-from littrainer.processes.layout import tensor_parallel_size
+from littrainer.distributed.layout import tensor_parallel_size
 
 if TYPE_CHECKING:
     from littrainer.training.reports import MemoryReport

@@ -15,9 +15,11 @@ import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.checkpoint.shards import free_gathered
-from littrainer.data.ends import check_equal_lengths
 from littrainer.data.limits import limited_number
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
+from littrainer.data.stream_end import check_equal_lengths
+from littrainer.distributed.agreement import failing_together, from_first
+from littrainer.distributed.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.evaluation.loss_mean import ExactLossMean, mean_over_samples
 from littrainer.evaluation.metric_inputs import task_facts
@@ -33,11 +35,10 @@ from littrainer.evaluation.streaming import StreamingMetrics, streaming_metrics
 from littrainer.model_walk import eval_all
 from littrainer.model_wrapping import move_to_device, prepared_model
 from littrainer.nested_values import PADDING, truncated
-from littrainer.processes.agreement import failing_together, from_first
-from littrainer.processes.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 

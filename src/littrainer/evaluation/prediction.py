@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.data.batch_rows import check_has_names
+from littrainer.data.columns import check_has_names
 from littrainer.nested_values import detached
 
 if TYPE_CHECKING:

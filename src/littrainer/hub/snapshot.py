@@ -29,9 +29,9 @@ from littrainer.checkpoint.layout import (
     WEIGHT_PARTS,
 )
 from littrainer.checkpoint.run_lock import give_back_claim, holder_of_claim, is_claimed, is_held_here, take_claim
+from littrainer.distributed.failure_report import is_running
 from littrainer.hub.card.block import CARD_NAME
 from littrainer.hub.tokens import holds_secret
-from littrainer.processes.agreement import is_running
 
 # Beside the checkpoints, on the same file system.
 SNAPSHOT_DIR = ".littrainer_push"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.distributed.collectives import reduced
 from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput
 from littrainer.keras.data import (
     FEATURES,
@@ -30,7 +31,6 @@ from littrainer.keras.model import (
     count_instances,
     run_keras_model,
 )
-from littrainer.processes.collectives import reduced
 from littrainer.trainer import Trainer
 from littrainer.training.loss import averages_over_processes
 

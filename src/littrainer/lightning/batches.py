@@ -19,16 +19,17 @@ from littrainer.checkpoint.random_state import (
     states_of_portable,
 )
 from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
-from littrainer.data.progress import DataProgress, ResumePoint, epoch_seeded_sampler
+from littrainer.data.position import DataProgress, ResumePoint, epoch_seeded_sampler
 from littrainer.data.windows import MicroBatch, WindowLoader, draw
+from littrainer.distributed.agreement import from_first
 from littrainer.lightning_internals import begin_next_epoch, read_ahead_anew
-from littrainer.processes.agreement import from_first
 from littrainer.training.resuming import SIZES
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from littrainer.lightning.arguments import ArgumentsUnderLightning
+
 
 logger = logging.getLogger(__name__)
 

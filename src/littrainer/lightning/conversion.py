@@ -39,8 +39,8 @@ from littrainer.checkpoint.random_state import capture_random_states, rank_file,
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.weights import fitted, read_weights, refuse_other_weights, write_weights
 from littrainer.checkpoint.writer import write_files
+from littrainer.distributed.agreement import failing_together
 from littrainer.lightning.arguments import for_a_trainer
-from littrainer.processes.agreement import failing_together
 from littrainer.seeds import set_seed
 from littrainer.training.resuming import RECORD_VERSION, Position, compared_arguments
 

@@ -21,9 +21,10 @@ from littrainer.data.columns import (
     explain_missing_columns,
     without_extra_columns,
 )
-from littrainer.data.ends import check_equal_lengths
 from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
-from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
+from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
+from littrainer.data.stream_end import check_equal_lengths
+from littrainer.distributed.agreement import are_several, from_each
 from littrainer.ecosystem import is_a
 from littrainer.lightning.arguments import ArgumentsUnderLightning, arguments_from
 from littrainer.lightning.batches import (
@@ -35,7 +36,6 @@ from littrainer.lightning.batches import (
     state_of_places,
 )
 from littrainer.model_facts import facts_about
-from littrainer.processes.agreement import are_several, from_each
 from littrainer.training.checks import check_is_dataset, check_not_empty
 from littrainer.training.plan import why_empty
 

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from littrainer.arguments.choices import SaveStrategy
-from littrainer.data.ends import check_equal_lengths
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
+from littrainer.data.stream_end import check_equal_lengths
+from littrainer.distributed.agreement import failing_together, from_first
+from littrainer.distributed.collectives import gathered, padded_to_longest, process_count
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.evaluation.loss_mean import ExactLossMean, mean_over_samples
 from littrainer.evaluation.metric_inputs import facts_of_task
@@ -22,11 +24,10 @@ from littrainer.evaluation.results import EvalPrediction
 from littrainer.evaluation.streaming import StreamingMetrics
 from littrainer.lightning.windows import model_inputs
 from littrainer.nested_values import PADDING, truncated
-from littrainer.processes.agreement import failing_together, from_first
-from littrainer.processes.collectives import gathered, padded_to_longest, process_count
 
 if TYPE_CHECKING:
     from littrainer.lightning.module import TransformersModule
+
 
 VALIDATION, TEST = "val", "test"
 # What metric functions written for a Trainer may have put in front of a name.

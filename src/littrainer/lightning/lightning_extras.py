@@ -19,8 +19,8 @@ from littrainer.callbacks.base import TrainerCallback
 from littrainer.callbacks.progress import shows_bars
 from littrainer.data.limits import development_batches
 from littrainer.data.loaders import first_dimension, has_length
+from littrainer.distributed.layout import data_parallel_size
 from littrainer.lightning.trial_steps import check_can_try, is_number, left_as_found, take_steps
-from littrainer.processes.layout import data_parallel_size
 from littrainer.search import applying
 from littrainer.search.results import BestRun
 from littrainer.training.batch_size_search import check_that_all_ran_out, empty_device_cache, ran_out_of_memory

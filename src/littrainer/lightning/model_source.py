@@ -26,10 +26,10 @@ from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.shards import whole_state_dict
 from littrainer.checkpoint.weights import without_wrappers, write_weights
+from littrainer.distributed.agreement import failing_together
 from littrainer.ecosystem import is_a
 from littrainer.errors.notes import kind_of
 from littrainer.lightning.arguments import changed_arguments
-from littrainer.processes.agreement import failing_together
 
 if TYPE_CHECKING:
     from littrainer.lightning.module import TransformersModule

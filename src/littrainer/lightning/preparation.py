@@ -17,10 +17,9 @@ from littrainer.arguments.sharding import sharding_plan
 from littrainer.ecosystem import is_a
 from littrainer.lightning.evaluation import VALIDATION, with_prefix
 from littrainer.mixed_precision import FORWARD_TYPES
-from littrainer.optim.closures import updates_during_backward
-from littrainer.optim.gradient_norms import clip_by_norm
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.schedules import get_scheduler, steps_with_metric
+from littrainer.optim.stepping import clip_by_norm, updates_during_backward
 from littrainer.training.model_preparation import (
     align_special_tokens,
     apply_liger_kernels,
@@ -85,11 +84,11 @@ def split_model(model: nn.Module, strategy: Any, args: Any) -> int:
     mesh: Any = strategy.device_mesh
     shards, together = mesh["data_parallel"].size(), mesh["tensor_parallel"].size()
     if together > 1:
-        from littrainer.strategies.tensor_parallel_plan import parallelize_by_plan
+        from littrainer.strategies.tensor_parallel import parallelize_by_plan
 
         parallelize_by_plan(model, mesh["tensor_parallel"])
     if shards > 1 and not is_a(model, "resharding module"):
-        from littrainer.strategies.set_up_alike import check_same_model
+        from littrainer.strategies.consistency_checks import check_same_model
         from littrainer.strategies.sharded import shard
 
         check_same_model(model)

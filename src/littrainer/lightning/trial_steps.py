@@ -16,7 +16,7 @@ from littrainer.checkpoint.random_state import capture_random_states, set_random
 from littrainer.checkpoint.shards import is_sharded
 from littrainer.data.columns import naming_dropped_columns
 from littrainer.data.limits import DEVELOPMENT_RUN, check_order_stays, overfits
-from littrainer.data.progress import generator_states, set_generator_states
+from littrainer.data.position import generator_states, set_generator_states
 from littrainer.engine import fit
 from littrainer.interruptions import UpdateGuard
 from littrainer.model_walk import model_device

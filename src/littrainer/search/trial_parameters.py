@@ -21,9 +21,9 @@ from littrainer.arguments.normalization import ALIASES, CHOICE_FIELDS, apply_war
 from littrainer.arguments.parser import truth
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.callbacks.state import hp_params
+from littrainer.distributed.failure_report import FailedElsewhere, LostProcess
 from littrainer.ecosystem import is_a
 from littrainer.errors.notes import kind_of
-from littrainer.processes.agreement import FailedElsewhere, LostProcess
 from littrainer.search.failures import SearchMistake
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.did_you_mean import suggestion
-from littrainer.processes.agreement import LostProcess
+from littrainer.distributed.agreement import LostProcess
 from littrainer.search.distributions import CATEGORICAL, FLOAT, INTEGER
 from littrainer.search.failures import SearchMistake, fails_trial_only
 from littrainer.search.memory import release_frames
@@ -34,6 +34,7 @@ from littrainer.tracking.wandb import WandbCallback
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from littrainer.processes.agreement import agreed, all_arrive, failing_together
+from littrainer.distributed.agreement import agreed, all_arrive, failing_together
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 

@@ -17,16 +17,16 @@ from littrainer.arguments.rules import check_loader_processes, check_values, ref
 from littrainer.arguments.sharding import check_processes
 from littrainer.data.limits import check_limits
 from littrainer.data.loaders import has_length
+from littrainer.distributed.group import ensure_process_group
+from littrainer.distributed.layout import process_layout
 from littrainer.errors.notes import kind_of
 from littrainer.evaluation.streaming import streaming_metrics
 from littrainer.log_levels import apply_log_level
-from littrainer.processes.group import ensure_process_group
-from littrainer.processes.layout import process_layout
-from littrainer.strategies.deepspeed_checks import check_deepspeed
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 
@@ -224,7 +224,9 @@ def check_construction(trainer: Trainer) -> None:
         TypeError: a collator that is not callable, or metrics that are neither a function nor metrics.
     """
     if trainer.is_deepspeed_enabled:
-        check_deepspeed(trainer)
+        from littrainer.strategies.deepspeed import check_deepspeed
+
+        check_deepspeed(trainer.args, {**(trainer.args.lightning or {}), **trainer.lightning_keywords})
     check_limits(trainer)
     _check_optimizers(trainer)
     _check_metrics(trainer)

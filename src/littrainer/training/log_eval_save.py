@@ -10,13 +10,11 @@ import torch
 
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.checkpoint.writer import note_changes_of_callbacks
-from littrainer.processes.agreement import failing_together
+from littrainer.distributed.agreement import failing_together
 from littrainer.training.batch_size_search import ran_out_of_memory
 from littrainer.training.loss import mean_over_processes
 
 if TYPE_CHECKING:
-    from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.callbacks.state import TrainerState
     from littrainer.trainer import Trainer
 
 
@@ -63,17 +61,6 @@ def log_and_maybe_evaluate_and_save(
         with failing_together("on_save of callbacks"):
             trainer.control = trainer.callback_handler.on_save(args, state, trainer.control)
         note_changes_of_callbacks(trainer)
-
-
-def expects_checkpoint(args: TrainingArguments, state: TrainerState) -> bool:
-    """Whether the arguments may ask for a checkpoint at the end of the step that is being prepared."""
-    step = state.global_step + 1
-    # A signal may ask for one at any step.
-    if step >= state.max_steps or args.enable_jit_checkpoint:
-        return True
-    if args.save_strategy == SaveStrategy.STEPS:
-        return state.save_steps > 0 and step % state.save_steps == 0
-    return args.save_strategy == SaveStrategy.BEST and state.eval_steps > 0 and step % state.eval_steps == 0
 
 
 def evaluate_in_training(trainer: Trainer, ignore_keys: Sequence[str] | None) -> dict[str, float]:

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from littrainer.data.batch_rows import check_has_names
 from littrainer.data.collators import LABEL_NAMES, TEXT_LABELS, text_in
-from littrainer.data.columns import first_sample, renaming
+from littrainer.data.columns import check_has_names, first_sample, renaming
 from littrainer.data.windows import IGNORED_LABEL, count_label_tokens
+from littrainer.distributed.collectives import gathered, process_count, reduced
 from littrainer.model_facts import predicts_next_token, users_model
-from littrainer.processes.collectives import gathered, process_count, reduced
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.callbacks.lightning_callbacks import is_one_of
-from littrainer.data.ends import check_equal_lengths
 from littrainer.data.limits import development_batches, further_keywords, limited_number
 from littrainer.data.loaders import has_length
+from littrainer.data.stream_end import check_equal_lengths
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

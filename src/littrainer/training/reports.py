@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.processes.collectives import sum_over_processes
+from littrainer.distributed.collectives import sum_over_processes
 from littrainer.training.batch_size_search import empty_device_cache
 from littrainer.whole_files import write_whole
 

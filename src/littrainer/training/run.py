@@ -18,15 +18,14 @@ from littrainer.checkpoint.atomic_write import delete_checkpoint, sort_checkpoin
 from littrainer.checkpoint.distributed_save import leads
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.checkpoint.reader import read_state
-from littrainer.data.progress import ResumePoint
+from littrainer.data.position import ResumePoint
 from littrainer.data.windows import WindowLoader
+from littrainer.distributed.agreement import failing_together
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.hub.pushing import finish_together
 from littrainer.model_walk import clear_gradients, parameters_of
-from littrainer.optim.added_groups import leave_added_groups_alone
-from littrainer.optim.changed_hyperparameters import AskedFor, are_others
-from littrainer.processes.agreement import failing_together
-from littrainer.training import log_eval_save
+from littrainer.optim.parameter_groups import AskedFor, are_others
+from littrainer.optim.schedules import leave_added_groups_alone
 from littrainer.training.loss import RunningLoss
 from littrainer.training.plan import TrainingPlan, accumulation_schedule
 from littrainer.training.preemption import evaluation_to_make_up_for
@@ -43,6 +42,7 @@ from littrainer.training.step import TrainingStep
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,6 @@ class TrainingRun:
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
             draw_window=lambda batches, number: trainer.get_batch_samples(batches, number, trainer.args.device),
             should_stop=lambda: trainer.control.should_epoch_stop or trainer.control.should_training_stop,
-            expects_checkpoint=lambda: log_eval_save.expects_checkpoint(trainer.args, trainer.state),
             accumulation_of_epoch=accumulation_schedule(trainer),
         )
         self.first_epoch = 0

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.data.windows import MicroBatch
+from littrainer.distributed.agreement import FlagsRaisedTogether
 from littrainer.model_walk import clear_gradients
-from littrainer.processes.flags import FlagsRaisedTogether
 
 if TYPE_CHECKING:
     from littrainer.training.run import TrainingRun

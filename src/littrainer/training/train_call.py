@@ -16,11 +16,11 @@ from littrainer.checkpoint.run_lock import claimed_for_training
 from littrainer.compat.earlier_signatures import accept_earlier_signatures
 from littrainer.compat.members import refuse_ignored_overrides
 from littrainer.data.limits import check_order_stays, overfits
+from littrainer.distributed.agreement import failing_together
 from littrainer.engine import fit
 from littrainer.evaluation.results import TrainOutput
 from littrainer.hub.pushing import pushes_during_training
 from littrainer.interruptions import UpdateGuard
-from littrainer.processes.agreement import failing_together
 from littrainer.search.trial import begin_trial, is_of_search
 from littrainer.seeds import enable_full_determinism, set_seed
 from littrainer.session import TrainingSession

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.facade import AcceleratorFacade
+from littrainer.distributed.layout import process_layout
 from littrainer.ecosystem import is_a
-from littrainer.processes.layout import process_layout
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

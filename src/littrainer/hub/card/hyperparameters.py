@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.destinations import DESTINATIONS, Place
 from littrainer.arguments.secrets import holds_a_secret
 from littrainer.arguments.shown_arguments import as_text, default_texts, is_same
-from littrainer.processes.layout import data_parallel_size
+from littrainer.distributed.layout import data_parallel_size
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
 
 # What says how a model was trained. The others say where files lie, what is logged, saved and shown.
 PLACES = frozenset(

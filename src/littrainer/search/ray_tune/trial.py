@@ -29,7 +29,7 @@ from littrainer.checkpoint.reader import read_state
 from littrainer.checkpoint.run_lock import claimed
 from littrainer.compat import redirect
 from littrainer.ecosystem import package_of
-from littrainer.optim.changed_hyperparameters import are_others
+from littrainer.optim.parameter_groups import are_others
 from littrainer.search.ray_tune.handed_over import delete_abandoned, folder_to_hand_over
 from littrainer.search.searching import searching
 from littrainer.search.travelling.packing import unpacked
