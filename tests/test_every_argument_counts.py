@@ -183,12 +183,12 @@ EFFECTS: dict[str, Effect] = {
 
 # Argument -> the file and the test that fails when it is ignored.
 LIGER = ("training/test_model_preparation.py", "test_the_kernels_that_the_config_names_are_put_into_the_model")
-COMPILER = ("test_model_wrapping.py", "test_naming_a_backend_or_a_mode_compiles_with_them")
+COMPILER = ("strategies/test_model_wrapping.py", "test_naming_a_backend_or_a_mode_compiles_with_them")
 TRACKIO = ("tracking/test_trackio.py", "test_arguments_name_the_space_its_bucket_and_the_static_one")
 SEEN_ELSEWHERE: dict[str, tuple[str, str]] = {
     "tf32": ("arguments/test_process.py", "test_the_switch_for_tf32_is_set_as_asked_and_by_compilation"),
     "torch_compile": (
-        "test_model_wrapping.py",
+        "strategies/test_model_wrapping.py",
         "test_steps_run_the_compiled_model_and_the_users_module_is_what_is_saved",
     ),
     "torch_compile_backend": COMPILER,

@@ -64,7 +64,7 @@ _HOMES = {
     "littrainer.lightning.data_module": ("TrainerDataModule",),
     "littrainer.lightning.module": ("TransformersModule",),
     "littrainer.search.results": ("BestRun",),
-    "littrainer.seeds": ("set_seed",),
+    "littrainer.errors.seeds": ("set_seed",),
     "littrainer.seq2seq": ("Seq2SeqTrainer",),
     "littrainer.trainer": ("Trainer",),
 }
@@ -161,6 +161,7 @@ if TYPE_CHECKING:
         DataCollatorForWholeWordMask,
         DataCollatorWithFlattening,
     )
+    from littrainer.errors.seeds import set_seed
     from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
     from littrainer.evaluation.streaming import StreamingMetrics
     from littrainer.keras.arguments import TFTrainingArguments
@@ -186,7 +187,6 @@ if TYPE_CHECKING:
         get_wsd_schedule,
     )
     from littrainer.search.results import BestRun
-    from littrainer.seeds import set_seed
     from littrainer.seq2seq import Seq2SeqTrainer
     from littrainer.trainer import Trainer
 

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset, SequentialSampler
 
-from littrainer import engine
 from littrainer.arguments.deepspeed import asks_for_deepspeed, settle_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.callbacks.restoring import restore_callbacks
@@ -30,15 +29,16 @@ from littrainer.data.columns import DroppedColumns, accepted_columns, check_has_
 from littrainer.data.limits import overfits
 from littrainer.data.loaders import LookaheadLoader, build_loader, copies_to, has_length
 from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
-from littrainer.ecosystem import is_a
+from littrainer.engine import run_lightning
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.hub import pushing
-from littrainer.model_walk import move_to, parameters_of, train_all
-from littrainer.model_wrapping import is_own_wrapping, wrapped_model
+from littrainer.model.traversal import move_to, parameters_of, train_all
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
 from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
 from littrainer.search import reporting
 from littrainer.search import trial as search_trial
+from littrainer.strategies.model_wrapping import is_own_wrapping, wrapped_model
 from littrainer.training import log_eval_save, loss, train_call
 from littrainer.training.batch_size_search import empty_device_cache_if_due, failures_agreed_on
 
@@ -319,7 +319,7 @@ class OverridePoints:
     def _evaluate(
         self: Any, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
-        with engine.validation_round(self):
+        with run_lightning.validation_round(self):
             metrics = log_eval_save.evaluate_in_training(self, ignore_keys_for_eval)
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if steps_with_metric(self.lr_scheduler) and not skip_scheduler:
@@ -346,7 +346,7 @@ class OverridePoints:
         **gen_kwargs: Any,
     ) -> dict[str, float]:
         metrics: dict[str, float] = {}
-        with engine.validation_round(self):
+        with run_lightning.validation_round(self):
             for name, dataset in datasets.items():
                 one = name if are_named else dataset
                 metrics.update(

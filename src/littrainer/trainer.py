@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from littrainer import engine
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.callbacks.checks import callbacks_in_list
 from littrainer.callbacks.flow import DefaultFlowCallback
@@ -45,6 +44,8 @@ from littrainer.data.windows import draw
 from littrainer.distributed.agreement import failing_together
 from littrainer.distributed.collectives import sum_over_processes
 from littrainer.distributed.layout import follow_model, tensor_parallel_size
+from littrainer.engine import run_lightning
+from littrainer.errors.interruptions import UpdateGuard
 from littrainer.errors.tracebacks import ShortTraceback
 from littrainer.evaluation.loop import EvaluationPass
 from littrainer.evaluation.prediction import predict_batch
@@ -57,10 +58,9 @@ from littrainer.evaluation.results import (
 from littrainer.hub import by_hand, repository
 from littrainer.hub.card.subject import Given, Texts, folder_of
 from littrainer.hub.card.writing import write_card
-from littrainer.interruptions import UpdateGuard
 from littrainer.lightning.conversion import checkpoint_of_trainer
 from littrainer.lightning.lightning_extras import LightningExtras
-from littrainer.model_facts import facts_about, parameters_without_embeddings
+from littrainer.model.facts import facts_about, parameters_without_embeddings
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
@@ -145,7 +145,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         warn_of_earlier_overrides(self)
         checks.check_arguments(args)
         checks.check_model_source(model, model_init)
-        engine.import_lightning()
+        run_lightning.import_lightning()
         train_call.seed_everything(args)
         self._memory = MemoryReport(not args.skip_memory_metrics)
         self._memory.start(CONSTRUCTION)
@@ -188,7 +188,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
             Trainer.add_callback(self, callback)
         if not brings_a_bar(self.lightning_callbacks, args):
             self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
-        engine.adopt_loggers(self)
+        run_lightning.adopt_loggers(self)
         # The folder that the model came from, while a relative name still leads there.
         self._model_folder = folder_of(self.model)
         # The repository that the model is pushed to.
@@ -244,7 +244,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         self.lightning_trainer: pl.Trainer | None = None
         # The module fit is carrying out right now; None outside training.
         self.lightning_module: Any = None
-        self.idle_evaluator: engine.Evaluator | None = None
+        self.idle_evaluator: run_lightning.Evaluator | None = None
         self.validation_rounds = ValidationRounds()
         # The last training, or the one going on.
         self.training_run: run.TrainingRun | None = None
@@ -603,7 +603,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
             return self._evaluate_each(chosen, eval_dataset is None, ignore_keys, metric_key_prefix)
         with (
             ShortTraceback(),
-            engine.validation_round(self),
+            run_lightning.validation_round(self),
             naming_dropped_columns(self),
             self._memory.measuring("eval"),
         ):
@@ -673,9 +673,9 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         evaluation_pass = EvaluationPass(
             self, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
-        with engine.validation_round(self), self.accelerator.evaluating(dataloader):
+        with run_lightning.validation_round(self), self.accelerator.evaluating(dataloader):
             evaluation_pass.begin()
-            engine.evaluate(self, evaluation_pass)
+            run_lightning.evaluate(self, evaluation_pass)
             return evaluation_pass.finish()
 
     def prediction_step(
@@ -815,7 +815,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
             if start_time is not None:
                 tokens_in_this_call = state.num_input_tokens_seen - self._initial_num_input_tokens_seen
                 logs.update(speed_metrics("train", start_time, num_tokens=tokens_in_this_call))
-        engine.publish(self, logs)
+        run_lightning.publish(self, logs)
         state.log_history.append({**logs, "step": state.global_step})
         self.control = self.callback_handler.on_log(self.args, state, self.control, logs)
 
@@ -922,7 +922,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         Raises:
             TypeError: it is neither a Trainer callback nor one of Lightning's.
         """
-        if engine.is_lightning_callback(callback):
+        if run_lightning.is_lightning_callback(callback):
             add_lightning_callback(self, callback)
         else:
             self.callback_handler.add_callback(callback)
@@ -933,7 +933,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         Parameters:
             callback: the callback, or a class of which the first one is taken.
         """
-        if engine.is_lightning_callback(callback):
+        if run_lightning.is_lightning_callback(callback):
             return pop_lightning_callback(self, callback)
         return self.callback_handler.pop_callback(callback)
 
@@ -943,7 +943,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         Parameters:
             callback: the callback, or a class of which the first one is taken.
         """
-        if engine.is_lightning_callback(callback):
+        if run_lightning.is_lightning_callback(callback):
             remove_lightning_callback(self, callback)
         else:
             self.callback_handler.remove_callback(callback)

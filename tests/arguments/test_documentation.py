@@ -8,7 +8,7 @@ from pathlib import Path
 from littrainer import Seq2SeqTrainingArguments
 from littrainer.arguments.destinations import DESTINATIONS, derived_keywords
 from littrainer.arguments.documentation import arguments_page
-from littrainer.engine import DERIVED_KEYWORDS
+from littrainer.engine.run_lightning import DERIVED_KEYWORDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "arguments.md"
 

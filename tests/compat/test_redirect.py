@@ -252,7 +252,7 @@ def test_a_name_left_to_transformers_can_be_pickled_and_inspected(facts: Any) ->
 
 
 def test_star_import_takes_ours_and_theirs_and_nothing_private(facts: Any) -> None:
-    assert facts["star"] == ["littrainer.trainer", "littrainer.seeds", True, False]
+    assert facts["star"] == ["littrainer.trainer", "littrainer.errors.seeds", True, False]
 
 
 def test_hf_argument_parser_fills_a_subclass_of_our_arguments(facts: Any) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from littrainer.errors.nested_values import concatenated
 from littrainer.evaluation import host_rows
 from littrainer.evaluation.host_rows import HostRows
-from littrainer.nested_values import concatenated
 
 needs_proc = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 

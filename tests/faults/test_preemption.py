@@ -314,7 +314,7 @@ def test_lightning_on_a_cluster_takes_no_signal_and_writes_no_checkpoint_of_its_
 SCRIPT = """
 import os, sys, time
 from littrainer import TrainerCallback
-from littrainer.engine import import_lightning
+from littrainer.engine.run_lightning import import_lightning
 from tests.scenarios.trainers import quiet_trainer
 
 class Telling(TrainerCallback):

@@ -22,7 +22,7 @@ from littrainer.arguments.choices import (
 )
 from littrainer.arguments.fields import ArgumentFields
 from littrainer.arguments.json_values import parse_json_object, plain_values
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 
 DEFAULT_OUTPUT_DIR = "trainer_output"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from littrainer.callbacks.base import EVENTS, TrainerCallback
 from littrainer.callbacks.state import SWITCHES, TrainerControl, as_switch
-from littrainer.ecosystem import known_classes
+from littrainer.errors.lazy_isinstance import known_classes
 from littrainer.errors.notes import add_note, kind_of
 
 # An object of no callback class is taken for a callback if it has these; of what else it lacks it is not told.

@@ -11,7 +11,7 @@ from littrainer.callbacks.base import TrainerCallback, listens_to
 from littrainer.callbacks.checks import check_answer, new_callback
 from littrainer.callbacks.flow import DefaultFlowCallback
 from littrainer.callbacks.state import ControlSwitchError, TrainerControl
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import add_note
 
 logger = logging.getLogger(__name__)

@@ -55,7 +55,7 @@ class NotedLightningCallbacks(AbstractContextManager[None]):
 
 def users_callbacks(lightning_trainer: pl.Trainer) -> list[Any]:
     """The Lightning callbacks beside the Trainer's own."""
-    from littrainer.callbacks.bridge import ClosingEvents, OpeningEvents
+    from littrainer.engine.bridge import ClosingEvents, OpeningEvents
 
     callbacks = lightning_trainer.callbacks  # type: ignore[attr-defined]
     return [callback for callback in callbacks if not isinstance(callback, (OpeningEvents, ClosingEvents))]

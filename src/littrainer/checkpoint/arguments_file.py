@@ -21,7 +21,7 @@ from littrainer.arguments.secrets import holds_a_secret, without_secrets
 from littrainer.arguments.shown_arguments import as_text
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.compat.names import REPLACED
-from littrainer.whole_files import write_whole
+from littrainer.errors.atomic_files import write_whole
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

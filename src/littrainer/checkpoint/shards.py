@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import nn
 
 from littrainer.distributed.collectives import whole_tensor
-from littrainer.ecosystem import is_a, known_classes
-from littrainer.model_walk import modules_of
+from littrainer.errors.lazy_isinstance import is_a, known_classes
+from littrainer.model.traversal import modules_of
 from littrainer.optim.parameter_groups import PART_OF
 
 

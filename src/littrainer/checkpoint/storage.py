@@ -57,7 +57,7 @@ from littrainer.checkpoint.weights import (
 from littrainer.checkpoint.writer import write_companions, write_files
 from littrainer.distributed.agreement import failing_together
 from littrainer.distributed.layout import data_parallel_size
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.strategies.deepspeed import start_for_evaluation
 
 if TYPE_CHECKING:

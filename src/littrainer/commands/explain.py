@@ -275,13 +275,13 @@ def explanation(trainer: Any, args: Any) -> str:
         trainer: a Trainer that has not trained; the `lightning.Trainer` that its training would use is made and read.
         args: the arguments whose values are shown, as the script gave them.
     """
-    from littrainer import engine
     from littrainer.arguments.normalization import tracker_label, trackers_in
+    from littrainer.engine import run_lightning
 
     def reason(name: str) -> str:
         if name in (trainer.lightning_keywords or {}) or name in (trainer.args.lightning or {}):
             return "given as `lightning`"
-        for table in (engine.FIXED_KEYWORDS, engine.FACTS_OF_LAUNCHERS):
+        for table in (run_lightning.FIXED_KEYWORDS, run_lightning.FACTS_OF_LAUNCHERS):
             if name in table:
                 return str(table[name][1])
         return "from " + " and ".join(field for field, place in DESTINATIONS.items() if name in place.keywords)
@@ -289,8 +289,8 @@ def explanation(trainer: Any, args: Any) -> str:
     def names(things: Sequence[Any]) -> str:
         return ", ".join(one if isinstance(one, str) else type(one).__name__ for one in things) or "none"
 
-    lightning: Any = engine.build_lightning_trainer(trainer, run=None)
-    keywords = engine.lightning_keywords(trainer.args, trainer.lightning_keywords)
+    lightning: Any = run_lightning.build_lightning_trainer(trainer, run=None)
+    keywords = run_lightning.lightning_keywords(trainer.args, trainer.lightning_keywords)
     rows = [(f"{name}={value!r}", reason(name)) for name, value in keywords.items()]
     rows.append(("max_epochs=...", "num_train_epochs or max_steps, and the length of the data"))
     micro_batches = trainer.args.gradient_accumulation_steps

@@ -17,6 +17,7 @@ from littrainer.callbacks.log_history import History, read_history
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, RUN_RECORD_NAME, TRAINER_STATE_NAME
 from littrainer.commands.command_line import CommandParser, complain
+from littrainer.errors.atomic_files import write_whole
 from littrainer.search.record import (
     FAILED,
     RUNNING,
@@ -25,7 +26,6 @@ from littrainer.search.record import (
     UnreadableRecord,
     read_record,
 )
-from littrainer.whole_files import write_whole
 
 FAILURE = 1
 DEFAULT_NAME = "report.html"

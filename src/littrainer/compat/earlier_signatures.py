@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from littrainer.ecosystem import package_of
+from littrainer.errors.lazy_isinstance import package_of
 from littrainer.training.loss import RETURNS_THE_MEAN
 
 if TYPE_CHECKING:

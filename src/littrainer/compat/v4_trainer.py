@@ -14,7 +14,7 @@ from littrainer.arguments.did_you_mean import suggestion
 from littrainer.checkpoint.atomic_write import rotate_checkpoints, sort_checkpoints
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 from littrainer.compat.earlier_signatures import SIGNATURES, accept_earlier_signature
-from littrainer.nested_values import as_numpy
+from littrainer.errors.nested_values import as_numpy
 from littrainer.training.model_preparation import noisy_embeddings
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import kind_of
 
 LABEL_NAMES = ("label", "label_ids")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message, text_in
 from littrainer.errors.notes import add_note, kind_of
-from littrainer.model_facts import base_model, catch_all_name
+from littrainer.model.facts import base_model, catch_all_name
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import torch
 
 from littrainer.data.sharding import Share, in_rounds
 from littrainer.distributed.agreement import FailedElsewhere, from_each, from_first_to_each
-from littrainer.nested_values import map_nested
+from littrainer.errors.nested_values import map_nested
 
 
 def first_dimension(batch: Any) -> int | None:

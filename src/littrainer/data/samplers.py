@@ -13,7 +13,7 @@ from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from littrainer.data.lengths import sample_lengths, whole_numbers
 from littrainer.distributed.layout import data_parallel_rank, data_parallel_size
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

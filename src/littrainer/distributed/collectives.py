@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from littrainer.ecosystem import is_a
-from littrainer.nested_values import concatenated, map_nested
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.errors.nested_values import concatenated, map_nested
 
 
 def process_count() -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from littrainer.distributed.environment import USE_FSDP, is_on
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 
 if TYPE_CHECKING:
     import torch

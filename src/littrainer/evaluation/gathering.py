@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from littrainer.errors.nested_values import as_numpy, concatenated, different_kinds, map_nested
 from littrainer.evaluation.host_rows import HostRows
-from littrainer.nested_values import as_numpy, concatenated, different_kinds, map_nested
 
 # Batches of the host are written to the joined array when so much of them has come.
 STRETCH_BYTES = 1 << 20

@@ -18,7 +18,7 @@ from torch import nn
 
 from littrainer.arguments.did_you_mean import nearest_name
 from littrainer.arguments.fields import GenerationConfig
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import kind_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from littrainer.nested_values import PADDING, different_shapes
+from littrainer.errors.nested_values import PADDING, different_shapes
 
 # From this size on memory is mapped, so that its pages can be given back one by one; smaller blocks are not worth it.
 MAPPED_FROM_BYTES = 1 << 20

@@ -20,6 +20,7 @@ from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length
 from littrainer.data.stream_end import check_equal_lengths
 from littrainer.distributed.agreement import failing_together, from_first
 from littrainer.distributed.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
+from littrainer.errors.nested_values import PADDING, truncated
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.evaluation.loss_mean import ExactLossMean, mean_over_samples
 from littrainer.evaluation.metric_inputs import task_facts
@@ -32,9 +33,8 @@ from littrainer.evaluation.metrics import (
 )
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
 from littrainer.evaluation.streaming import StreamingMetrics, streaming_metrics
-from littrainer.model_walk import eval_all
-from littrainer.model_wrapping import move_to_device, prepared_model
-from littrainer.nested_values import PADDING, truncated
+from littrainer.model.traversal import eval_all
+from littrainer.strategies.model_wrapping import move_to_device, prepared_model
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

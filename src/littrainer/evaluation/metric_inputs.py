@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.errors.nested_values import PADDING
 from littrainer.evaluation.results import EvalPrediction
-from littrainer.model_facts import base_model, predicts_next_token, users_model
-from littrainer.nested_values import PADDING
+from littrainer.model.facts import base_model, predicts_next_token, users_model
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

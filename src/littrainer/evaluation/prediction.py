@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.data.columns import check_has_names
-from littrainer.nested_values import detached
+from littrainer.errors.nested_values import detached
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from littrainer.ecosystem import is_a, known_classes
+from littrainer.errors.lazy_isinstance import is_a, known_classes
 from littrainer.evaluation.metric_inputs import (
     CONVERSIONS,
     SCORES_INSTEAD,

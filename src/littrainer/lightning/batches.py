@@ -22,7 +22,7 @@ from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
 from littrainer.data.position import DataProgress, ResumePoint, epoch_seeded_sampler
 from littrainer.data.windows import MicroBatch, WindowLoader, draw
 from littrainer.distributed.agreement import from_first
-from littrainer.lightning_internals import begin_next_epoch, read_ahead_anew
+from littrainer.engine.lightning_internals import begin_next_epoch, read_ahead_anew
 from littrainer.training.resuming import SIZES
 
 if TYPE_CHECKING:

@@ -40,8 +40,8 @@ from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.weights import fitted, read_weights, refuse_other_weights, write_weights
 from littrainer.checkpoint.writer import write_files
 from littrainer.distributed.agreement import failing_together
+from littrainer.errors.seeds import set_seed
 from littrainer.lightning.arguments import for_a_trainer
-from littrainer.seeds import set_seed
 from littrainer.training.resuming import RECORD_VERSION, Position, compared_arguments
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.data.stream_end import check_equal_lengths
 from littrainer.distributed.agreement import are_several, from_each
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.lightning.arguments import ArgumentsUnderLightning, arguments_from
 from littrainer.lightning.batches import (
     CountItems,
@@ -35,7 +35,7 @@ from littrainer.lightning.batches import (
     places_in,
     state_of_places,
 )
-from littrainer.model_facts import facts_about
+from littrainer.model.facts import facts_about
 from littrainer.training.checks import check_is_dataset, check_not_empty
 from littrainer.training.plan import why_empty
 

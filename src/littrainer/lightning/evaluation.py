@@ -16,6 +16,7 @@ from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length
 from littrainer.data.stream_end import check_equal_lengths
 from littrainer.distributed.agreement import failing_together, from_first
 from littrainer.distributed.collectives import gathered, padded_to_longest, process_count
+from littrainer.errors.nested_values import PADDING, truncated
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.evaluation.loss_mean import ExactLossMean, mean_over_samples
 from littrainer.evaluation.metric_inputs import facts_of_task
@@ -23,7 +24,6 @@ from littrainer.evaluation.metrics import call_metric_function, checked_metrics,
 from littrainer.evaluation.results import EvalPrediction
 from littrainer.evaluation.streaming import StreamingMetrics
 from littrainer.lightning.windows import model_inputs
-from littrainer.nested_values import PADDING, truncated
 
 if TYPE_CHECKING:
     from littrainer.lightning.module import TransformersModule

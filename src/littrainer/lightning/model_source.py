@@ -27,7 +27,7 @@ from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.shards import whole_state_dict
 from littrainer.checkpoint.weights import without_wrappers, write_weights
 from littrainer.distributed.agreement import failing_together
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import kind_of
 from littrainer.lightning.arguments import changed_arguments
 

@@ -16,7 +16,6 @@ from typing_extensions import Self
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.checkpoint.lightning_format import MARK
 from littrainer.checkpoint.weights import COMPILED_PART, fitted
-from littrainer.compilation import is_compiled
 from littrainer.distributed.collectives import process_rank
 from littrainer.evaluation import generation
 from littrainer.evaluation.prediction import has_loss_in, is_loss_to_be_had, labels_in, logits_in, outputs_to_ignore
@@ -45,6 +44,7 @@ from littrainer.lightning.windows import (
 )
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from littrainer.optim.stepping import closure_before_step
+from littrainer.strategies.compilation import is_compiled
 from littrainer.training import loss as losses
 
 

@@ -14,12 +14,12 @@ from torch import nn
 
 from littrainer.arguments.choices import SchedulerType
 from littrainer.arguments.sharding import sharding_plan
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.lightning.evaluation import VALIDATION, with_prefix
-from littrainer.mixed_precision import FORWARD_TYPES
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.schedules import get_scheduler, steps_with_metric
 from littrainer.optim.stepping import clip_by_norm, updates_during_backward
+from littrainer.strategies.mixed_precision import FORWARD_TYPES
 from littrainer.training.model_preparation import (
     align_special_tokens,
     apply_liger_kernels,

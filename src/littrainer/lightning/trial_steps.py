@@ -17,9 +17,9 @@ from littrainer.checkpoint.shards import is_sharded
 from littrainer.data.columns import naming_dropped_columns
 from littrainer.data.limits import DEVELOPMENT_RUN, check_order_stays, overfits
 from littrainer.data.position import generator_states, set_generator_states
-from littrainer.engine import fit
-from littrainer.interruptions import UpdateGuard
-from littrainer.model_walk import model_device
+from littrainer.engine.run_lightning import fit
+from littrainer.errors.interruptions import UpdateGuard
+from littrainer.model.traversal import model_device
 from littrainer.training.model_preparation import model_prepared_for_training
 from littrainer.training.plan import TrainingPlan
 from littrainer.training.preemption import Preemption

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from littrainer.data.windows import MicroBatch, count_label_tokens
 from littrainer.distributed.collectives import reduced
 from littrainer.errors.notes import kind_of
-from littrainer.model_facts import facts_about
+from littrainer.model.facts import facts_about
 from littrainer.training import loss
 from littrainer.training.loss import smoother_for
 

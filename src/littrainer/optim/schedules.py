@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from littrainer.arguments.choices import SchedulerType
 from littrainer.arguments.did_you_mean import suggestion
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.optim.greedy import GreedyLR
 from littrainer.optim.layerwise import LayerwiseOptimizer, LayerwiseSchedule
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.callbacks.lightning_callbacks import PACKAGES
 from littrainer.callbacks.state import is_exportable
 from littrainer.checkpoint.shards import is_sharded
-from littrainer.model_walk import model_device, stays_in_place
+from littrainer.model.traversal import model_device, stays_in_place
 from littrainer.search.memory import OF_THE_HANDLER, release_memory
 from littrainer.search.trial_parameters import differs
 

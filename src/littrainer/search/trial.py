@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.checkpoint.atomic_write import set_aside_and_delete, sort_checkpoints
 from littrainer.checkpoint.distributed_save import leads
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.search.failures import TRIAL_FAILURES
 from littrainer.search.memory import release_frames, release_memory
 from littrainer.search.objective import refuse_nan

@@ -22,7 +22,7 @@ from littrainer.arguments.parser import truth
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.callbacks.state import hp_params
 from littrainer.distributed.failure_report import FailedElsewhere, LostProcess
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import kind_of
 from littrainer.search.failures import SearchMistake
 

@@ -17,9 +17,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import add_note
-from littrainer.model_walk import stays_in_place
+from littrainer.model.traversal import stays_in_place
 from littrainer.strategies.single_device import LaunchedProcesses, release_plugins
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from littrainer.arguments.choices import SchedulerType
 from littrainer.arguments.destinations import lightning_precision
-from littrainer.compilation import compile_keywords
 from littrainer.distributed.group import start_deepspeed_communication
 from littrainer.distributed.layout import tensor_parallel_size
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.optim.stepping import OptimizerAround, updates_during_backward
+from littrainer.strategies.compilation import compile_keywords
 from littrainer.strategies.single_device import LaunchedProcesses, release_plugins
 
 if TYPE_CHECKING:

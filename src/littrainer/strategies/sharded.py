@@ -21,9 +21,9 @@ from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.sharding import NO_WRAP, SIZE_BASED, TRANSFORMER_BASED, ShardingPlan, sharding_plan
 from littrainer.checkpoint.shards import free_gathered
 from littrainer.distributed.layout import sharding_sizes, tensor_parallel_size
-from littrainer.ecosystem import is_a
-from littrainer.mixed_precision import forward_type
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.strategies.consistency_checks import check_same_model
+from littrainer.strategies.mixed_precision import forward_type
 from littrainer.strategies.model_parallel import ResidentModelParallelStrategy, average_gradients
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
 from littrainer.distributed.environment import LOCAL_ADDRESS, USUAL_PORT, meeting_point
-from littrainer.model_walk import is_on, stays_in_place
+from littrainer.model.traversal import is_on, stays_in_place
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from littrainer.checkpoint.shards import is_sharded
 from littrainer.distributed.layout import process_layout
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.strategies.consistency_checks import check_same_model
 from littrainer.strategies.model_parallel import ResidentModelParallelStrategy, average_gradients
 

@@ -19,9 +19,9 @@ from littrainer.data.limits import check_limits
 from littrainer.data.loaders import has_length
 from littrainer.distributed.group import ensure_process_group
 from littrainer.distributed.layout import process_layout
+from littrainer.errors.log_levels import apply_log_level
 from littrainer.errors.notes import kind_of
 from littrainer.evaluation.streaming import streaming_metrics
-from littrainer.log_levels import apply_log_level
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

@@ -14,7 +14,7 @@ from littrainer.data.collators import LABEL_NAMES, TEXT_LABELS, text_in
 from littrainer.data.columns import check_has_names, first_sample, renaming
 from littrainer.data.windows import IGNORED_LABEL, count_label_tokens
 from littrainer.distributed.collectives import gathered, process_count, reduced
-from littrainer.model_facts import predicts_next_token, users_model
+from littrainer.model.facts import predicts_next_token, users_model
 
 logger = logging.getLogger(__name__)
 

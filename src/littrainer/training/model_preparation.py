@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from littrainer.arguments.choices import DebugOption
-from littrainer.ecosystem import is_a
-from littrainer.model_facts import base_model
-from littrainer.model_wrapping import move_to_device
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.model.facts import base_model
+from littrainer.strategies.model_wrapping import move_to_device
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

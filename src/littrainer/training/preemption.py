@@ -21,7 +21,7 @@ from littrainer.arguments.fields import DEFAULT_ANNOUNCING_SIGNAL
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.data.workers import answer
 from littrainer.distributed.agreement import connect_hosts, largest
-from littrainer.log_levels import is_redirected
+from littrainer.errors.log_levels import is_redirected
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.distributed.collectives import sum_over_processes
+from littrainer.errors.atomic_files import write_whole
 from littrainer.training.batch_size_search import empty_device_cache
-from littrainer.whole_files import write_whole
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

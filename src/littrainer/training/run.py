@@ -23,7 +23,7 @@ from littrainer.data.windows import WindowLoader
 from littrainer.distributed.agreement import failing_together
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.hub.pushing import finish_together
-from littrainer.model_walk import clear_gradients, parameters_of
+from littrainer.model.traversal import clear_gradients, parameters_of
 from littrainer.optim.parameter_groups import AskedFor, are_others
 from littrainer.optim.schedules import leave_added_groups_alone
 from littrainer.training.loss import RunningLoss

@@ -20,7 +20,7 @@ import torch
 
 from littrainer.data.windows import MicroBatch
 from littrainer.distributed.agreement import FlagsRaisedTogether
-from littrainer.model_walk import clear_gradients
+from littrainer.model.traversal import clear_gradients
 
 if TYPE_CHECKING:
     from littrainer.training.run import TrainingRun

@@ -17,12 +17,12 @@ from littrainer.compat.earlier_signatures import accept_earlier_signatures
 from littrainer.compat.members import refuse_ignored_overrides
 from littrainer.data.limits import check_order_stays, overfits
 from littrainer.distributed.agreement import failing_together
-from littrainer.engine import fit
+from littrainer.engine.run_lightning import fit
+from littrainer.errors.interruptions import UpdateGuard
+from littrainer.errors.seeds import enable_full_determinism, set_seed
 from littrainer.evaluation.results import TrainOutput
 from littrainer.hub.pushing import pushes_during_training
-from littrainer.interruptions import UpdateGuard
 from littrainer.search.trial import begin_trial, is_of_search
-from littrainer.seeds import enable_full_determinism, set_seed
 from littrainer.session import TrainingSession
 from littrainer.tracking.trials import tell_trackers_of_trial
 from littrainer.training.batch_size_search import with_fitting_batch_size

@@ -9,7 +9,7 @@ from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.facade import AcceleratorFacade
 from littrainer.distributed.layout import process_layout
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

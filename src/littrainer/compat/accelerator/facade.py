@@ -16,7 +16,7 @@ from littrainer.compat.accelerator.states import AcceleratorStateView, shared_ac
 from littrainer.compat.accelerator.stepping import Stepping
 from littrainer.distributed import collectives
 from littrainer.distributed.layout import tensor_parallel_size
-from littrainer.nested_values import truncated
+from littrainer.errors.nested_values import truncated
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

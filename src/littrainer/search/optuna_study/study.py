@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.arguments.did_you_mean import suggestion
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import kind_of
 from littrainer.search.distributions import of_optuna
 from littrainer.search.failures import TRIAL_FAILURES, ObjectiveIsNan, SearchMistake, fails_trial_only

@@ -28,7 +28,7 @@ from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 from littrainer.checkpoint.reader import read_state
 from littrainer.checkpoint.run_lock import claimed
 from littrainer.compat import redirect
-from littrainer.ecosystem import package_of
+from littrainer.errors.lazy_isinstance import package_of
 from littrainer.optim.parameter_groups import are_others
 from littrainer.search.ray_tune.handed_over import delete_abandoned, folder_to_hand_over
 from littrainer.search.searching import searching

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first
 from littrainer.distributed.failure_report import FailedElsewhere, LostProcess
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import add_note
 from littrainer.search.failures import SearchMistake
 from littrainer.search.trial import run_trial

@@ -7,8 +7,8 @@ from typing import Any
 import lightning.pytorch as pl
 
 from littrainer.data.windows import MicroBatch
-from littrainer.interruptions import carries_stop_iteration
-from littrainer.lightning_internals import announce_validations
+from littrainer.engine.lightning_internals import announce_validations
+from littrainer.errors.interruptions import carries_stop_iteration
 from littrainer.training.run import TrainingRun
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from littrainer.compilation import compile_keywords, is_compiled
+from littrainer.strategies.compilation import compile_keywords, is_compiled
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 

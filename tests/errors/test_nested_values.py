@@ -10,7 +10,7 @@ import torch
 from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.trainer_pt_utils import nested_concat, nested_truncate
 
-from littrainer.nested_values import as_numpy, concatenated, detached, map_nested, truncated
+from littrainer.errors.nested_values import as_numpy, concatenated, detached, map_nested, truncated
 from tests.scenarios.nested import described, filled
 
 

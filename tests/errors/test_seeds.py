@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from littrainer.seeds import DETERMINISTIC_ENVIRONMENT, enable_full_determinism, seed_worker, set_seed
+from littrainer.errors.seeds import DETERMINISTIC_ENVIRONMENT, enable_full_determinism, seed_worker, set_seed
 
 
 def draws() -> tuple[Any, ...]:

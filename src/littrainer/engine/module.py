@@ -21,14 +21,14 @@ from littrainer.callbacks.lightning_callbacks import backbone_of
 from littrainer.callbacks.prediction_places import note_places
 from littrainer.callbacks.published_metrics import publish
 from littrainer.data.windows import MicroBatch
-from littrainer.engine import is_listened_to
+from littrainer.engine.lightning_internals import count_optimizer_steps_from, replace_optimizer, show_number_of_batches
+from littrainer.engine.run_lightning import is_listened_to
+from littrainer.errors.interruptions import carries_stop_iteration
 from littrainer.evaluation.batch_stream import Stretch, single_batches
-from littrainer.interruptions import carries_stop_iteration
-from littrainer.lightning_internals import count_optimizer_steps_from, replace_optimizer, show_number_of_batches
-from littrainer.model_walk import clear_gradients
-from littrainer.model_wrapping import follow_unfrozen_parameters
+from littrainer.model.traversal import clear_gradients
 from littrainer.optim.schedules import steps_with_metric
 from littrainer.optim.stepping import closure_before_step, step_after_backward, updates_during_backward
+from littrainer.strategies.model_wrapping import follow_unfrozen_parameters
 
 if TYPE_CHECKING:
     from littrainer.evaluation.loop import BatchOutputs, EvaluationPass

@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 
 from littrainer import TrainerCallback
-from littrainer.ecosystem import CLASSES, is_a
+from littrainer.errors.lazy_isinstance import CLASSES, is_a
 from tests.scenarios.data import tiny_tokenizer
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 

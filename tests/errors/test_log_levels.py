@@ -14,7 +14,7 @@ import pytest
 import littrainer
 from littrainer.arguments.process import LOG_LEVEL_NUMBERS
 from littrainer.compat.redirect import RedirectFinder
-from littrainer.log_levels import apply_log_level, level_in_force
+from littrainer.errors.log_levels import apply_log_level, level_in_force
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 SCRIPT = """

@@ -1,4 +1,4 @@
-"""Lightning's own loop and the lean one do the same, as far as anybody can hear."""
+"""Lightning's own loop and the fast one do the same, as far as anybody can hear."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import Profiler
 
 import littrainer
-from littrainer import Trainer, TrainerCallback, engine, lean_loop
-from littrainer.lean_loop import HOOKS, KNOWN_RELEASES, LeanEpochLoop
+from littrainer import Trainer, TrainerCallback
+from littrainer.engine import fast_training_loop, run_lightning
+from littrainer.engine.fast_training_loop import HOOKS, KNOWN_RELEASES, FastEpochLoop
+from tests.engine.test_lightning_internals import protected_names_in
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
-from tests.test_lightning_internals import protected_names_in
 
 ADVICE = (
-    f"Lightning {pl.__version__} is no release that lean_loop.py was written for, so trainings go through Lightning's "
-    "own, slower loop. Compare what differs, let lean_loop.py follow, then add the release to KNOWN_RELEASES and its "
+    f"Lightning {pl.__version__} is no release that fast_training_loop.py was written for: trainings take Lightning's "
+    "own, slower loop. Compare what differs, change fast_training_loop.py, then add the release to KNOWN_RELEASES and its "
     "digests to this file."
 )
 
@@ -41,7 +42,7 @@ REPLACED_IN_2_5: dict[str, tuple[str, ...]] = {
     "pytorch.loops.training_epoch_loop:_TrainingEpochLoop.on_run_start": ("c4508f1462ad",),
     "pytorch.strategies.ddp:DDPStrategy.post_backward": ("e3c4a9644590",),
 }
-# What the lean loop does in its own words, with the digest of Lightning's source.
+# What the fast loop does in its own words, with the digest of Lightning's source.
 REPLACED: dict[str, str] = {
     "fabric.plugins.precision.precision:Precision.convert_input": "c323ad3616fd",
     "pytorch.core.module:LightningModule.backward": "5eaa40852c22",
@@ -129,7 +130,7 @@ def test_what_the_lean_loop_replaces_is_what_it_was_when_it_was_written(name: st
 
 def test_every_protected_name_of_lightning_in_that_file_is_known_here() -> None:
     package = Path(littrainer.__file__).parent
-    assert protected_names_in(package / "lean_loop.py") == {
+    assert protected_names_in(package / "engine" / "fast_training_loop.py") == {
         "_MaxSizeCycle",
         "_PrefetchDataFetcher",
         "_TrainingEpochLoop",
@@ -140,7 +141,7 @@ def test_every_protected_name_of_lightning_in_that_file_is_known_here() -> None:
 
 
 def test_another_release_of_lightning_keeps_its_own_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(lean_loop, "KNOWN_RELEASES", frozenset({"1.0"}))
+    monkeypatch.setattr(fast_training_loop, "KNOWN_RELEASES", frozenset({"1.0"}))
     trainer = quiet_trainer(tmp_path, max_steps=1)
     trainer.train()
     assert type(trainer.lightning_trainer.fit_loop.epoch_loop) is _TrainingEpochLoop
@@ -191,15 +192,15 @@ class Metrics(pl.loggers.Logger):
         pass
 
 
-def run(folder: Path, is_lean: bool, kind: type[Trainer], further: list[Any], **arguments: Any) -> Trainer:
+def run(folder: Path, is_fast: bool, kind: type[Trainer], further: list[Any], **arguments: Any) -> Trainer:
     with pytest.MonkeyPatch.context() as patch:
-        if not is_lean:
-            patch.setattr(lean_loop, "KNOWN_RELEASES", frozenset())
+        if not is_fast:
+            patch.setattr(fast_training_loop, "KNOWN_RELEASES", frozenset())
         settings = {"num_train_epochs": 2, "per_device_train_batch_size": 2, "logging_steps": 1, **arguments}
         given = {"train_dataset": Rows(vector_rows(14)), "callbacks": further}
         trainer = quiet_trainer(folder, kind=kind, given=given, **settings)
         trainer.train()
-    assert (type(trainer.lightning_trainer.fit_loop.epoch_loop) is LeanEpochLoop) is is_lean
+    assert (type(trainer.lightning_trainer.fit_loop.epoch_loop) is FastEpochLoop) is is_fast
     return trainer
 
 
@@ -207,11 +208,11 @@ def run(folder: Path, is_lean: bool, kind: type[Trainer], further: list[Any], **
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_callbacks_hear_and_see_the_same_in_both_loops(tmp_path: Path, kind: type[Trainer], accumulation: int) -> None:
     found = []
-    for is_lean in (True, False):
+    for is_fast in (True, False):
         listening, metrics = Listening(), Metrics()
         trainer = run(
-            tmp_path / str(is_lean),
-            is_lean,
+            tmp_path / str(is_fast),
+            is_fast,
             kind,
             [listening],
             gradient_accumulation_steps=accumulation,
@@ -228,11 +229,11 @@ def test_callbacks_hear_and_see_the_same_in_both_loops(tmp_path: Path, kind: typ
             for step, entry in metrics.logged
         ]
         found.append((heard, logged, weights, plain(history), trainer.lightning_trainer.global_step))
-    lean, own = found
-    assert len(lean[0]) == len(own[0]) > 14
-    for one, other in zip(lean[0], own[0], strict=True):
+    fast, own = found
+    assert len(fast[0]) == len(own[0]) > 14
+    for one, other in zip(fast[0], own[0], strict=True):
         assert one == other
-    assert lean[1:] == own[1:]
+    assert fast[1:] == own[1:]
 
 
 def test_hooks_that_no_callback_has_are_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,11 +246,11 @@ def test_hooks_that_no_callback_has_are_not_called(tmp_path: Path, monkeypatch: 
     assert [entry[0] for entry in listening.heard] == ["on_after_backward"] * 14
 
 
-IN_BOTH_LOOPS = pytest.mark.parametrize("is_lean", [True, False], ids=["lean", "Lightning's own"])
+IN_BOTH_LOOPS = pytest.mark.parametrize("is_fast", [True, False], ids=["fast", "Lightning's own"])
 
 
 @IN_BOTH_LOOPS
-def test_a_callback_that_comes_in_the_middle_of_an_epoch_is_heard(tmp_path: Path, is_lean: bool) -> None:
+def test_a_callback_that_comes_in_the_middle_of_an_epoch_is_heard(tmp_path: Path, is_fast: bool) -> None:
     late = Listening(("on_train_batch_start",))
 
     class Adding(pl.Callback):
@@ -257,7 +258,7 @@ def test_a_callback_that_comes_in_the_middle_of_an_epoch_is_heard(tmp_path: Path
             if batch_idx == 3:
                 trainer.callbacks.append(late)
 
-    run(tmp_path, is_lean, Trainer, [Adding()], num_train_epochs=1)
+    run(tmp_path, is_fast, Trainer, [Adding()], num_train_epochs=1)
     # In the micro-batch in which it comes too, since it stands behind the one that has added it.
     assert [entry[1] for entry in late.heard] == [3, 4, 5, 6]
 
@@ -293,7 +294,7 @@ def test_a_hook_that_is_set_on_the_module_in_the_middle_of_an_epoch_is_called(
 ) -> None:
     """All else goes on as it would have done."""
     found = []
-    for is_lean in (True, False):
+    for is_fast in (True, False):
         calls: list[str] = []
 
         class Setting(pl.Callback):
@@ -310,21 +311,21 @@ def test_a_hook_that_is_set_on_the_module_in_the_middle_of_an_epoch_is_called(
                 vars(module).pop(hook, None)
 
         listening = Listening()
-        run(tmp_path / str(is_lean), is_lean, kind, [listening, Setting()], gradient_accumulation_steps=2)
+        run(tmp_path / str(is_fast), is_fast, kind, [listening, Setting()], gradient_accumulation_steps=2)
         found.append((calls, [plain(entry) for entry in listening.heard]))
-    lean, own = found
-    assert lean == own
-    assert len(lean[0]) == expected or kind is StepwiseTrainer
+    fast, own = found
+    assert fast == own
+    assert len(fast[0]) == expected or kind is StepwiseTrainer
 
 
 @IN_BOTH_LOOPS
-def test_a_limit_of_steps_that_is_set_in_the_middle_of_an_epoch_ends_it(tmp_path: Path, is_lean: bool) -> None:
+def test_a_limit_of_steps_that_is_set_in_the_middle_of_an_epoch_ends_it(tmp_path: Path, is_fast: bool) -> None:
     class Limiting(pl.Callback):
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             if batch_idx == 1:
                 trainer.fit_loop.epoch_loop.max_steps = 3
 
-    assert run(tmp_path, is_lean, Trainer, [Limiting()]).state.global_step == 3
+    assert run(tmp_path, is_fast, Trainer, [Limiting()]).state.global_step == 3
 
 
 @pytest.mark.parametrize("error", [None, OverflowError, KeyboardInterrupt])
@@ -363,30 +364,30 @@ class Noting(Profiler):
 def test_a_profiler_is_told_of_all_that_lightning_does(tmp_path: Path) -> None:
     profiler = Noting()
     trainer = run(tmp_path, True, Trainer, [], lightning={"profiler": profiler})
-    assert not trainer.lightning_trainer.fit_loop.epoch_loop._is_lean
+    assert not trainer.lightning_trainer.fit_loop.epoch_loop._is_fast
     assert {"run_training_batch", "[LightningModule]TrainerModule.optimizer_step"} <= profiler.actions
 
 
-@pytest.mark.parametrize("is_lean", [True, False])
-def test_a_lightning_callback_that_raises_stop_iteration_ends_the_epoch(tmp_path: Path, is_lean: bool) -> None:
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_lightning_callback_that_raises_stop_iteration_ends_the_epoch(tmp_path: Path, is_fast: bool) -> None:
     class Ending(pl.Callback):
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
             if batch_idx == 4:
                 raise StopIteration
 
-    assert run(tmp_path, is_lean, Trainer, [Ending()]).state.global_step == 8
+    assert run(tmp_path, is_fast, Trainer, [Ending()]).state.global_step == 8
 
 
-@pytest.mark.parametrize("is_lean", [True, False])
-def test_a_stop_iteration_of_the_script_is_an_error(tmp_path: Path, is_lean: bool) -> None:
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_stop_iteration_of_the_script_is_an_error(tmp_path: Path, is_fast: bool) -> None:
     class Broken(Trainer):
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             raise StopIteration("in the loss")
 
     with pytest.raises(StopIteration, match="in the loss"):
-        run(tmp_path, is_lean, Broken, [])
+        run(tmp_path, is_fast, Broken, [])
 
 
 def test_evaluations_go_through_lightnings_own_loops(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path)
-    assert type(engine.build_lightning_trainer(trainer, run=None).fit_loop.epoch_loop) is _TrainingEpochLoop
+    assert type(run_lightning.build_lightning_trainer(trainer, run=None).fit_loop.epoch_loop) is _TrainingEpochLoop

@@ -16,8 +16,8 @@ import torch
 
 from littrainer.data.columns import first_sample
 from littrainer.data.workers import MOST_NAMED, reading_in
-from littrainer.ecosystem import package_of
-from littrainer.errors.advice import advice_for, readable_range
+from littrainer.engine.advice import advice_for, readable_range
+from littrainer.errors.lazy_isinstance import package_of
 from littrainer.errors.notes import add_note
 from littrainer.evaluation.metric_inputs import described
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 # Module and function whose call means that something was done with a batch -> its local variable that holds it.
 FORWARD_PASSES = {
-    ("littrainer.module", "loss_of"): "micro_batch",
-    ("littrainer.module", "training_step"): "micro_batch",
+    ("littrainer.engine.module", "loss_of"): "micro_batch",
+    ("littrainer.engine.module", "training_step"): "micro_batch",
     ("littrainer.evaluation.loop", "step"): "inputs",
 }
-BACKWARD_PASSES = {("littrainer.module", "backward"), ("lightning.pytorch.core.module", "backward")}
+BACKWARD_PASSES = {("littrainer.engine.module", "backward"), ("lightning.pytorch.core.module", "backward")}
 LOADER = "torch.utils.data.dataloader"
 
 
@@ -80,7 +80,7 @@ def _found_in(raised_in: TracebackType | None) -> _Found | None:
         place = (str(frame.f_globals.get("__name__")), frame.f_code.co_name)
         if place in FORWARD_PASSES:
             batch = frame.f_locals.get(FORWARD_PASSES[place])
-            evaluates = place[0] != "littrainer.module"
+            evaluates = place[0] != "littrainer.engine.module"
             found = _Found("with a batch", getattr(batch, "inputs", batch), evaluates)
         elif place in BACKWARD_PASSES:
             micro_batch = getattr(frame.f_locals.get("self"), "micro_batch", None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from littrainer.mixed_precision import restore_forward, run_forward_in
+from littrainer.strategies.mixed_precision import restore_forward, run_forward_in
 from tests.scenarios.models import TupleClassifier, VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 

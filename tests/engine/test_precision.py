@@ -13,8 +13,9 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStr
 from torch import nn
 
 import littrainer
-from littrainer import Trainer, lean_loop
-from littrainer.precision import precision_plugin
+from littrainer import Trainer
+from littrainer.engine import fast_training_loop
+from littrainer.engine.precision import precision_plugin
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
@@ -52,9 +53,9 @@ def scaling_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _keyword_table() -> dict[str, Any]:
-    from littrainer import engine
+    from littrainer.engine import run_lightning
 
-    return engine.DERIVED_KEYWORDS
+    return run_lightning.DERIVED_KEYWORDS
 
 
 def scaled_trainer(folder: Path, model: nn.Module, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:
@@ -95,8 +96,8 @@ def test_scaling_is_the_same_in_lightnings_own_loop(
     tmp_path: Path, kind: type[Trainer], accumulation: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    for releases in (lean_loop.KNOWN_RELEASES, frozenset[str]()):
-        monkeypatch.setattr(lean_loop, "KNOWN_RELEASES", releases)
+    for releases in (fast_training_loop.KNOWN_RELEASES, frozenset[str]()):
+        monkeypatch.setattr(fast_training_loop, "KNOWN_RELEASES", releases)
         torch.manual_seed(0)
         trainer = scaled_trainer(tmp_path, Overflowing(1), kind, gradient_accumulation_steps=accumulation)
         scaled: list[Any] = []
@@ -113,11 +114,11 @@ def test_scaling_is_the_same_in_lightnings_own_loop(
         trainer.add_callback(Hearing())
         trainer.train()
         assert trainer.accelerator.scaler is not None
-        is_lean = getattr(trainer.lightning_trainer.fit_loop.epoch_loop, "_is_lean", False)
+        is_fast = getattr(trainer.lightning_trainer.fit_loop.epoch_loop, "_is_fast", False)
         rates = values(trainer, "learning_rate")
         weights = [one.tolist() for one in trainer.model.parameters()]
         found.append((str(scaled), rates, weights, trainer.accelerator.scaler.get_scale(), trainer.state.global_step))
-        assert is_lean is bool(releases) and len(scaled) > 5
+        assert is_fast is bool(releases) and len(scaled) > 5
     assert found[0] == found[1]
 
 
@@ -207,7 +208,7 @@ def plugin_for(kind: type, precision: str, trainer: Trainer) -> Any:
 def test_each_strategy_gets_its_kind_of_plugin_and_the_trainers_scaler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type, precision: str
 ) -> None:
-    monkeypatch.setattr("littrainer.mixed_precision.lightning_precision", lambda args: precision)
+    monkeypatch.setattr("littrainer.strategies.mixed_precision.lightning_precision", lambda args: precision)
     trainer = quiet_trainer(tmp_path)
     plugin = plugin_for(kind, precision, trainer)
     expected = PLUGINS[kind, precision]
@@ -246,8 +247,8 @@ def test_deepspeeds_engine_tells_whether_it_has_left_a_step_out(tmp_path: Path) 
 
 def test_loss_scaling_is_refused_where_layers_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = quiet_trainer(tmp_path)
-    monkeypatch.setattr("littrainer.precision.tensor_parallel_size", lambda args: 2)
+    monkeypatch.setattr("littrainer.engine.precision.tensor_parallel_size", lambda args: 2)
     with pytest.raises(ValueError, match=r"fp16=True does not go with tensor parallelism .*Set bf16=True"):
         plugin_for(ModelParallelStrategy, "16-mixed", trainer)
-    monkeypatch.setattr("littrainer.mixed_precision.lightning_precision", lambda args: "bf16-mixed")
+    monkeypatch.setattr("littrainer.strategies.mixed_precision.lightning_precision", lambda args: "bf16-mixed")
     assert plugin_for(ModelParallelStrategy, "bf16-mixed", quiet_trainer(tmp_path)).scaler is None

@@ -26,20 +26,20 @@ from littrainer.callbacks.published_metrics import publish as publish_metrics
 from littrainer.data.limits import CARRIED_OUT, development_batches, further_keywords
 from littrainer.data.workers import end_workers
 from littrainer.distributed.failure_report import naming_failed_processes
-from littrainer.ecosystem import known_classes
-from littrainer.errors.places import NotedBatches
+from littrainer.engine.batch_errors import NotedBatches
+from littrainer.engine.torchmetrics_on_demand import torchmetrics_on_demand
+from littrainer.errors.interruptions import CarriedStopIteration, PythonInterruptions
+from littrainer.errors.lazy_isinstance import known_classes
+from littrainer.errors.log_filter import quiet_lightning
 from littrainer.evaluation.batch_stream import BATCHES_PER_STRETCH, BatchStream
-from littrainer.interruptions import CarriedStopIteration, PythonInterruptions
-from littrainer.quiet import quiet_lightning
-from littrainer.torchmetrics_on_demand import torchmetrics_on_demand
 from littrainer.tracking.lightning_loggers import LightningLoggersCallback, loggers_of
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.engine.module import TrainerModule
     from littrainer.evaluation.loop import EvaluationPass
-    from littrainer.module import TrainerModule
     from littrainer.trainer import Trainer
     from littrainer.training.run import TrainingRun
 
@@ -126,16 +126,16 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
     from lightning.pytorch.callbacks import Checkpoint, ProgressBar
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-    from littrainer.callbacks.bridge import events_around
     from littrainer.checkpoint.lightning_io import save_in_each_process, with_checkpoint_io
-    from littrainer.lean_loop import run_lean
-    from littrainer.lightning_internals import (
+    from littrainer.engine.bridge import events_around
+    from littrainer.engine.fast_training_loop import use_fast_loop
+    from littrainer.engine.lightning_internals import (
         count_from,
         entry_points_read_once,
         leave_signals_alone,
         resume_nothing,
     )
-    from littrainer.precision import precision_plugin
+    from littrainer.engine.precision import precision_plugin
     from littrainer.strategies.user_strategy import fitted_strategy
 
     keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
@@ -187,7 +187,7 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
         except MisconfigurationException as error:
             raise ValueError(f"lightning.Trainer refuses a keyword given as `lightning`: {error}") from None
     if run is not None:
-        run_lean(built)
+        use_fast_loop(built)
     save_in_each_process(built.strategy)
     leave_signals_alone(built)
     resume_nothing(built)
@@ -251,19 +251,19 @@ def import_lightning() -> None:
     numbers of a training.
     """
     with torchmetrics_on_demand():
-        import littrainer.callbacks.bridge
         import littrainer.checkpoint.lightning_io
-        import littrainer.lean_evaluation
-        import littrainer.lean_loop
-        import littrainer.lightning_internals
-        import littrainer.module
-        import littrainer.precision
+        import littrainer.engine.bridge
+        import littrainer.engine.fast_evaluation_loop
+        import littrainer.engine.fast_training_loop
+        import littrainer.engine.lightning_internals
+        import littrainer.engine.module
+        import littrainer.engine.precision
         import littrainer.strategies.user_strategy  # noqa: F401
 
 
 def fit(trainer: Trainer, run: TrainingRun) -> None:
     """Carry out a training with Lightning; the model is left on its device."""
-    from littrainer.module import TrainerModule
+    from littrainer.engine.module import TrainerModule
 
     # A lightning.Trainer that has been fitted does nothing when it is fitted again.
     _check_same_strategy(trainer)
@@ -289,7 +289,7 @@ def fit(trainer: Trainer, run: TrainingRun) -> None:
 
 def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
     """Drive an evaluation or prediction with Lightning: nested where fit is running, else on its own."""
-    from littrainer import lean_evaluation
+    from littrainer.engine import fast_evaluation_loop
 
     running = trainer.lightning_module
     if running is not None:
@@ -300,9 +300,11 @@ def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
     if trainer.lightning_trainer is None:
         trainer.lightning_trainer = lightning_trainer
     module.evaluation_pass = evaluation_pass
-    if has_evaluated and lean_evaluation.may_be_lean(lightning_trainer):
+    if has_evaluated and fast_evaluation_loop.may_be_fast(lightning_trainer):
         with NotedBatches(trainer), CarriedStopIteration(), naming_failed_processes("the evaluation"):
-            lean_evaluation.pass_over(lightning_trainer, _stretches(evaluation_pass), evaluation_pass.is_prediction)
+            fast_evaluation_loop.pass_over(
+                lightning_trainer, _stretches(evaluation_pass), evaluation_pass.is_prediction
+            )
     else:
         _evaluate_with_lightning(trainer, lightning_trainer, module, evaluation_pass)
     module.evaluation_pass = None
@@ -310,14 +312,14 @@ def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
 
 
 def _evaluate_inside_fit(trainer: Trainer, running: TrainerModule, evaluation_pass: EvaluationPass) -> None:
-    from littrainer import lean_evaluation
-    from littrainer.lightning_internals import evaluate_inside_fit
+    from littrainer.engine import fast_evaluation_loop
+    from littrainer.engine.lightning_internals import evaluate_inside_fit
 
     trainer.validation_rounds.end_earlier_one()
     outer, running.evaluation_pass = running.evaluation_pass, evaluation_pass
     try:
-        if not further_keywords(trainer) and lean_evaluation.may_be_lean(running.trainer):
-            lean_evaluation.pass_over(running.trainer, _stretches(evaluation_pass))
+        if not further_keywords(trainer) and fast_evaluation_loop.may_be_fast(running.trainer):
+            fast_evaluation_loop.pass_over(running.trainer, _stretches(evaluation_pass))
             end: Callable[[bool], None] = _nobody_hears
         else:
             batches = _batch_stream(trainer, running.trainer, evaluation_pass)
@@ -405,7 +407,7 @@ class Evaluator(NamedTuple):
 
 def _evaluator_for(trainer: Trainer) -> tuple[Evaluator, bool]:
     """What evaluates outside of training, and whether it has done so before."""
-    from littrainer.module import TrainerModule
+    from littrainer.engine.module import TrainerModule
 
     # One that is busy, as where a callback evaluates during an evaluation, or has failed, is not idle.
     idle, trainer.idle_evaluator = trainer.idle_evaluator, None

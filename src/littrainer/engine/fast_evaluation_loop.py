@@ -25,8 +25,8 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn, TrainerStatus
 
 from littrainer.callbacks.lightning_errors import users_callbacks
-from littrainer.lean_loop import KNOWN_RELEASES, PLAIN_PRECISIONS, PLAIN_STRATEGIES, listens_to
-from littrainer.module import TrainerModule
+from littrainer.engine.fast_training_loop import KNOWN_RELEASES, PLAIN_PRECISIONS, PLAIN_STRATEGIES, listens_to
+from littrainer.engine.module import TrainerModule
 
 # What callbacks may hear of during an evaluation or a prediction.
 HOOKS = tuple(
@@ -38,7 +38,7 @@ HOOKS = tuple(
 OF_THE_MODULE = frozenset(HOOKS) | {"on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"}
 
 
-def may_be_lean(lightning_trainer: pl.Trainer) -> bool:
+def may_be_fast(lightning_trainer: pl.Trainer) -> bool:
     """Whether an evaluation of a `lightning.Trainer` that fits, or has evaluated, can do without Lightning's loop."""
     trainer: Any = lightning_trainer
     return (

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.data.windows import MicroBatch
-from littrainer.module import DO_NOT_STEP, STEP_NOW, TrainerModule
+from littrainer.engine.module import DO_NOT_STEP, STEP_NOW, TrainerModule
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer

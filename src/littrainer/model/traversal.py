@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from littrainer.ecosystem import known_classes
+from littrainer.errors.lazy_isinstance import known_classes
 
 # Where the modules below one are, unless a class of modules keeps them in something of its own, as TorchScript does.
 PLAIN_CONTAINERS = (dict, OrderedDict)

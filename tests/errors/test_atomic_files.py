@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from littrainer.whole_files import write_whole
+from littrainer.errors.atomic_files import write_whole
 
 
 def test_a_text_is_written_and_nothing_else_is_left(tmp_path: Path) -> None:

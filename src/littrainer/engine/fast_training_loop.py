@@ -3,7 +3,7 @@
 For each micro-batch Lightning announces some twenty hooks to callbacks, module and strategy, most of which do nothing.
 Around each it opens a context of its profiler, formats a line for its debug log and notes the hook on the module, and
 it looks up the signature of `training_step` anew: of the 1450 Python calls that an optimizer step of a two-layer model
-takes in its own loop, 830. `LeanEpochLoop` does the same work in the same order for those who listen: callbacks,
+takes in its own loop, 830. `FastEpochLoop` does the same work in the same order for those who listen: callbacks,
 loggers and what is logged with `self.log` behave as in Lightning's own loop. That one remains in use where something
 else may listen, as a profiler or a debug log, with FSDP's first version and DeepSpeed, which have backward passes and
 steps of their own, and in releases of Lightning that are not among `KNOWN_RELEASES`.
@@ -27,8 +27,8 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
 
-from littrainer.module import TrainerModule
-from littrainer.precision import ForwardMixedPrecision
+from littrainer.engine.module import TrainerModule
+from littrainer.engine.precision import ForwardMixedPrecision
 from littrainer.strategies.data_parallel import ResidentDDPStrategy
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
 
@@ -64,15 +64,15 @@ OF_THE_MODULE = (
 )
 
 
-class LeanEpochLoop(_TrainingEpochLoop):
-    """The loop over one epoch; whether it may be lean is found out when an epoch begins.
+class FastEpochLoop(_TrainingEpochLoop):
+    """The loop over one epoch; whether it may be fast is found out when an epoch begins.
 
     Profiler, debug log, strategy, precision plugin and loader are looked at there, once for the whole epoch. Callbacks,
     their hooks and those of them that are set on the module, `max_steps` and `should_stop` are followed at once; other
     methods that are set on the module, from the next micro-batch on.
     """
 
-    _is_lean = False
+    _is_fast = False
     _has_stepped = False
     # Of the epoch that runs; in between, nothing may keep a loader and its worker processes.
     _module: Any = None
@@ -91,8 +91,8 @@ class LeanEpochLoop(_TrainingEpochLoop):
     def on_run_start(self, data_fetcher: Any) -> None:
         """An epoch begins, its first micro-batch has not been drawn."""
         super().on_run_start(data_fetcher)
-        self._is_lean = self._may_be_lean(data_fetcher)
-        if self._is_lean:
+        self._is_fast = self._may_be_fast(data_fetcher)
+        if self._is_fast:
             self._module = self.trainer.lightning_module
             # The loader's own iterator, out of Lightning's wrappers for several loaders.
             self._batches = data_fetcher.combined_loader._iterator.iterators[0]
@@ -100,7 +100,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
             plugin: Any = self.trainer.precision_plugin
             self._scaling = None if getattr(plugin, "scaler", None) is None else plugin
 
-    def _may_be_lean(self, fetcher: Any) -> bool:
+    def _may_be_fast(self, fetcher: Any) -> bool:
         trainer: Any = self.trainer
         plugin: Any = trainer.precision_plugin
         iterator = fetcher.combined_loader._iterator
@@ -145,7 +145,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
     @property
     def done(self) -> bool:
         """Whether the epoch has ended."""
-        if not self._is_lean or self.trainer.should_stop or self.max_steps != -1:
+        if not self._is_fast or self.trainer.should_stop or self.max_steps != -1:
             return super().done
         return self._has_reached_the_end()
 
@@ -156,15 +156,15 @@ class LeanEpochLoop(_TrainingEpochLoop):
     def on_iteration_done(self) -> None:
         """What a restart has left is done with after the first micro-batch."""
         is_resuming = getattr(self, "_resuming_from_checkpoint", False)
-        if not self._is_lean or self._restarting or self._loaded_from_state_dict or is_resuming:
+        if not self._is_fast or self._restarting or self._loaded_from_state_dict or is_resuming:
             super().on_iteration_done()
 
     def advance(self, data_fetcher: Any) -> None:
         """One micro-batch."""
-        if self._is_lean and not self._module.__dict__.keys().isdisjoint(OF_THE_MODULE):
+        if self._is_fast and not self._module.__dict__.keys().isdisjoint(OF_THE_MODULE):
             # Somebody has set one in the middle of the epoch. Both loops draw from the same iterator and count alike.
-            self._is_lean = False
-        if not self._is_lean:
+            self._is_fast = False
+        if not self._is_fast:
             super().advance(data_fetcher)
             return
         trainer, module, results = self.trainer, self._module, self._results
@@ -214,7 +214,7 @@ class LeanEpochLoop(_TrainingEpochLoop):
 
     def on_advance_end(self, data_fetcher: Any) -> None:
         """The micro-batch is done."""
-        if not self._is_lean:
+        if not self._is_fast:
             super().on_advance_end(data_fetcher)
             return
         trainer = self.trainer
@@ -299,9 +299,9 @@ def listens_to(callback: Any, hook: str) -> bool:
     return callable(found) and getattr(found, "__func__", found) is not getattr(pl.Callback, hook)
 
 
-def run_lean(lightning_trainer: pl.Trainer) -> None:
-    """Let a training that has not begun run through `LeanEpochLoop`, where the release of Lightning is a known one."""
+def use_fast_loop(lightning_trainer: pl.Trainer) -> None:
+    """Let a training that has not begun run through `FastEpochLoop`, where the release of Lightning is a known one."""
     fit_loop: Any = lightning_trainer.fit_loop
     if pl.__version__ in KNOWN_RELEASES and type(fit_loop.epoch_loop) is _TrainingEpochLoop:
         own = fit_loop.epoch_loop
-        fit_loop.epoch_loop = LeanEpochLoop(lightning_trainer, own.min_steps, own.max_steps)
+        fit_loop.epoch_loop = FastEpochLoop(lightning_trainer, own.min_steps, own.max_steps)

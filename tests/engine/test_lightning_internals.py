@@ -21,7 +21,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import DataLoader
 
 import littrainer
-from littrainer import lightning_internals
+from littrainer.engine import lightning_internals
 
 PACKAGE = Path(littrainer.__file__).parent
 QUIET: dict[str, Any] = {

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from littrainer.model_walk import (
+from littrainer.model.traversal import (
     clear_gradients,
     eval_all,
     model_device,

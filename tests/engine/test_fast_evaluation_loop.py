@@ -14,26 +14,27 @@ from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.trainer import call
 
 import littrainer
-from littrainer import Trainer, TrainerCallback, lean_evaluation
+from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.random_state import capture_random_states
-from littrainer.lean_evaluation import KNOWN_RELEASES
+from littrainer.engine import fast_evaluation_loop
+from littrainer.engine.fast_evaluation_loop import KNOWN_RELEASES
+from tests.engine.test_fast_training_loop import digest, replaced_function
+from tests.engine.test_lightning_internals import protected_names_in
 from tests.fidelity.compare import first_difference
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.trainers import quiet_trainer
-from tests.test_lean_loop import digest, replaced_function
-from tests.test_lightning_internals import protected_names_in
 
 ADVICE = (
-    f"Lightning {pl.__version__} is no release that lean_evaluation.py was written for, so evaluations go through "
-    "Lightning's own, slower loop. Compare what differs, let lean_evaluation.py follow, then add the release to "
-    "KNOWN_RELEASES of lean_loop.py and its digests to this file."
+    f"Lightning {pl.__version__} is no release that fast_evaluation_loop.py was written for, so evaluations go through "
+    "Lightning's own, slower loop. Compare what differs, let fast_evaluation_loop.py follow, then add the release to "
+    "KNOWN_RELEASES of engine/fast_training_loop.py and its digests to this file."
 )
 CONNECTOR = "pytorch.trainer.connectors.logger_connector.logger_connector:_LoggerConnector"
 EVALUATION_LOOP = "pytorch.loops.evaluation_loop:_EvaluationLoop"
 PREDICTION_LOOP = "pytorch.loops.prediction_loop:_PredictionLoop"
-# What lean_evaluation.py leaves out, or does in its own words, with the digest of Lightning's source.
+# What fast_evaluation_loop.py leaves out, or does in its own words, with the digest of Lightning's source.
 REPLACED: dict[str, str] = {
     f"{CONNECTOR}.on_batch_start": "b86eeef7d7e3",
     f"{CONNECTOR}.on_batch_end": "910e37278afb",
@@ -99,7 +100,7 @@ def test_what_lean_evaluations_leave_out_is_what_it_was_when_they_were_written(n
 
 def test_every_protected_name_of_lightning_in_that_file_is_known_here() -> None:
     package = Path(littrainer.__file__).parent
-    assert protected_names_in(package / "lean_evaluation.py") == {
+    assert protected_names_in(package / "engine/fast_evaluation_loop.py") == {
         "_current_fx",
         "_current_fx_name",
         "_first_loop_iter",
@@ -112,13 +113,13 @@ def test_every_protected_name_of_lightning_in_that_file_is_known_here() -> None:
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """One entry for each pass without Lightning's loop: whether it was a prediction."""
     found: list[bool] = []
-    pass_over = lean_evaluation.pass_over
+    pass_over = fast_evaluation_loop.pass_over
 
     def noting(trainer: Any, batches: Any, is_prediction: bool = False) -> None:
         found.append(is_prediction)
         pass_over(trainer, batches, is_prediction)
 
-    monkeypatch.setattr(lean_evaluation, "pass_over", noting)
+    monkeypatch.setattr(fast_evaluation_loop, "pass_over", noting)
     return found
 
 
@@ -139,10 +140,10 @@ class Watching(Trainer):
     seen: list[Any]
 
 
-def seen_and_found(folder: Path, is_lean: bool) -> tuple[Any, ...]:
+def seen_and_found(folder: Path, is_fast: bool) -> tuple[Any, ...]:
     with pytest.MonkeyPatch.context() as patch:
-        if not is_lean:
-            patch.setattr(lean_evaluation, "KNOWN_RELEASES", frozenset())
+        if not is_fast:
+            patch.setattr(fast_evaluation_loop, "KNOWN_RELEASES", frozenset())
         trainer = quiet_trainer(
             folder, NoisyClassifier(), kind=Watching, given={"compute_metrics": accuracy},
             max_steps=3, eval_strategy="steps", eval_steps=1, eval_on_start=True, logging_steps=1,
@@ -170,13 +171,13 @@ TIMES = ("_runtime", "_second", "_time")
 
 def test_what_is_seen_logged_and_found_is_the_same(tmp_path: Path, passes: list[bool]) -> None:
     torch.manual_seed(0)
-    lean = seen_and_found(tmp_path / "lean", is_lean=True)
+    fast = seen_and_found(tmp_path / "fast", is_fast=True)
     assert passes == [False, True] + [False] * 4 + [False, True]
     torch.manual_seed(0)
-    own = seen_and_found(tmp_path / "own", is_lean=False)
-    assert len(passes) == 8 and len(lean[0]) == 12
-    assert without_times(lean[:-1]) == without_times(own[:-1])
-    assert first_difference(lean[-1], own[-1]) is None
+    own = seen_and_found(tmp_path / "own", is_fast=False)
+    assert len(passes) == 8 and len(fast[0]) == 12
+    assert without_times(fast[:-1]) == without_times(own[:-1])
+    assert first_difference(fast[-1], own[-1]) is None
 
 
 def listening(hook: str) -> Callable[[Trainer], None]:
@@ -333,12 +334,12 @@ def test_what_one_evaluation_logs_is_not_averaged_with_what_another_did(
     assert trainer.nested_found == (100.0 if is_nested else None)
 
 
-@pytest.mark.parametrize("is_lean", [True, False])
+@pytest.mark.parametrize("is_fast", [True, False])
 def test_an_evaluation_outside_fit_begins_with_nothing_logged(
-    tmp_path: Path, passes: list[bool], is_lean: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, passes: list[bool], is_fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not is_lean:
-        monkeypatch.setattr(lean_evaluation, "KNOWN_RELEASES", frozenset())
+    if not is_fast:
+        monkeypatch.setattr(fast_evaluation_loop, "KNOWN_RELEASES", frozenset())
 
     class Once(Trainer):
         def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -355,7 +356,7 @@ def test_an_evaluation_outside_fit_begins_with_nothing_logged(
     lightning_module = None
     trainer.evaluate()
     assert dict(trainer.lightning_trainer.callback_metrics) == {}
-    assert passes == [False, False] * is_lean
+    assert passes == [False, False] * is_fast
 
 
 def test_a_callback_that_lightning_has_been_given_is_set_up_for_each_evaluation(

@@ -11,7 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from littrainer.model_facts import base_model, facts_about, parameters_without_embeddings
+from littrainer.model.facts import base_model, facts_about, parameters_without_embeddings
 from tests.scenarios.models import (
     CountingClassifier,
     KeywordClassifier,

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning_utilities.core import rank_zero
 
 from littrainer import TrainerCallback
-from littrainer.quiet import CHATTING_LOGGERS, quiet_lightning
+from littrainer.errors.log_filter import CHATTING_LOGGERS, quiet_lightning
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_trainer
 

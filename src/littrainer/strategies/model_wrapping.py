@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from littrainer.arguments.sharding import sharding_plan
-from littrainer.compilation import compile_keywords, is_compiled
-from littrainer.mixed_precision import forward_type, run_forward_in
-from littrainer.model_walk import move_to
+from littrainer.model.traversal import move_to
+from littrainer.strategies.compilation import compile_keywords, is_compiled
+from littrainer.strategies.mixed_precision import forward_type, run_forward_in
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

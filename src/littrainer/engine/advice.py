@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from littrainer.data.columns import renaming
-from littrainer.model_facts import base_model
+from littrainer.model.facts import base_model
 
 
 class Circumstances(NamedTuple):
