@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from littrainer import __version__
-from littrainer.commands.command_parser import CommandParser, option_names, suggested
-from littrainer.commands.ending import quietly
+from littrainer.commands.command_line import CommandParser, option_names, quietly, suggested
 
 
 class Command(NamedTuple):

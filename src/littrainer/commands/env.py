@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import littrainer
-from littrainer.commands.command_parser import CommandParser
+from littrainer.commands.command_line import CommandParser
 
 DESCRIPTION = (
     "Show what is installed here and may matter to a training: versions, devices, environment variables, and what does "

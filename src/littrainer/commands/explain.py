@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import copy
 import inspect
-import math
 import os
 import runpy
 import sys
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from littrainer.arguments.destinations import DESTINATIONS, derived_keywords
 from littrainer.arguments.parser import HfArgumentParser
-from littrainer.commands.command_parser import BAD_INPUT, CommandParser, complain, option_names, unrecognized
+from littrainer.commands.command_line import BAD_INPUT, CommandParser, complain, option_names, unrecognized
 
 DESCRIPTION = """\
 Say what training arguments turn into: keywords and parts of lightning.Trainer, and for each argument away from its
@@ -147,9 +146,7 @@ def build_parser() -> CommandParser:
     """The parser of the command's own options."""
     parser = CommandParser("littrainer explain", description=DESCRIPTION, usage=USAGE)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "--as-code", "--as_code", action="store_true", help="print a Lightning program that trains the same"
-    )
+    parser.add_argument("--as-code", "--as_code", action="store_true", help="print a Lightning program of it")
     parser.add_argument("--model", metavar="MODULE:NAME", help="with --as-code: what is called to make the model")
     parser.add_argument("--data", metavar="MODULE:NAME", help="with --as-code: what makes the training dataset")
     parser.epilog = "The options stand before the script or among the training arguments."
@@ -348,6 +345,7 @@ def program(args: Any, source: Source = Source(), origin: str = "these arguments
         origin: whose arguments they are, for the first line.
         trainer: the Trainer of a script, whose objects the first lines name.
     """
+    from littrainer.lightning.arguments import is_plain
     from littrainer.lightning.ignored_arguments import ABOUT_DATA, ACTED_ON, LEFT_TO_LIGHTNING
 
     in_arguments, left_out = [], []
@@ -355,7 +353,7 @@ def program(args: Any, source: Source = Source(), origin: str = "these arguments
         place, sentence, keywords = DESTINATIONS[name]
         if name in ABOUT_MODELS and source.model is None:
             left_out.append(f"- {name}: {sentence} A stand-in has no use for it; add it to ARGUMENTS.")
-        elif not _is_plain(value):
+        elif not is_plain(value):
             left_out.append(f"- {name}: {sentence} A text cannot hold its objects; add it where it belongs.")
         elif name == "metric_for_best_model" and value not in ("loss", "eval_loss"):
             left_out.append(f"- {name}: {sentence} Give TransformersModule the compute_metrics that has it.")
@@ -397,6 +395,8 @@ def _steps(interval: float | None) -> str:
 
 
 def _program_keywords(args: Any) -> dict[str, str]:
+    from littrainer.lightning.arguments import is_plain
+
     keywords = {name: repr(find(args)) for name, find in derived_keywords().items()}
     keywords |= {"devices": "1", "max_steps": "total_steps", "max_epochs": "-1", "num_sanity_val_steps": "0"}
     keywords |= {"enable_model_summary": "False", "enable_progress_bar": repr(not args.disable_tqdm)}
@@ -423,16 +423,7 @@ def _program_keywords(args: Any) -> dict[str, str]:
             settings += f", every_n_train_steps={_steps(args.save_steps)}"
         keywords["callbacks"] = f"[pl.callbacks.ModelCheckpoint({settings})]"
     further = args.lightning or {}
-    return keywords | {name: repr(value) for name, value in further.items() if _is_plain(further)}
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether `repr` gives the code of a value."""
-    if isinstance(value, dict):
-        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
+    return keywords | {name: repr(value) for name, value in further.items() if is_plain(further)}
 
 
 def _objects_of(trainer: Any, source: Source) -> Iterator[str]:

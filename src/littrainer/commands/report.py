@@ -16,7 +16,7 @@ from littrainer.arguments.shown_arguments import as_text
 from littrainer.callbacks.log_history import History, read_history
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, RUN_RECORD_NAME, TRAINER_STATE_NAME
-from littrainer.commands.command_parser import CommandParser, complain
+from littrainer.commands.command_line import CommandParser, complain
 from littrainer.errors.atomic_files import write_whole
 from littrainer.search.record import (
     FAILED,

@@ -13,10 +13,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING, Any
 
-from littrainer.commands.command_parser import CommandParser, complain
+from littrainer.commands.command_line import CommandParser, complain, suggested
 from littrainer.compat.redirect import extend_to_children
 from littrainer.distributed.environment import (
     FALSE_WORDS,
@@ -147,9 +146,7 @@ def _run(program: list[str], options: argparse.Namespace) -> int:
         raise BadInput("python runs with -E, -I or -S, which keep littrainer out of the script; start it without")
     if not sys.executable:
         raise BadInput("this process does not know its python interpreter (sys.executable is empty)")
-    if program[0] == "-m":
-        _check_module(program[1])
-    else:
+    if program[0] != "-m":
         _check_script(program[0])
     environment = {**os.environ, **_variables_of_strategy(options.strategy)}
     extend_to_children(environment)
@@ -281,50 +278,5 @@ def _near_script(script: str) -> str:
     folder, name = os.path.split(script)
     if not os.path.isdir(folder or "."):
         return f": there is no folder {folder!r}"
-    scripts = [entry for entry in os.listdir(folder or ".") if entry.endswith(".py")]
-    near = [os.path.join(folder, entry) for entry in _near(name, scripts)]
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else f" (looked in {os.path.abspath(folder)})"
-
-
-def _near(name: str, known: Sequence[str]) -> list[str]:
-    import difflib
-
-    return difflib.get_close_matches(name, known, n=2)
-
-
-def _check_module(name: str) -> None:
-    """Look a module up without importing the packages it lies in, which may take seconds and would happen twice."""
-    import importlib.util
-
-    top, *rest = name.split(".")
-    # As for `python -m`, the working directory comes first.
-    spec = PathFinder.find_spec(top, [os.getcwd()]) or (importlib.util.find_spec(top) if top else None)
-    fullname = top
-    for part in [*rest, "__main__"]:
-        if spec is None:
-            break
-        folders = spec.submodule_search_locations
-        if folders is None:
-            if part == "__main__":
-                return
-            raise BadInput(f"no module {name!r}: {fullname!r} is not a package{_hint_at_path(name)}")
-        fullname = f"{fullname}.{part}"
-        spec = _part_of_package(fullname, list(folders))
-        if spec is None and part == "__main__":
-            raise BadInput(f"{name!r} is a package without a __main__ module; name a module in it")
-    if spec is None:
-        hint = _hint_at_path(name) or "; is its package installed, or the folder right?"
-        raise BadInput(f"no module {name!r}: {fullname!r} is not found{hint}")
-
-
-def _part_of_package(fullname: str, folders: list[str]) -> ModuleSpec | None:
-    try:
-        return PathFinder.find_spec(fullname, folders)
-    except KeyError:
-        # A folder without an __init__.py, whose parent Python expects to be imported.
-        return PathFinder.find_spec(fullname.rpartition(".")[2], folders)
-
-
-def _hint_at_path(name: str) -> str:
-    is_path = name.endswith(".py") or "/" in name or os.sep in name
-    return "; -m takes a name such as package.train: leave it out before the path of a script" if is_path else ""
+    hint = suggested(name, [entry for entry in os.listdir(folder or ".") if entry.endswith(".py")])
+    return f"; {hint}" if hint else f" (looked in {os.path.abspath(folder)})"

@@ -77,7 +77,7 @@ def changed_arguments(args: TrainingArguments) -> dict[str, Any]:
         is_object = isinstance(value, dict) and name == "generation_config"
         if name not in default or holds_a_secret(name) or is_object:
             continue
-        if value != default[name] and _is_plain(value):
+        if value != default[name] and is_plain(value):
             changed[name] = value
     return changed
 
@@ -92,11 +92,12 @@ def names_of_arguments() -> list[str]:
     return [field.name for field in fields(ModuleArguments)]
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Whether `repr` gives the code of a value."""
     if isinstance(value, Mapping):
-        return all(isinstance(name, str) and _is_plain(entry) for name, entry in value.items())
+        return all(isinstance(name, str) and is_plain(entry) for name, entry in value.items())
     if type(value) in (list, tuple):
-        return all(map(_is_plain, value))
+        return all(map(is_plain, value))
     return value is None or type(value) in (bool, int, float, str)
 
 
