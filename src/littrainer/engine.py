@@ -27,7 +27,7 @@ from littrainer.data.limits import CARRIED_OUT, development_batches, further_key
 from littrainer.data.workers import end_workers
 from littrainer.ecosystem import known_classes
 from littrainer.errors.places import NotedBatches
-from littrainer.evaluation.batch_stream import BATCHES_PER_STRETCH, BatchStream
+from littrainer.evaluation.batch_stream import BATCHES_PER_CHUNK, BatchStream
 from littrainer.interruptions import CarriedStopIteration, PythonInterruptions
 from littrainer.processes.last_words import naming_failed_processes
 from littrainer.quiet import quiet_lightning
@@ -302,7 +302,7 @@ def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
     module.evaluation_pass = evaluation_pass
     if has_evaluated and lean_evaluation.may_be_lean(lightning_trainer):
         with NotedBatches(trainer), CarriedStopIteration(), naming_failed_processes("the evaluation"):
-            lean_evaluation.pass_over(lightning_trainer, _stretches(evaluation_pass), evaluation_pass.is_prediction)
+            lean_evaluation.pass_over(lightning_trainer, _chunks(evaluation_pass), evaluation_pass.is_prediction)
     else:
         _evaluate_with_lightning(trainer, lightning_trainer, module, evaluation_pass)
     module.evaluation_pass = None
@@ -317,7 +317,7 @@ def _evaluate_inside_fit(trainer: Trainer, running: TrainerModule, evaluation_pa
     outer, running.evaluation_pass = running.evaluation_pass, evaluation_pass
     try:
         if not further_keywords(trainer) and lean_evaluation.may_be_lean(running.trainer):
-            lean_evaluation.pass_over(running.trainer, _stretches(evaluation_pass))
+            lean_evaluation.pass_over(running.trainer, _chunks(evaluation_pass))
             end: Callable[[bool], None] = _nobody_hears
         else:
             batches = _batch_stream(trainer, running.trainer, evaluation_pass)
@@ -453,12 +453,12 @@ def _batch_stream(trainer: Trainer, lightning_trainer: pl.Trainer, evaluation_pa
     # Further keywords, as a profiler or a limit, may be about single batches too.
     one_by_one = further_keywords(trainer) or any(map(listens, lightning_trainer.callbacks))  # type: ignore[attr-defined]
     return BatchStream(
-        evaluation_pass.dataloader, 1 if one_by_one else BATCHES_PER_STRETCH, evaluation_pass.limit_of_batches
+        evaluation_pass.dataloader, 1 if one_by_one else BATCHES_PER_CHUNK, evaluation_pass.limit_of_batches
     )
 
 
-def _stretches(evaluation_pass: EvaluationPass) -> BatchStream:
-    return BatchStream(evaluation_pass.dataloader, BATCHES_PER_STRETCH, evaluation_pass.limit_of_batches)
+def _chunks(evaluation_pass: EvaluationPass) -> BatchStream:
+    return BatchStream(evaluation_pass.dataloader, BATCHES_PER_CHUNK, evaluation_pass.limit_of_batches)
 
 
 def is_lightning_callback(callback: Any) -> bool:

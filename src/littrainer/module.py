@@ -22,7 +22,7 @@ from littrainer.callbacks.prediction_places import note_places
 from littrainer.callbacks.published_metrics import publish
 from littrainer.data.windows import MicroBatch
 from littrainer.engine import is_listened_to
-from littrainer.evaluation.batch_stream import Stretch, single_batches
+from littrainer.evaluation.batch_stream import BatchChunk, single_batches
 from littrainer.interruptions import carries_stop_iteration
 from littrainer.lightning_internals import count_optimizer_steps_from, replace_optimizer, show_number_of_batches
 from littrainer.model_walk import clear_gradients
@@ -302,7 +302,7 @@ class TrainerModule(pl.LightningModule):
 
     @carries_stop_iteration
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
-        """One batch of an evaluation, or a stretch of them.
+        """One batch of an evaluation, or a chunk of them.
 
         Returns:
             this process's loss, predictions and labels, for callbacks that hear of single batches.
@@ -316,7 +316,7 @@ class TrainerModule(pl.LightningModule):
 
     @carries_stop_iteration
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        """One batch of a prediction, or a stretch of them.
+        """One batch of a prediction, or a chunk of them.
 
         Returns:
             this process's predictions, for callbacks that hear of single batches; else an empty tuple, since Lightning
@@ -336,7 +336,7 @@ class TrainerModule(pl.LightningModule):
             # Those of the batch before are gone by the time this one is predicted.
             outputs = None
             outputs = evaluation_pass.step(batch)
-        return None if isinstance(handed_out, Stretch) else outputs
+        return None if isinstance(handed_out, BatchChunk) else outputs
 
     def on_validation_start(self) -> None:
         """An evaluation begins."""

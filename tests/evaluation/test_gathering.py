@@ -15,11 +15,7 @@ from tests.scenarios.nested import described, filled
 
 @pytest.mark.parametrize("join", [True, False])
 @pytest.mark.parametrize("moved_after", [(), (0,), (0, 1), (1, 2)], ids=str)
-@pytest.mark.parametrize("stretch_bytes", [1, 30, 1000])
-def test_a_collection_gives_the_arrays_of_transformers_container(
-    monkeypatch: pytest.MonkeyPatch, join: bool, moved_after: tuple[int, ...], stretch_bytes: int
-) -> None:
-    monkeypatch.setattr(gathering, "STRETCH_BYTES", stretch_bytes)
+def test_a_collection_gives_the_arrays_of_transformers_container(join: bool, moved_after: tuple[int, ...]) -> None:
     ours, theirs = BatchCollection(join), EvalLoopContainer(join)
     for number, width in enumerate((3, 5, 2)):
         batch = (filled(2, width), {"a": filled(2).to(torch.bfloat16)})
@@ -52,10 +48,7 @@ def test_a_collection_on_the_host_holds_no_tensor(join: bool) -> None:
     assert tensor() is None
 
 
-def test_large_tensors_of_the_host_are_written_into_the_joined_array_when_they_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(gathering, "STRETCH_BYTES", 20)
+def test_tensors_of_the_host_are_written_into_the_joined_array_when_they_come() -> None:
     collection = BatchCollection(expected_rows=4)
     first = filled(2, 3)
     collection.add(first)
@@ -67,8 +60,7 @@ def test_large_tensors_of_the_host_are_written_into_the_joined_array_when_they_c
 def test_tensors_of_a_device_wait_until_they_are_moved_and_are_let_go_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gathering, "STRETCH_BYTES", 1)
-    monkeypatch.setattr(gathering, "_held_bytes_and_place", lambda batch: (batch.nbytes, False))
+    monkeypatch.setattr(gathering, "_is_on_host", lambda batch: False)
     batches = [filled(2, 3) for _ in range(4)]
     waiting = [weakref.ref(batch) for batch in batches]
     alive_at_each_write: list[int] = []
@@ -91,26 +83,19 @@ def test_tensors_of_a_device_wait_until_they_are_moved_and_are_let_go_one_by_one
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_part_of_a_large_tensor_does_not_keep_the_rest_of_it(monkeypatch: pytest.MonkeyPatch, nested: bool) -> None:
     part = filled(100, 30)[:1]
-    for is_on_host in (True, False):
-        monkeypatch.setattr(gathering, "STRETCH_BYTES", 10_000)
-        if not is_on_host:
-            monkeypatch.setattr(gathering, "_held_bytes_and_place", lambda batch: (120, False))
-        collection = BatchCollection()
-        collection.add((part,) if nested else part)
-        held = [batch[0] if nested else batch for batch in collection._waiting]
-        assert [tensor.untyped_storage().nbytes() for tensor in held] == ([] if is_on_host else [part.nbytes])
-        found = collection.arrays()
-        assert (found[0] if nested else found).tolist() == part.tolist()
+    monkeypatch.setattr(gathering, "_is_on_host", lambda batch: False)
+    collection = BatchCollection()
+    collection.add((part,) if nested else part)
+    (held,) = [batch[0] if nested else batch for batch in collection._waiting]
+    assert held.untyped_storage().nbytes() == part.nbytes
+    found = collection.arrays()
+    assert (found[0] if nested else found).tolist() == part.tolist()
 
 
-@pytest.mark.parametrize("stretch_bytes", [1, 1000])
 @pytest.mark.parametrize(
     ("batch", "kinds"), [(((filled(1),), {"a": filled(1)}), "Tensor, tuple"), ([filled(1), {"a": filled(1)}], "list")]
 )
-def test_batches_of_another_structure_are_refused(
-    monkeypatch: pytest.MonkeyPatch, stretch_bytes: int, batch: Any, kinds: str
-) -> None:
-    monkeypatch.setattr(gathering, "STRETCH_BYTES", stretch_bytes)
+def test_batches_of_another_structure_are_refused(batch: Any, kinds: str) -> None:
     collection = BatchCollection()
     collection.add((filled(1), {"a": filled(1)}))
     with pytest.raises(TypeError, match=rf"{kinds}.*eval_do_concat_batches=False"):

@@ -19,7 +19,7 @@ from littrainer.data.workers import MOST_NAMED, reading_in
 from littrainer.ecosystem import package_of
 from littrainer.errors.advice import advice_for, readable_range
 from littrainer.errors.notes import add_note
-from littrainer.evaluation.metric_inputs import described
+from littrainer.nested_values import described
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

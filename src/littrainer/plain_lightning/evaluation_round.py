@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
 from littrainer.evaluation.gathering import BatchCollection
-from littrainer.evaluation.loss_mean import ExactLossMean, mean_over_samples
-from littrainer.evaluation.metric_inputs import facts_of_task
 from littrainer.evaluation.metrics import call_metric_function, checked_metrics, noting_where
+from littrainer.evaluation.prediction import ExactLossMean, mean_over_samples
 from littrainer.evaluation.results import EvalPrediction
-from littrainer.evaluation.streaming import StreamingMetrics
+from littrainer.evaluation.streaming import StreamingMetrics, facts_of_task
 from littrainer.nested_values import PADDING, truncated
 from littrainer.processes.agreement import failing_together, from_first
 from littrainer.processes.collectives import gathered, padded_to_longest, process_count
