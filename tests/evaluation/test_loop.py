@@ -415,6 +415,7 @@ def test_the_arrays_of_an_evaluation_are_allocated_once_at_their_size(
         return memory
 
     monkeypatch.setattr(gathering, "_memory", noting)
+    monkeypatch.setattr(gathering, "WAITING_BYTES", 1)
     trainer = quiet_trainer(tmp_path, given={"compute_metrics": accuracy})
     trainer.evaluate(Rows(vector_rows(samples)))
     losses, logits, labels = 4 * samples, 4 * samples * CLASSES, 8 * samples

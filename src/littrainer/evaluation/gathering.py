@@ -15,6 +15,9 @@ import torch
 
 from littrainer.nested_values import PADDING, as_numpy, concatenated, different_kinds, different_shapes, map_nested
 
+# Batches wait to be written in one piece until they are as large.
+WAITING_BYTES = 1 << 20
+
 
 class BatchCollection:
     """Outputs collected over the batches of an evaluation.
@@ -30,6 +33,7 @@ class BatchCollection:
         self.join = join
         self.expected_rows = expected_rows
         self._waiting: deque[Any] = deque()
+        self._waiting_bytes = 0
         self._joined: Any = None
         self._separate: list[Any] = []
 
@@ -39,14 +43,19 @@ class BatchCollection:
         Raises:
             TypeError, ValueError: it is not built as the batches before it.
         """
-        if self.join and _is_on_host(batch):
-            self._waiting.append(batch)
+        self._waiting.append(map_nested(_without_unused_storage, batch))
+        size, is_on_host = _bytes_and_place(batch)
+        self._waiting_bytes += size
+        # Large tensors of the host would be held twice while they wait.
+        if self.join and is_on_host and self._waiting_bytes >= WAITING_BYTES:
             self.move_to_host()
-        else:
-            self._waiting.append(map_nested(_without_unused_storage, batch))
 
     def move_to_host(self) -> None:
         """Convert what has been collected to NumPy, which frees the device's memory."""
+        if self.join and len(self._waiting) > 1 and self._waiting_bytes < 2 * WAITING_BYTES:
+            # Many small batches are written faster in one piece.
+            self._waiting = deque([concatenated(list(self._waiting))])
+        self._waiting_bytes = 0
         while self._waiting:
             batch = self._waiting.popleft()
             if not self.join:
@@ -153,12 +162,13 @@ class _Pieces:
         return self._pieces[0]
 
 
-def _is_on_host(batch: Any) -> bool:
+def _bytes_and_place(batch: Any) -> tuple[int, bool]:
+    """Bytes of nested tensors, and whether all are on the host."""
     if isinstance(batch, torch.Tensor):
-        return batch.device.type == "cpu"
-    elsewhere: list[bool] = []
-    map_nested(lambda leaf: elsewhere.append(isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"), batch)
-    return not any(elsewhere)
+        return batch.nbytes, batch.device.type == "cpu"
+    tensors: list[torch.Tensor] = []
+    map_nested(lambda leaf: tensors.append(leaf) if isinstance(leaf, torch.Tensor) else None, batch)
+    return sum(tensor.nbytes for tensor in tensors), all(tensor.device.type == "cpu" for tensor in tensors)
 
 
 def _without_unused_storage(leaf: Any) -> Any:
