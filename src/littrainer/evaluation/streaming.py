@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +18,6 @@ from littrainer.ecosystem import is_a, known_classes
 from littrainer.evaluation.results import EvalPrediction
 from littrainer.model_facts import base_model, predicts_next_token, users_model
 from littrainer.nested_values import PADDING, described
-
-if TYPE_CHECKING:
-    pass
 
 # What a metric's update is called with: positional arguments, or keywords.
 Arguments = tuple[Any, ...] | dict[str, Any]
