@@ -275,7 +275,6 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.model_preparation_time: float | None = None
         self._model_is_prepared = False
-        self._is_told_of_missing_result = False
         self._signature_columns: list[str] | None = None
         self._dropped_columns: dict[str | None, DroppedColumns] = {}
         self._train_batch_size = self.args.train_batch_size

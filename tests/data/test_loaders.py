@@ -65,24 +65,13 @@ def test_exactly_one_batch_is_collated_ahead_of_the_one_handed_out() -> None:
 
 
 def test_a_loader_knows_when_it_hands_out_its_last_batch_and_forgets_it_at_the_next_pass() -> None:
-    loader = LookaheadLoader(Numbers(5), 2)
-    for _ in range(2):
-        assert [loader.end_of_dataloader for _ in loader] == [False, False, True]
-
-
-def test_a_loader_without_any_batch_hands_out_none() -> None:
-    loader = LookaheadLoader(Numbers(3), 4, drop_last=True)
-    assert list(loader) == []
-    assert not loader.end_of_dataloader
-
-
-def test_only_a_complete_pass_moves_on_to_the_next_epoch() -> None:
-    dataset = Numbers(4)
+    dataset = Numbers(5)
     loader = LookaheadLoader(dataset, 2)
     next(iter(loader))
-    list(loader)
-    list(loader)
-    assert dataset.epochs == [0, 0, 1]
+    for _ in range(2):
+        assert [loader.end_of_dataloader for _ in loader] == [False, False, True]
+    assert dataset.epochs == [0, 0, 1], "only a complete pass moves on to the next epoch"
+    assert list(LookaheadLoader(Numbers(3), 4, drop_last=True)) == []
 
 
 def test_the_epoch_reaches_dataset_sampler_and_batch_sampler() -> None:

@@ -25,10 +25,6 @@ def let_processes_have(monkeypatch: pytest.MonkeyPatch, values: list[Any]) -> No
     monkeypatch.setattr(ends, "from_each", lambda own: values)
 
 
-def test_one_process_compares_nothing() -> None:
-    check_equal_lengths(Sized(3), "training data")
-
-
 def test_equal_and_unknown_lengths_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     for length in (3, None):
         let_processes_have(monkeypatch, [(length, 12, ""), (length, 10, "")])
@@ -39,20 +35,6 @@ def test_a_length_that_one_process_alone_does_not_know_is_refused(monkeypatch: p
     let_processes_have(monkeypatch, [(3, 9, ""), (None, 9, "")])
     with pytest.raises(UnequalData, match="rank 0 has 3 batches, rank 1 has an unknown number of batches"):
         check_equal_lengths(Sized(3), "training data")
-
-
-def test_each_process_says_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[Any] = []
-
-    def from_each(own: Any) -> list[Any]:
-        said.append(own)
-        return [own, own]
-
-    monkeypatch.setattr(ends, "are_several", lambda: True)
-    monkeypatch.setattr(ends, "from_each", from_each)
-    check_equal_lengths(Sized(3, Sized(12)), "training data")
-    check_equal_lengths(Sized(None), "training data")
-    assert said == [(3, 12, ""), (None, None, "")]
 
 
 def test_processes_at_different_evaluations_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

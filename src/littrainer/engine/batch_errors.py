@@ -18,8 +18,8 @@ from littrainer.data.columns import first_sample
 from littrainer.data.workers import MOST_NAMED, reading_in
 from littrainer.engine.advice import advice_for, readable_range
 from littrainer.errors.lazy_isinstance import package_of
+from littrainer.errors.nested_values import described
 from littrainer.errors.notes import add_note
-from littrainer.evaluation.metric_inputs import described
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

@@ -66,7 +66,7 @@ def _is_inside_fit(trainer: Any) -> bool:
 
 
 def pass_over(lightning_trainer: pl.Trainer, batches: Iterable[Any], is_prediction: bool = False) -> None:
-    """Hand each of the batches, or stretches of them, to the module.
+    """Hand each of the batches, or chunks of them, to the module.
 
     Parameters:
         lightning_trainer: one that fits, where this is an evaluation within; else one that has evaluated this module.

@@ -24,7 +24,7 @@ from littrainer.data.windows import MicroBatch
 from littrainer.engine.lightning_internals import count_optimizer_steps_from, replace_optimizer, show_number_of_batches
 from littrainer.engine.run_lightning import is_listened_to
 from littrainer.errors.interruptions import carries_stop_iteration
-from littrainer.evaluation.batch_stream import Stretch, single_batches
+from littrainer.evaluation.batch_stream import BatchChunk, single_batches
 from littrainer.model.traversal import clear_gradients
 from littrainer.optim.schedules import steps_with_metric
 from littrainer.optim.stepping import closure_before_step, step_after_backward, updates_during_backward
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from littrainer.trainer import Trainer
     from littrainer.training.run import TrainingRun
     from littrainer.training.step import TrainingStep
+
 
 # As `accumulate_grad_batches`: step after this micro-batch; or divides no batch count, so do not step.
 STEP_NOW = 1
@@ -295,7 +296,7 @@ class TrainerModule(pl.LightningModule):
 
     @carries_stop_iteration
     def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
-        """One batch of an evaluation, or a stretch of them.
+        """One batch of an evaluation, or a chunk of them.
 
         Returns:
             this process's loss, predictions and labels, for callbacks that hear of single batches.
@@ -309,7 +310,7 @@ class TrainerModule(pl.LightningModule):
 
     @carries_stop_iteration
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        """One batch of a prediction, or a stretch of them.
+        """One batch of a prediction, or a chunk of them.
 
         Returns:
             this process's predictions, for callbacks that hear of single batches; else an empty tuple, since Lightning
@@ -329,7 +330,7 @@ class TrainerModule(pl.LightningModule):
             # Those of the batch before are gone by the time this one is predicted.
             outputs = None
             outputs = evaluation_pass.step(batch)
-        return None if isinstance(handed_out, Stretch) else outputs
+        return None if isinstance(handed_out, BatchChunk) else outputs
 
     def on_validation_start(self) -> None:
         """An evaluation begins."""

@@ -108,3 +108,14 @@ def different_shapes(before: tuple[int, ...], now: tuple[int, ...]) -> str:
         "first two dimensions may differ. Bring them to one shape in preprocess_logits_for_metrics, or set "
         "eval_do_concat_batches=False."
     )
+
+
+def described(value: Any) -> str:
+    """Kinds and shapes of nested tensors or arrays, in one line."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {described(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__} of [{', '.join(map(described, value))}]"
+    return type(value).__name__

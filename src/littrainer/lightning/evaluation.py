@@ -18,11 +18,10 @@ from littrainer.distributed.agreement import failing_together, from_first
 from littrainer.distributed.collectives import gathered, padded_to_longest, process_count
 from littrainer.errors.nested_values import PADDING, truncated
 from littrainer.evaluation.gathering import BatchCollection
-from littrainer.evaluation.loss_mean import ExactLossMean, mean_over_samples
-from littrainer.evaluation.metric_inputs import facts_of_task
 from littrainer.evaluation.metrics import call_metric_function, checked_metrics, noting_where
+from littrainer.evaluation.prediction import ExactLossMean, mean_over_samples
 from littrainer.evaluation.results import EvalPrediction
-from littrainer.evaluation.streaming import StreamingMetrics
+from littrainer.evaluation.streaming import StreamingMetrics, facts_of_task
 from littrainer.lightning.windows import model_inputs
 
 if TYPE_CHECKING:
