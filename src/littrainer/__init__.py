@@ -20,7 +20,7 @@ _HOMES = {
     "littrainer.arguments.training_arguments": ("TrainingArguments",),
     "littrainer.callbacks.base": ("TrainerCallback",),
     "littrainer.callbacks.early_stopping": ("EarlyStoppingCallback",),
-    "littrainer.callbacks.flow": ("DefaultFlowCallback",),
+    "littrainer.callbacks.handler": ("DefaultFlowCallback",),
     "littrainer.callbacks.progress": ("PrinterCallback", "ProgressCallback"),
     "littrainer.callbacks.state": ("ExportableState", "TrainerControl", "TrainerState"),
     "littrainer.checkpoint.layout": ("get_last_checkpoint",),
@@ -141,7 +141,7 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.base import TrainerCallback
     from littrainer.callbacks.early_stopping import EarlyStoppingCallback
-    from littrainer.callbacks.flow import DefaultFlowCallback
+    from littrainer.callbacks.handler import DefaultFlowCallback
     from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
     from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
     from littrainer.checkpoint.layout import get_last_checkpoint

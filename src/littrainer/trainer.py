@@ -16,19 +16,16 @@ from torch import nn
 from littrainer import engine
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.beyond_transformers import BeyondTransformers
-from littrainer.callbacks.checks import callbacks_in_list
-from littrainer.callbacks.flow import DefaultFlowCallback
-from littrainer.callbacks.handler import CallbackHandler
+from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, callbacks_in_list
 from littrainer.callbacks.lightning_callbacks import (
     add_lightning_callback,
     brings_a_bar,
     pop_lightning_callback,
     remove_lightning_callback,
 )
-from littrainer.callbacks.notebook import default_progress_callback
-from littrainer.callbacks.progress import PrinterCallback
+from littrainer.callbacks.lightning_metrics import ValidationRounds
+from littrainer.callbacks.progress import PrinterCallback, default_progress_callback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
-from littrainer.callbacks.validation_rounds import ValidationRounds
 from littrainer.checkpoint.background import BackgroundSaves
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
 from littrainer.checkpoint.shards import free_gathered
@@ -927,7 +924,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
             TypeError: it is neither a Trainer callback nor one of Lightning's.
         """
         if engine.is_lightning_callback(callback):
-            add_lightning_callback(self, callback)
+            add_lightning_callback(self.lightning_callbacks, callback)
         else:
             self.callback_handler.add_callback(callback)
 
@@ -938,7 +935,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
             callback: the callback, or a class of which the first one is taken.
         """
         if engine.is_lightning_callback(callback):
-            return pop_lightning_callback(self, callback)
+            return pop_lightning_callback(self.lightning_callbacks, callback)
         return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:
@@ -948,7 +945,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
             callback: the callback, or a class of which the first one is taken.
         """
         if engine.is_lightning_callback(callback):
-            remove_lightning_callback(self, callback)
+            remove_lightning_callback(self.lightning_callbacks, callback)
         else:
             self.callback_handler.remove_callback(callback)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from littrainer import ProgressCallback, Trainer, TrainerCallback
-from littrainer.callbacks.lightning_callbacks import SUPPORT, support_table
+from littrainer.callbacks.lightning_callbacks import REFUSED
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import VectorClassifier
@@ -54,13 +55,13 @@ def logged(trainer: Trainer, name: str) -> list[float]:
 # ---- The table -------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_has_every_callback_that_lightning_has() -> None:
-    assert set(SUPPORT) == set(lightning_callbacks.__all__)
-
-
-def test_the_documentation_shows_the_table() -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "callbacks.md"
-    assert support_table() in page.read_text("utf-8")
+def test_the_page_says_of_every_callback_that_lightning_has_whether_it_works() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "callbacks.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| ((?:yes|no) \| .*) \|$", page, re.MULTILINE))
+    assert set(rows) == set(lightning_callbacks.__all__)
+    for refusal in REFUSED:
+        assert refusal.instead in rows[refusal.name]
+        assert rows[refusal.name].startswith("no" if refusal.is_so is None else "yes")
 
 
 @pytest.mark.parametrize(
@@ -497,3 +498,13 @@ def test_a_callback_that_stops_within_a_window_stops_training_when_it_is_complet
 def test_the_keyword_max_time_ends_training_too(tmp_path: Path) -> None:
     trainer = trainer_with(tmp_path, given={"lightning": {"max_time": {"seconds": 0}}}, max_steps=5)
     assert trainer.train().global_step == 0
+
+
+def test_a_callback_of_ones_own_may_log_the_name_that_is_monitored(tmp_path: Path) -> None:
+    class Logging(pl.Callback):
+        def on_validation_epoch_end(self, trainer: Any, module: Any) -> None:
+            module.log("val_own", float(trainer.global_step))
+
+    stopping = EarlyStopping("val_own", patience=1)
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [Logging(), stopping]}, num_train_epochs=2, **EVERY_STEP)
+    assert trainer.train().global_step == 2 and stopping.best_score.item() == 1.0

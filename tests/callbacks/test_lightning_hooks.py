@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.callbacks.published_metrics import publish
+from littrainer.callbacks.lightning_metrics import publish
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer

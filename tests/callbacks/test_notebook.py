@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from littrainer.callbacks import notebook
+from littrainer.callbacks import progress
 from littrainer.callbacks.base import TrainerCallback
-from littrainer.callbacks.notebook import (
+from littrainer.callbacks.progress import (
     NotebookProgressBar,
     NotebookProgressCallback,
     NotebookTrainingTracker,
+    ProgressCallback,
     default_progress_callback,
     format_time,
     text_to_html_table,
 )
-from littrainer.callbacks.progress import ProgressCallback
 from littrainer.callbacks.state import TrainerState
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.trainers import quiet_trainer
@@ -143,7 +143,7 @@ def test_other_processes_show_nothing(screen: Screen) -> None:
 
 def test_a_bar_is_drawn_no_oftener_than_it_has_to(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(notebook, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
     bar = NotebookProgressBar(50)
     for value in range(1, 20):
         bar.update(value)
@@ -199,7 +199,7 @@ def test_the_table_is_chosen_in_a_notebook_only(screen: Screen, monkeypatch: pyt
 def test_marimo_shows_the_table_where_it_has_ipython(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "marimo", ModuleType("marimo"))
     for has_ipython, expected in ((None, ProgressCallback), (object(), NotebookProgressCallback)):
-        monkeypatch.setattr(notebook.importlib.util, "find_spec", lambda name, found=has_ipython: found)
+        monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name, found=has_ipython: found)
         assert default_progress_callback() is expected
 
 

@@ -6,7 +6,7 @@ Names that a transformers module only imports from another one need no row: the 
 
 CHOICES = "littrainer.arguments.choices"
 LAYOUT = "littrainer.checkpoint.layout"
-NOTEBOOK = "littrainer.callbacks.notebook"
+NOTEBOOK = "littrainer.callbacks.progress"
 RESULTS = "littrainer.evaluation.results"
 SEARCH = "littrainer.search"
 
@@ -62,7 +62,7 @@ REPLACED: dict[str, dict[str, str]] = {
     },
     "transformers.trainer_callback": {
         "CallbackHandler": "littrainer.callbacks.handler:CallbackHandler",
-        "DefaultFlowCallback": "littrainer.callbacks.flow:DefaultFlowCallback",
+        "DefaultFlowCallback": "littrainer.callbacks.handler:DefaultFlowCallback",
         "EarlyStoppingCallback": "littrainer.callbacks.early_stopping:EarlyStoppingCallback",
         "ExportableState": "littrainer.callbacks.state:ExportableState",
         "PrinterCallback": "littrainer.callbacks.progress:PrinterCallback",

@@ -123,7 +123,7 @@ def _left_out(args: TrainingArguments, name: str) -> str:
 
 
 def _objects_of(trainer: Any, source: Source) -> list[str]:
-    from littrainer.callbacks.flow import DefaultFlowCallback
+    from littrainer.callbacks.handler import DefaultFlowCallback
     from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
     from littrainer.seq2seq import Seq2SeqTrainer
     from littrainer.trainer import Trainer

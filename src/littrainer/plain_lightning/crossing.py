@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.plugins.io import CheckpointIO
 
-from littrainer.callbacks.flow import DefaultFlowCallback
+from littrainer.callbacks.handler import DefaultFlowCallback
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
 from littrainer.checkpoint.lightning_format import TrainingStates, lightning_checkpoint
 from littrainer.checkpoint.lightning_io import TransformersCheckpointIO

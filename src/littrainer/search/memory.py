@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from littrainer.callbacks.validation_rounds import ValidationRounds
+from littrainer.callbacks.lightning_metrics import ValidationRounds
 from littrainer.training.device_memory import empty_device_cache
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.deepspeed_plugin import check_settled
 from littrainer.arguments.support import refuse_unsupported
-from littrainer.callbacks.failures import callbacks_told_of_failure
+from littrainer.callbacks.handler import callbacks_told_of_failure
 from littrainer.checkpoint.background import BackgroundSaves
 from littrainer.checkpoint.claims import claimed_for_training
 from littrainer.checkpoint.reader import needed_to_resume, read_state
@@ -62,7 +62,7 @@ def train(
     with (
         trial_where_asked_for(trainer, resume_from_checkpoint),
         claimed_for_training(trainer, trial),
-        callbacks_told_of_failure(trainer),
+        callbacks_told_of_failure(trainer.callback_handler, trainer.args, lambda: trainer.state),
         pushes_during_training(trainer),
     ):
         return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)

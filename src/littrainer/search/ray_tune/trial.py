@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HPSearchBackend, SaveStrategy
-from littrainer.callbacks.notebook import NotebookProgressCallback
-from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
+from littrainer.callbacks.progress import NotebookProgressCallback, PrinterCallback, ProgressCallback
 from littrainer.callbacks.state import TrainerControl
 from littrainer.checkpoint.claims import claimed
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
