@@ -105,22 +105,6 @@ def test_every_event_goes_through_call_event_also_one_put_on_the_instance(event:
     assert calls == [(event, "args", "state", payload)]
 
 
-def test_a_replaced_call_event_sees_every_event_of_a_training(tmp_path: Path) -> None:
-    trainer = quiet_trainer(
-        tmp_path, max_steps=1, eval_strategy="steps", save_strategy="steps", logging_strategy="steps"
-    )
-    handler: Any = trainer.callback_handler
-    original, seen = handler.call_event, []
-
-    def noting(event: str, *args: Any, **kwargs: Any) -> Any:
-        seen.append(event)
-        return original(event, *args, **kwargs)
-
-    handler.call_event = noting
-    trainer.train()
-    assert set(EVENTS) - set(seen) == {"on_init_end", "on_predict", "on_substep_end", "on_push_begin"}
-
-
 def test_what_an_event_adds_may_be_given_by_name() -> None:
     watcher = Watcher()
     handler_of(watcher).on_log(None, None, TrainerControl(), logs={"loss": 2})
@@ -236,15 +220,6 @@ def test_a_callback_derived_from_transformers_own_class_works(tmp_path: Path) ->
     assert trainer.train().global_step == 5
 
 
-def test_a_trainer_replaces_its_printer_as_it_is_told(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path)
-    printer = trainer.pop_callback(PrinterCallback)
-    assert isinstance(printer, PrinterCallback)
-    trainer.add_callback(printer)
-    trainer.remove_callback(printer)
-    assert trainer.callback_handler.callback_list == "DefaultFlowCallback"
-
-
 # ---- What callbacks have to be, and their errors ---------------------------------------------------------------------
 
 
@@ -313,11 +288,6 @@ def test_a_callback_without_a_list_around_it_is_refused(tmp_path: Path, given: A
         quiet_trainer(tmp_path, given={"callbacks": given})
 
 
-def test_callbacks_may_come_in_any_kind_of_row(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, given={"callbacks": (kind for kind in (Duck,))})
-    assert [type(c) for c in trainer.callback_handler.callbacks] == [DefaultFlowCallback, Duck, PrinterCallback]
-
-
 def test_an_object_with_the_events_it_needs_is_called_for_those_that_it_has(tmp_path: Path) -> None:
     duck = Duck()
     quiet_trainer(tmp_path, given={"callbacks": [duck]}, max_steps=2).train()
@@ -363,15 +333,6 @@ def test_an_error_in_an_event_within_another_names_both(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="disk full") as error:
         trainer.train()
     assert [note.split(",")[0].rpartition(".")[2] for note in notes_of(error)] == ["on_evaluate", "on_step_end"]
-
-
-def test_an_interruption_gets_no_note(tmp_path: Path) -> None:
-    def interrupt(control: Any) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt) as interruption:
-        quiet_trainer(tmp_path, given={"callbacks": [Stopping(interrupt)]}, max_steps=2).train()
-    assert not hasattr(interruption.value, "__notes__")
 
 
 def test_a_control_of_transformers_own_is_an_answer(tmp_path: Path) -> None:
@@ -597,11 +558,6 @@ def test_a_callback_is_made_anew_from_its_state(tmp_path: Path) -> None:
     given = Counter("given")
     trainer = restored(tmp_path, given, states=exported_states([counter("saved", 3)]))
     assert counts(trainer) == [("saved", 3)] and given.count == 0
-
-
-def test_callbacks_of_one_class_get_their_states_in_order(tmp_path: Path) -> None:
-    states = exported_states([counter("a", 1), counter("b", 2)])
-    assert counts(restored(tmp_path, Counter(), Counter(), states=states)) == [("a", 1), ("b", 2)]
 
 
 def test_of_the_states_that_transformers_adds_at_each_save_the_last_ones_count(tmp_path: Path) -> None:

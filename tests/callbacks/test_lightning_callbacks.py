@@ -273,12 +273,6 @@ def test_metrics_that_a_subclass_adds_can_be_monitored(tmp_path: Path) -> None:
     assert trainer.state.global_step == 2 and stopping.best_score.item() == 1.0
 
 
-def test_a_monitored_name_that_is_never_logged_is_an_error_with_those_that_are(tmp_path: Path) -> None:
-    trainer = trainer_with(tmp_path, EarlyStopping("eval_f1"), max_steps=1, **EVERY_STEP)
-    with pytest.raises(RuntimeError, match=r"eval_f1.*not available.*eval_accuracy"):
-        trainer.train()
-
-
 @BOTH_MODES
 def test_model_checkpoint_keeps_the_best_and_the_trainer_resumes_from_it(tmp_path: Path, kind: Any) -> None:
     def steps_so_far(_: Any) -> dict[str, float]:
@@ -294,16 +288,6 @@ def test_model_checkpoint_keeps_the_best_and_the_trainer_resumes_from_it(tmp_pat
     resumed.train(resume_from_checkpoint=checkpoint.best_model_path)
     for one, other in zip(trainer.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(one, other)
-
-
-def test_model_checkpoint_saves_every_few_steps(tmp_path: Path) -> None:
-    checkpoint = ModelCheckpoint(every_n_train_steps=2, save_top_k=-1, dirpath=str(tmp_path / "own"))
-    trainer_with(tmp_path, checkpoint, num_train_epochs=2).train()
-    assert sorted(path.name for path in (tmp_path / "own").iterdir()) == [
-        "epoch=0-step=2.ckpt",
-        "epoch=1-step=4.ckpt",
-        "epoch=1-step=6.ckpt",
-    ]
 
 
 def test_on_exception_checkpoint_saves_what_the_trainer_resumes_from(tmp_path: Path) -> None:
@@ -468,11 +452,6 @@ def test_a_timer_ends_training_at_an_optimizer_step(tmp_path: Path, monkeypatch:
     trainer.train()
     assert 0 < trainer.state.global_step < 4 and trainer.state.log_history[-1]["train_loss"] > 0
     assert time.monotonic is not lightning_callbacks.timer.time.monotonic
-
-
-def test_a_timer_whose_time_is_over_lets_no_step_begin(tmp_path: Path) -> None:
-    trainer = trainer_with(tmp_path, Timer(duration={"seconds": 0}), max_steps=5)
-    assert trainer.train().global_step == 0
 
 
 @BOTH_MODES

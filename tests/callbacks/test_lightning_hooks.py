@@ -230,19 +230,6 @@ def test_a_logger_that_fails_is_told_of_once_and_training_goes_on(
     assert len([record for record in told if record.levelno >= logging.WARNING]) == 1
 
 
-def test_a_user_callback_may_log_through_the_module(tmp_path: Path) -> None:
-    class Logging(pl.Callback):
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
-            module.log("own/loss", outputs["loss"])
-
-    logger = CSVLogger(str(tmp_path / "logs"))
-    given = {"callbacks": [Logging()], "lightning": {"logger": logger}}
-    trainer = quiet_trainer(tmp_path, given=given, max_steps=2, logging_strategy="steps", logging_steps=1)
-    trainer.train()
-    own = [float(row["own/loss"]) for row in rows_of(logger.log_dir) if "own/loss" in row]
-    assert own == [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-
 class LogsItsOwn(pl.Callback):
     """Logs by the module, as callbacks written for Lightning do."""
 
