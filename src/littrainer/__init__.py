@@ -19,7 +19,7 @@ _HOMES = {
     "littrainer.arguments.training_arguments": ("Seq2SeqTrainingArguments", "TrainingArguments"),
     "littrainer.callbacks.base": ("TrainerCallback",),
     "littrainer.callbacks.early_stopping": ("EarlyStoppingCallback",),
-    "littrainer.callbacks.flow": ("DefaultFlowCallback",),
+    "littrainer.callbacks.handler": ("DefaultFlowCallback",),
     "littrainer.callbacks.progress": ("PrinterCallback", "ProgressCallback"),
     "littrainer.callbacks.state": ("ExportableState", "TrainerControl", "TrainerState"),
     "littrainer.checkpoint.lightning_io": ("TransformersCheckpointIO",),
@@ -141,7 +141,7 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
     from littrainer.callbacks.base import TrainerCallback
     from littrainer.callbacks.early_stopping import EarlyStoppingCallback
-    from littrainer.callbacks.flow import DefaultFlowCallback
+    from littrainer.callbacks.handler import DefaultFlowCallback
     from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
     from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
     from littrainer.checkpoint.lightning_io import TransformersCheckpointIO

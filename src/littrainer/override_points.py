@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, SequentialSampler
 from littrainer import session
 from littrainer.arguments.deepspeed import asks_for_deepspeed, settle_deepspeed
 from littrainer.arguments.sharding import sharding_plan
-from littrainer.callbacks.restoring import restore_callbacks
+from littrainer.callbacks.handler import restore_callbacks
 from littrainer.checkpoint import reader, storage, writer
 from littrainer.checkpoint.atomic_write import rotate_checkpoints
 from littrainer.checkpoint.distributed_save import leads
@@ -422,7 +422,8 @@ class OverridePoints:
 
     def _load_callback_state(self: Any) -> None:
         if self.args.restore_callback_states_from_checkpoint:
-            restore_callbacks(self)
+            states = self.state.stateful_callbacks
+            self.control = restore_callbacks(self.callback_handler, states, self.control)
 
     def _load_best_model(self: Any) -> None:
         assert self.state.best_model_checkpoint is not None

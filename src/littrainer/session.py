@@ -8,7 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.callbacks.failures import callbacks_told_of_failure
+from littrainer.callbacks.handler import callbacks_told_of_failure
 from littrainer.checkpoint.async_save import BackgroundSaves
 from littrainer.checkpoint.distributed_resume import checkpoint_for_all, needed_to_resume
 from littrainer.checkpoint.reader import read_state
@@ -113,7 +113,7 @@ def train(
     with (
         trial_where_asked_for(trainer, resume_from_checkpoint),
         claimed_for_training(trainer, trial),
-        callbacks_told_of_failure(trainer),
+        callbacks_told_of_failure(trainer.callback_handler, trainer.args, lambda: trainer.state),
         pushes_during_training(trainer),
     ):
         return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)

@@ -15,19 +15,16 @@ from torch import nn
 
 from littrainer import session
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.callbacks.checks import callbacks_in_list
-from littrainer.callbacks.flow import DefaultFlowCallback
-from littrainer.callbacks.handler import CallbackHandler
+from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, callbacks_in_list
 from littrainer.callbacks.lightning_callbacks import (
     add_lightning_callback,
     brings_a_bar,
     pop_lightning_callback,
     remove_lightning_callback,
 )
-from littrainer.callbacks.notebook import default_progress_callback
-from littrainer.callbacks.progress import PrinterCallback
+from littrainer.callbacks.lightning_metrics import ValidationRounds
+from littrainer.callbacks.progress import PrinterCallback, default_progress_callback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
-from littrainer.callbacks.validation_rounds import ValidationRounds
 from littrainer.checkpoint.arguments_file import write_run_record
 from littrainer.checkpoint.async_save import BackgroundSaves
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
@@ -926,7 +923,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
             TypeError: it is neither a Trainer callback nor one of Lightning's.
         """
         if run_lightning.is_lightning_callback(callback):
-            add_lightning_callback(self, callback)
+            add_lightning_callback(self.lightning_callbacks, callback)
         else:
             self.callback_handler.add_callback(callback)
 
@@ -937,7 +934,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
             callback: the callback, or a class of which the first one is taken.
         """
         if run_lightning.is_lightning_callback(callback):
-            return pop_lightning_callback(self, callback)
+            return pop_lightning_callback(self.lightning_callbacks, callback)
         return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:
@@ -947,7 +944,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
             callback: the callback, or a class of which the first one is taken.
         """
         if run_lightning.is_lightning_callback(callback):
-            remove_lightning_callback(self, callback)
+            remove_lightning_callback(self.lightning_callbacks, callback)
         else:
             self.callback_handler.remove_callback(callback)
 

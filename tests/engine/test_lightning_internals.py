@@ -494,7 +494,6 @@ def test_every_protected_name_in_that_file_is_tested_here() -> None:
         "strategies/user_strategy.py",
         "strategies/single_device.py",
         "callbacks/bridge.py",
-        "callbacks/history_logger.py",
         "checkpoint/lightning_format.py",
     ],
 )

@@ -427,7 +427,7 @@ def _program_keywords(args: Any) -> dict[str, str]:
 
 
 def _objects_of(trainer: Any, source: Source) -> Iterator[str]:
-    from littrainer.callbacks.flow import DefaultFlowCallback
+    from littrainer.callbacks.handler import DefaultFlowCallback
     from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
     from littrainer.seq2seq import Seq2SeqTrainer
     from littrainer.trainer import Trainer

@@ -6,7 +6,6 @@ Names that a transformers module only imports from another one need no row: the 
 
 CHOICES = "littrainer.arguments.choices"
 LAYOUT = "littrainer.checkpoint.layout"
-NOTEBOOK = "littrainer.callbacks.notebook"
 RESULTS = "littrainer.evaluation.results"
 SEARCH = "littrainer.search"
 
@@ -62,7 +61,7 @@ REPLACED: dict[str, dict[str, str]] = {
     },
     "transformers.trainer_callback": {
         "CallbackHandler": "littrainer.callbacks.handler:CallbackHandler",
-        "DefaultFlowCallback": "littrainer.callbacks.flow:DefaultFlowCallback",
+        "DefaultFlowCallback": "littrainer.callbacks.handler:DefaultFlowCallback",
         "EarlyStoppingCallback": "littrainer.callbacks.early_stopping:EarlyStoppingCallback",
         "ExportableState": "littrainer.callbacks.state:ExportableState",
         "PrinterCallback": "littrainer.callbacks.progress:PrinterCallback",
@@ -116,17 +115,9 @@ REPLACED: dict[str, dict[str, str]] = {
     "transformers.training_args_seq2seq": {
         "Seq2SeqTrainingArguments": "littrainer.arguments.training_arguments:Seq2SeqTrainingArguments",
     },
-    "transformers.utils.notebook": {
-        "NotebookProgressBar": f"{NOTEBOOK}:NotebookProgressBar",
-        "NotebookProgressCallback": f"{NOTEBOOK}:NotebookProgressCallback",
-        "NotebookTrainingTracker": f"{NOTEBOOK}:NotebookTrainingTracker",
-        "format_time": f"{NOTEBOOK}:format_time",
-        "html_progress_bar": f"{NOTEBOOK}:html_progress_bar",
-        "text_to_html_table": f"{NOTEBOOK}:text_to_html_table",
-    },
 }
 """transformers module -> name in it -> where littrainer has it, as "module:attribute"."""
 
-DERIVED: tuple[str, ...] = ("transformers.trainer_jit_checkpoint",)
+DERIVED: tuple[str, ...] = ("transformers.trainer_jit_checkpoint", "transformers.utils.notebook")
 """transformers modules whose classes derive from names in REPLACED. Where they were imported before the redirection,
 they are imported once more, on top of littrainer's classes."""

@@ -1,19 +1,27 @@
-"""From Lightning's hooks to the Trainer's events."""
+"""From Lightning's hooks to the Trainer's events, and from what Lightning's callbacks log to its history."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyExperiment
 
+from littrainer.callbacks.lightning_metrics import COUNTS, is_number
+from littrainer.callbacks.state import TrainerState
 from littrainer.data.windows import MicroBatch
 from littrainer.engine.lightning_internals import announce_validations
 from littrainer.errors.interruptions import carries_stop_iteration
-from littrainer.training.run import TrainingRun
+
+logger = logging.getLogger(__name__)
 
 
 class _Events(pl.Callback):
-    def __init__(self, run: TrainingRun):
+    # Of the training its methods are called by name: it knows the engine, which makes these callbacks.
+    def __init__(self, run: Any):
         self.run = run
         self._stop_was_asked_for = False
 
@@ -134,8 +142,75 @@ class TrainerEvents(OpeningEvents, ClosingEvents):
         pl_module.follow_replacements()
 
 
-def events_around(callbacks: list[Any], run: TrainingRun) -> list[Any]:
-    """Lightning callbacks, with the training's own events before and after them."""
+def events_around(callbacks: list[Any], run: Any) -> list[Any]:
+    """Lightning callbacks, with the events of a training before and after them."""
     if not callbacks:
         return [TrainerEvents(run)]
     return [OpeningEvents(run), *callbacks, ClosingEvents(run)]
+
+
+def users_callbacks(pl_trainer: pl.Trainer) -> list[Any]:
+    """The Lightning callbacks beside the Trainer's own."""
+    return [callback for callback in pl_trainer.callbacks if not isinstance(callback, _Events)]  # type: ignore[attr-defined]
+
+
+class _NothingIsKept(DummyExperiment):
+    has_told = False
+
+    def nop(self, *args: Any, **kwargs: Any) -> None:
+        if not self.has_told:
+            self.has_told = True
+            logger.warning(
+                "A Lightning callback writes to `logger.experiment`, and no tracker is there to keep that. Set "
+                "report_to to the one it is made for."
+            )
+
+
+class HistoryLogger(Logger):
+    """Adds what Lightning's callbacks log to `state.log_history`, which checkpoints keep and reports show.
+
+    They may log at every micro-batch, and checkpoints would hold an entry for each. So only the newest values are kept,
+    and added when the Trainer logs. Nothing is printed, and no event of the Trainer's callbacks comes of it.
+
+    Parameters:
+        state: returns the state whose history it is.
+    """
+
+    def __init__(self, state: Callable[[], TrainerState]):
+        super().__init__()
+        self._state = state
+        # Name -> the optimizer step at which it was logged last, and its value.
+        self._newest: dict[str, tuple[int, float]] = {}
+        self._experiment = _NothingIsKept()
+
+    @property
+    def name(self) -> str:
+        """None, so that it makes no folder of callbacks that save."""
+        return ""
+
+    @property
+    def version(self) -> str:
+        """None, as there is no name."""
+        return ""
+
+    @property
+    def experiment(self) -> Any:
+        """Takes what callbacks write to the object of a service, as pictures, and keeps nothing of it; says so once."""
+        return self._experiment
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Keep values until the Trainer logs; newer ones of a name take the place of older ones."""
+        # Lightning's step is a number of batches in some cases. Its epoch counts complete ones only.
+        now = self._state().global_step
+        numbers = {name: value for name, value in metrics.items() if is_number(value) and name not in COUNTS}
+        self._newest.update((name, (now, float(value))) for name, value in numbers.items())
+
+    def add_to_history(self) -> None:
+        """Add what is new to the history, as one entry for each optimizer step."""
+        for step in sorted({step for step, _ in self._newest.values()}):
+            values = {name: value for name, (of, value) in self._newest.items() if of == step}
+            self._state().log_history.append({**values, "step": step})
+        self._newest = {}
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the arguments are saved beside the model."""

@@ -18,8 +18,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from littrainer.callbacks.lightning_callbacks import backbone_of
-from littrainer.callbacks.prediction_places import note_places
-from littrainer.callbacks.published_metrics import publish
+from littrainer.callbacks.lightning_metrics import note_places, publish
 from littrainer.data.windows import MicroBatch
 from littrainer.engine.lightning_internals import count_optimizer_steps_from, replace_optimizer, show_number_of_batches
 from littrainer.engine.run_lightning import is_listened_to

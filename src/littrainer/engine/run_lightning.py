@@ -21,8 +21,7 @@ from littrainer.callbacks.lightning_callbacks import (
     is_one_of,
     refuse_what_cannot_work,
 )
-from littrainer.callbacks.lightning_errors import NotedLightningCallbacks, users_callbacks
-from littrainer.callbacks.published_metrics import publish as publish_metrics
+from littrainer.callbacks.lightning_metrics import publish as publish_metrics
 from littrainer.data.limits import CARRIED_OUT, development_batches, further_keywords
 from littrainer.data.workers import end_workers
 from littrainer.distributed.failure_report import naming_failed_processes
@@ -154,7 +153,7 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
         # Lightning accepts no other number in manual optimization, where it does not count micro-batches anyway.
         keywords["accumulate_grad_batches"] = 1
     if run is not None:
-        check_set_up(callbacks, trainer)
+        check_set_up(callbacks, trainer.args, trainer.model, [trainer, *trainer.callback_handler.callbacks])
         begin_anew(callbacks)
     callbacks = [callback for callback in callbacks if not is_one_of(callback, *CARRIED_OUT_BY_TRAINING)]
     if run is not None:
@@ -221,9 +220,9 @@ def _loggers(trainer: Trainer, callbacks: list[Any]) -> list[Any]:
     adopt_loggers(trainer)
     loggers = loggers_of(trainer)
     if not loggers and callbacks:
-        from littrainer.callbacks.history_logger import HistoryLogger
+        from littrainer.engine.bridge import HistoryLogger
 
-        loggers = [HistoryLogger(trainer)]
+        loggers = [HistoryLogger(lambda: trainer.state)]
     return loggers
 
 
@@ -276,7 +275,6 @@ def fit(trainer: Trainer, run: TrainingRun) -> None:
         with (
             quiet_lightning(),
             NotedBatches(trainer),
-            NotedLightningCallbacks(trainer, lightning_trainer),
             PythonInterruptions(),
             naming_failed_processes("training"),
         ):
@@ -339,7 +337,6 @@ def _evaluate_with_lightning(
     with (
         quiet_lightning(),
         NotedBatches(trainer),
-        NotedLightningCallbacks(trainer, lightning_trainer),
         PythonInterruptions(),
         naming_failed_processes("the evaluation"),
     ):
@@ -373,11 +370,13 @@ def publish(trainer: Trainer, logs: dict[str, Any]) -> None:
 
 def is_listened_to(lightning_trainer: pl.Trainer) -> bool:
     """Whether there are Lightning callbacks beside the Trainer's own."""
+    from littrainer.engine.bridge import users_callbacks
+
     return bool(users_callbacks(lightning_trainer))
 
 
 def _add_to_history(lightning_trainer: pl.Trainer) -> None:
-    from littrainer.callbacks.history_logger import HistoryLogger
+    from littrainer.engine.bridge import HistoryLogger
 
     for logger in lightning_trainer.loggers:
         # A shared logger would have to look up its run, to answer isinstance.

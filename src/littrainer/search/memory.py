@@ -6,12 +6,13 @@ import traceback
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from littrainer.callbacks.validation_rounds import ValidationRounds
+from littrainer.callbacks.lightning_metrics import ValidationRounds
 from littrainer.session import TrainingSession
 from littrainer.training.batch_size_search import empty_device_cache
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
 
 # What refers to a model, its gradients or its optimizer after a training.
 OF_A_TRAINING = (

@@ -31,7 +31,6 @@ from littrainer.strategies.single_device import LaunchedProcesses, release_plugi
 if TYPE_CHECKING:
     from littrainer.arguments.deepspeed import DeepSpeedConfig
     from littrainer.strategies.choice import TrainedModel
-    from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -220,7 +219,7 @@ class EngineSchedule:
 # ---- Making the engine -----------------------------------------------------------------------------------------------
 
 
-def optimizer_and_schedule(trainer: Trainer, max_steps: int) -> tuple[Any, Any]:
+def optimizer_and_schedule(trainer: Any, max_steps: int) -> tuple[Any, Any]:
     """Make the engine for a training, with optimizer and schedule, and hand these to the Trainer.
 
     Parameters:
@@ -231,10 +230,34 @@ def optimizer_and_schedule(trainer: Trainer, max_steps: int) -> tuple[Any, Any]:
     """
     config = resolved_config(trainer.args, trainer.model, trainer._train_batch_size, max_steps)
     start_deepspeed_communication(trainer.args)
-    _refuse_two_of_a_kind(trainer, config)
-    _warn_of_what_has_no_effect(trainer.args)
-    _end_earlier_engine(trainer)
+    if isinstance(trainer.optimizer, EngineOptimizer) and trainer.optimizer.made_by_user:
+        raise ValueError(
+            "DeepSpeed has taken the optimizer apart that was given as `optimizers`, so a second train() cannot go on "
+            "with it: make a new Trainer, or let the arguments name the optimizer."
+        )
+    if trainer._created_lr_scheduler:
+        trainer.lr_scheduler, trainer._created_lr_scheduler = None, False
     settings = config.config
+    for section, method, given in (
+        ("optimizer", "create_optimizer", trainer.optimizer),
+        ("scheduler", "create_scheduler", trainer.lr_scheduler),
+    ):
+        there = _of_script(trainer, method, given)
+        if section in settings and there is not None:
+            raise ValueError(
+                f'There are two: "{section}" of the DeepSpeed configuration, and {there}. Take one of them out.'
+            )
+    if "optimizer" in settings and trainer.lr_scheduler is not None:
+        raise ValueError(
+            "The schedule given as `optimizers` drives another optimizer than the one that DeepSpeed makes by the "
+            'section "optimizer" of its configuration. Take that section out, or leave the schedule to the arguments.'
+        )
+    _warn_of_what_has_no_effect(trainer.args)
+    if trainer.deepspeed is not None:
+        trainer.deepspeed.destroy()
+        trainer.deepspeed, trainer.model_wrapped = None, trainer.model
+    if isinstance(trainer.optimizer, EngineOptimizer):
+        trainer.optimizer = None
     keywords: dict[str, Any] = {}
     made_by_user = trainer.optimizer is not None
     if "optimizer" not in settings:
@@ -262,7 +285,7 @@ def optimizer_and_schedule(trainer: Trainer, max_steps: int) -> tuple[Any, Any]:
     return trainer.optimizer, trainer.lr_scheduler
 
 
-def start_for_evaluation(trainer: Trainer) -> None:
+def start_for_evaluation(trainer: Any) -> None:
     """Make an engine without optimizer around a model whose parameters are sharded, unless there is one."""
     if trainer.deepspeed is not None:
         return
@@ -302,49 +325,15 @@ def _initialize(args: Any, model: Any, settings: dict[str, Any], **keywords: Any
     return engine, optimizer, schedule
 
 
-def _refuse_two_of_a_kind(trainer: Trainer, config: DeepSpeedConfig) -> None:
-    given = isinstance(trainer.optimizer, EngineOptimizer) and trainer.optimizer.made_by_user
-    if given:
-        raise ValueError(
-            "DeepSpeed has taken the optimizer apart that was given as `optimizers`, so a second train() cannot go on "
-            "with it: make a new Trainer, or let the arguments name the optimizer."
-        )
-    for section, attribute, method in (
-        ("optimizer", "optimizer", "create_optimizer"),
-        ("scheduler", "lr_scheduler", "create_scheduler"),
-    ):
-        if section not in config.config:
-            continue
-        own = getattr(trainer, attribute)
-        made_before = isinstance(own, (EngineOptimizer, EngineSchedule)) or (
-            attribute == "lr_scheduler" and trainer._created_lr_scheduler
-        )
-        overridden = trainer._own_methods(method)
-        if (own is not None and not made_before) or overridden:
-            there = f"{type(trainer).__name__}.{method}" if overridden else f"the one given as `optimizers` ({own})"
-            raise ValueError(
-                f'There are two: "{section}" of the DeepSpeed configuration, and {there}. Take one of them out.'
-            )
-    own_schedule = trainer.lr_scheduler is not None and not trainer._created_lr_scheduler
-    if "optimizer" in config.config and own_schedule:
-        raise ValueError(
-            "The schedule given as `optimizers` drives another optimizer than the one that DeepSpeed makes by the "
-            'section "optimizer" of its configuration. Take that section out, or leave the schedule to the arguments.'
-        )
+def _of_script(trainer: Any, method: str, given: Any) -> str | None:
+    """What a script has of optimizer or schedule: an override of the method that makes it, or one that was given."""
+    if trainer._own_methods(method):
+        return f"{type(trainer).__name__}.{method}"
+    is_engines = given is None or isinstance(given, (EngineOptimizer, EngineSchedule))
+    return None if is_engines else f"the one given as `optimizers` ({given})"
 
 
-def _end_earlier_engine(trainer: Trainer) -> None:
-    if trainer.deepspeed is not None:
-        trainer.deepspeed.destroy()
-        trainer.deepspeed = None
-        trainer.model_wrapped = trainer.model
-    if isinstance(trainer.optimizer, EngineOptimizer):
-        trainer.optimizer = None
-    if trainer._created_lr_scheduler:
-        trainer.lr_scheduler, trainer._created_lr_scheduler = None, False
-
-
-def _schedule_for(trainer: Trainer, optimizer: Any, max_steps: int) -> Any:
+def _schedule_for(trainer: Any, optimizer: Any, max_steps: int) -> Any:
     trainer.lr_scheduler = None
     trainer.create_scheduler(num_training_steps=max_steps, optimizer=optimizer)
     return trainer.lr_scheduler

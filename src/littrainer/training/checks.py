@@ -228,7 +228,8 @@ def check_construction(trainer: Trainer) -> None:
     if trainer.is_deepspeed_enabled:
         from littrainer.strategies.deepspeed import check_deepspeed
 
-        check_deepspeed(trainer.args, {**(trainer.args.lightning or {}), **trainer.lightning_keywords})
+        args: Any = trainer.args
+        check_deepspeed(args, {**(args.lightning or {}), **trainer.lightning_keywords})
     check_limits(trainer)
     _check_optimizers(trainer)
     _check_metrics(trainer.args, trainer.compute_metrics, trainer.eval_dataset)

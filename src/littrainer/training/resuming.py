@@ -125,9 +125,11 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
         "arguments": compared_arguments(run.trainer.args),
         "rank": run.trainer.args.process_index,
         "data": data,
-        "lightning_callbacks": states_of_lightning_callbacks(run.trainer),
+        "lightning_callbacks": states_of_lightning_callbacks(run.trainer.lightning_module),
         "schedule_is_replaced": run.trainer.schedule_is_replaced,
-        "lightning_additions": additions_of_lightning_callbacks(run.trainer),
+        "lightning_additions": additions_of_lightning_callbacks(
+            run.trainer.lightning_module, run.trainer.state.global_step
+        ),
     }
 
 

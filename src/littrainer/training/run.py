@@ -228,7 +228,7 @@ class TrainingRun:
     def restore_lightning_callbacks(self) -> None:
         """Callbacks of Lightning's kind are set up, and training begins: give them what the checkpoint has for them."""
         if self.checkpoint is not None:
-            restore_lightning_callbacks(self.trainer, self.record)
+            restore_lightning_callbacks(self.trainer.lightning_module, self.trainer.state.global_step, self.record)
 
     def restore(self) -> None:
         """Model, optimizer and schedule stand: give them what the checkpoint has for them."""

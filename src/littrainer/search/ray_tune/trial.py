@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HPSearchBackend, SaveStrategy
-from littrainer.callbacks.notebook import NotebookProgressCallback
-from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
 from littrainer.callbacks.state import TrainerControl
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 from littrainer.checkpoint.reader import read_state
@@ -50,7 +48,7 @@ SECONDS_UNTIL_A_FOLDER_IS_FREE = 120
 TELLS_OF_CHECKPOINTS = "ray.train._internal.storage"
 # They put a function of their own in the place of `sys.exit`, which calls the former one.
 WATCH_EXITS = ("wandb",)
-SHOWN_NOWHERE = (ProgressCallback, PrinterCallback, NotebookProgressCallback)
+SHOWN_NOWHERE = ("ProgressCallback", "PrinterCallback", "NotebookProgressCallback")
 
 
 @dataclass
@@ -156,8 +154,9 @@ def _train_trial(config: dict[str, Any], packed_trainer: bytes, setting: TrialSe
     if checkpoint is not None and _has_ended(checkpoint, config):
         return
     trainer = unpacked(packed_trainer)
-    for kind in SHOWN_NOWHERE:
-        trainer.remove_callback(kind)
+    for callback in list(trainer.callback_handler.callbacks):
+        if any(kind.__name__ in SHOWN_NOWHERE for kind in type(callback).__mro__):
+            trainer.remove_callback(callback)
     # Found anew: Ray shows this process the GPU that it has for the trial, or none.
     for name in ("_device", "_n_gpu"):
         vars(trainer.args).pop(name, None)
