@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.arguments.normalization import trackers_in
+from littrainer.arguments.report_to import trackers_in
 from littrainer.arguments.secrets import without_secrets
 from littrainer.compat.names import REPLACED
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from littrainer import engine
 from littrainer.arguments.destinations import DESTINATIONS
-from littrainer.arguments.normalization import tracker_label, trackers_in
+from littrainer.arguments.report_to import tracker_label, trackers_in
 from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
 
 # Keywords that only stand when training begins, with what decides them.

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import Any, ClassVar
 
+from littrainer.arguments.report_to import TRUE_VALUES
 from littrainer.arguments.secrets import holds_a_secret
 from littrainer.ecosystem import is_a
-from littrainer.tracking.base import TrackerCallback, model_config_of, shown_arguments, survives_failure
-from littrainer.tracking.metric_names import PREFIXED_SPLITS, SUMMARY_VALUES, only_numbers
-from littrainer.tracking.saved_models import newest_checkpoint
-from littrainer.tracking.services import TRUE_VALUES
+from littrainer.tracking.base import (
+    PREFIXED_SPLITS,
+    SUMMARY_VALUES,
+    TrackerCallback,
+    model_config_of,
+    only_numbers,
+    shown_arguments,
+    survives_failure,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +55,6 @@ class ClearMLCallback(TrackerCallback):
         self._clearml: Any = clearml
         self._clearml_task: Any = None
         self._closes_task = False
-        self._log_model = False
         self._checkpoints_saved: list[Any] = []
 
     @survives_failure
@@ -83,7 +89,7 @@ class ClearMLCallback(TrackerCallback):
                 output_uri=True,
             )
         self._closes_task = started_here and task_class.running_locally()
-        self._log_model = os.environ.get("CLEARML_LOG_MODEL", str(started_here)).upper() in TRUE_VALUES
+        self.uploads_checkpoints = os.environ.get("CLEARML_LOG_MODEL", str(started_here)).upper() in TRUE_VALUES
         ClearMLCallback._train_run_counter += 1
         count = ClearMLCallback._train_run_counter
         self.log_suffix = "" if count == 1 else f"_{count}"
@@ -137,13 +143,8 @@ class ClearMLCallback(TrackerCallback):
                 iteration=state.global_step,
             )
 
-    @survives_failure
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Upload the checkpoint, where models are, and delete those beyond `save_total_limit` from the server."""
-        wanted = self._log_model and self._clearml_task is not None and state.is_world_process_zero
-        folder = newest_checkpoint(args, state, self.trial_folder) if wanted else None
-        if folder is None:
-            return
+    def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
+        """Upload the checkpoint, and delete those beyond `save_total_limit` from the server."""
         model = self._clearml.OutputModel(task=self._clearml_task, name=folder.name + self.log_suffix)
         model.connect(task=self._clearml_task, name=folder.name + self.log_suffix)
         model.update_weights_package(
@@ -166,8 +167,7 @@ class ClearMLCallback(TrackerCallback):
             return False
         return True
 
-    @survives_failure
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """Close the task, if this callback started it."""
         self.release()
 
@@ -178,10 +178,6 @@ class ClearMLCallback(TrackerCallback):
                 self._clearml_task.mark_failed(status_reason=type(error).__name__, status_message=str(error))
             else:
                 self._clearml_task.mark_stopped(force=True)
-        self.release()
-
-    def end_trial(self) -> None:
-        """Close the task, if this callback started it."""
         self.release()
 
     def release(self) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from littrainer.ecosystem import is_a
-from littrainer.tracking.base import TrackerCallback, hyperparameters, survives_failure
-from littrainer.tracking.metric_names import only_numbers, with_tracked_names
-
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+from littrainer.tracking.base import (
+    TrackerCallback,
+    hyperparameters,
+    only_numbers,
+    survives_failure,
+    with_tracked_names,
+)
 
 
 class SharedLogger:
@@ -152,8 +154,7 @@ class LightningLoggersCallback(TrackerCallback):
         for tracker in self.trackers:
             tracker.write(logs, state)
 
-    @survives_failure
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """End each logger's run."""
         for tracker in self.trackers:
             tracker.finalize("success", state)
@@ -214,16 +215,11 @@ class _OneLogger(TrackerCallback):
         return [SharedLogger(self, lambda: self.lightning_logger)]
 
 
-def loggers_of(trainer: Trainer) -> list[Any]:
-    """Loggers for a `lightning.Trainer`, on the runs of the trackers that a Trainer reports to.
+def loggers_of(callbacks: Iterable[Any]) -> list[Any]:
+    """Return loggers for a `lightning.Trainer`, on the runs of the trackers among a Trainer's callbacks.
 
     Lightning's callbacks write to them. What a tracker callback starts only when training begins is found when it is
     used first.
     """
-    callbacks = trainer.callback_handler.callbacks
-    return [
-        shared
-        for callback in callbacks
-        if isinstance(callback, TrackerCallback)
-        for shared in callback.lightning_loggers()
-    ]
+    trackers = [callback for callback in callbacks if isinstance(callback, TrackerCallback)]
+    return [shared for tracker in trackers for shared in tracker.lightning_loggers()]
