@@ -209,7 +209,9 @@ def test_the_page_names_each_environment_variable_of_its_services() -> None:
     described = set(re.findall(r"[A-Z]+(?:_[A-Z]+)+", PAGE.read_text("utf-8")))
     read = {service.switch for service in SERVICES.values() if service.switch is not None}
     for path in PACKAGE.glob("*.py"):
-        read |= set(re.findall(r'(?:environ\.get|environment_says)\(\s*"([A-Z]+(?:_[A-Z]+)+)"', path.read_text("utf-8")))
+        read |= set(
+            re.findall(r'(?:environ\.get|environment_says)\(\s*"([A-Z]+(?:_[A-Z]+)+)"', path.read_text("utf-8"))
+        )
     assert {"DISABLE_MLFLOW_INTEGRATION", "WANDB_LOG_MODEL"} < read <= described
 
 

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from littrainer.arguments.deepspeed import asks_for_deepspeed
-from littrainer.compat.accelerator.prepared import PreparedOptimizer, PreparedScheduler
+from littrainer.compat.accelerator.stepping import PreparedOptimizer, PreparedScheduler
 from littrainer.compilation import compile_keywords, is_compiled
 from littrainer.data.device_copies import copies_to
 from littrainer.data.loaders import LookaheadLoader, lookahead_version
