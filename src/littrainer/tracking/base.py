@@ -298,6 +298,16 @@ def _plain_or_class_name(value: Any) -> Any:
     return getattr(value, "__name__", type(value).__name__)
 
 
+def flattened(nested: dict[str, Any], separator: str, prefix: str = "") -> dict[str, Any]:
+    """Return nested dicts as one, whose names are joined by a separator; empty ones stay."""
+    found: dict[str, Any] = {}
+    for key, value in nested.items():
+        name = f"{prefix}{key}"
+        is_nested = isinstance(value, dict) and value
+        found.update(flattened(value, separator, name + separator) if is_nested else {name: value})
+    return found
+
+
 def hyperparameters(args: Any, model: Any) -> dict[str, Any]:
     """What most services show as the parameters of a run: the model's configuration, and the arguments over it."""
     found = {**model_config_of(model), **shown_arguments(args)}

@@ -14,6 +14,7 @@ from littrainer.tracking.base import (
     PREFIXED_SPLITS,
     SUMMARY_VALUES,
     TrackerCallback,
+    flattened,
     model_config_of,
     only_numbers,
     shown_arguments,
@@ -113,7 +114,7 @@ class ClearMLCallback(TrackerCallback):
         shown = {
             f"{section}/{name}": value for name, value in shown_arguments(args).items() if not holds_a_secret(name)
         }
-        self._clearml_task.update_parameters(_flat(shown))
+        self._clearml_task.update_parameters(flattened(shown, "/"))
 
     def _write_model_config(self, model: Any, count: int) -> None:
         name = self._model_config_section + self.log_suffix
@@ -185,14 +186,3 @@ class ClearMLCallback(TrackerCallback):
         if self._closes_task and self._clearml_task is not None:
             self._closes_task = False
             self._clearml_task.close()
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Nested dicts as single parameters, whose names are joined by a slash."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            found.update(_flat({f"{name}/{key}": item for key, item in value.items()}))
-        else:
-            found[name] = value
-    return found

@@ -14,6 +14,9 @@ from littrainer.tracking.base import (
     with_tracked_names,
 )
 
+# What Lightning reads of a logger -> its value as long as the run has not started.
+BEFORE_ITS_RUN = {"name": "", "version": "", "save_dir": None, "log_dir": None, "group_separator": "/"}
+
 
 class SharedLogger:
     """A Lightning logger that a `lightning.Trainer` may write to, but neither ends nor brings down the training.
@@ -52,38 +55,9 @@ class SharedLogger:
 
     def __getattr__(self, name: str) -> Any:
         found = self._found()
-        if found is None:
+        if found is None and name not in BEFORE_ITS_RUN:
             raise AttributeError(f"{name!r}: the run of {self._tracker.shown_name} has not started")
-        return getattr(found, name)
-
-    @property
-    def name(self) -> str | None:
-        """The logger's name for its run, or none before it starts."""
-        return self._known("name", "")
-
-    @property
-    def version(self) -> Any:
-        """The logger's version of its run, or none before it starts."""
-        return self._known("version", "")
-
-    @property
-    def save_dir(self) -> str | None:
-        """The logger's folder, or None."""
-        return self._known("save_dir", None)
-
-    @property
-    def log_dir(self) -> str | None:
-        """The folder of the logger's run, or None."""
-        return self._known("log_dir", None)
-
-    @property
-    def group_separator(self) -> str:
-        """What the logger puts between the parts of a metric's name."""
-        return self._known("group_separator", "/")
-
-    def _known(self, name: str, otherwise: Any) -> Any:
-        found = self._found()
-        return otherwise if found is None else getattr(found, name, otherwise)
+        return BEFORE_ITS_RUN[name] if found is None else getattr(found, name)
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Write metrics at an optimizer step."""

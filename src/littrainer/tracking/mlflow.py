@@ -14,6 +14,7 @@ from littrainer.arguments.report_to import SERVICES, environment_says, require_i
 from littrainer.ecosystem import is_a
 from littrainer.tracking.base import (
     TrackerCallback,
+    flattened,
     model_config_of,
     only_numbers,
     shown_arguments,
@@ -100,7 +101,7 @@ class MLflowCallback(TrackerCallback):
 
     def _log_parameters(self, parameters: dict[str, Any]) -> None:
         if environment_says("MLFLOW_FLATTEN_PARAMS"):
-            parameters = _flat(parameters)
+            parameters = flattened(parameters, ".")
         too_long = [name for name, value in parameters.items() if len(str(value)) > self._MAX_PARAM_VAL_LENGTH]
         if too_long:
             logger.warning(
@@ -191,17 +192,6 @@ class MLflowCallback(TrackerCallback):
         if self._auto_end_run and self._ml_flow.active_run() is not None:
             self._auto_end_run = False
             self._ml_flow.end_run(status)
-
-
-def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in nested.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
-            found.update(_flat(value, f"{name}."))
-        else:
-            found[name] = value
-    return found
 
 
 class DagsHubCallback(MLflowCallback):
