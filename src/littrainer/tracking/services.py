@@ -95,7 +95,9 @@ class CodeCarbonCallback(TrackerCallback):
             self._measures = True
 
     @survives_failure
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, processing_class: Any = None, **kwargs: Any
+    ) -> None:
         """Stop to measure, and write the emissions."""
         self.release()
 
