@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer import __version__
-from littrainer.arguments.normalization import trackers_in
+from littrainer.arguments.report_to import trackers_in
 from littrainer.arguments.secrets import holds_a_secret, without_secrets
 from littrainer.arguments.shown_arguments import as_text
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
@@ -25,6 +25,7 @@ from littrainer.errors.atomic_files import write_whole
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
+
 
 # Our class, as "module:name" -> the module of transformers that has it, and its name there.
 NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {

@@ -275,7 +275,8 @@ def explanation(trainer: Any, args: Any) -> str:
         trainer: a Trainer that has not trained; the `lightning.Trainer` that its training would use is made and read.
         args: the arguments whose values are shown, as the script gave them.
     """
-    from littrainer.arguments.normalization import tracker_label, trackers_in
+    from littrainer.arguments.normalization import trackers_in
+    from littrainer.arguments.report_to import tracker_label
     from littrainer.engine import run_lightning
 
     def reason(name: str) -> str:
