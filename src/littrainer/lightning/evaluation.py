@@ -114,14 +114,14 @@ class Evaluations:
         # A copy of the module does not go on with the evaluation at hand.
         return {"_streaming": self._streaming, "_round": None, "_waiting": {}}
 
-    def begin(self, trainer: Any, stage: str) -> None:
+    def begin(self, pl_trainer: Any, stage: str) -> None:
         """No batch has been seen yet; all processes call this.
 
         Raises:
             UnequalData: the processes have differently many batches, and would wait for each other for ever.
         """
         self._round, self._waiting = None, {}
-        for number in _batch_counts(trainer, stage):
+        for number in _batch_counts(pl_trainer, stage):
             is_known = math.isfinite(number)
             check_equal_lengths(
                 range(int(number)) if is_known else None, "data of a test" if stage == TEST else "data of a validation"
@@ -147,7 +147,7 @@ class Evaluations:
         """The last batch has been seen: log loss and metrics."""
         self._finish_round(stage, loaders)
         numbers, self._waiting = numbers_in(self._waiting), {}
-        # All processes have the same; Lightning is told to average them, or it would warn.
+        # All processes have the same; Lightning would warn if it did not average them.
         is_shared = module.trainer.world_size > 1
         module.log_dict(numbers, prog_bar=True, add_dataloader_idx=False, sync_dist=is_shared, batch_size=1)
 
@@ -158,11 +158,11 @@ class Evaluations:
         self._waiting.update(with_prefixes(*prefix_and_suffix(stage, loaders, index), evaluation_round.finish()))
 
 
-def _batch_counts(trainer: Any, stage: str) -> list[float]:
+def _batch_counts(pl_trainer: Any, stage: str) -> list[float]:
     if stage == TEST:
-        counts = trainer.num_test_batches
+        counts = pl_trainer.num_test_batches
     else:
-        counts = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+        counts = pl_trainer.num_sanity_val_batches if pl_trainer.sanity_checking else pl_trainer.num_val_batches
     return list(counts) if isinstance(counts, (list, tuple)) else [counts]
 
 
