@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -138,12 +138,19 @@ class TransformersModule(pl.LightningModule):
         return self.model(*args, **kwargs)
 
     def configure_model(self) -> None:
-        """Make the model, where a function does, and let a ModelParallelStrategy split it; each once."""
+        """Make the model, if a function does, and let a ModelParallelStrategy split it; each once.
+
+        Raises:
+            TypeError: `configure_callbacks` has left `RunHooks` out, without which a run would go wrong.
+        """
         if self.model is None:
             self._adopt(made_by(self._model_init))
         pl_trainer = self.attached_trainer()
-        if pl_trainer is not None:
-            check_that_they_are_called(self, pl_trainer)
+        if pl_trainer is not None and not are_called_by(pl_trainer):
+            raise TypeError(
+                f"{type(self).__name__}.configure_callbacks() leaves out the callback with which TransformersModule "
+                "prepares the model and computes metrics: let it return [*super().configure_callbacks(), ...]."
+            )
         strategy = getattr(pl_trainer, "strategy", None)
         self._tensor_parallel_size = preparation.split_model(self.model, strategy, self.args)
         self._loss_settings = None
@@ -492,25 +499,25 @@ class TransformersModule(pl.LightningModule):
 class RunHooks(pl.Callback):
     """Prepares a module for its training, begins and ends its evaluations, and marks its checkpoints.
 
-    It has no state, and leaves other modules that its lightning.Trainer runs afterwards alone.
+    As hooks of the module these would be lost if a subclass overrides such a hook, since in Lightning nobody calls
+    `super()` there. It has no state, and leaves other modules that its lightning.Trainer runs afterwards alone.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """A run begins: say which arguments the module does not act on."""
-        for module in _own(pl_module):
-            if stage == "fit":
-                preparation.check_accumulation(trainer)
-                warn_of_ignored_arguments(module.args, trainer)
+        if stage == "fit" and isinstance(pl_module, TransformersModule):
+            preparation.check_accumulation(trainer)
+            warn_of_ignored_arguments(pl_module.args, trainer)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prepare the model for the length of the training."""
-        for module in _own(pl_module):
-            module.prepare_training()
+        if isinstance(pl_module, TransformersModule):
+            pl_module.prepare_training()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Undo what was done to the model for the length of the training."""
-        for module in _own(pl_module):
-            module.undo_preparations()
+        if isinstance(pl_module, TransformersModule):
+            pl_module.undo_preparations()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """The same where the training has failed, or was interrupted."""
@@ -518,13 +525,13 @@ class RunHooks(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Training begins."""
-        for module in _own(pl_module):
-            module.set_optimizer_modes("train")
+        if isinstance(pl_module, TransformersModule):
+            pl_module.set_optimizer_modes("train")
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Training has ended: an optimizer with modes leaves the weights that are meant to be used."""
-        for module in _own(pl_module):
-            module.set_optimizer_modes("eval")
+        if isinstance(pl_module, TransformersModule):
+            pl_module.set_optimizer_modes("eval")
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A validation begins."""
@@ -540,9 +547,8 @@ class RunHooks(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A validation has ended, and training may go on."""
-        for module in _own(pl_module):
-            if trainer.state.fn == "fit":
-                module.set_optimizer_modes("train")
+        if trainer.state.fn == "fit" and isinstance(pl_module, TransformersModule):
+            pl_module.set_optimizer_modes("train")
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A test has seen its last batch: log `test_loss` and the metrics."""
@@ -552,39 +558,19 @@ class RunHooks(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Say in a checkpoint what wrote it, and how the model is made."""
-        for module in _own(pl_module):
-            module.mark_checkpoint(checkpoint)
+        if isinstance(pl_module, TransformersModule):
+            pl_module.mark_checkpoint(checkpoint)
 
     def _begin(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        for module in _own(pl_module):
-            module.evaluations.begin(trainer, stage)
-            module.set_optimizer_modes("eval")
+        if isinstance(pl_module, TransformersModule):
+            pl_module.evaluations.begin(trainer, stage)
+            pl_module.set_optimizer_modes("eval")
 
     def _end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str, loaders: Any) -> None:
-        for module in _own(pl_module):
-            module.evaluations.end(module, stage, loaders)
+        if isinstance(pl_module, TransformersModule):
+            pl_module.evaluations.end(pl_module, stage, loaders)
 
 
 def are_called_by(pl_trainer: pl.Trainer) -> bool:
-    """Whether a lightning.Trainer has them among its callbacks."""
+    """Whether a lightning.Trainer has `RunHooks` among its callbacks."""
     return any(isinstance(callback, RunHooks) for callback in pl_trainer.callbacks)  # type: ignore[attr-defined]
-
-
-def check_that_they_are_called(module: TransformersModule, pl_trainer: pl.Trainer) -> None:
-    """Refuse a module whose `configure_callbacks` has left them out.
-
-    Raises:
-        TypeError: a run would go without them.
-    """
-    if not are_called_by(pl_trainer):
-        name = type(module).__name__
-        raise TypeError(
-            f"{name}.configure_callbacks() leaves out the callback with which TransformersModule prepares the model "
-            "and computes metrics: let it return [*super().configure_callbacks(), ...]."
-        )
-
-
-def _own(module: pl.LightningModule) -> Iterator[TransformersModule]:
-    """The module, if it is one of these."""
-    if isinstance(module, TransformersModule):
-        yield module
