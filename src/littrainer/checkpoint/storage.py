@@ -45,7 +45,6 @@ from littrainer.checkpoint.writer import write_companions, write_files
 from littrainer.distributed.agreement import failing_together
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.errors.lazy_isinstance import is_a
-from littrainer.strategies.deepspeed import start_for_evaluation
 from littrainer.strategies.shards import (
     by_name,
     free_gathered,
@@ -423,6 +422,9 @@ class EngineStorage(WholeStorage):
         if not config.is_zero3():
             super().save_model(trainer, output_dir)
             return
+        # It loads Lightning.
+        from littrainer.strategies.deepspeed import start_for_evaluation
+
         start_for_evaluation(trainer)
         engine: Any = trainer.deepspeed
         if engine.zero_gather_16bit_weights_on_model_save():

@@ -361,7 +361,7 @@ def program(args: Any, source: Source = Source(), origin: str = "these arguments
         elif name in ABOUT_DATA or name in ACTED_ON or name == "max_grad_norm":
             in_arguments.append(f'    "{name}": {value!r},  # {place.value}: {sentence}\n')
         elif name not in IN_KEYWORDS and not keywords:
-            instead = f" Instead: {LEFT_TO_LIGHTNING[name].name}." if name in LEFT_TO_LIGHTNING else ""
+            instead = f" Instead: {LEFT_TO_LIGHTNING[name]}." if name in LEFT_TO_LIGHTNING else ""
             left_out.append(f"- {name}: {sentence}{instead}")
     heading = [f"The training that {origin} describe, as a plain Lightning program."]
     if left_out:
