@@ -63,6 +63,7 @@ from littrainer.search import searching
 from littrainer.search.results import BestRun
 from littrainer.session import SessionAttributes
 from littrainer.strategies.shards import free_gathered
+from littrainer.tracking.lightning_loggers import adopt_loggers
 from littrainer.tracking.selection import trackers_for
 from littrainer.training import checks, loss, reports, run
 from littrainer.training.development_run import pushes_by_itself, trackers_reported_to
@@ -189,7 +190,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
             Trainer.add_callback(self, callback)
         if not brings_a_bar(self.lightning_callbacks, args):
             self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
-        run_lightning.adopt_loggers(self)
+        adopt_loggers(self, self.callback_handler)
         # The folder that the model came from, while a relative name still leads there.
         self._model_folder = folder_of(self.model)
         # The repository that the model is pushed to.
