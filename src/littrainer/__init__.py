@@ -62,7 +62,7 @@ _HOMES = {
     "littrainer.plain_lightning.conversion": ("checkpoint_from_lightning", "checkpoint_to_lightning"),
     "littrainer.plain_lightning.data_module": ("TrainerDataModule",),
     "littrainer.plain_lightning.module": ("TransformersModule",),
-    "littrainer.search.results": ("BestRun",),
+    "littrainer.search.record": ("BestRun",),
     "littrainer.seeds": ("set_seed",),
     "littrainer.seq2seq": ("Seq2SeqTrainer",),
     "littrainer.trainer": ("Trainer",),
@@ -183,7 +183,7 @@ if TYPE_CHECKING:
     from littrainer.plain_lightning.conversion import checkpoint_from_lightning, checkpoint_to_lightning
     from littrainer.plain_lightning.data_module import TrainerDataModule
     from littrainer.plain_lightning.module import TransformersModule
-    from littrainer.search.results import BestRun
+    from littrainer.search.record import BestRun
     from littrainer.seeds import set_seed
     from littrainer.seq2seq import Seq2SeqTrainer
     from littrainer.trainer import Trainer

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.lightning_features import batch_size_finder, learning_rate_finder
 from littrainer.lightning_features.learning_rate_finder import RangeTest
-from littrainer.search import applying
-from littrainer.search.results import BestRun
+from littrainer.search import searching
+from littrainer.search.record import BestRun
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -86,7 +86,7 @@ class BeyondTransformers:
         Raises:
             ValueError, TypeError: these hyperparameters are no arguments of this Trainer.
         """
-        applying.apply_best(self, best, hp_space)
+        searching.apply_best(self, best, hp_space)
 
     # ---- Programs with a lightning.Trainer --------------------------------------------------------------------------
 

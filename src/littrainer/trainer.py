@@ -65,7 +65,7 @@ from littrainer.processes.agreement import failing_together
 from littrainer.processes.collectives import sum_over_processes
 from littrainer.processes.layout import follow_model, tensor_parallel_size
 from littrainer.search import searching
-from littrainer.search.results import BestRun
+from littrainer.search.record import BestRun
 from littrainer.tracking.selection import trackers_for
 from littrainer.training import checks, input_kinds, loss, reports, run, train_call
 from littrainer.training.development_run import pushes_by_itself, trackers_reported_to
@@ -257,11 +257,10 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self.hp_search_backend: Any = None
         self.objective: Any = None
         self._trial: Any = None
-        # The search that goes on, and what `apply_best` has chosen for a model_init that takes a trial.
-        self._search: searching.Search | None = None
         self._last_search_backend: Any = None
         # The arguments as a search left them: a training after it goes by what the script changes in them.
         self._arguments_after_search: dict[str, Any] | None = None
+        # What `apply_best` has chosen, for a model_init that takes a trial.
         self._best_trial: Any = None
         # Trial -> the seed that its model was made with; and, for trainings after `apply_best`, seed -> the model's.
         self._seeds_of_models: dict[str, int] = {}
@@ -888,7 +887,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         hp_name: Callable[[Any], str] | None = None,
         **kwargs: Any,
     ) -> BestRun | list[BestRun]:
-        """Train with many sets of arguments and find the best one; the Trainer is left as it was before.
+        """Train with many sets of arguments and find the best one; afterwards the arguments are what they were.
 
         Parameters:
             hp_space: takes the trial, returns the arguments to set by name; by default learning rate, epochs, seed and

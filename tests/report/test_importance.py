@@ -8,8 +8,7 @@ import pytest
 
 from littrainer.report.importance import importance_of
 from littrainer.report.searches import parameters_of
-from littrainer.search.distributions import of_optuna
-from littrainer.search.record import TrialRecord
+from littrainer.search.record import TrialRecord, of_optuna
 
 from .search_folders import some_trials, write_search
 from .test_searches import search_of
