@@ -63,7 +63,7 @@ _HOMES = {
     "littrainer.lightning.conversion": ("checkpoint_from_lightning", "checkpoint_to_lightning"),
     "littrainer.lightning.data_module": ("TrainerDataModule",),
     "littrainer.lightning.module": ("TransformersModule",),
-    "littrainer.search.results": ("BestRun",),
+    "littrainer.search.record": ("BestRun",),
     "littrainer.errors.seeds": ("set_seed",),
     "littrainer.seq2seq": ("Seq2SeqTrainer",),
     "littrainer.trainer": ("Trainer",),
@@ -186,7 +186,7 @@ if TYPE_CHECKING:
         get_scheduler,
         get_wsd_schedule,
     )
-    from littrainer.search.results import BestRun
+    from littrainer.search.record import BestRun
     from littrainer.seq2seq import Seq2SeqTrainer
     from littrainer.trainer import Trainer
 

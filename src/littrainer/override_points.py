@@ -36,7 +36,6 @@ from littrainer.hub import pushing
 from littrainer.model.traversal import move_to, parameters_of, train_all
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
 from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
-from littrainer.search import reporting
 from littrainer.search import trial as search_trial
 from littrainer.strategies.model_wrapping import is_own_wrapping, wrapped_model
 from littrainer.training import log_eval_save, loss
@@ -374,7 +373,7 @@ class OverridePoints:
         writer.write_model(self, self.args.output_dir if output_dir is None else output_dir, state_dict)
 
     def _get_output_dir(self: Any, trial: Any) -> str:
-        return reporting.output_dir_of(self, trial)
+        return search_trial.output_dir_of(self, trial)
 
     def _save_checkpoint(self: Any, model: nn.Module, trial: Any) -> None:
         if self.background_saves is not None:
@@ -446,7 +445,7 @@ class OverridePoints:
         search_trial.set_up_trial(self, trial)
 
     def _report_to_hp_search(self: Any, trial: Any, step: int, metrics: dict[str, float]) -> None:
-        reporting.report(self, trial, step, metrics)
+        search_trial.report(self, trial, step, metrics)
 
     def _tune_save_checkpoint(self: Any, checkpoint_dir: str) -> None:
         writer.write_checkpoint_to_go_on(self, checkpoint_dir)

@@ -60,7 +60,7 @@ from littrainer.optim.parameter_groups import decayed_parameter_names, parameter
 from littrainer.optim.schedules import get_scheduler
 from littrainer.override_points import OverridePoints
 from littrainer.search import searching
-from littrainer.search.results import BestRun
+from littrainer.search.record import BestRun
 from littrainer.session import SessionAttributes
 from littrainer.strategies.shards import free_gathered
 from littrainer.tracking.lightning_loggers import adopt_loggers
@@ -261,11 +261,10 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         self.hp_search_backend: Any = None
         self.objective: Any = None
         self._trial: Any = None
-        # The search that goes on, and what `apply_best` has chosen for a model_init that takes a trial.
-        self._search: searching.Search | None = None
         self._last_search_backend: Any = None
         # The arguments as a search left them: a training after it goes by what the script changes in them.
         self._arguments_after_search: dict[str, Any] | None = None
+        # What `apply_best` has chosen, for a model_init that takes a trial.
         self._best_trial: Any = None
         # Trial -> the seed that its model was made with; and, for trainings after `apply_best`, seed -> the model's.
         self._seeds_of_models: dict[str, int] = {}
@@ -885,7 +884,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         hp_name: Callable[[Any], str] | None = None,
         **kwargs: Any,
     ) -> BestRun | list[BestRun]:
-        """Train with many sets of arguments and find the best one; the Trainer is left as it was before.
+        """Train with many sets of arguments and find the best one; afterwards the arguments are what they were.
 
         Parameters:
             hp_space: takes the trial, returns the arguments to set by name; by default learning rate, epochs, seed and

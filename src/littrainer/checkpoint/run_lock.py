@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.choices import SaveStrategy
+from littrainer.arguments.choices import HPSearchBackend, SaveStrategy
 from littrainer.checkpoint.arguments_file import write_run_record
 from littrainer.checkpoint.atomic_write import UNFINISHED_DIR, clean_unfinished, own_place, wait_for_deletions
 from littrainer.checkpoint.distributed_save import leads, not_writable
@@ -72,7 +72,8 @@ def claimed_for_training(trainer: Trainer, trial: Any) -> Iterator[None]:
     """`claimed` for the length of a training that will save checkpoints, by the process that writes them."""
     args = trainer.args
     will_save = args.save_strategy != SaveStrategy.NO or args.enable_jit_checkpoint
-    if not will_save:
+    # Ray sees to it that one process has a trial; the process before may take a while to end.
+    if not will_save or trainer.hp_search_backend == HPSearchBackend.RAY:
         yield
         return
     run_dir = Path(trainer._get_output_dir(trial=trial))

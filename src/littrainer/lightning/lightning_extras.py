@@ -21,8 +21,8 @@ from littrainer.data.limits import development_batches
 from littrainer.data.loaders import first_dimension, has_length
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.lightning.trial_steps import check_can_try, is_number, left_as_found, take_steps
-from littrainer.search import applying
-from littrainer.search.results import BestRun
+from littrainer.search import searching
+from littrainer.search.record import BestRun
 from littrainer.training.batch_size_search import check_that_all_ran_out, empty_device_cache, ran_out_of_memory
 from littrainer.training.loss import mean_over_processes
 from littrainer.training.plan import accumulation_schedule
@@ -159,7 +159,7 @@ class LightningExtras:
         Raises:
             ValueError, TypeError: these hyperparameters are no arguments of this Trainer.
         """
-        applying.apply_best(self, best, hp_space)
+        searching.apply_best(self, best, hp_space)
 
 
 # ---- Learning rates --------------------------------------------------------------------------------------------------
