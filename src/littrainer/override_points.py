@@ -34,7 +34,7 @@ from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
 from littrainer.data.sampling import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
 from littrainer.ecosystem import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
-from littrainer.hub import pushing
+from littrainer.hub.push_to_hub import finish_pushes, push_save
 from littrainer.model_walk import move_to, parameters_of, train_all
 from littrainer.model_wrapping import is_own_wrapping, wrapped_model
 from littrainer.optim.gradient_norms import clip_by_norm, lie_on_several_meshes
@@ -218,10 +218,10 @@ class OverridePoints:
         return self.training_run.finish(num_train_samples, start_time)
 
     def _push_from_checkpoint(self: Any, checkpoint_folder: str) -> None:
-        pushing.push_save(self, checkpoint_folder)
+        push_save(self, checkpoint_folder)
 
     def _finish_current_push(self: Any) -> None:
-        pushing.finish_pushes(self)
+        finish_pushes(self)
 
     def _wrap_model(self: Any, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         if self.is_deepspeed_enabled and not training:

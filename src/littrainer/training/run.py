@@ -23,7 +23,7 @@ from littrainer.checkpoint.reader import read_state
 from littrainer.data.progress import ResumePoint
 from littrainer.data.windows import MicroBatch, WindowLoader
 from littrainer.evaluation.results import TrainOutput, speed_metrics
-from littrainer.hub.pushing import finish_together
+from littrainer.hub.push_to_hub import finish_together
 from littrainer.model_walk import clear_gradients, parameters_of
 from littrainer.optim.added_groups import leave_added_groups_alone
 from littrainer.optim.changed_hyperparameters import AskedFor, are_others

@@ -18,7 +18,7 @@ from littrainer.compat.members import refuse_ignored_overrides
 from littrainer.data.limits import check_order_stays, overfits
 from littrainer.engine import fit
 from littrainer.evaluation.results import TrainOutput
-from littrainer.hub.pushing import pushes_during_training
+from littrainer.hub.push_to_hub import pushes_during_training
 from littrainer.interruptions import UpdateGuard
 from littrainer.processes.agreement import failing_together
 from littrainer.search.trial import begin_trial, is_of_search

@@ -1,10 +1,12 @@
-"""What each `hub_strategy` pushes at a save, in the background, and how training ends with such pushes."""
+"""Pushing the model: at each save as `hub_strategy` asks for it, when training ends, and when a script asks for it."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +14,16 @@ from littrainer.arguments.choices import HubStrategy, SaveStrategy
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from littrainer.checkpoint.staging import own_place
-from littrainer.hub.card.remote import settle_card
-from littrainer.hub.progress import Push, PushInProgress, Upload
-from littrainer.hub.repository import is_repository_made, make_branch, token_for
-from littrainer.hub.sending import WorkInOrder
+from littrainer.hub.model_card import card_left_out
+from littrainer.hub.repository import (
+    client,
+    explaining,
+    is_repository_made,
+    make_branch,
+    repository_name,
+    text_of,
+    token_for,
+)
 from littrainer.hub.snapshot import (
     LAST_CHECKPOINT,
     SNAPSHOT_DIR,
@@ -26,7 +34,8 @@ from littrainer.hub.snapshot import (
     take_checkpoint,
     take_model,
 )
-from littrainer.hub.tokens import secrets_of
+from littrainer.hub.tokens import remove_files_with_secrets, secrets_of
+from littrainer.hub.uploads import Push, PushInProgress, Upload
 from littrainer.processes.agreement import agreed, are_several, failing_together, from_first, longest_wait
 
 if TYPE_CHECKING:
@@ -36,9 +45,10 @@ logger = logging.getLogger(__name__)
 
 # The strategies that push checkpoints as well as the model.
 WITH_CHECKPOINTS = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
-
-# In which the first process, while it waits for the Hub, tells the others that it is there.
+# In which the first process, while it waits for the Hub, shows the others that it is there.
 LONGEST_SILENCE_SECONDS = 10.0
+# Commit message of a push by the script that names none.
+END_OF_TRAINING = "End of training"
 
 
 def push_save(trainer: Trainer, checkpoint: str) -> None:
@@ -78,7 +88,7 @@ def push_save(trainer: Trainer, checkpoint: str) -> None:
 
 
 def push_left_out(trainer: Trainer) -> None:
-    """Training ends: begin to push the newest save where it was left out."""
+    """Training ends: begin to push the newest save if it was left out."""
     pushes = trainer.push_in_progress
     push = pushes.taken_left_out() if isinstance(pushes, PushInProgress) else None
     if push is not None:
@@ -104,8 +114,6 @@ def _taken(trainer: Trainer, checkpoint: Path, message: str) -> Push:
     shared: dict[str, Any] = {
         "repository": trainer.hub_model_id,
         "token": token,
-        "secrets": secrets_of(token),
-        "origins": (checkpoint, output_dir),
         "revision": args.hub_revision,
         "checkpoint": checkpoint,
     }
@@ -120,7 +128,6 @@ def _taken(trainer: Trainer, checkpoint: Path, message: str) -> Push:
                     folder=place / "checkpoint",
                     message=f"{message}, checkpoint",
                     path_in_repo=LAST_CHECKPOINT if is_last else checkpoint.name,
-                    replaces_folder=True,
                     stays_wanted=not is_last,
                     **shared,
                 )
@@ -130,13 +137,17 @@ def _taken(trainer: Trainer, checkpoint: Path, message: str) -> Push:
         raise
 
     def add_what_lies_beside() -> None:
-        folder = place / "model"
-        make_branch(str(shared["repository"]), shared["revision"], token)
-        take_beside_model(output_dir, folder)
-        for name in settle_card(folder, str(shared["repository"]), shared["revision"], token):
-            (folder / name).unlink()
+        take_beside_model(output_dir, place / "model")
+        _make_ready(place / "model", str(shared["repository"]), args.hub_revision, token)
 
     return Push(uploads, add_what_lies_beside)
+
+
+def _make_ready(folder: Path, repository: str, revision: str | None, token: str | None) -> None:
+    """Make the branch, and take a card out of the folder that must not replace the Hub's."""
+    make_branch(repository, revision, token)
+    for name in card_left_out(folder, repository, revision, token):
+        (folder / name).unlink()
 
 
 def _message_of_save(trainer: Trainer, checkpoint: Path) -> str:
@@ -149,6 +160,9 @@ def _message_of_save(trainer: Trainer, checkpoint: Path) -> str:
         # It was written in the background, while training went on.
         epoch = TrainerState.load_from_json(str(written)).epoch
     return f"Training in progress, epoch {int(epoch or 0)}"
+
+
+# ---- The end of a training -------------------------------------------------------------------------------------------
 
 
 def finish_pushes(trainer: Trainer) -> None:
@@ -164,11 +178,11 @@ def finish_pushes(trainer: Trainer) -> None:
 def finish_together(trainer: Trainer) -> str | None:
     """All steps are done: wait in all processes until the first one's pushes are over.
 
-    The processes tell each other again and again that they are there, since a push may take longer than they would wait
-    for each other at one place.
+    The processes agree again and again that they are there, since a push may take longer than they would wait for each
+    other at one place.
 
     Returns:
-        what the Hub lacks, and why; None where it lacks nothing.
+        what the Hub lacks, and why; None if it lacks nothing.
     """
     if not trainer.args.push_to_hub or not are_several():
         push_left_out(trainer)
@@ -176,10 +190,11 @@ def finish_together(trainer: Trainer) -> str | None:
         return _failure_at_end(trainer)
     with failing_together("pushing the newest save"):
         push_left_out(trainer)
-    waiting = WorkInOrder()
-    finished = waiting.run(trainer._finish_current_push)
+    pool = ThreadPoolExecutor(1)
+    finished = pool.submit(trainer._finish_current_push)
+    pool.shutdown(wait=False)
     seconds = min(LONGEST_SILENCE_SECONDS, longest_wait().total_seconds() / 4)
-    while agreed(not waiting.wait_until_done(seconds)):
+    while agreed(bool(wait([finished], seconds).not_done)):
         pass
     finished.result()
     return from_first(_failure_at_end(trainer))
@@ -191,7 +206,7 @@ def _failure_at_end(trainer: Trainer) -> str | None:
 
 @contextlib.contextmanager
 def pushes_during_training(trainer: Trainer) -> Iterator[None]:
-    """A training, in whose steps the Hub's client draws no bars; where it ends by an error, pushes are told of.
+    """A training, in whose steps the Hub's client draws no bars; if it ends by an error, a line names the pushes.
 
     Raises:
         OSError: a link has the name of the folder from which pushes are sent.
@@ -199,26 +214,102 @@ def pushes_during_training(trainer: Trainer) -> Iterator[None]:
     if not trainer.args.push_to_hub:
         yield
         return
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
     with failing_together("preparing pushes"):
         own_place(Path(trainer.args.output_dir, SNAPSHOT_DIR))
+    shows_bars = not are_progress_bars_disabled()
+    if shows_bars:
+        disable_progress_bars()
     try:
-        with _without_upload_bars():
-            yield
+        yield
     except BaseException:
         if isinstance(trainer.push_in_progress, PushInProgress):
             trainer.push_in_progress.go_on_without_training()
         raise
-
-
-@contextlib.contextmanager
-def _without_upload_bars() -> Iterator[None]:
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    if are_progress_bars_disabled():
-        yield
-        return
-    disable_progress_bars()
-    try:
-        yield
     finally:
-        enable_progress_bars()
+        if shows_bars:
+            enable_progress_bars()
+
+
+# ---- A push that the script asks for ---------------------------------------------------------------------------------
+
+
+def push_model(
+    trainer: Trainer,
+    commit_message: str | None,
+    blocking: bool,
+    token: str | None,
+    revision: str | None,
+    private: bool | None,
+    **card: Any,
+) -> Any:
+    """Save the model to `output_dir`, write its card and push both; all processes call this, the first one pushes.
+
+    Parameters:
+        card: what `create_model_card` takes.
+
+    Returns:
+        what the Hub's client says of the commit, or a Future of it if `blocking` is False; None in the other processes.
+
+    Raises:
+        TypeError: `create_model_card` takes no such keyword.
+    """
+    args = trainer.args
+    card.setdefault("model_name", repository_name(args).rpartition("/")[2])
+    of_model = getattr(trainer.model, "model_tags", None)
+    if of_model is not None:
+        tags = card.get("tags")
+        card["tags"] = list(dict.fromkeys([*([tags] if isinstance(tags, str) else tags or []), *of_model]))
+    # In all processes, and before anything is done.
+    inspect.signature(trainer.create_model_card).bind(**card)
+    trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
+    token = token_for(args, token)
+    if not is_repository_made(trainer):
+        trainer.init_hf_repo(token=token, private=private)
+    trainer.save_model(_internal_call=True)
+    if not trainer.is_world_process_zero():
+        return None
+    trainer.create_model_card(**card)
+    # If that fails, what is pushed next takes its place.
+    trainer._finish_current_push()
+    pushes = pushes_of(trainer)
+    # It would go over a newer model.
+    pushes.drop_left_out()
+    output_dir, repository = Path(args.output_dir), str(trainer.hub_model_id)
+    branch = args.hub_revision if revision is None else revision
+    place = new_snapshot(output_dir, "by-hand")
+    folder = place / "model"
+    try:
+        folder.mkdir()
+        # The script may save or train again before it is sent in the background.
+        take_beside_model(output_dir, folder, links=blocking)
+    except BaseException:
+        remove_snapshot(place)
+        raise
+
+    def send() -> Any:
+        try:
+            with explaining(f"pushing to {repository}", token):
+                _make_ready(folder, repository, branch, token)
+                remove_files_with_secrets(folder, secrets_of(token, args.hub_token))
+                return client().upload_folder(
+                    repo_id=repository, folder_path=folder, commit_message=commit_message, token=token, revision=branch
+                )
+        except Exception as error:
+            if not blocking:
+                logger.warning("Pushing to %s failed (%s).", repository, text_of(error, token))
+            raise
+        finally:
+            remove_snapshot(place)
+
+    if blocking:
+        commit = send()
+        pushes.send_wanted()
+        pushes.wait_until_done()
+        return commit
+    job: Future[Any] = pushes.run(send)
+    # It may be cancelled before it begins.
+    job.add_done_callback(lambda _: remove_snapshot(place))
+    pushes.send_wanted()
+    return job
