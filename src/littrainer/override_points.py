@@ -221,7 +221,7 @@ class OverridePoints:
         push_save(self, checkpoint_folder)
 
     def _finish_current_push(self: Any) -> None:
-        finish_pushes(self)
+        finish_pushes(self.push_in_progress)
 
     def _wrap_model(self: Any, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         if self.is_deepspeed_enabled and not training:

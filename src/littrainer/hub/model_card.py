@@ -107,7 +107,9 @@ def write_card(trainer: Trainer, **given: Any) -> None:
     if before.strip() and not (is_chosen or is_as_written(before) or _is_of_peft(model, before)):
         logger.warning("%s is kept as it is, since it has been edited; delete it to have a new model card.", path)
         return
-    entries, text = _generated(trainer, model, given)
+    evaluated_on = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
+    badges = filter(None, map(_badge_of, trainer.callback_handler.callbacks))
+    entries, text = _generated(args, trainer.state, model, datasets_of(evaluated_on, given), badges, given)
     if is_chosen:
         entries = _with_entries_of(before, entries)
     # Wherever they come from, the Hub shows them to everybody.
@@ -259,14 +261,18 @@ def _by_peft(model: Any, content: str | None = None) -> str:
 # ---- What the card says ----------------------------------------------------------------------------------------------
 
 
-def _generated(trainer: Trainer, model: Any, given: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def _generated(
+    args: TrainingArguments,
+    state: TrainerState,
+    model: Any,
+    data: list[dict[str, Any]],
+    badges: Iterable[str],
+    given: dict[str, Any],
+) -> tuple[dict[str, Any], str]:
     """Metadata and text of a new card."""
-    args, state = trainer.args, trainer.state
     base = given.get("finetuned_from") or _name_in_config(model)
     repository = None if base is None or os.path.isdir(base) or REPOSITORY.fullmatch(base) is None else base
     name = given.get("model_name") or Path(args.output_dir).absolute().name or "model"
-    evaluated_on = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
-    data = datasets_of(evaluated_on, given)
     results = last_results(state.log_history)
     known = {tag: (key, value) for key, value in results.items() if (tag := _hub_metric(*key, value))}
     own_tags = [getattr(one, "model_tags", None) for one in (base_model(model), model)]
@@ -292,7 +298,7 @@ def _generated(trainer: Trainer, model: Any, given: dict[str, Any]) -> tuple[dic
     sections = [
         f"# {_safe(name)}",
         MARK.format(""),
-        *(badge for badge in map(_badge_of, trainer.callback_handler.callbacks) if badge),
+        *badges,
         f"This model {'was' if base is None else 'is'} {started} on {named or 'data without a known name'}.",
         *_section(
             "On the evaluation set it achieves:", {label(*key): rounded(value) for key, value in results.items()}

@@ -16,7 +16,6 @@ from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from littrainer.checkpoint.staging import own_place
 from littrainer.hub.model_card import card_left_out
 from littrainer.hub.repository import (
-    client,
     explaining,
     is_repository_made,
     make_branch,
@@ -29,7 +28,7 @@ from littrainer.hub.snapshot import (
     SNAPSHOT_DIR,
     new_snapshot,
     remove_abandoned_snapshots,
-    remove_snapshot,
+    remove_snapshots,
     take_beside_model,
     take_checkpoint,
     take_model,
@@ -39,6 +38,7 @@ from littrainer.hub.uploads import Push, PushInProgress, Upload
 from littrainer.processes.agreement import agreed, are_several, failing_together, from_first, longest_wait
 
 if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -72,11 +72,11 @@ def push_save(trainer: Trainer, checkpoint: str) -> None:
     else:
         trainer.callback_handler.on_push_begin(args, trainer.state, trainer.control)
     pushes = pushes_of(trainer)
-    message = _message_of_save(trainer, Path(checkpoint))
+    message = _message_of_save(args, trainer.state, Path(checkpoint))
     try:
         if not is_repository_made(trainer):
             trainer.init_hf_repo()
-        push = _taken(trainer, Path(checkpoint), message)
+        push = _taken(args, str(trainer.hub_model_id), Path(checkpoint), message)
     except Exception as error:
         # A full disk must not end a training that can go on.
         pushes.note_failure(f'Preparing the push "{message}"', error, token_for(args))
@@ -106,13 +106,12 @@ def pushes_of(trainer: Trainer) -> PushInProgress:
     return pushes
 
 
-def _taken(trainer: Trainer, checkpoint: Path, message: str) -> Push:
-    args = trainer.args
+def _taken(args: TrainingArguments, repository: str, checkpoint: Path, message: str) -> Push:
     output_dir = Path(args.output_dir)
     token = token_for(args)
     place = new_snapshot(output_dir, checkpoint.name)
     shared: dict[str, Any] = {
-        "repository": trainer.hub_model_id,
+        "repository": repository,
         "token": token,
         "revision": args.hub_revision,
         "checkpoint": checkpoint,
@@ -133,12 +132,12 @@ def _taken(trainer: Trainer, checkpoint: Path, message: str) -> Push:
                 )
             )
     except BaseException:
-        remove_snapshot(place)
+        remove_snapshots(place)
         raise
 
     def add_what_lies_beside() -> None:
         take_beside_model(output_dir, place / "model")
-        _make_ready(place / "model", str(shared["repository"]), args.hub_revision, token)
+        _make_ready(place / "model", repository, shared["revision"], token)
 
     return Push(uploads, add_what_lies_beside)
 
@@ -150,9 +149,9 @@ def _make_ready(folder: Path, repository: str, revision: str | None, token: str 
         (folder / name).unlink()
 
 
-def _message_of_save(trainer: Trainer, checkpoint: Path) -> str:
-    step, state = checkpoint_step(checkpoint), trainer.state
-    if trainer.args.save_strategy == SaveStrategy.STEPS:
+def _message_of_save(args: TrainingArguments, state: TrainerState, checkpoint: Path) -> str:
+    step = checkpoint_step(checkpoint)
+    if args.save_strategy == SaveStrategy.STEPS:
         return f"Training in progress, step {state.global_step if step is None else step}"
     epoch = state.epoch
     written = checkpoint / TRAINER_STATE_NAME
@@ -165,9 +164,8 @@ def _message_of_save(trainer: Trainer, checkpoint: Path) -> str:
 # ---- The end of a training -------------------------------------------------------------------------------------------
 
 
-def finish_pushes(trainer: Trainer) -> None:
+def finish_pushes(pushes: Any) -> None:
     """Wait for what is on its way, and try once more what failed; what fails again is a warning."""
-    pushes = trainer.push_in_progress
     if isinstance(pushes, PushInProgress):
         pushes.finish()
     elif pushes is not None:
@@ -187,7 +185,7 @@ def finish_together(trainer: Trainer) -> str | None:
     if not trainer.args.push_to_hub or not are_several():
         push_left_out(trainer)
         trainer._finish_current_push()
-        return _failure_at_end(trainer)
+        return getattr(trainer.push_in_progress, "failure_at_end", None)
     with failing_together("pushing the newest save"):
         push_left_out(trainer)
     pool = ThreadPoolExecutor(1)
@@ -197,11 +195,7 @@ def finish_together(trainer: Trainer) -> str | None:
     while agreed(bool(wait([finished], seconds).not_done)):
         pass
     finished.result()
-    return from_first(_failure_at_end(trainer))
-
-
-def _failure_at_end(trainer: Trainer) -> str | None:
-    return getattr(trainer.push_in_progress, "failure_at_end", None)
+    return from_first(getattr(trainer.push_in_progress, "failure_at_end", None))
 
 
 @contextlib.contextmanager
@@ -285,23 +279,21 @@ def push_model(
         # The script may save or train again before it is sent in the background.
         take_beside_model(output_dir, folder, links=blocking)
     except BaseException:
-        remove_snapshot(place)
+        remove_snapshots(place)
         raise
 
     def send() -> Any:
         try:
             with explaining(f"pushing to {repository}", token):
                 _make_ready(folder, repository, branch, token)
-                remove_files_with_secrets(folder, secrets_of(token, args.hub_token))
-                return client().upload_folder(
-                    repo_id=repository, folder_path=folder, commit_message=commit_message, token=token, revision=branch
-                )
+                remove_files_with_secrets(folder, secrets_of(args.hub_token))
+                return Upload(repository, folder, commit_message, token, branch).send()
         except Exception as error:
             if not blocking:
                 logger.warning("Pushing to %s failed (%s).", repository, text_of(error, token))
             raise
         finally:
-            remove_snapshot(place)
+            remove_snapshots(place)
 
     if blocking:
         commit = send()
@@ -310,6 +302,6 @@ def push_model(
         return commit
     job: Future[Any] = pushes.run(send)
     # It may be cancelled before it begins.
-    job.add_done_callback(lambda _: remove_snapshot(place))
+    job.add_done_callback(lambda _: remove_snapshots(place))
     pushes.send_wanted()
     return job

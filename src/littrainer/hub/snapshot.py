@@ -132,15 +132,16 @@ def remove_abandoned_snapshots(output_dir: Path) -> None:
         # On a network's file system a second look at a lock of this process would end it. On one without locks it is
         # not known whose the folder is, so that it stays.
         if not is_held_here(folder) and is_claimed(folder) is False:
-            remove_snapshot(folder)
+            remove_snapshots(folder)
 
 
-def remove_snapshot(folder: Path) -> None:
-    """Remove one snapshot, and the folder of all with the last one."""
-    give_back_claim(folder)
-    shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        folder.parent.rmdir()
+def remove_snapshots(*folders: Path) -> None:
+    """Remove snapshots, and the folder of all with the last one."""
+    for folder in folders:
+        give_back_claim(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.parent.rmdir()
 
 
 def _files_in(folder: Path, is_left_out: Callable[[Path], bool] = lambda folder: False) -> Iterator[str]:

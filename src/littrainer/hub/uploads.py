@@ -10,7 +10,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from littrainer.hub.repository import advice_for, client, is_lasting, text_of
-from littrainer.hub.snapshot import remove_snapshot
+from littrainer.hub.snapshot import remove_snapshots
 from littrainer.hub.tokens import remove_files_with_secrets, secrets_of
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Upload:
     Parameters:
         repository: the repository's id.
         folder: whose files are sent.
-        message: of the commit.
+        message: of the commit; None is the Hub's own.
         token: to sign in with; in no text of this object.
         revision: the branch; None is the main one.
         path_in_repo: folder there, whose other files are deleted in the same commit; None is the root.
@@ -54,7 +54,7 @@ class Upload:
 
     repository: str
     folder: Path
-    message: str
+    message: str | None
     token: str | None = field(default=None, repr=False)
     revision: str | None = None
     path_in_repo: str | None = None
@@ -285,7 +285,7 @@ class PushInProgress:
             logger.warning("%s %s", failure, self._outlook)
 
     def _remove(self, places: set[Path]) -> None:
-        _remove_places(places)
+        remove_snapshots(*places)
         self._set_aside -= places
 
 
@@ -336,20 +336,15 @@ def _places(uploads: list[Upload]) -> set[Path]:
     return {upload.folder.parent for upload in uploads}
 
 
-def _remove_places(places: Iterable[Path]) -> None:
-    for place in places:
-        remove_snapshot(place)
-
-
 def _remove_cancelled(places: set[Path], job: Future[Any]) -> None:
     if job.cancelled():
-        _remove_places(places)
+        remove_snapshots(*places)
 
 
 def _remove_all(places: set[Path], owner: int) -> None:
     # In a fork of the process they are still those of the first one.
     if os.getpid() == owner:
-        _remove_places(list(places))
+        remove_snapshots(*places)
 
 
 def _failure_of(upload: Upload, error: Exception) -> str:
