@@ -147,7 +147,12 @@ def test_numbers_and_names_are_made_readable() -> None:
 
 def test_hyperparameters_are_those_of_every_card_and_those_away_from_their_defaults(tmp_path: Path) -> None:
     always = ["learning_rate", "train_batch_size", "eval_batch_size", "seed", "optimizer", "lr_scheduler_type"]
-    logs = {"run_name": "private", "logging_dir": str(tmp_path), "hub_model_id": "me/x", "hub_token": "hf_abc"}
+    logs: dict[str, Any] = {
+        "run_name": "private",
+        "logging_dir": str(tmp_path),
+        "hub_model_id": "me/x",
+        "hub_token": "hf_abc",
+    }
     trainer = quiet_trainer(tmp_path, **logs)
     assert list(hyperparameters(trainer.args, trainer.state)) == [*always, "num_epochs"]
     changes: dict[str, Any] = {"weight_decay": 0.1, "warmup_steps": 3, "max_steps": 7, "gradient_accumulation_steps": 2}

@@ -41,7 +41,7 @@ class Sending(Upload):
     error: ClassVar[Exception | None] = None
 
     def send(self) -> Any:
-        Sending.sent.append(self.message)
+        Sending.sent.append(str(self.message))
         if Sending.error is not None:
             raise Sending.error
 

@@ -105,13 +105,13 @@ def take_beside_model(output_dir: Path, folder: Path, links: bool = False) -> No
     Parameters:
         links: nothing writes into output_dir until it is sent.
     """
-    # A folder of the name is a checkpoint of a `lightning.Trainer`, whose name is up to its user.
+    # A folder with this file is a checkpoint of a `lightning.Trainer`, whose name is up to its user.
     for name in _files_in(output_dir, is_left_out=lambda folder: (folder / LIGHTNING_STATE_NAME).is_file()):
         if (folder / name).exists() or any(fnmatch(name, pattern) for pattern in NEVER_PUSHED):
             continue
         # A callback may delete one meanwhile.
         with contextlib.suppress(FileNotFoundError):
-            _take(output_dir / name, folder / name, links)
+            _take(output_dir / name, folder / name, os.symlink if links else None)
 
 
 def new_snapshot(output_dir: Path, name: str) -> Path:
@@ -159,11 +159,11 @@ def _files_in(folder: Path, is_left_out: Callable[[Path], bool] = lambda folder:
                 yield Path(parent, name).relative_to(folder).as_posix()
 
 
-def _take(source: Path, target: Path, links: bool = True) -> None:
+def _take(source: Path, target: Path, link: Callable[[Path, Path], None] | None = os.link) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    if links and source.stat().st_size > COPIED_BYTES:
+    if link is not None and source.stat().st_size > COPIED_BYTES:
         with contextlib.suppress(OSError):
             # A link to a link would end where that is deleted.
-            os.link(source.resolve(), target)
+            link(source.resolve(), target)
             return
     shutil.copyfile(source, target)
