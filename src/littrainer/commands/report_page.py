@@ -12,15 +12,13 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from littrainer import __version__
 from littrainer.arguments.shown_arguments import away_from_defaults, default_texts, is_same
 from littrainer.callbacks.log_history import COSTS, SPEED, TRAINING, Point
+from littrainer.commands.report_folders import Run, Search
 from littrainer.search.record import COMPLETE, FAILED, MAXIMIZE, PRUNED, STATES, StoredSearch, TrialRecord, best_of
-
-if TYPE_CHECKING:
-    from littrainer.commands.report import Run, Search
 
 LEARNING_RATE, GRADIENT_NORM = "learning_rate", "grad_norm"
 # Metric -> title of its chart; all others go by their own name.
