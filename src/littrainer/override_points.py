@@ -32,7 +32,7 @@ from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_tha
 from littrainer.engine import run_lightning
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
-from littrainer.hub import pushing
+from littrainer.hub.push_to_hub import finish_pushes, push_save
 from littrainer.model.traversal import move_to, parameters_of, train_all
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
 from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
@@ -217,10 +217,10 @@ class OverridePoints:
         return self.training_run.finish(num_train_samples, start_time)
 
     def _push_from_checkpoint(self: Any, checkpoint_folder: str) -> None:
-        pushing.push_save(self, checkpoint_folder)
+        push_save(self, checkpoint_folder)
 
     def _finish_current_push(self: Any) -> None:
-        pushing.finish_pushes(self)
+        finish_pushes(self.push_in_progress)
 
     def _wrap_model(self: Any, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         if self.is_deepspeed_enabled and not training:

@@ -19,7 +19,7 @@ from littrainer.engine.run_lightning import fit
 from littrainer.errors.interruptions import UpdateGuard
 from littrainer.errors.seeds import enable_full_determinism, set_seed
 from littrainer.evaluation.results import TrainOutput
-from littrainer.hub.pushing import pushes_during_training
+from littrainer.hub.push_to_hub import pushes_during_training
 from littrainer.search.trial import begin_trial, is_of_search
 from littrainer.tracking.selection import tell_trackers_of_trial
 from littrainer.training.batch_size_search import with_fitting_batch_size

@@ -49,9 +49,9 @@ from littrainer.evaluation.results import (
     TrainOutput,
     speed_metrics,
 )
-from littrainer.hub import by_hand, repository
-from littrainer.hub.card.subject import Given, Texts, folder_of
-from littrainer.hub.card.writing import write_card
+from littrainer.hub.model_card import Texts, write_card
+from littrainer.hub.push_to_hub import END_OF_TRAINING, push_model
+from littrainer.hub.repository import make_repository
 from littrainer.lightning.conversion import checkpoint_of_trainer
 from littrainer.lightning.lightning_extras import LightningExtras
 from littrainer.model.facts import facts_about, parameters_without_embeddings
@@ -191,8 +191,6 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         if not brings_a_bar(self.lightning_callbacks, args):
             self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
         adopt_loggers(self, self.callback_handler)
-        # The folder that the model came from, while a relative name still leads there.
-        self._model_folder = folder_of(self.model)
         # The repository that the model is pushed to.
         self.hub_model_id: str | None = None
         if pushes_by_itself(self):
@@ -736,11 +734,11 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
             huggingface_hub.errors.HfHubHTTPError: the Hub refuses it; a note says what to do.
         """
         if self.is_world_process_zero():
-            repository.make_repository(self, token, private)
+            make_repository(self, token, private)
 
     def push_to_hub(
         self,
-        commit_message: str | None = by_hand.END_OF_TRAINING,
+        commit_message: str | None = END_OF_TRAINING,
         blocking: bool = True,
         token: str | None = None,
         revision: str | None = None,
@@ -765,7 +763,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
             TypeError: `create_model_card` takes no such keyword.
             huggingface_hub.errors.HfHubHTTPError: the Hub refuses it; a note says what to do.
         """
-        return by_hand.push_model(self, commit_message, blocking, token, revision, private, **kwargs)
+        return push_model(self, commit_message, blocking, token, revision, private, **kwargs)
 
     def create_model_card(
         self,
@@ -795,8 +793,18 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         Raises:
             ValueError: the Hub would refuse the metadata.
         """
-        given = Given(language, license, tags, model_name, finetuned_from, tasks, dataset_tags, dataset, dataset_args)
-        write_card(self, given)
+        write_card(
+            self,
+            language=language,
+            license=license,
+            tags=tags,
+            model_name=model_name,
+            finetuned_from=finetuned_from,
+            tasks=tasks,
+            dataset_tags=dataset_tags,
+            dataset=dataset,
+            dataset_args=dataset_args,
+        )
 
     # ---- Logging ----------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from littrainer.data.position import ResumePoint
 from littrainer.data.windows import WindowLoader
 from littrainer.distributed.agreement import failing_together
 from littrainer.evaluation.results import TrainOutput, speed_metrics
-from littrainer.hub.pushing import finish_together
+from littrainer.hub.push_to_hub import finish_together
 from littrainer.model.traversal import clear_gradients, parameters_of
 from littrainer.optim.parameter_groups import AskedFor, are_others
 from littrainer.optim.schedules import leave_added_groups_alone

@@ -1,11 +1,15 @@
-"""What waits for a Hub that is slow, away or full: how much of it, for how long, and whose it is."""
+"""Uploads in the background: in order, as often as it takes, and no more of them waiting than the disk has room for."""
 
 from __future__ import annotations
 
+import _thread
+import functools
 import gc
 import logging
+import os
 import shutil
 import threading
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,13 +17,12 @@ import pytest
 
 from littrainer import TrainerCallback
 from littrainer.checkpoint import run_lock
-from littrainer.hub.progress import MOST_DELETED, Push, PushInProgress, Upload
-from littrainer.hub.silence import SilentHubError
 from littrainer.hub.snapshot import SNAPSHOT_DIR, new_snapshot, remove_abandoned_snapshots
+from littrainer.hub.uploads import MOST_DELETED, Push, PushInProgress, Upload
 from tests.hub.runs import AtEnd, AtStep, files_below, pushing_trainer
 from tests.hub.server import MAIN, Fault, Hub
 from tests.hub.test_pushing import SAVES, WITH_CHECKPOINTS, below
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 COMMIT, PREUPLOAD = "POST .*/commit/", "POST .*/preupload/"
 
@@ -38,7 +41,7 @@ class Sending(Upload):
     error: ClassVar[Exception | None] = None
 
     def send(self) -> Any:
-        Sending.sent.append(self.message)
+        Sending.sent.append(str(self.message))
         if Sending.error is not None:
             raise Sending.error
 
@@ -130,30 +133,6 @@ def test_the_failure_that_is_told_of_is_that_of_the_newest_save(
     assert caplog.records[-1].getMessage().startswith(f"{pushes.failure_at_end} What was saved last is in output_dir")
 
 
-def test_when_training_is_over_a_hub_that_says_nothing_is_waited_for_once_however_many_pushes_there_are(
-    sending: type[Sending], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("littrainer.hub.progress.SECONDS_BETWEEN_LINES", 0.01)
-    sending.error = SilentHubError("nothing came or went")
-
-    def until_they_are_waited_for() -> None:
-        wait_until(lambda: "is waited for" in caplog.text, "the push is waited for")
-
-    pushes = PushInProgress()
-    pushes.run(until_they_are_waited_for)
-    for step in (1, 2):
-        pushes.begin(push_of(tmp_path, step))
-    pushes.finish()
-    assert sending.sent == ["model 1"]
-    assert '"model 2"' in str(pushes.failure_at_end) and "look at the network" in str(pushes.failure_at_end)
-    # The checkpoints stay wanted.
-    sending.error = None
-    pushes.send_wanted()
-    pushes.wait_until_done()
-    assert sending.sent[1:] == ["checkpoint 2", "checkpoint 1"]
-    assert set_aside(tmp_path) == []
-
-
 def test_of_saves_that_queue_for_a_slow_hub_the_oldest_are_given_up_where_they_would_fill_the_disk(
     sending: type[Sending], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -217,19 +196,6 @@ def test_snapshots_of_a_push_that_goes_on_are_left_alone_and_those_of_a_killed_r
     assert not (tmp_path / SNAPSHOT_DIR).exists()
 
 
-def test_without_locks_the_process_that_made_a_snapshot_tells_whether_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("littrainer.hub.snapshot.is_held_here", lambda folder: False)
-    monkeypatch.setattr("littrainer.hub.snapshot.is_claimed", lambda folder: None)
-    new_snapshot(tmp_path, "checkpoint-2")
-    remove_abandoned_snapshots(tmp_path)
-    assert set_aside(tmp_path) == names(2)
-    monkeypatch.setattr("littrainer.hub.snapshot.is_running", lambda number: False)
-    remove_abandoned_snapshots(tmp_path)
-    assert set_aside(tmp_path) == []
-
-
 def test_a_link_where_pushes_are_set_aside_is_refused_before_training_and_not_followed(
     hub: Hub, tmp_path: Path
 ) -> None:
@@ -243,14 +209,108 @@ def test_a_link_where_pushes_are_set_aside_is_refused_before_training_and_not_fo
         assert list((tmp_path / "elsewhere").iterdir()) == [tmp_path / "elsewhere" / "thesis"]
 
 
-def test_another_trainer_on_the_same_folder_leaves_a_push_by_hand_to_itself(hub: Hub, tmp_path: Path) -> None:
-    answer = threading.Event()
-    hub.faults.append(Fault(PREUPLOAD, until=answer, times=1))
-    first = pushing_trainer(tmp_path, save_strategy="no")
-    future: Any = first.push_to_hub(blocking=False)
-    pushing_trainer(tmp_path, max_steps=2, given={"callbacks": [AtEnd(answer.set)]}).train()
-    future.result(60)
-    assert sorted(hub.repository().messages()) == ["End of training", SAVES[0]]
+# ---- The thread ----
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "push to the Hub"]
+
+
+def test_pieces_of_work_are_done_one_after_the_other() -> None:
+    work, done = PushInProgress(), list[int]()
+    may_begin = threading.Event()
+    work.run(lambda: may_begin.wait(LONGEST_WAIT_SECONDS))
+
+    def note(number: int) -> int:
+        done.append(number)
+        return number
+
+    jobs = [work.run(functools.partial(note, number)) for number in range(5)]
+    assert not work.is_done() and done == []
+    may_begin.set()
+    assert [job.result(60) for job in jobs] == done == [0, 1, 2, 3, 4]
+    assert work.wait_until_done() and work.is_done()
+
+
+def test_an_error_is_that_of_its_future_and_the_next_piece_is_done() -> None:
+    work = PushInProgress()
+    failing = work.run(lambda: 1 / 0)
+    assert work.run(lambda: "done").result(60) == "done"
+    assert isinstance(failing.exception(60), ZeroDivisionError)
+
+
+def test_what_has_not_begun_can_be_cancelled() -> None:
+    work, has_begun, may_end = PushInProgress(), threading.Event(), threading.Event()
+
+    def wait() -> bool:
+        has_begun.set()
+        return may_end.wait(LONGEST_WAIT_SECONDS)
+
+    first = work.run(wait)
+    second = work.run(lambda: None)
+    assert has_begun.wait(LONGEST_WAIT_SECONDS)
+    work.cancel()
+    may_end.set()
+    assert first.result(60) and work.wait_until_done()
+    with pytest.raises(CancelledError):
+        second.result(60)
+
+
+def test_a_thread_without_an_owner_ends() -> None:
+    before = threads()
+    work = PushInProgress()
+    work.run(lambda: None).result(60)
+    (thread,) = [one for one in threads() if one not in before]
+    del work
+    gc.collect()
+    thread.join(LONGEST_WAIT_SECONDS)
+    assert not thread.is_alive()
+
+
+def test_a_fork_of_the_process_does_not_wait_for_work_that_goes_on_in_the_first_one() -> None:
+    work, may_end = PushInProgress(), threading.Event()
+    work.run(lambda: may_end.wait(LONGEST_WAIT_SECONDS))
+    child = os.fork()
+    if child == 0:
+        os._exit(work.is_at_work())
+    assert work.is_at_work()
+    may_end.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_end_of_the_program_waits_for_work_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    work, may_end = PushInProgress(), threading.Event()
+    work.run(lambda: may_end.wait(LONGEST_WAIT_SECONDS))
+    threading.Timer(0.05, may_end.set).start()
+    work.finish_before_exit(60)
+    assert work.is_done()
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "The program ends when that is done; Ctrl-C ends it at once." in caplog.text
+
+
+def test_an_interruption_ends_the_wait_and_what_is_not_done_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    work, may_end = PushInProgress(), threading.Event()
+
+    class Interrupting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            # As Ctrl-C, as soon as who sits there has been told of it.
+            if record.levelno == logging.WARNING:
+                _thread.interrupt_main()
+
+    handler = Interrupting()
+    logger = logging.getLogger("littrainer.hub.uploads")
+    logger.addHandler(handler)
+    try:
+        first, second = work.run(lambda: may_end.wait(LONGEST_WAIT_SECONDS)), work.run(lambda: None)
+        work.finish_before_exit(60)
+        assert not first.done() and second.cancelled()
+    finally:
+        logger.removeHandler(handler)
+        may_end.set()
+    assert "and the program ends without it" in caplog.text
+
+
+# ---- Saves that are left out ----
 
 
 def test_the_newest_save_that_was_left_out_is_pushed_when_training_ends(
