@@ -16,7 +16,7 @@ FOR_WHAT_THEY_WOULD_INSTALL = ("compat/test_search_script.py", "libraries", "sea
 FOR_THEIR_TIME = (
     "checkpoint/test_exchange.py",
     "compat/test_console.py",
-    "compat/test_redirect.py::test_every_way_to_the_trainer_api_ends_in_littrainer",
+    "redirection/test_redirect.py::test_every_way_to_the_trainer_api_ends_in_littrainer",
     "compat/test_releases.py",
     "compat/test_trackers.py",
     "distributed/test_accelerator_across_processes.py",

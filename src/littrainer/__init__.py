@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 
+from littrainer.errors.version import __version__
+
 TYPE_CHECKING = False
 """What type checkers take to be true; importing it from `typing` would double the cost of this package."""
 
-__version__ = "0.1.0"
 
 _HOMES = {
     "littrainer.arguments.choices": ("IntervalStrategy", "OptimizerNames", "SaveStrategy", "SchedulerType"),

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer import __version__
 from littrainer.arguments.report_to import trackers_in
 from littrainer.arguments.secrets import holds_a_secret, without_secrets
 from littrainer.arguments.shown_arguments import as_text
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
-from littrainer.compat.names import REPLACED
 from littrainer.errors.atomic_files import write_whole
+from littrainer.errors.version import __version__
+from littrainer.redirection.names import REPLACED
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

@@ -237,7 +237,7 @@ def _explain_script(script: str, words: list[str], as_code: bool, source: Source
     if not os.path.isfile(script):
         return complain("explain", f"no script {script!r} (looked in {os.path.abspath(os.path.dirname(script))})")
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.compat.redirect import install
+    from littrainer.redirection.redirect import install
     from littrainer.trainer import Trainer
 
     original: Any = Trainer.__init__

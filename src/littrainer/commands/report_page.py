@@ -14,10 +14,10 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from littrainer import __version__
 from littrainer.arguments.shown_arguments import away_from_defaults, default_texts, is_same
 from littrainer.callbacks.log_history import COSTS, SPEED, TRAINING, Point
 from littrainer.commands.report_folders import Run, Search
+from littrainer.errors.version import __version__
 from littrainer.search.record import COMPLETE, FAILED, MAXIMIZE, PRUNED, STATES, StoredSearch, TrialRecord, best_of
 
 LEARNING_RATE, GRADIENT_NORM = "learning_rate", "grad_norm"

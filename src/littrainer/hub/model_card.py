@@ -21,7 +21,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import littrainer
 from littrainer.arguments.destinations import DESTINATIONS, Place, lightning_precision
 from littrainer.arguments.secrets import holds_a_secret
 from littrainer.arguments.shown_arguments import as_text, away_from_defaults, default_texts
@@ -29,6 +28,7 @@ from littrainer.callbacks.log_history import COSTS, EVALUATION, OF_THE_WHOLE_TRA
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.errors.atomic_files import write_whole
 from littrainer.errors.lazy_isinstance import is_a
+from littrainer.errors.version import __version__
 from littrainer.hub.repository import is_silent, text_of
 from littrainer.hub.snapshot import CARD_NAME
 from littrainer.hub.tokens import without_tokens
@@ -368,7 +368,7 @@ def how_it_was_trained(args: TrainingArguments) -> str:
 def framework_versions() -> dict[str, str]:
     """The libraries that this process has loaded -> their versions."""
     loaded = {name: getattr(sys.modules.get(module), "__version__", None) for name, module in LIBRARIES.items()}
-    return {"littrainer": littrainer.__version__, **{name: str(found) for name, found in loaded.items() if found}}
+    return {"littrainer": __version__, **{name: str(found) for name, found in loaded.items() if found}}
 
 
 def last_results(log_history: list[Any]) -> dict[tuple[str, str], float]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
-from littrainer.compat import redirect
+from littrainer.redirection import redirect
 from littrainer.search.distributed_search import refuse_several_processes
 from littrainer.search.parameters import asked
 from littrainer.search.record import (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import littrainer
-from littrainer.compat.redirect import RedirectFinder
+from littrainer.redirection.redirect import RedirectFinder
 
 from .processes import facts_of
 
@@ -101,7 +101,7 @@ facts["ways through the replaced object"] = home(first_package_object.Trainer)
 from transformers import (AutoModelForSequenceClassification, BertConfig, DataCollatorWithPadding, HfArgumentParser,
                           PreTrainedTokenizerFast, get_scheduler, pipeline)
 
-from littrainer.compat.redirect import executed_originals
+from littrainer.redirection.redirect import executed_originals
 import transformers.trainer as trainer
 facts["reexports"] = [trainer.is_sagemaker_mp_enabled is transformers.utils.is_sagemaker_mp_enabled,
                       trainer.DataCollatorWithPadding is DataCollatorWithPadding,
@@ -277,7 +277,7 @@ class Mine(transformers.EarlyStoppingCallback):
     pass
 
 old_trainer = Trainer
-from littrainer.compat.redirect import install, uninstall, is_installed
+from littrainer.redirection.redirect import install, uninstall, is_installed
 facts = {}
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")

@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from littrainer.compat.names import REPLACED
-from littrainer.compat.shim import Binding, ShimLoader, bindings_in
+from littrainer.redirection.names import REPLACED
+from littrainer.redirection.shim import Binding, ShimLoader, bindings_in
 
 ORIGINAL = """
 from __future__ import annotations

@@ -11,7 +11,7 @@ def _run_shadowed() -> None:
     """Run the sitecustomize that would have run if this one were not there."""
     from importlib.machinery import PathFinder
 
-    ours = os.path.join("littrainer", "compat", "startup")
+    ours = os.path.join("littrainer", "redirection", "startup")
     others = [folder for folder in sys.path if not folder.endswith(ours)]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
@@ -24,7 +24,7 @@ def _run_shadowed() -> None:
 
 if sys.version_info >= (3, 10):  # noqa: UP036 - the interpreters that a script starts may be older than its own
     try:
-        from littrainer.compat.redirect import install
+        from littrainer.redirection.redirect import install
 
         install()
     except ImportError:

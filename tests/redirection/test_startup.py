@@ -45,7 +45,7 @@ def test_spawned_processes_subprocesses_and_pytest_workers_are_redirected(tmp_pa
 
 
 def test_another_sitecustomize_still_runs_and_still_fails_as_it_would(tmp_path: Path) -> None:
-    startup = SOURCE_ROOT / "littrainer" / "compat" / "startup"
+    startup = SOURCE_ROOT / "littrainer" / "redirection" / "startup"
     (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.from_the_other_one = __name__\n")
     path = f"{startup}:{tmp_path}:{SOURCE_ROOT}"
     done = run_python("-c", f"print(from_the_other_one); {LOOK}", cwd=tmp_path, PYTHONPATH=path)
@@ -59,13 +59,13 @@ def test_another_sitecustomize_still_runs_and_still_fails_as_it_would(tmp_path: 
 
 def test_an_interpreter_without_littrainer_starts_undisturbed(tmp_path: Path) -> None:
     # -S leaves site-packages out, where littrainer may be installed.
-    startup = SOURCE_ROOT / "littrainer" / "compat" / "startup" / "sitecustomize.py"
+    startup = SOURCE_ROOT / "littrainer" / "redirection" / "startup" / "sitecustomize.py"
     done = run_python("-I", "-S", "-c", f"exec(open({str(startup)!r}).read())\n{LOOK}", cwd=tmp_path)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")
 
 
 def test_the_environment_is_extended_once_and_keeps_what_was_there() -> None:
-    from littrainer.compat.redirect import STARTUP_FOLDER, extend_to_children
+    from littrainer.redirection.redirect import STARTUP_FOLDER, extend_to_children
 
     environment = {"PYTHONPATH": "mine"}
     extend_to_children(environment)

@@ -1,6 +1,6 @@
 """Makes `transformers.Trainer` and all that belongs to it mean littrainer's, however a script reaches it.
 
-A finder in front of `sys.meta_path` answers the import of the modules in `littrainer.compat.names`. It sits in the
+A finder in front of `sys.meta_path` answers the import of the modules in `littrainer.redirection.names`. It sits in the
 import system rather than on the transformers package object because transformers replaces that object while it is being
 imported, and because whatever then imports these modules, transformers' own code included, goes through it.
 
@@ -14,8 +14,8 @@ import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from littrainer.compat.names import DERIVED, REPLACED
-from littrainer.compat.withdrawn import (
+from littrainer.redirection.names import DERIVED, REPLACED
+from littrainer.redirection.withdrawn import (
     PACKAGE,
     WITHDRAWN,
     WithdrawnModuleLoader,
@@ -55,7 +55,7 @@ class RedirectFinder:
         original = self._original_spec(fullname, path)
         if original is None:
             return WithdrawnModuleLoader(fullname).spec() if fullname in WITHDRAWN else None
-        from littrainer.compat.shim import ShimLoader
+        from littrainer.redirection.shim import ShimLoader
 
         return ShimLoader(fullname, original).spec()
 
@@ -83,7 +83,7 @@ def install() -> None:
     if not is_installed():
         sys.meta_path.insert(0, RedirectFinder())
         if any(name in sys.modules for name in (*REPLACED, *DERIVED)):
-            from littrainer.compat.already_imported import replace_early_imports
+            from littrainer.redirection.already_imported import replace_early_imports
 
             replace_early_imports()
         if PACKAGE in sys.modules:
@@ -95,7 +95,7 @@ def uninstall() -> None:
     """Undo `install`: later imports get transformers' own modules again, in this process and in those it starts."""
     if is_installed():
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, RedirectFinder)]
-        from littrainer.compat.already_imported import forget_redirected_modules
+        from littrainer.redirection.already_imported import forget_redirected_modules
 
         forget_redirected_modules()
         if PACKAGE in sys.modules:
@@ -118,7 +118,7 @@ def extend_to_children(environment: MutableMapping[str, str]) -> None:
 def executed_originals() -> list[str]:
     """Return the names of the redirected transformers modules whose own code has nevertheless run, for names that
     littrainer leaves to them."""
-    from littrainer.compat.shim import ShimLoader
+    from littrainer.redirection.shim import ShimLoader
 
     loaders = ((name, getattr(sys.modules.get(name), "__loader__", None)) for name in REPLACED)
     return [name for name, loader in loaders if isinstance(loader, ShimLoader) and loader.original is not None]

@@ -1,6 +1,6 @@
 """The module that stands in sys.modules where a transformers module of the Trainer API would.
 
-Its names are looked up when they are used. littrainer's come from `littrainer.compat.names`. For any other name the
+Its names are looked up when they are used. littrainer's come from `littrainer.redirection.names`. For any other name the
 source of transformers' own module is read, not run: what it merely imports is fetched from where it imports it, so that
 asking `transformers.trainer` for a function of `transformers.utils` does not load the Trainer. Only a name that is
 defined there makes it run, once, as a module of the transformers package that is not entered in sys.modules.
@@ -20,8 +20,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from littrainer.compat.names import REPLACED
-from littrainer.compat.withdrawn import WITHDRAWN
+from littrainer.redirection.names import REPLACED
+from littrainer.redirection.withdrawn import WITHDRAWN
 
 
 @dataclass(frozen=True)

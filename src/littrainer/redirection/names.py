@@ -1,6 +1,6 @@
 """Which names of which transformers modules are answered by littrainer, as plain data.
 
-A name that does not stand in the table is transformers' own: `littrainer.compat.shim` fetches it from there.
+A name that does not stand in the table is transformers' own: `littrainer.redirection.shim` fetches it from there.
 Names that a transformers module only imports from another one need no row: the row where they are defined counts.
 """
 

@@ -3,8 +3,8 @@ from importlib.machinery import PathFinder
 
 import pytest
 
-from littrainer.compat.names import DERIVED, REPLACED
-from littrainer.compat.shim import Binding, bindings_in
+from littrainer.redirection.names import DERIVED, REPLACED
+from littrainer.redirection.shim import Binding, bindings_in
 
 # Scripts for transformers 4 import these; the newest release has them no longer.
 ONLY_IN_TRANSFORMERS_4 = {"transformers.trainer_utils": {"EvaluationStrategy"}}

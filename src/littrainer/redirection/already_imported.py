@@ -9,8 +9,8 @@ import warnings
 from types import ModuleType
 from typing import Any
 
-from littrainer.compat.names import DERIVED, REPLACED
-from littrainer.compat.shim import ShimLoader
+from littrainer.redirection.names import DERIVED, REPLACED
+from littrainer.redirection.shim import ShimLoader
 
 
 def replace_early_imports() -> None:

@@ -105,7 +105,7 @@ def forget_in(package: ModuleType) -> None:
         for name, method in vars(kind)[_METHODS_BEFORE].items():
             setattr(kind, name, method)
         delattr(kind, _METHODS_BEFORE)
-    from littrainer.compat.shim import ShimLoader
+    from littrainer.redirection.shim import ShimLoader
 
     for fullname in WITHDRAWN:
         module = sys.modules.get(fullname)
