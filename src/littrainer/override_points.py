@@ -52,11 +52,6 @@ logger = logging.getLogger(__name__)
 class OverridePoints:
     """What a Trainer does between its documented methods; `Trainer` derives from it."""
 
-    optimizer: Any
-    lr_scheduler: Any
-    _created_lr_scheduler: bool
-    # Whether a Lightning callback drives the learning rate by a schedule of its own.
-    schedule_is_replaced: bool = False
     is_deepspeed_enabled: bool
     is_fsdp_enabled: bool
     # Names of what forward takes, and of labels; None until a dataset is first trimmed to them.

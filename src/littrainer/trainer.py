@@ -22,11 +22,9 @@ from littrainer.callbacks.lightning_callbacks import (
     pop_lightning_callback,
     remove_lightning_callback,
 )
-from littrainer.callbacks.lightning_metrics import ValidationRounds
 from littrainer.callbacks.progress import PrinterCallback, default_progress_callback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.checkpoint.arguments_file import write_run_record
-from littrainer.checkpoint.async_save import BackgroundSaves
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
 from littrainer.checkpoint.storage import storage_of
 from littrainer.compat.trainer_attributes import TrainerAttributes, missing_member_message
@@ -39,7 +37,6 @@ from littrainer.distributed.agreement import failing_together
 from littrainer.distributed.collectives import sum_over_processes
 from littrainer.distributed.layout import follow_model, tensor_parallel_size
 from littrainer.engine import run_lightning
-from littrainer.errors.interruptions import UpdateGuard
 from littrainer.errors.tracebacks import ShortTraceback
 from littrainer.evaluation.loop import EvaluationPass
 from littrainer.evaluation.prediction import predict_batch
@@ -65,7 +62,7 @@ from littrainer.session import SessionAttributes
 from littrainer.strategies.shards import free_gathered
 from littrainer.tracking.lightning_loggers import adopt_loggers
 from littrainer.tracking.selection import trackers_for
-from littrainer.training import checks, loss, reports, run
+from littrainer.training import checks, loss, reports
 from littrainer.training.development_run import pushes_by_itself, trackers_reported_to
 from littrainer.training.loss import smoother_for
 from littrainer.training.overrides import (
@@ -75,11 +72,11 @@ from littrainer.training.overrides import (
     warn_of_earlier_overrides,
 )
 from littrainer.training.plan import plan_training
-from littrainer.training.preemption import Preemption, listed_callbacks
+from littrainer.training.preemption import listed_callbacks
 from littrainer.training.reports import CONSTRUCTION, InputTokenCounter, MemoryReport
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
+    pass
 
 
 logger = logging.getLogger(__name__)
@@ -153,7 +150,6 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         self._memory.start(CONSTRUCTION)
 
         # What the accelerator is made of may depend on the model.
-        self.deepspeed: Any = None
         self.model: Any = model
         self.create_accelerator_and_postprocess()
         self.model_init = model_init
@@ -207,7 +203,29 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
             is_world_process_zero=self.is_world_process_zero(),
             stateful_callbacks=list(filter(is_exportable, exportable)),
         )
-        self._reset_bookkeeping()
+        self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
+        # What a hyperparameter search goes by; the trial and objective at hand, or of the last training.
+        self.hp_space: Any = None
+        self.hp_name: Any = None
+        self.compute_objective: Any = None
+        self.hp_search_backend: Any = None
+        self.objective: Any = None
+        self._trial: Any = None
+        self._last_search_backend: Any = None
+        # The arguments as a search left them: a training after it goes by what the script changes in them.
+        self._arguments_after_search: dict[str, Any] | None = None
+        # What `apply_best` has chosen, for a model_init that takes a trial.
+        self._best_trial: Any = None
+        # Trial -> the seed that its model was made with; and, for trainings after `apply_best`, seed -> the model's.
+        self._seeds_of_models: dict[str, int] = {}
+        self._seed_for_model: dict[int, int] = {}
+        self.model_preparation_time: float | None = None
+        self._model_is_prepared = False
+        self._signature_columns: list[str] | None = None
+        self._dropped_columns: dict[str | None, DroppedColumns] = {}
+        self._train_batch_size = args.train_batch_size
+        self._tokens = InputTokenCounter()
+        self._parameters_without_embeddings: int | None = None
         self.control = self.callback_handler.on_init_end(args, self.state, self.control)
         config: Any = getattr(self.model, "config", None)
         if config is not None:
@@ -239,48 +257,6 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         self._loss_shifts_labels = facts.shifts_labels
         self.label_smoother: Any = smoother_for(self.model, self.args.label_smoothing_factor)
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
-
-    def _reset_bookkeeping(self) -> None:
-        self.lightning_trainer: pl.Trainer | None = None
-        # The module fit is carrying out right now; None outside training.
-        self.lightning_module: Any = None
-        self.idle_evaluator: run_lightning.Evaluator | None = None
-        self.validation_rounds = ValidationRounds()
-        # The last training, or the one going on.
-        self.training_run: run.TrainingRun | None = None
-        self.is_in_train = False
-        self.preemption = Preemption()
-        self.update_guard = UpdateGuard()
-        self.background_saves: BackgroundSaves | None = None
-        # What a hyperparameter search goes by; the trial and objective at hand, or of the last training.
-        self.hp_space: Any = None
-        self.hp_name: Any = None
-        self.compute_objective: Any = None
-        self.hp_search_backend: Any = None
-        self.objective: Any = None
-        self._trial: Any = None
-        self._last_search_backend: Any = None
-        # The arguments as a search left them: a training after it goes by what the script changes in them.
-        self._arguments_after_search: dict[str, Any] | None = None
-        # What `apply_best` has chosen, for a model_init that takes a trial.
-        self._best_trial: Any = None
-        # Trial -> the seed that its model was made with; and, for trainings after `apply_best`, seed -> the model's.
-        self._seeds_of_models: dict[str, int] = {}
-        self._seed_for_model: dict[int, int] = {}
-        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
-        self.model_preparation_time: float | None = None
-        self._model_is_prepared = False
-        self._signature_columns: list[str] | None = None
-        self._dropped_columns: dict[str | None, DroppedColumns] = {}
-        self._train_batch_size = self.args.train_batch_size
-        self._created_lr_scheduler = False
-        self._eval_dataloaders: dict[str, Any] = {}
-        self._tokens = InputTokenCounter()
-        self._parameters_without_embeddings: int | None = None
-        # The checkpoint written last, with the stamps of its files, until its on_save callbacks have run.
-        self._sealed_checkpoint: Any = None
-        # Of the checkpoint whose states are being written: told of each file that is complete.
-        self._open_seal: Any = None
 
     # ---- Data -------------------------------------------------------------------------------------------------------
 

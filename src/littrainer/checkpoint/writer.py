@@ -34,6 +34,21 @@ logger = logging.getLogger(__name__)
 logger.addFilter(name_final_folder)
 
 
+@dataclass
+class Saving:
+    """What is being saved, and what has been saved last.
+
+    Attributes:
+        background: writes checkpoints beside the training; None if the training waits for them.
+        sealed: the checkpoint written last, with the stamps of its files, until its `on_save` callbacks have run.
+        open_seal: hears of each file of the checkpoint that is being written.
+    """
+
+    background: Any = None
+    sealed: Any = None
+    open_seal: Any = None
+
+
 def write_model(trainer: Trainer, output_dir: str, state_dict: dict[str, Any] | None = None) -> None:
     """Write weights, configuration, processing class and training arguments, loadable with `from_pretrained`.
 

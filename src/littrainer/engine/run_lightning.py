@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.callbacks.lightning_callbacks import (
     is_one_of,
 )
+from littrainer.callbacks.lightning_metrics import ValidationRounds
 from littrainer.callbacks.lightning_metrics import publish as publish_metrics
 from littrainer.data.limits import further_keywords
 from littrainer.data.workers import end_workers
@@ -27,6 +29,35 @@ if TYPE_CHECKING:
     from littrainer.evaluation.loop import EvaluationPass
     from littrainer.trainer import Trainer
     from littrainer.training.run import TrainingRun
+
+
+class Evaluator(NamedTuple):
+    """What carries out evaluations outside of training; building it takes longer than a short evaluation.
+
+    Parameters:
+        made_for: what it was built from, beside the model; for anything else it is built anew.
+    """
+
+    lightning_trainer: pl.Trainer
+    module: TrainerModule
+    made_for: tuple[Any, ...]
+
+
+@dataclass
+class LightningState:
+    """What Lightning carries trainings and evaluations out with.
+
+    Attributes:
+        trainer: the `lightning.Trainer` of the last training, or of an evaluation before it.
+        module: what fit is carrying out right now; None outside of training.
+        idle_evaluator: evaluates outside of training; None while it does.
+        validation_rounds: which evaluations are one validation to Lightning callbacks.
+    """
+
+    trainer: pl.Trainer | None = None
+    module: Any = None
+    idle_evaluator: Evaluator | None = None
+    validation_rounds: ValidationRounds = field(default_factory=ValidationRounds)
 
 
 def import_lightning() -> None:
@@ -176,18 +207,6 @@ def _put_weights_back(lightning_trainer: pl.Trainer) -> None:
     for callback in lightning_trainer.callbacks:  # type: ignore[attr-defined]
         if is_one_of(callback, "WeightAveraging"):
             callback.on_validation_epoch_end(lightning_trainer, lightning_trainer.lightning_module)
-
-
-class Evaluator(NamedTuple):
-    """What carries out evaluations outside of training; building it takes longer than a short evaluation.
-
-    Parameters:
-        made_for: what it was built from, beside the model; for anything else it is built anew.
-    """
-
-    lightning_trainer: pl.Trainer
-    module: TrainerModule
-    made_for: tuple[Any, ...]
 
 
 def _evaluator_for(trainer: Trainer) -> tuple[Evaluator, bool]:

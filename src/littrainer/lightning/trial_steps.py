@@ -17,13 +17,11 @@ from littrainer.data.columns import naming_dropped_columns
 from littrainer.data.limits import DEVELOPMENT_RUN, check_order_stays, overfits
 from littrainer.data.position import generator_states, set_generator_states
 from littrainer.engine.run_lightning import fit
-from littrainer.errors.interruptions import UpdateGuard
 from littrainer.model.traversal import model_device
 from littrainer.strategies.shards import is_sharded
 from littrainer.training.checks import check_before_training
 from littrainer.training.model_preparation import model_prepared_for_training
 from littrainer.training.plan import TrainingPlan
-from littrainer.training.preemption import Preemption
 from littrainer.training.run import TrainingRun
 
 if TYPE_CHECKING:
@@ -93,7 +91,7 @@ def left_as_found(trainer: Trainer) -> Iterator[None]:
     generators = capture_random_states(gpu=has_gpu)
     with contextlib.ExitStack() as found:
         found.callback(set_random_states, generators)
-        parts = (trainer.session, trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator)
+        parts = (trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator)
         for one in (trainer, *parts):
             found.enter_context(_attributes_kept(one))
         for part in (trainer.optimizer, trainer.lr_scheduler):
@@ -118,7 +116,7 @@ def take_steps(trainer: Trainer, steps: int, callback: TrainerCallback, accumula
     }
     trainer.callback_handler.callbacks = [callback]
     trainer.lightning_callbacks = []
-    trainer.preemption, trainer.update_guard, trainer.background_saves = Preemption(), UpdateGuard(), None
+    trainer.session = trainer.session.next()
     trainer.is_in_train = True
     with naming_dropped_columns(trainer), trainer.update_guard, model_prepared_for_training(trainer):
         loader = trainer.get_train_dataloader()

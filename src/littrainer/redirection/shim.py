@@ -1,9 +1,9 @@
 """The module that stands in sys.modules where a transformers module of the Trainer API would.
 
-Its names are looked up when they are used. littrainer's come from `littrainer.redirection.names`. For any other name the
-source of transformers' own module is read, not run: what it merely imports is fetched from where it imports it, so that
-asking `transformers.trainer` for a function of `transformers.utils` does not load the Trainer. Only a name that is
-defined there makes it run, once, as a module of the transformers package that is not entered in sys.modules.
+Its names are looked up when they are used. littrainer's come from `littrainer.redirection.names`. For any other name
+the source of transformers' own module is read, not run: what it merely imports is fetched from where it imports it,
+so that asking `transformers.trainer` for a function of `transformers.utils` does not load the Trainer. Only a name
+that is defined there makes it run, once, as a module of the transformers package that is not entered in sys.modules.
 """
 
 from __future__ import annotations

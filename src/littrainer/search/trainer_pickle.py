@@ -15,34 +15,13 @@ from littrainer.callbacks.handler import CallbackHandler
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, default_progress_callback
 from littrainer.engine import run_lightning
 from littrainer.tracking.base import TrackerCallback
+from littrainer.training.reports import InputTokenCounter
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
 # What a training makes anew, or what belongs to the process.
-LEFT_BEHIND = frozenset(
-    {
-        "model",
-        "model_wrapped",
-        "optimizer",
-        "lr_scheduler",
-        "accelerator",
-        "gather_function",
-        "lightning_trainer",
-        "lightning_module",
-        "idle_evaluator",
-        "validation_rounds",
-        "training_run",
-        "preemption",
-        "update_guard",
-        "background_saves",
-        "_eval_dataloaders",
-        "_tokens",
-        "_tr_loss",
-        "_sealed_checkpoint",
-        "_open_seal",
-    }
-)
+LEFT_BEHIND = frozenset({"model", "model_wrapped", "accelerator", "gather_function", "session", "_tokens"})
 # Of a CallbackHandler: what each training puts there.
 OF_THE_HANDLER = ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 
@@ -88,8 +67,8 @@ def unpacked(data: bytes) -> Trainer:
     for name, value in unpickler.load().items():
         names.setdefault(name, value)
     sent = dict(vars(trainer))
-    trainer.model = trainer.model_wrapped = trainer.optimizer = trainer.lr_scheduler = None
-    trainer._reset_bookkeeping()
+    trainer.model = trainer.model_wrapped = None
+    trainer._tokens = InputTokenCounter()
     trainer.create_accelerator_and_postprocess()
     vars(trainer).update(sent)
     for callback in trainer.callback_handler.callbacks:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import ENDED_FOR_CALLBACKS, FROM_CALLBACK
 from littrainer.callbacks.lightning_callbacks import PACKAGES
-from littrainer.callbacks.lightning_metrics import ValidationRounds
 from littrainer.distributed.agreement import failing_together, from_first
 from littrainer.errors.notes import kind_of
 from littrainer.search.parameters import (
@@ -40,22 +39,6 @@ logger = logging.getLogger(__name__)
 # Anything else, a misspelled name for one, would fail in each further trial too.
 TRIAL_FAILURES: tuple[type[Exception], ...] = (ArithmeticError, MemoryError, RuntimeError, ValueError)
 
-# What refers to a model, its gradients or its optimizer after a training.
-OF_A_TRAINING = (
-    "model",
-    "model_wrapped",
-    "optimizer",
-    "lr_scheduler",
-    "deepspeed",
-    "lightning_trainer",
-    "lightning_module",
-    "idle_evaluator",
-    "training_run",
-    "neftune_hook_handle",
-    "background_saves",
-    "_sealed_checkpoint",
-    "_open_seal",
-)
 OF_THE_HANDLER = ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 
 
@@ -120,14 +103,10 @@ def release_memory(trainer: Trainer) -> None:
 
     The Trainer has no model afterwards, until `train()` makes one.
     """
-    for name in OF_A_TRAINING:
-        setattr(trainer, name, None)
+    trainer.session = type(trainer.session)()
+    trainer.model = trainer.model_wrapped = None
     for name in OF_THE_HANDLER:
         setattr(trainer.callback_handler, name, None)
-    trainer._created_lr_scheduler = False
-    trainer.validation_rounds = ValidationRounds()
-    trainer._eval_dataloaders = {}
-    trainer.session = type(trainer.session)()
     # It also collects what refers to itself in circles, as Lightning's objects do.
     trainer.accelerator.clear()
     empty_device_cache()
