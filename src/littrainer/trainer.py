@@ -86,7 +86,7 @@ DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
 @of_the_package
-class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttributes, EarlierTrainerMembers):
+class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttributes, EarlierTrainerMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
