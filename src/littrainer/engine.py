@@ -164,7 +164,11 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
         if trainer.args.eval_strategy != IntervalStrategy.NO:
             keywords["check_val_every_n_epoch"] = NOT_BY_ITSELF
         callbacks = events_around(callbacks, run)
-        keywords["plugins"] = with_checkpoint_io(_as_list(keywords.get("plugins")), trainer)
+        keywords["plugins"] = with_checkpoint_io(
+            _as_list(keywords.get("plugins")),
+            trainer.model,
+            trainer._saved_training,
+        )
     else:
         callbacks = [callback for callback in callbacks if not is_one_of(callback, *ONLY_IN_TRAINING)]
     if any(isinstance(callback, Checkpoint) for callback in callbacks):

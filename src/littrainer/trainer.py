@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -32,7 +32,6 @@ from littrainer.callbacks.validation_rounds import ValidationRounds
 from littrainer.checkpoint.async_save import BackgroundSaves
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
 from littrainer.checkpoint.shards import free_gathered
-from littrainer.checkpoint.storage import storage_of
 from littrainer.compat.earlier_signatures import accept_earlier_signatures
 from littrainer.compat.members import missing_member_message, refuse_ignored_overrides, warn_of_earlier_overrides
 from littrainer.compat.own_methods import of_the_package
@@ -66,6 +65,7 @@ from littrainer.processes.collectives import sum_over_processes
 from littrainer.processes.layout import follow_model, tensor_parallel_size
 from littrainer.search import searching
 from littrainer.search.results import BestRun
+from littrainer.strategies import deepspeed_engine
 from littrainer.tracking.selection import trackers_for
 from littrainer.training import checks, input_kinds, loss, reports, run, train_call
 from littrainer.training.development_run import pushes_by_itself, trackers_reported_to
@@ -282,10 +282,8 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self._total_loss_scalar = 0.0
         self._globalstep_last_logged = self._initial_global_step = 0
         self._initial_num_input_tokens_seen = 0
-        # The checkpoint written last, with the stamps of its files, until its on_save callbacks have run.
-        self._sealed_checkpoint: Any = None
-        # Of the checkpoint whose states are being written: told of each file that is complete.
-        self._open_seal: Any = None
+        # The checkpoint that this process completed last, until its on_save callbacks have run.
+        self._written_checkpoint = None
         # Where the lightning.Trainer stands that `from_lightning` was given, until a training goes on from it.
         self._lightning_checkpoint: dict[str, Any] | None = None
 
@@ -714,11 +712,14 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         Parameters:
             output_dir: the folder; by default `args.output_dir`.
         """
-        storage = storage_of(self)
+        if self.is_deepspeed_enabled and cast(Any, self.args.hf_deepspeed_config).is_zero3():
+            # The engine puts a model together whose parameters it has sharded.
+            deepspeed_engine.start_for_evaluation(self)
+        storage = self._storage()
         # A push saves to output_dir by an internal call too, and wants the model whole.
         is_of_checkpoint = _internal_call and output_dir is not None
         write = storage.save_model_of_checkpoint if is_of_checkpoint else storage.save_model
-        write(self, self.args.output_dir if output_dir is None else output_dir)
+        write(self.args.output_dir if output_dir is None else output_dir)
         if pushes_by_itself(self) and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 

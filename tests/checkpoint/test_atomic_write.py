@@ -130,19 +130,6 @@ def cannot_rename_folders(patch: pytest.MonkeyPatch, is_in_lower: Callable[[Path
     patch.setattr(os, "rename", rename)
 
 
-def test_where_folders_cannot_be_renamed_they_are_copied_and_deleted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    final, other = tmp_path / "checkpoint-5", tmp_path / "checkpoint-4"
-    for folder in (final, other):
-        write(folder, a="before", outdated="x")
-    cannot_rename_folders(monkeypatch)
-    write(final, a="after")
-    assert contents(final) == {"a": "after"} and damage_in(final) == []
-    set_aside_and_delete(other, in_background=True)
-    assert os.listdir(tmp_path) == ["checkpoint-5"]
-
-
 class Killed(BaseException):
     """Stands for the end of the process: once raised, it is raised again by whatever would tidy up."""
 
@@ -152,7 +139,7 @@ class Kill:
 
     CALLS = (
         *((os, name) for name in ("mkdir", "unlink", "rmdir", "rename")),
-        *((shutil, "copyfile"), (atomic_write, "to_disk")),
+        (atomic_write, "to_disk"),
     )
 
     def __init__(self, patch: pytest.MonkeyPatch, after: int) -> None:
@@ -168,11 +155,10 @@ class Kill:
 
 
 @pytest.mark.parametrize("with_manifest", [True, False], ids=["ours", "of transformers"])
-@pytest.mark.parametrize("is_in_lower", [lambda folder: True, is_in_place], ids=["all copied", "new one renamed"])
 def test_a_kill_anywhere_while_folders_go_file_by_file_leaves_whole_ones_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_lower: Callable[[Path], bool], with_manifest: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_manifest: bool
 ) -> None:
-    cannot_rename_folders(monkeypatch, is_in_lower)
+    cannot_rename_folders(monkeypatch, is_in_place)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     files = {"b": "x", "trainer_state.json": "{}"}
     ends = []
@@ -218,8 +204,7 @@ def test_the_new_one_and_the_mark_are_on_the_disk_before_the_earlier_one_goes(
 ) -> None:
     final = tmp_path / "checkpoint-5"
     write(final, a="before")
-    (final / "link").symlink_to("nowhere")
-    cannot_rename_folders(monkeypatch)
+    cannot_rename_folders(monkeypatch, is_in_place)
     unlink, on_disk, were_on_disk = os.unlink, set[Path](), list[set[Path]]()
     monkeypatch.setattr(atomic_write, "to_disk", on_disk.add)
 
@@ -229,40 +214,8 @@ def test_the_new_one_and_the_mark_are_on_the_disk_before_the_earlier_one_goes(
         unlink(path, **keywords)
 
     monkeypatch.setattr(os, "unlink", noting)
-    with staged_folder(final) as folder:
-        (folder / "a").write_text("after")
-        (folder / "link").symlink_to("nowhere")
-    assert were_on_disk == [{tmp_path, tmp_path / UNFINISHED_DIR}]
-    assert {final, final / "a", final / "littrainer_manifest.json"} <= on_disk
-    assert os.readlink(final / "link") == "nowhere" and final / "link" not in on_disk
-
-
-def fail_to_copy(patch: pytest.MonkeyPatch) -> None:
-    copy = shutil.copyfile
-
-    def fail(source: str, target: str, **keywords: Any) -> None:
-        if Path(target).name == "b":
-            raise OSError(errno.ENOSPC, "No space left on device", target)
-        copy(source, target, **keywords)
-
-    patch.setattr(shutil, "copyfile", fail)
-
-
-@pytest.mark.parametrize("existed", [True, False])
-def test_a_new_folder_that_can_neither_be_renamed_nor_copied_leaves_the_earlier_one_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existed: bool
-) -> None:
-    final = tmp_path / "checkpoint-5"
-    if existed:
-        write(final, a="before", b="x")
-    cannot_rename_folders(
-        monkeypatch, lambda folder: folder.parent.name == UNFINISHED_DIR and folder.name == final.name
-    )
-    fail_to_copy(monkeypatch)
-    with pytest.raises(OSError, match="No space left"):
-        write(final, a="after", b="x")
-    assert os.listdir(tmp_path) == ["checkpoint-5"][:existed]
-    assert not existed or (contents(final) == {"a": "before", "b": "x"} and damage_in(final) == [])
+    write(final, a="after")
+    assert were_on_disk == [{tmp_path, tmp_path / UNFINISHED_DIR}] and contents(final) == {"a": "after"}
 
 
 def fail_to_save(run_dir: Path) -> None:
@@ -278,8 +231,7 @@ def test_a_new_folder_whose_place_was_cleared_file_by_file_gets_there_later_wher
     write(final, a="before", b="x")
     with monkeypatch.context() as patch:
         cannot_rename_folders(patch)
-        fail_to_copy(patch)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match="cross-device"):
             write(final, a="after", b="x")
     assert os.listdir(tmp_path) == [UNFINISHED_DIR]
     next_use(tmp_path)

@@ -252,17 +252,16 @@ def test_a_field_that_is_not_known_is_passed_over_and_said_to_who_debugs(
 def test_the_loss_scaling_goes_on_where_it_was(tmp_path: Path) -> None:
     saved, scaler = torch.amp.GradScaler("cpu", init_scale=8.0), torch.amp.GradScaler("cpu")
     torch.save(saved.state_dict(), tmp_path / "scaler.pt")
-    trainer: Any = SimpleNamespace(accelerator=SimpleNamespace(scaler=scaler))
-    load_scaler(trainer, tmp_path)
+    load_scaler(scaler, tmp_path)
     assert scaler.state_dict() == saved.state_dict()
     torch.save({"scale": 1.0}, tmp_path / "scaler.pt")
     with pytest.raises(ValueError, match=r"scaler\.pt does not fit the loss scaling .* it lacks _growth_tracker"):
-        load_scaler(trainer, tmp_path)
+        load_scaler(scaler, tmp_path)
 
 
 def test_a_training_without_loss_scaling_leaves_that_of_a_checkpoint(tmp_path: Path) -> None:
     torch.save("no state at all", tmp_path / "scaler.pt")
-    load_scaler(SimpleNamespace(accelerator=SimpleNamespace(scaler=None)), tmp_path)  # type: ignore[arg-type]
+    load_scaler(None, tmp_path)
 
 
 def stepped(optimizer_class: Any, *shapes: tuple[int, ...], groups: int = 1, **settings: Any) -> Any:

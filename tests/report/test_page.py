@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from littrainer import TrainingArguments
-from littrainer.checkpoint.arguments_file import write_arguments
+from littrainer.arguments.saved_arguments import write_arguments
 from littrainer.report.page import page
 from littrainer.report.panels import MOST_FOREMOST
 from littrainer.report.reading import read_folders

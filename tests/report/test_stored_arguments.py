@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from littrainer import TrainingArguments
-from littrainer.checkpoint.arguments_file import write_arguments
+from littrainer.arguments.saved_arguments import write_arguments
 from littrainer.report.stored_arguments import (
     LARGEST_KEY,
     LONGEST_VALUE,

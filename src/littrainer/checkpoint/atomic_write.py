@@ -16,6 +16,7 @@ import stat
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +24,6 @@ from littrainer.checkpoint.checksums import (
     MANIFEST_NAME,
     DamagedManifest,
     Seal,
-    Stamp,
     files_in,
     read_manifest,
     to_disk,
@@ -66,20 +66,17 @@ def name_final_folder(record: logging.LogRecord) -> bool:
     return True
 
 
+@dataclass
 class StagedCheckpoint:
-    """A checkpoint that is being written.
+    """A checkpoint that is being written, or one process's part of it.
 
     Parameters:
         folder: where it is written.
-        final: where it will be.
+        seal: is told of complete files; None in a process that leaves it to another one to complete the checkpoint.
     """
 
-    def __init__(self, folder: Path, final: Path) -> None:
-        self.folder = folder
-        self.final = final
-        self.seal = Seal(folder)
-        # The files as they were sealed; empty until then.
-        self.stamps: dict[str, Stamp] = {}
+    folder: Path
+    seal: Seal | None = None
 
 
 @contextlib.contextmanager
@@ -94,31 +91,31 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
     Raises:
         OSError: the disk is full; the error names the checkpoint and the file.
     """
-    unfinished = own_place(final.parent / UNFINISHED_DIR)
-    staged = StagedCheckpoint(unfinished / final.name, final)
-    mark = _mark_of(final)
+    unfinished, mark = own_place(final.parent / UNFINISHED_DIR), _mark_of(final)
+    folder = unfinished / final.name
+    seal = Seal(folder)
     for handler in [*logging.getLogger("transformers").handlers, *logging.getLogger().handlers]:
         handler.addFilter(name_final_folder)
     try:
-        with naming_full_disk(staged.folder, final):
+        with naming_full_disk(folder, final):
             # Their room may be needed.
             wait_for_deletions()
             if mark.exists():
                 _finish_replacing(final)
-            delete_folder(staged.folder)
-            staged.folder.mkdir(parents=True)
-            yield staged
-            _carry_over(final, staged.folder)
-            staged.stamps = staged.seal.complete(_next_sequence(final))
-            _put_in_place(staged.folder, final)
+            delete_folder(folder)
+            folder.mkdir(parents=True)
+            yield StagedCheckpoint(folder, seal)
+            _carry_over(final, folder)
+            seal.complete(_next_sequence(final))
+            _put_in_place(folder, final)
     except BaseException:
         # The threads may still read what is deleted next.
-        staged.seal.close()
+        seal.close()
         if not mark.exists():
-            shutil.rmtree(staged.folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:
-        staged.seal.close()
+        seal.close()
         with contextlib.suppress(OSError):
             unfinished.rmdir()
 
@@ -291,14 +288,10 @@ def _replace_file_by_file(whole: Path | None, final: Path) -> None:
         for name in TELLING_FILES:
             (final / name).unlink(missing_ok=True)
     delete_folder(final)
-    if whole is not None and not _renamed(whole, final):
-        _copy(whole, final)
+    if whole is not None:
+        os.rename(whole, final)
     to_disk(final.parent)
     delete_folder(mark)
-    if whole is not None:
-        # A mark that came back would have half of it put in place.
-        to_disk(mark.parent)
-        delete_folder(whole)
 
 
 def _finish_replacing(final: Path) -> None:
@@ -312,34 +305,19 @@ def _finish_replacing(final: Path) -> None:
     delete_folder(_mark_of(final))
 
 
-def _copy(source: Path, target: Path) -> None:
-    try:
-        shutil.copytree(source, target, symlinks=True, ignore=lambda at, _: TELLING_FILES if Path(at) == source else ())
-        for name in reversed(TELLING_FILES):
-            if (source / name).exists():
-                shutil.copy2(source / name, target / name)
-        for path in (target, *target.rglob("*")):
-            if not path.is_symlink():
-                to_disk(path)
-    except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
-        raise
-
-
 def _put_in_place(folder: Path, final: Path) -> None:
     aside = folder.with_name(f"{final.name}{REPLACED}")
     delete_folder(aside)
     replaces = final.is_symlink() or final.exists()
-    stays = replaces and not _renamed(final, aside)
+    if replaces and not _renamed(final, aside):
+        # An error leaves the mark, which keeps the new one.
+        _replace_file_by_file(folder, final)
+        return
     try:
-        if stays or not _renamed(folder, final):
-            _replace_file_by_file(folder, final)
+        os.rename(folder, final)
     except BaseException:
-        # Where an earlier one has gone file by file, the mark keeps the new one.
-        if not stays:
-            if replaces and not final.exists():
-                os.rename(aside, final)
-            delete_folder(_mark_of(final))
+        if replaces and not final.exists():
+            os.rename(aside, final)
         raise
     to_disk(final.parent)
     _delete_or_warn(aside)

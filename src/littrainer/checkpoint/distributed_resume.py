@@ -24,7 +24,6 @@ from littrainer.processes.agreement import are_several, failing_together, from_e
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -130,9 +129,13 @@ def _problem(found: _Found, own: Path | None, args: TrainingArguments) -> str | 
     return f"{socket.gethostname()}: {' '.join(damage)}" if damage else None
 
 
-def needed_to_resume(trainer: Trainer) -> tuple[str, ...]:
-    """Files that a checkpoint has to hold; not those that a subclass reads with a method of its own."""
-    its_own = {name for method in trainer._own_methods(*READ_BY) for name in READ_BY[method]}
+def needed_to_resume(own_methods: Collection[str]) -> tuple[str, ...]:
+    """Files that a checkpoint has to hold.
+
+    Parameters:
+        own_methods: those in `READ_BY` that a subclass has its own of; what they read is not needed.
+    """
+    its_own = {name for method in own_methods for name in READ_BY[method]}
     return tuple(name for name in NEEDED_TO_RESUME if name not in its_own)
 
 

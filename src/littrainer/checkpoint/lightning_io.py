@@ -9,9 +9,9 @@ import argparse
 import enum
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -26,10 +26,8 @@ from littrainer.checkpoint.lightning_format import lightning_checkpoint, states_
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.verification import refuse_damage
 from littrainer.checkpoint.weights import load_weights, write_weights
+from littrainer.checkpoint.writer import SavedTraining, note_best_checkpoint, write_checkpoint
 from littrainer.processes.agreement import are_several, failing_together
-
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
 
 # In that file: weights of the LightningModule beside the model's.
 FURTHER_WEIGHTS = "further_weights"
@@ -187,32 +185,27 @@ class TrainerCheckpointIO(TransformersCheckpointIO):
     """What a Lightning callback inside our Trainer saves with: a checkpoint that the Trainer resumes from too.
 
     Parameters:
-        trainer: the Trainer, whose overridable `save_model` writes the model.
+        model: the Trainer's.
+        training: gives what a checkpoint is written of; an overridden `save_model` writes the model.
     """
 
-    def __init__(self, trainer: Trainer):
-        super().__init__(trainer.model)
-        self.trainer = trainer
+    def __init__(self, model: nn.Module, training: Callable[[], SavedTraining]):
+        super().__init__(model)
+        self.training = training
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write a folder, as the Trainer writes its own; all processes call this together."""
-        from littrainer.checkpoint.distributed_save import staged_together
-        from littrainer.checkpoint.writer import fill_checkpoint, note_best_checkpoint
-
         _refuse_storage_options(storage_options)
-        folder, trainer = _local(path), self.trainer
-        state: dict[str, Any] | None = None
+        folder, training = _local(path), self.training()
+        state: dict[str, Any] = {}
         with failing_together(f"collecting {folder}"):
-            if trainer.args.should_save:
+            if training.args.should_save:
                 # Optimizer and schedule have files of their own.
                 others = {name: value for name, value in checkpoint.items() if name not in IN_FILES_OF_A_TRAINER}
-                _, state = self._weights_and_state(others)
+                state = {LIGHTNING_STATE_NAME: self._weights_and_state(others)[1]}
                 folder.parent.mkdir(parents=True, exist_ok=True)
-        note_best_checkpoint(trainer, trainer._get_output_dir(trial=trainer._trial))
-        with staged_together(trainer, folder) as part:
-            fill_checkpoint(trainer, part.folder)
-            if state is not None:
-                torch.save(state, part.folder / LIGHTNING_STATE_NAME)
+        note_best_checkpoint(training)
+        write_checkpoint(training, folder, further=state)
 
 
 def save_in_each_process(strategy: Any) -> None:
@@ -226,14 +219,17 @@ def save_in_each_process(strategy: Any) -> None:
         strategy.save_checkpoint = plugin.save_checkpoint
 
 
-def with_checkpoint_io(plugins: list[Any], trainer: Trainer) -> list[Any]:
+def with_checkpoint_io(plugins: list[Any], model: nn.Module, training: Callable[[], SavedTraining]) -> list[Any]:
     """The plugins for the `lightning.Trainer` of a Trainer: one of them writes checkpoints, a user's own or ours.
 
     A `TransformersCheckpointIO` that was given no model stands for ours; the Trainer heeds its `max_shard_size` too.
+
+    Parameters:
+        model, training: as `TrainerCheckpointIO` takes them.
     """
     own = [plugin for plugin in plugins if isinstance(plugin, CheckpointIO) and not _stands_for_ours(plugin)]
     others = [plugin for plugin in plugins if not _stands_for_ours(plugin)]
-    return others if own else [*others, TrainerCheckpointIO(trainer)]
+    return others if own else [*others, TrainerCheckpointIO(model, training)]
 
 
 def _refuse_storage_options(storage_options: Any) -> None:

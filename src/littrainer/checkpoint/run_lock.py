@@ -13,9 +13,9 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.checkpoint.atomic_write import UNFINISHED_DIR, clean_unfinished, own_place, wait_for_deletions
@@ -23,7 +23,7 @@ from littrainer.checkpoint.distributed_save import leads, not_writable
 from littrainer.processes.agreement import failing_together
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    from littrainer.arguments.training_arguments import TrainingArguments
 
 logger = logging.getLogger(__name__)
 
@@ -66,21 +66,23 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextlib.contextmanager
-def claimed_for_training(trainer: Trainer, trial: Any) -> Iterator[None]:
-    """`claimed` for the length of a training that will save checkpoints, by the process that writes them."""
-    args = trainer.args
-    will_save = args.save_strategy != SaveStrategy.NO or args.enable_jit_checkpoint
-    if not will_save:
+def claimed_for_training(args: TrainingArguments, run_dir: Callable[[], str]) -> Iterator[None]:
+    """`claimed` for the length of a training that will save checkpoints, by the process that writes them.
+
+    Parameters:
+        run_dir: gives the folder; it is only asked if checkpoints will be saved.
+    """
+    if args.save_strategy == SaveStrategy.NO and not args.enable_jit_checkpoint:
         yield
         return
-    run_dir = Path(trainer._get_output_dir(trial=trial))
+    folder = Path(run_dir())
     with contextlib.ExitStack() as claims:
-        with failing_together(f"claiming {run_dir} for checkpoints"):
-            if leads(trainer, run_dir):
-                claims.enter_context(claimed(run_dir))
+        with failing_together(f"claiming {folder} for checkpoints"):
+            if leads(args, folder):
+                claims.enter_context(claimed(folder))
         yield
         # Who looks into the folder next finds nothing half-deleted in it, in any process.
-        with failing_together(f"tidying up {run_dir}"):
+        with failing_together(f"tidying up {folder}"):
             claims.close()
 
 

@@ -69,6 +69,35 @@ def write_weights(
         write_left_out(inner, Path(output_dir), state_dict)
 
 
+# Libraries whose `save_pretrained` writes the weights it is given, and none of its own.
+WRITES_WHAT_IT_IS_GIVEN = ("transformers",)
+
+
+def writes_given_weights(model: Any) -> bool:
+    """Whether this model's weights can be written from a copy of its state dict.
+
+    Adapters and quantized weights are taken from the model itself, and so may be what a `save_pretrained` of a user's
+    own writes; these are written before training goes on.
+    """
+    inner = without_wrappers(model)
+    if carries_adapters(inner) or getattr(inner, "hf_quantizer", None) is not None:
+        return False
+    save_pretrained = getattr(type(inner), "save_pretrained", None)
+    return save_pretrained is None or (save_pretrained.__module__ or "").partition(".")[0] in WRITES_WHAT_IT_IS_GIVEN
+
+
+def asked_shard_size(plugins: Any) -> int | str | None:
+    """The size beyond which weights are spread over several files; None if no plugin of Lightning says one.
+
+    Parameters:
+        plugins: one, a list of them, or None.
+    """
+    for plugin in plugins if isinstance(plugins, list) else [plugins]:
+        if getattr(plugin, "max_shard_size", None) is not None:
+            return plugin.max_shard_size
+    return None
+
+
 def without_wrappers(model: nn.Module) -> nn.Module:
     """The module inside `torch.compile` and DistributedDataParallel."""
     while True:
@@ -634,3 +663,35 @@ def _load_carried_adapter(model: Any, folder: Path) -> list[str]:
     if not complaints:
         set_peft_model_state_dict(model, stored, adapter_name=active)
     return complaints
+
+
+def adapter_weights(model: Any, folder: Path) -> dict[str, Any]:
+    """The weights of a checkpoint's adapters under the names that they have in a model.
+
+    Raises:
+        ValueError: there are none, or the model has no such adapter.
+    """
+    own = [name for name, _ in model.named_parameters()]
+    found: dict[str, Any] = {}
+    for adapter in getattr(model, "peft_config", {}):
+        place = adapter_folders(folder).get(adapter) or adapter_folders(folder).get("")
+        if place is None:
+            continue
+        names = {
+            name.replace(f".modules_to_save.{adapter}.", ".").replace(f".{adapter}.", "."): name
+            for name in own
+            if f".{adapter}." in name
+        }
+        stored = read_adapter(place)
+        # A model of transformers that carries an adapter has it in a file with the names of PEFT's wrapper.
+        stored = {name if name in names else name.removeprefix(PEFT_PREFIX): value for name, value in stored.items()}
+        others = [name for name in stored if name not in names]
+        if others:
+            raise ValueError(
+                f"The adapter in {place} is not one of this model: it has {', '.join(others[:8])}. Make the model as "
+                "it was when the checkpoint was written."
+            )
+        found.update({names[name]: value for name, value in stored.items()})
+    if not found:
+        raise ValueError(f"{folder} holds no adapter that this model has. Resume from another checkpoint.")
+    return found

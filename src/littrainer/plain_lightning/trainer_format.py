@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from littrainer.arguments.saved_arguments import write_arguments
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.arguments_file import write_arguments
 from littrainer.checkpoint.atomic_write import staged_folder
 from littrainer.checkpoint.layout import (
     LIGHTNING_STATE_NAME,

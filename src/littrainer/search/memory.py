@@ -27,8 +27,7 @@ OF_A_TRAINING = (
     "training_run",
     "neftune_hook_handle",
     "background_saves",
-    "_sealed_checkpoint",
-    "_open_seal",
+    "_written_checkpoint",
 )
 OF_THE_HANDLER = ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 

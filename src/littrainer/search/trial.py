@@ -191,7 +191,7 @@ def remove_checkpoints(trainer: Trainer, trial: Any) -> None:
     if there is None:
         return
     folder = trainer._get_output_dir(trial=trial)
-    if not leads(trainer, folder):
+    if not leads(trainer.args, folder):
         return
     delete_checkpoints(folder, there)
 

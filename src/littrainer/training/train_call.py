@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.deepspeed_plugin import check_settled
 from littrainer.arguments.support import refuse_unsupported
 from littrainer.callbacks.failures import callbacks_told_of_failure
-from littrainer.checkpoint.async_save import BackgroundSaves
-from littrainer.checkpoint.distributed_resume import checkpoint_for_all, needed_to_resume
+from littrainer.checkpoint.distributed_resume import READ_BY, checkpoint_for_all, needed_to_resume
 from littrainer.checkpoint.reader import read_state
 from littrainer.checkpoint.run_lock import claimed_for_training
 from littrainer.compat.earlier_signatures import accept_earlier_signatures
@@ -26,6 +26,7 @@ from littrainer.seeds import enable_full_determinism, set_seed
 from littrainer.tracking.trials import tell_trackers_of_trial
 from littrainer.training.batch_size_search import with_fitting_batch_size
 from littrainer.training.checks import check_datasets
+from littrainer.training.decisions import background_saves
 from littrainer.training.development_run import trial_where_asked_for
 from littrainer.training.model_preparation import model_prepared_for_training
 from littrainer.training.plan import TrainingPlan
@@ -61,7 +62,7 @@ def train(
     tell_trackers_of_trial(trainer, trial)
     with (
         trial_where_asked_for(trainer, resume_from_checkpoint),
-        claimed_for_training(trainer, trial),
+        claimed_for_training(trainer.args, functools.partial(trainer._get_output_dir, trial=trial)),
         callbacks_told_of_failure(trainer),
         pushes_during_training(trainer),
     ):
@@ -88,12 +89,12 @@ def _train_from(
 ) -> TrainOutput:
     args = trainer.args
     trainer.preemption, trainer.update_guard = Preemption.for_arguments(args), UpdateGuard()
-    trainer.background_saves = BackgroundSaves.for_training(trainer)
+    trainer.background_saves = background_saves(trainer)
     trainer.is_in_train = True
     try:
         if trainer.model_init is not None and not is_of_search(trainer, trial):
             _make_new_model(trainer, trial)
-        checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer))
+        checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer._own_methods(*READ_BY)))
         with trainer.update_guard, trainer._memory.measuring("train"), model_prepared_for_training(trainer):
             if checkpoint is not None:
                 with failing_together(f"loading the model in {checkpoint}"):

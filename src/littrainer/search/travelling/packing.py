@@ -44,8 +44,7 @@ LEFT_BEHIND = frozenset(
         "_dropped_columns",
         "_tokens",
         "_tr_loss",
-        "_sealed_checkpoint",
-        "_open_seal",
+        "_written_checkpoint",
         "_search",
     }
 )

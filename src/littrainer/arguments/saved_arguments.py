@@ -15,14 +15,33 @@ import torch
 
 from littrainer.arguments.normalization import trackers_in
 from littrainer.arguments.secrets import without_secrets
-from littrainer.compat.names import REPLACED
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
+# The modules of transformers, and what of theirs the fields of arguments hold.
+CLASSES_IN_TRANSFORMERS = {
+    "debug_utils": ("choices:DebugOption",),
+    "trainer_pt_utils": ("accelerator_config:AcceleratorConfig",),
+    "trainer_utils": tuple(
+        f"choices:{name}"
+        for name in (
+            "FSDPOption",
+            "HPSearchBackend",
+            "HubStrategy",
+            "IntervalStrategy",
+            "SaveStrategy",
+            "SchedulerType",
+        )
+    ),
+    "training_args": ("choices:OptimizerNames", "choices:ParallelMode", "training_arguments:TrainingArguments"),
+    "training_args_seq2seq": ("seq2seq_arguments:Seq2SeqTrainingArguments",),
+}
 # Our class, as "module:name" -> the module of transformers that has it, and its name there.
 NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
-    ours: (module, name) for module, names in REPLACED.items() for name, ours in names.items()
+    f"littrainer.arguments.{ours}": (f"transformers.{module}", ours.partition(":")[2])
+    for module, classes in CLASSES_IN_TRANSFORMERS.items()
+    for ours in classes
 }
 
 
