@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import logging
 import os
 import re
@@ -29,7 +28,6 @@ EXTRA_STATE_NAME = "littrainer_extra_state.pt"
 EXTRA_STATE_SUFFIX = "_extra_state"
 # Beyond it the weights are spread over several files, as `save_pretrained` does.
 MAX_SHARD_SIZE: int | str = "50GB"
-SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 # What torch.compile and DistributedDataParallel put before the names of what they wrap.
 COMPILED_PART = "_orig_mod"
 WRAPPER_PREFIX = "module."
@@ -110,77 +108,42 @@ def without_wrappers(model: nn.Module) -> nn.Module:
 
 
 def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None, max_shard_size: int | str) -> None:
-    from huggingface_hub import split_torch_state_dict_into_shards
-    from safetensors.torch import save_file
+    from huggingface_hub import save_torch_state_dict
 
     own = model.state_dict()
     state = dict(own if given is None else given)
-    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    tensors = {name: value.detach() for name, value in state.items() if isinstance(value, torch.Tensor)}
     without_values = [name for name, tensor in tensors.items() if tensor.is_meta]
     if without_values:
         raise ValueError(
             f"The model's weights cannot be written to {folder}: {_listed(without_values)} have no values (device "
             "meta). Give them values, for instance with to_empty() and an initialisation, before saving."
         )
-    _write_extra_state({name: value for name, value in state.items() if name not in tensors}, folder)
-    tensors = _each_once(tensors, own)
-    shards = split_torch_state_dict_into_shards(
-        tensors, filename_pattern="model{suffix}.safetensors", max_shard_size=max_shard_size
-    )
-    for file, names in shards.filename_to_tensors.items():
-        save_file({name: tensors[name] for name in names}, folder / file, metadata={"format": "pt"})
-    written = {*shards.filename_to_tensors}
-    if shards.is_sharded:
-        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
-        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
-        written.add(SAFE_WEIGHTS_INDEX_NAME)
-    _delete_earlier_weights(folder, written)
-
-
-def _each_once(tensors: dict[str, torch.Tensor], own: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Contiguous tensors of which no two share memory; of tied ones the first name stays."""
-    first_of_place: dict[Any, str] = {}
+    extras = {name: value for name, value in state.items() if name not in tensors}
+    extras_path = folder / EXTRA_STATE_NAME
+    extras_path.unlink(missing_ok=True)
+    if extras:
+        torch.save(extras, extras_path)
+        try:
+            load_tensors(extras_path)
+        except ValueError as error:
+            extras_path.unlink()
+            raise ValueError(
+                f"The model's state cannot be written to {folder}: {_listed(extras)} holds something that a checkpoint "
+                "could not be loaded safely with. Let get_extra_state return tensors, numbers, text and containers of "
+                "them."
+            ) from error
     # Copied weights no longer share memory, and are tied all the same where the model's own are.
-    tied = {name: kept for kept, others in tied_names(own).items() for name in others}
-    kept: dict[str, torch.Tensor] = {}
-    storages: set[Any] = set()
-    for name, tensor in tensors.items():
-        place = _place(tensor)
-        if place is not None and first_of_place.setdefault(place, name) != name:
-            continue
-        twin = kept.get(tied.get(name, ""))
-        if twin is not None and torch.equal(twin, tensor):
-            continue
-        storage = (tensor.device, tensor.untyped_storage().data_ptr())
-        # Views of one piece of memory are written each for itself.
-        kept[name] = tensor.detach().clone() if tensor.numel() and storage in storages else tensor.detach()
-        kept[name] = kept[name].contiguous()
-        storages.add(storage)
-    return kept
-
-
-def _write_extra_state(extras: dict[str, Any], folder: Path) -> None:
-    path = folder / EXTRA_STATE_NAME
-    if not extras:
-        path.unlink(missing_ok=True)
-        return
-    torch.save(extras, path)
-    try:
-        load_tensors(path)
-    except ValueError as error:
-        path.unlink()
-        raise ValueError(
-            f"The model's state cannot be written to {folder}: {_listed(extras)} holds something that a checkpoint "
-            "could not be loaded safely with. Let get_extra_state return tensors, numbers, text and containers of them."
-        ) from error
-
-
-def _delete_earlier_weights(folder: Path, written: set[str]) -> None:
-    # What an earlier, larger or smaller, model left in the folder would be read in the place of this one.
-    for entry in folder.iterdir():
-        is_weights = entry.name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME) or SHARD.fullmatch(entry.name)
-        if is_weights and entry.name not in written:
-            entry.unlink()
+    for first, others in tied_names(own).items():
+        for name in others:
+            if first in tensors and name in tensors and torch.equal(tensors[first], tensors[name]):
+                del tensors[name]
+    # Views of one piece of memory are written each for itself.
+    whole = {
+        name: tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+        for name, tensor in tensors.items()
+    }
+    save_torch_state_dict(whole, folder, max_shard_size=max_shard_size)
 
 
 def tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -531,14 +494,9 @@ def load_adapters(model: Any, folder: Path, *, is_trainable: bool) -> list[str]:
     Raises:
         ValueError: there is no adapter in the folder, or one that the model does not have.
     """
-    folders = adapter_folders(folder)
-    if not folders:
-        raise ValueError(
-            f"No adapter in {folder}: expected {' or '.join(ADAPTER_WEIGHTS_NAMES)}. Give a folder that "
-            "save_pretrained or a Trainer wrote of this model."
-        )
     if not is_a(model, "peft model"):
-        return _load_carried_adapter(model, folders.get("", folder))
+        return _load_carried_adapter(model, folder)
+    folders = adapter_folders(folder) or {"": folder}
     active = model.active_adapters[0]
     complaints = []
     # A single adapter in the checkpoint's own folder is the one at work, whatever its name here.
