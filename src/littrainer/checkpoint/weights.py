@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -257,8 +256,8 @@ def load_weights(
         RuntimeError: the weights are those of another model.
     """
     inner = without_wrappers(model)
-    has_other_weights = _has_whole_weights(folder) or (holds_fsdp_weights(folder) and not adapter_folders(folder))
-    if carries_adapters(inner) and not has_other_weights:
+    has_whole = any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
+    if carries_adapters(inner) and not (has_whole or (holds_fsdp_weights(folder) and not adapter_folders(folder))):
         complaints = load_adapters(inner, folder, is_trainable=to_resume) or load_left_out(inner, folder)
         if complaints:
             raise RuntimeError(_another_model(folder, _listed(complaints)))
@@ -314,10 +313,6 @@ def log_names_that_differ(load_result: Any) -> None:
         logger.warning("Weights were loaded that are not all of the model's: %s.", differences)
 
 
-def _has_whole_weights(folder: Path) -> bool:
-    return (folder / SAFE_WEIGHTS_NAME).is_file() or (folder / WEIGHTS_NAME).is_file()
-
-
 def _another_model(folder: Path, text: str) -> str:
     return (
         f"The weights in {folder} are not those of this model: {text}. Make the model as it was when the checkpoint "
@@ -335,13 +330,16 @@ def fitted(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any],
     inner: Any = without_wrappers(model)
     if not differences or not is_a(inner, "pretrained model") or carries_adapters(inner):
         return state, differences
-    conversion = _converted(inner, stored)
-    if conversion is None:
+    try:
+        converted, unused, shapes = _converted(inner, stored)
+    except Exception as error:
+        # A class with a constructor of its own cannot be made anew; its names are compared as they stand.
+        logger.debug("%s could not convert stored weights: %s", type(inner).__name__, error)
         return state, differences
-    state, differences = _renamed(model, conversion.state)
-    missing = [name for name in differences.missing if _plain_name(name) not in conversion.shapes]
-    unexpected = [*differences.unexpected, *(name for name in conversion.unused if name not in differences.unexpected)]
-    return state, Differences(missing, unexpected, [*dict.fromkeys([*conversion.shapes.values(), *differences.shapes])])
+    state, differences = _renamed(model, converted)
+    missing = [name for name in differences.missing if _plain_name(name) not in shapes]
+    unexpected = [*dict.fromkeys([*differences.unexpected, *unused])]
+    return state, Differences(missing, unexpected, [*dict.fromkeys([*shapes.values(), *differences.shapes])])
 
 
 def _renamed(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
@@ -364,15 +362,9 @@ def _renamed(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any
     ]
     inner = without_wrappers(model)
     missing = _not_ignored(
-        (name for name in own if name not in state),
-        [
-            *(getattr(inner, "_keys_to_ignore_on_save", None) or ()),
-            *_patterns(inner, "_keys_to_ignore_on_load_missing"),
-        ],
+        (name for name in own if name not in state), inner, "_keys_to_ignore_on_save", "_keys_to_ignore_on_load_missing"
     )
-    unexpected = _not_ignored(
-        (name for name in state if name not in own), _patterns(inner, "_keys_to_ignore_on_load_unexpected")
-    )
+    unexpected = _not_ignored((name for name in state if name not in own), inner, "_keys_to_ignore_on_load_unexpected")
     return state, Differences(missing, unexpected, shapes)
 
 
@@ -385,26 +377,22 @@ def _other_shape(name: str, stored: Iterable[int], own: Iterable[int]) -> str:
     return f"{name} is {tuple(stored)} in the checkpoint and {tuple(own)} in the model"
 
 
-@dataclass(frozen=True)
-class Conversion:
+def _converted(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], dict[str, str]]:
     """Weights under the names of the installed transformers.
 
-    Parameters:
-        state: the weights, and beside them what no weight came from.
-        unused: stored names that no weight came from.
-        shapes: a sentence for each name whose shape differs.
+    Returns:
+        the weights, and beside them what no weight came from; stored names that no weight came from; and a sentence
+        for each name whose shape differs.
     """
-
-    state: dict[str, Any]
-    unused: list[str]
-    shapes: dict[str, str]
-
-
-def _converted(inner: Any, stored: Mapping[str, Any]) -> Conversion | None:
     wide = any(parameter.dtype == torch.float64 for parameter in inner.parameters())
+    # transformers prints what does not match, which the caller says in its own words, and what it does not shard.
+    names = [name for name in logging.Logger.manager.loggerDict if name.partition(".")[0] == "transformers"]
+    levels = {one: one.level for one in map(logging.getLogger, names) if one.level}
+    for library_logger in levels:
+        library_logger.setLevel(logging.ERROR)
     try:
         # What it initialises by itself must not move the random numbers of the training.
-        with torch.random.fork_rng(devices=[]), _without_report():
+        with torch.random.fork_rng(devices=[]):
             other, notes = type(inner).from_pretrained(
                 None,
                 config=copy.deepcopy(inner.config),
@@ -413,30 +401,15 @@ def _converted(inner: Any, stored: Mapping[str, Any]) -> Conversion | None:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )
-    except Exception as error:
-        # A class with a constructor of its own cannot be made anew; its names are compared as they stand.
-        logger.debug("%s could not convert stored weights: %s", type(inner).__name__, error)
-        return None
+    finally:
+        for library_logger, level in levels.items():
+            library_logger.setLevel(level)
     shapes = {name: _other_shape(name, theirs, own) for name, theirs, own in notes["mismatched_keys"]}
     initialised = {*notes["missing_keys"], *shapes}
     # What it has no place for, the model's own loading may have one for.
     left = {name: stored[name] for name in (*notes["unexpected_keys"], *shapes) if name in stored}
     state = {name: value for name, value in other.state_dict().items() if name not in initialised}
-    return Conversion({**left, **state}, list(notes["unexpected_keys"]), shapes)
-
-
-@contextlib.contextmanager
-def _without_report() -> Iterator[None]:
-    # transformers prints what does not match, which the caller says in its own words, and what it does not shard.
-    loggers = [one for one in logging.Logger.manager.loggerDict.values() if isinstance(one, logging.Logger)]
-    levels = {one: one.level for one in loggers if one.level and one.name.split(".")[0] == "transformers"}
-    for its_logger in levels:
-        its_logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for its_logger, level in levels.items():
-            its_logger.setLevel(level)
+    return {**left, **state}, list(notes["unexpected_keys"]), shapes
 
 
 def _plain_name(name: str) -> str:
@@ -444,11 +417,9 @@ def _plain_name(name: str) -> str:
     return ".".join(part for part in name.removeprefix(WRAPPER_PREFIX).split(".") if part != COMPILED_PART)
 
 
-def _patterns(model: Any, attribute: str) -> list[str]:
-    return list(getattr(model, attribute, None) or ())
-
-
-def _not_ignored(names: Iterable[str], patterns: list[str]) -> list[str]:
+def _not_ignored(names: Iterable[str], model: Any, *attributes: str) -> list[str]:
+    """Names without those that patterns of the model leave out."""
+    patterns = [pattern for attribute in attributes for pattern in getattr(model, attribute, None) or ()]
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
 
 
@@ -457,6 +428,8 @@ def _listed(names: Iterable[str]) -> str:
     more = len(shown) - LONGEST_LIST
     return ", ".join(shown[:LONGEST_LIST]) + (f" and {more} more" if more > 0 else "")
 
+
+# ---- Adapters of PEFT: only they are in a checkpoint, and only they are read back -----------------------------------
 
 ADAPTER_WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
 # Parameters that are trained and that PEFT leaves out of an adapter's file: the encoder of p-tuning, of which it keeps
@@ -507,7 +480,8 @@ def load_adapters(model: Any, folder: Path, *, is_trainable: bool) -> list[str]:
                 f"{path} holds an adapter named {name!r}, and the model has {', '.join(map(repr, model.peft_config))}. "
                 "Add the adapter to the model before training goes on."
             )
-        complaints += [f"adapter {name!r}: {text}" for text in _differences(model, name, read_adapter(path))]
+        differences = _differences(model, name, read_adapter(path))
+        complaints += [f"adapter {name!r}: {differences}"] if differences else []
     absent = [name for name in model.active_adapters if name not in named]
     complaints += [f"adapter {name!r}: not in the checkpoint" for name in absent]
     if complaints:
@@ -541,14 +515,10 @@ def write_left_out(model: Any, folder: Path, state_dict: Mapping[str, Any] | Non
         state_dict: values to write in the place of the model's own.
     """
     own = model.state_dict()
-    values = {
-        name: (own if state_dict is None else state_dict).get(name, own[name])
-        for name in _trained_outside_adapters(model, own)
-    }
-    if values:
-        torch.save(values, folder / LEFT_OUT_NAME)
-    else:
-        (folder / LEFT_OUT_NAME).unlink(missing_ok=True)
+    given, names = own if state_dict is None else state_dict, _trained_outside_adapters(model, own)
+    (folder / LEFT_OUT_NAME).unlink(missing_ok=True)
+    if names:
+        torch.save({name: given.get(name, own[name]) for name in names}, folder / LEFT_OUT_NAME)
 
 
 def load_left_out(model: Any, folder: Path) -> list[str]:
@@ -566,11 +536,10 @@ def load_left_out(model: Any, folder: Path) -> list[str]:
     absent = [name for name in _trained_outside_adapters(model, own) if name not in stored]
     if absent:
         logger.warning(
-            "%s does not hold %s%s, which is trained: PEFT does not save it. It stays as it is, and numbers differ "
-            "from those of an uninterrupted training.",
+            "%s does not hold %s, which is trained: PEFT does not save it. It stays as it is, and numbers differ from "
+            "those of an uninterrupted training.",
             folder,
-            ", ".join(absent[:LONGEST_LIST]),
-            f" and {len(absent) - LONGEST_LIST} more" if len(absent) > LONGEST_LIST else "",
+            _listed(absent),
         )
     model.load_state_dict(stored, strict=False)
     return []
@@ -593,22 +562,19 @@ def _weights_file(folder: Path) -> Path | None:
     return next((folder / name for name in ADAPTER_WEIGHTS_NAMES if (folder / name).is_file()), None)
 
 
-def _differences(model: Any, name: str, stored: dict[str, torch.Tensor]) -> list[str]:
+def _differences(model: Any, name: str, stored: dict[str, torch.Tensor]) -> Differences:
     from peft import get_peft_model_state_dict
 
     # Embeddings are stored beside an adapter where their size was changed; whether they are is PEFT's to say.
     own = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    missing = [key for key in own if key not in stored]
-    unexpected = [key for key in stored if key not in own and "embed" not in key and "lm_head" not in key]
-    shapes = [
-        f"{key} has shape {tuple(stored[key].shape)}, the model's {tuple(tensor.shape)}"
-        for key, tensor in own.items()
-        if key in stored and stored[key].shape != tensor.shape
-    ]
-    return (
-        [f"no weights for {key}" for key in missing]
-        + [f"weights for {key}, which the model does not have" for key in unexpected]
-        + shapes
+    return Differences(
+        [key for key in own if key not in stored],
+        [key for key in stored if key not in own and "embed" not in key and "lm_head" not in key],
+        [
+            _other_shape(key, stored[key].shape, tensor.shape)
+            for key, tensor in own.items()
+            if key in stored and stored[key].shape != tensor.shape
+        ],
     )
 
 
@@ -617,10 +583,11 @@ def _load_carried_adapter(model: Any, folder: Path) -> list[str]:
 
     active = model.active_adapters()[0]
     stored = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in read_adapter(folder).items()}
-    complaints = _differences(model, active, stored)
-    if not complaints:
-        set_peft_model_state_dict(model, stored, adapter_name=active)
-    return complaints
+    differences = _differences(model, active, stored)
+    if differences:
+        return [str(differences)]
+    set_peft_model_state_dict(model, stored, adapter_name=active)
+    return []
 
 
 def adapter_weights(model: Any, folder: Path) -> dict[str, Any]:
