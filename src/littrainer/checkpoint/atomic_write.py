@@ -171,7 +171,9 @@ def clean_unfinished(run_dir: Path) -> None:
         if not OWN_ENTRY.fullmatch(entry.name):
             continue
         original = run_dir / entry.name.removesuffix(REPLACED)
-        if entry.name.endswith(REPLACED) and (not original.exists() or _telling_files(entry) > _telling_files(original)):
+        if entry.name.endswith(REPLACED) and (
+            not original.exists() or _telling_files(entry) > _telling_files(original)
+        ):
             delete_folder(original)
             os.rename(entry, original)
             logger.warning("%s is back: a run was stopped when it was about to replace it.", original)

@@ -65,7 +65,13 @@ def checkpoint_for_all(
     """
     if not are_several():
         return checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed)
-    _refuse_disagreement(from_each(bool(resume_from_checkpoint)))
+    resumes = from_each(bool(resume_from_checkpoint))
+    if len(set(resumes)) > 1:
+        raise ValueError(
+            "Some processes are to resume from a checkpoint, and process "
+            f"{', '.join(str(rank) for rank, one in enumerate(resumes) if not one)} is not: give all of them the same "
+            "resume_from_checkpoint."
+        )
     takes_the_newest = from_first(resume_from_checkpoint is True or resume_from_checkpoint == LAST_CHECKPOINT)
     passed_over: set[str] = set()
     while True:
@@ -92,15 +98,6 @@ def checkpoint_for_all(
         if args.process_index == 0:
             logger.warning("Passing over the checkpoint %s, which is not intact on all disks. %s", found.given, text)
         passed_over.add(Path(found.absolute).name)
-
-
-def _refuse_disagreement(resumes: list[bool]) -> None:
-    if len(set(resumes)) > 1:
-        without = [str(rank) for rank, one in enumerate(resumes) if not one]
-        raise ValueError(
-            f"Some processes are to resume from a checkpoint, and process {', '.join(without)} is not: give all of "
-            "them the same resume_from_checkpoint."
-        )
 
 
 def _identity(folder: Path) -> tuple[int, int]:

@@ -120,7 +120,19 @@ class TransformersCheckpointIO(CheckpointIO):
         marks = (MANIFEST_NAME, TRAINER_STATE_NAME)
         if any((folder / name).is_file() for name in marks):
             refuse_damage(folder, "Resume from another one.")
-        checkpoint = _own_state(folder) if _is_own(folder) else self._translated(folder)
+        states = states_in(folder)
+        # Of a folder with a model alone nothing but that.
+        checkpoint: dict[str, Any] = {"pytorch-lightning_version": lightning_version}
+        if states is not None:
+            checkpoint = lightning_checkpoint(states, self.accumulate_grad_batches)
+        if _is_own(folder):
+            # A Lightning callback of a Trainer leaves optimizer and schedule to the Trainer, which has files for them.
+            own_state = load_tensors(folder / LIGHTNING_STATE_NAME)
+            if not isinstance(own_state, dict):
+                raise ValueError(
+                    f"{folder / LIGHTNING_STATE_NAME} holds no state of Lightning. Resume from another checkpoint."
+                )
+            checkpoint.update(own_state)
         further = checkpoint.pop(FURTHER_WEIGHTS, {})
         model = self._model()
         load_weights(model, folder, to_resume=True)
@@ -172,13 +184,6 @@ class TransformersCheckpointIO(CheckpointIO):
                 "TransformersCheckpointIO(..., attribute=...) the name under which it carries the model."
             )
         return weights, {name: value for name, value in state_dict.items() if not name.startswith(prefix)}
-
-    def _translated(self, folder: Path) -> dict[str, Any]:
-        """What a Trainer wrote, as Lightning's checkpoint; of a folder with a model alone nothing but that."""
-        states = states_in(folder)
-        if states is None:
-            return {"pytorch-lightning_version": lightning_version}
-        return lightning_checkpoint(states, self.accumulate_grad_batches)
 
 
 class TrainerCheckpointIO(TransformersCheckpointIO):
@@ -253,17 +258,6 @@ def _local(path: str | Path) -> Path:
 
 def _is_own(folder: Path) -> bool:
     return (folder / LIGHTNING_STATE_NAME).is_file()
-
-
-def _own_state(folder: Path) -> dict[str, Any]:
-    state = load_tensors(folder / LIGHTNING_STATE_NAME)
-    if not isinstance(state, dict):
-        raise ValueError(
-            f"{folder / LIGHTNING_STATE_NAME} holds no state of Lightning. Resume from another checkpoint."
-        )
-    # A Lightning callback of a Trainer leaves optimizer and schedule to the Trainer, which has files for them.
-    states = states_in(folder)
-    return {**({} if states is None else lightning_checkpoint(states)), **state}
 
 
 def _plain(value: Any) -> Any:

@@ -183,7 +183,8 @@ def _lock(path: Path, run_dir: Path) -> tuple[int, bool]:
             is_locked = _try_lock(descriptor)
             if is_locked is False:
                 raise _taken(run_dir, _read(path))
-            if _is_file_of(descriptor, path):
+            # Its holder may have deleted it meanwhile.
+            if path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, json.dumps(_description()).encode())
                 return descriptor, bool(is_locked)
@@ -206,15 +207,6 @@ def _try_lock(descriptor: int) -> bool | None:
         logger.info("Two runs that write to one folder go unnoticed here: no locks (%s).", error)
         return None
     return True
-
-
-def _is_file_of(descriptor: int, path: Path) -> bool:
-    try:
-        there = os.stat(path)
-    except FileNotFoundError:
-        return False
-    own = os.fstat(descriptor)
-    return (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
 
 
 def _description() -> dict[str, str | int]:
