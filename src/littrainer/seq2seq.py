@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.compat.own_methods import of_the_package
 from littrainer.compat.v4_trainer import accepts_earlier_keywords
 from littrainer.evaluation import generation
 from littrainer.evaluation.results import PredictionOutput
 from littrainer.trainer import Trainer
+from littrainer.training.overrides import of_the_package
 
 
 @of_the_package
@@ -58,7 +59,7 @@ class Seq2SeqTrainer(Trainer):
 
     def _validate_args(self) -> None:
         super()._validate_args()
-        generation.prepare(self, self.model)
+        self._prepare_to_generate(self.model)
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Make a model with `model_init`, with the generation config of the arguments.
@@ -67,8 +68,27 @@ class Seq2SeqTrainer(Trainer):
             trial: the trial of a search; None outside of one.
         """
         model = super().call_model_init(trial)
-        generation.prepare(self, model)
+        self._prepare_to_generate(model)
         return model
+
+    def _prepare_to_generate(self, model: Any) -> None:
+        generation.prepare(self.args, model, generates=not self._own_methods("prediction_step"))
+
+    @contextmanager
+    def _generating_with(self, given: dict[str, Any]) -> Iterator[None]:
+        """Have `prediction_step` generate with these keywords until the end of the block.
+
+        A short last batch counts in the loss as a full one meanwhile, as it does in transformers' Seq2SeqTrainer.
+        """
+        if not getattr(self.args, "predict_with_generate", False):
+            generation.warn_of_keywords_without_effect(given)
+        before = self._gen_kwargs, self.gather_function
+        self._gen_kwargs = generation.keywords_of_a_call(self.args, given)
+        self.gather_function = self.accelerator.gather_each_sample
+        try:
+            yield
+        finally:
+            self._gen_kwargs, self.gather_function = before
 
     @staticmethod
     def load_generation_config(gen_config_arg: Any) -> Any:
@@ -104,7 +124,7 @@ class Seq2SeqTrainer(Trainer):
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, dict):
             return self._evaluate_each(chosen, eval_dataset is None, ignore_keys, metric_key_prefix, **gen_kwargs)
-        with generation.keywords_for_a_call(self, gen_kwargs):
+        with self._generating_with(gen_kwargs):
             return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
 
     def predict(
@@ -124,7 +144,7 @@ class Seq2SeqTrainer(Trainer):
             generated token ids and labels as NumPy arrays `(samples, tokens)`, padded to the generation config's
             `max_length`, and metrics.
         """
-        with generation.keywords_for_a_call(self, gen_kwargs):
+        with self._generating_with(gen_kwargs):
             return super().predict(test_dataset, ignore_keys, metric_key_prefix)
 
     def prediction_step(
@@ -146,7 +166,21 @@ class Seq2SeqTrainer(Trainer):
         """
         if prediction_loss_only or not generation.is_asked_for(self.args):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
-        return generation.generate_batch(self, model, inputs, gen_kwargs or self._gen_kwargs)
+        generation.check_that_it_can_generate(self.model)
+        inputs = self._prepare_inputs(inputs)
+        labels = inputs.get("labels")
+        keywords = gen_kwargs or self._gen_kwargs
+        tokens = generation.generated_tokens(self.model, inputs, keywords, self.args.world_size)
+        tokens, padded_labels = generation.padded_alike(self.model, tokens, labels, self._pad_tensors_to_max_len)
+        if labels is None:
+            return None, tokens, None
+        with torch.no_grad(), self.compute_loss_context_manager():
+            outputs = model(**inputs)
+            if self.label_smoother is not None:
+                loss = self.label_smoother(outputs, labels)
+            else:
+                loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
+        return loss.detach().mean(), tokens, padded_labels
 
     def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:
         return generation.padded(tensor, max_length, generation.padding_token(self))

@@ -13,8 +13,8 @@ from torch import nn
 from littrainer.checkpoint.layout import holds_parts
 from littrainer.checkpoint.reader import fitted_to_groups, optimizer_differences, read_optimizer_state
 from littrainer.checkpoint.sharded_files import nested_state, read_into, read_whole, stored_tensors
-from littrainer.checkpoint.shards import by_name, names_of_parameters, numbered_as_if_whole, numbered_for
-from littrainer.optim.decay import decayed_parameter_names, parameter_groups
+from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
+from littrainer.strategies.shards import by_name, names_of_parameters, numbered_as_if_whole, numbered_for
 from tests.scenarios.models import VectorClassifier
 
 STATE: dict[str, Any] = {

@@ -167,7 +167,7 @@ def test_what_overrides_and_callbacks_do_to_a_checkpoint_is_part_of_it(tmp_path:
         manifest = read_manifest(folder)
         assert manifest is not None and {"before", "after", "trainer_state.json"} <= set(manifest.files)
         assert ("adapter/weights.safetensors" in manifest.files) == bool(given)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
+    assert sorted(path.name for path in tmp_path.glob("checkpoint*")) == ["checkpoint-1", "checkpoint-2"]
 
 
 def test_an_overridden_save_model_gets_a_folder_of_the_checkpoints_name(tmp_path: Path) -> None:
@@ -212,4 +212,4 @@ def test_saving_the_same_step_again_leaves_one_whole_checkpoint(tmp_path: Path) 
     assert damage_in(tmp_path / "checkpoint-2") == []
     saved = load_file(tmp_path / "checkpoint-2" / "model.safetensors")
     assert torch.equal(saved["head.weight"], trainer.model.head.weight)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
+    assert sorted(path.name for path in tmp_path.glob("checkpoint*")) == ["checkpoint-1", "checkpoint-2"]

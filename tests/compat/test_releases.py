@@ -127,8 +127,6 @@ NOT_OFFERED: dict[str, set[str]] = {
     },
     "transformers.trainer_pt_utils.BatchRebalanceSampler": {"QUADRATIC_COST_COEF"},
     "transformers.trainer_pt_utils.AcceleratorConfig": {"pop"},
-    "transformers.utils.notebook.NotebookProgressBar": {"warmup", "update_every", "update_bar"},
-    "transformers.utils.notebook.NotebookTrainingTracker": {"warmup", "update_every", "update_bar"},
     # A module that was imported in the body of the class.
     "transformers.training_args.TrainingArguments": {"is_torch_greater_or_equal_than_2_8"},
     "transformers.training_args_seq2seq.Seq2SeqTrainingArguments": {"is_torch_greater_or_equal_than_2_8"},

@@ -29,19 +29,14 @@ def test_columns_that_forward_does_not_take_are_removed_and_named(caplog: pytest
 
 
 def test_a_dataset_without_extra_columns_is_handed_back_itself() -> None:
-    dataset = table()
-    assert without_extra_columns(dataset, dataset.column_names, "BertModel", None) is dataset
+    for dataset in (table(), Dataset.from_dict({})):
+        assert without_extra_columns(dataset, dataset.column_names, "BertModel", None) is dataset
 
 
 def test_a_dataset_of_which_nothing_would_be_left_is_refused_with_both_lists() -> None:
     with pytest.raises(ValueError, match=r"(?s)evaluation set.*BertModel.*input_ids, text.*pixel_values") as caught:
         without_extra_columns(table(), ["pixel_values"], "BertModel", "Evaluation")
     assert "remove_unused_columns=False" in str(caught.value)
-
-
-def test_a_dataset_without_any_column_is_handed_back_itself() -> None:
-    dataset = Dataset.from_dict({})
-    assert without_extra_columns(dataset, ["x"], "BertModel", None) is dataset
 
 
 # What misses a dropped column, and what is told about it.
@@ -75,19 +70,11 @@ def weighted(rows: dict[str, Any]) -> dict[str, Any]:
     return {**rows, "x": [torch.tensor(x) * weight for x, weight in zip(rows["x"], rows["weight"], strict=True)]}
 
 
-def trained(trainer: Trainer) -> Any:
-    return trainer.train()
-
-
-def evaluated(trainer: Trainer) -> Any:
-    return trainer.evaluate()
-
-
-def predicted(trainer: Trainer) -> Any:
-    return trainer.predict(trainer.eval_dataset)
-
-
-CALLS = [(trained, "training set"), (evaluated, "evaluation set"), (predicted, "test set")]
+CALLS: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda trainer: trainer.train(), "training set"),
+    (lambda trainer: trainer.evaluate(), "evaluation set"),
+    (lambda trainer: trainer.predict(trainer.eval_dataset), "test set"),
+]
 
 
 def over(
@@ -118,24 +105,16 @@ def test_an_error_that_is_among_its_own_causes_leaves(tmp_path: Path) -> None:
         over(tmp_path, Rows(WEIGHTED), kind=Stopping).evaluate()
 
 
-@pytest.mark.parametrize(("call", "where"), CALLS)
-@pytest.mark.parametrize("form", FORMS)
-def test_a_collator_that_misses_a_dropped_column_is_told_so(
-    tmp_path: Path, form: str, call: Callable[[Trainer], Any], where: str
+@pytest.mark.parametrize(("kind", "collator"), [(WeightingTrainer, stacking_collator), (Trainer, weighing_collator)])
+@pytest.mark.parametrize(
+    ("form", "call", "where"), [(form, *CALLS[0]) for form in FORMS] + [("rows", *one) for one in CALLS]
+)
+def test_a_collator_or_loss_that_misses_a_dropped_column_is_told_so(
+    tmp_path: Path, kind: type[Trainer], collator: Any, form: str, call: Callable[[Trainer], Any], where: str
 ) -> None:
     with pytest.raises(KeyError) as caught:
-        call(over(tmp_path, FORMS[form](), collator=weighing_collator))
+        call(over(tmp_path, FORMS[form](), kind, collator))
     assert caught.value.args == ("weight",)
-    assert_explained(caught.value, "weight", where)
-
-
-@pytest.mark.parametrize(("call", "where"), CALLS)
-@pytest.mark.parametrize("form", FORMS)
-def test_a_loss_that_misses_a_dropped_column_is_told_so(
-    tmp_path: Path, form: str, call: Callable[[Trainer], Any], where: str
-) -> None:
-    with pytest.raises(KeyError) as caught:
-        call(over(tmp_path, FORMS[form](), WeightingTrainer))
     assert_explained(caught.value, "weight", where)
 
 
@@ -206,32 +185,6 @@ def test_an_error_about_something_else_is_left_alone(tmp_path: Path, missing: An
     with pytest.raises(KeyError) as caught:
         over(tmp_path, FORMS["rows"](), collator=collator).train()
     assert notes_on_columns(caught.value) == []
-
-
-def test_nothing_is_explained_where_no_column_is_dropped(tmp_path: Path) -> None:
-    rows = Rows([{"x": row["x"], "labels": row["labels"]} for row in WEIGHTED])
-    with pytest.raises(KeyError) as caught:
-        over(tmp_path, rows, WeightingTrainer).train()
-    assert notes_on_columns(caught.value) == []
-
-
-def test_kept_columns_reach_collator_and_loss(tmp_path: Path) -> None:
-    class Weighing(WeightingTrainer):
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            return super().compute_loss(
-                model, {name: inputs[name] for name in ("x", "labels")} | {"weight": inputs["weight"]}, *args, **kwargs
-            )
-
-    def without_text(rows: list[dict[str, Any]]) -> Any:
-        return default_collate([{name: row[name] for name in ("x", "labels", "weight")} for row in rows])
-
-    class Taking(VectorClassifier):
-        def forward(self, x: Any, labels: Any = None, weight: Any = None) -> Any:
-            return super().forward(x, labels)
-
-    trainer = over(tmp_path, FORMS["rows"](), Weighing, without_text, remove_unused_columns=False)
-    trainer.model = trainer.model_wrapped = Taking()
-    assert trainer.train().global_step == 1
 
 
 def test_a_forward_without_a_signature_hides_neither_the_error_nor_its_note() -> None:

@@ -4,7 +4,6 @@ from collections import UserDict, namedtuple
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ import torch
 from accelerate.utils import send_to_device
 from transformers import BatchEncoding, BatchFeature
 
-from littrainer.data.device_copies import DeviceCopies, copies_to, copy_stream
-from littrainer.data.loaders import LookaheadLoader
+from littrainer.data.loaders import DeviceCopies, LookaheadLoader, copies_to, copy_stream
 from tests.data.test_loaders import Numbers, numbered_stream
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.trainers import quiet_trainer
@@ -154,10 +152,11 @@ def test_whatever_a_batch_is_made_of_is_moved() -> None:
     assert DeviceCopies(torch.device("cpu")).on_device(packed).batch_sizes.tolist() == [2, 1]
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_what_another_stream_cannot_carry_is_copied_when_it_is_needed(events: list[str]) -> None:
-    copies = DeviceCopies(GPU)
-    own = MovesItself()
-    (copy,) = copies.begun(iter([{"sparse": torch.ones(2).to_sparse(), "own": own}]))
+    own, nested = MovesItself(), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    batch = {"sparse": torch.ones(2).to_sparse(), "nested": nested, "own": own, "mapping": OwnMapping(x=torch.ones(1))}
+    (copy,) = DeviceCopies(GPU).begun(iter([batch]))
     assert copy.batch["own"] is own and not any("copied" in event for event in events)
     assert copy.arrived()["own"].place == "cuda:0"
 
@@ -172,32 +171,14 @@ class OwnMapping(UserDict[str, Any]):
         return self
 
 
-class FixedMapping(dict[str, Any]):
-    """Has a constructor of its own, as outputs of models do."""
-
-    def __init__(self, x: Any, y: Any) -> None:
-        super().__init__(x=x, y=y)
-
-    def to(self, device: Any, **_: Any) -> FixedMapping:
-        return FixedMapping(self["x"].to(device), self["y"].to(device))
-
-
 def test_a_mapping_that_moves_itself_does_so_as_under_accelerate() -> None:
-    for kind in (OwnMapping, FixedMapping):
-        moved = []
-        for move in (DeviceCopies(ELSEWHERE).on_device, partial(send_to_device, device=ELSEWHERE)):
-            batch: Any = kind(x=torch.ones(1), y=torch.ones(2))
-            batch.extra = "kept"
-            found = move({"own": batch})["own"]
-            moved.append((type(found), getattr(found, "extra", None), found is batch, found["y"].device))
-        assert moved[0] == moved[1]
-
-
-def test_a_mapping_that_moves_itself_is_not_taken_apart_for_another_stream(events: list[str]) -> None:
-    for own in (OwnMapping(x=torch.ones(1)), FixedMapping(torch.ones(1), torch.ones(1))):
-        (copy,) = DeviceCopies(GPU).begun(iter([own]))
-        assert copy.batch is own and not any("copied" in event for event in events)
-        assert type(copy.arrived()) is type(own)
+    moved = []
+    for move in (DeviceCopies(ELSEWHERE).on_device, partial(send_to_device, device=ELSEWHERE)):
+        batch = OwnMapping(x=torch.ones(1), y=torch.ones(2))
+        batch.extra = "kept"
+        found = move({"own": batch})["own"]
+        moved.append((type(found), found.extra, found is batch, found["y"].device))
+    assert moved[0] == moved[1]
 
 
 @pytest.mark.parametrize("kind", [BatchEncoding, BatchFeature])
@@ -211,13 +192,6 @@ def test_batches_of_transformers_are_on_their_way_early_and_stay_what_they_are(e
     assert "1 kept for computation" in events
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_nested_tensor_is_copied_when_it_is_needed(events: list[str]) -> None:
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-    (copy,) = DeviceCopies(GPU).begun(iter([nested]))
-    assert copy.batch is nested and not any("copied" in event for event in events)
-
-
 @pytest.mark.parametrize("dataset", [Numbers(5), numbered_stream(5)])
 def test_batches_of_a_loader_lie_on_the_device_and_are_counted(dataset: Any) -> None:
     def collate(samples: list[Any]) -> torch.Tensor:
@@ -227,13 +201,6 @@ def test_batches_of_a_loader_lie_on_the_device_and_are_counted(dataset: Any) -> 
     loader.copies = DeviceCopies(ELSEWHERE)
     assert [(batch.device, len(batch)) for batch in loader] == [(ELSEWHERE, 2), (ELSEWHERE, 2), (ELSEWHERE, 1)]
     assert loader.rows_in_last_batch == 1
-
-
-def test_nothing_is_copied_to_the_device_on_which_batches_are_made() -> None:
-    settings = SimpleNamespace(non_blocking=True)
-    assert copies_to(torch.device("cpu"), settings) is None
-    assert copies_to(GPU, settings) == DeviceCopies(GPU, non_blocking=True)
-    assert copies_to(GPU, None) == DeviceCopies(GPU, non_blocking=False)
 
 
 @pytest.mark.parametrize("non_blocking", [True, False])
@@ -249,6 +216,7 @@ def test_all_loaders_of_a_trainer_and_prepared_ones_hand_out_batches_on_its_devi
         trainer.get_test_dataloader(Rows(vector_rows(3))),
         trainer.accelerator.prepare(own),
     ]
+    assert copies_to(torch.device("cpu"), trainer.args.accelerator_config) is None
     assert {loader.copies for loader in loaders} == {DeviceCopies(ELSEWHERE, non_blocking)}
     assert {next(iter(loader))["x"].device for loader in loaders} == {ELSEWHERE}
     assert trainer.accelerator.prepare_data_loader(own, device_placement=False).copies is None

@@ -16,10 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import BatchEncoding
 
 from littrainer.data import dispatching
-from littrainer.data.batch_rows import cut_rows, first_dimension, joined_rows
-from littrainer.data.dispatching import NO_BATCH, UNREAD_ROUND, Dispatch
+from littrainer.data.dispatching import NO_BATCH, UNREAD_ROUND, Dispatch, cut_rows, first_dimension, joined_rows
 from littrainer.data.sharding import Share
-from littrainer.processes.agreement import FailedElsewhere
+from littrainer.distributed.failure_report import FailedElsewhere
 
 
 class Numbers(IterableDataset[dict[str, torch.Tensor]]):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from littrainer.data.generators import drawn_from, host_states, set_host_states
-from littrainer.data.stream_states import loads_safely
 
 DRAWS: dict[str, Callable[[], Any]] = {
     "torch": lambda: torch.rand(1).item(),
@@ -58,10 +57,6 @@ def test_what_was_not_read_is_not_put_back() -> None:
     there = host_states()
     set_host_states(states)
     assert not drawn_from(there, host_states())
-
-
-def test_states_can_be_stored_and_loaded_without_running_code() -> None:
-    assert loads_safely(host_states())
 
 
 def test_states_lie_on_the_host_whatever_device_new_tensors_are_made_on() -> None:

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, RandomSampler
 from transformers.trainer_utils import seed_worker as their_seed_worker
 
 from littrainer import TrainingArguments
-from littrainer.data.batch_rebalance import BatchRebalanceSampler
 from littrainer.data.loaders import build_loader
+from littrainer.data.samplers import BatchRebalanceSampler
 from tests.scenarios.data import Rows, SizedStream, Stream, vector_rows
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer

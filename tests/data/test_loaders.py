@@ -65,24 +65,13 @@ def test_exactly_one_batch_is_collated_ahead_of_the_one_handed_out() -> None:
 
 
 def test_a_loader_knows_when_it_hands_out_its_last_batch_and_forgets_it_at_the_next_pass() -> None:
-    loader = LookaheadLoader(Numbers(5), 2)
-    for _ in range(2):
-        assert [loader.end_of_dataloader for _ in loader] == [False, False, True]
-
-
-def test_a_loader_without_any_batch_hands_out_none() -> None:
-    loader = LookaheadLoader(Numbers(3), 4, drop_last=True)
-    assert list(loader) == []
-    assert not loader.end_of_dataloader
-
-
-def test_only_a_complete_pass_moves_on_to_the_next_epoch() -> None:
-    dataset = Numbers(4)
+    dataset = Numbers(5)
     loader = LookaheadLoader(dataset, 2)
     next(iter(loader))
-    list(loader)
-    list(loader)
-    assert dataset.epochs == [0, 0, 1]
+    for _ in range(2):
+        assert [loader.end_of_dataloader for _ in loader] == [False, False, True]
+    assert dataset.epochs == [0, 0, 1], "only a complete pass moves on to the next epoch"
+    assert list(LookaheadLoader(Numbers(3), 4, drop_last=True)) == []
 
 
 def test_the_epoch_reaches_dataset_sampler_and_batch_sampler() -> None:
@@ -131,43 +120,9 @@ def loader_for(folder: Path, dataset: Any, sampler: Any = None, is_training: boo
     )
 
 
-def test_dataloader_arguments_reach_the_dataloader(tmp_path: Path) -> None:
-    loader = loader_for(
-        tmp_path,
-        Numbers(10),
-        dataloader_num_workers=2,
-        dataloader_prefetch_factor=5,
-        dataloader_persistent_workers=True,
-        dataloader_in_order=False,
-        dataloader_multiprocessing_context="spawn",
-        dataloader_drop_last=True,
-    )
-    assert (loader.batch_size, loader.num_workers, loader.prefetch_factor) == (3, 2, 5)
-    assert loader.persistent_workers and loader.drop_last and not loader.in_order and loader.collate_fn is list
-    assert loader.multiprocessing_context.get_start_method() == "spawn"
-
-
-def test_memory_is_not_pinned_where_there_is_no_accelerator_to_copy_to(tmp_path: Path) -> None:
-    assert not loader_for(tmp_path, Numbers(3), dataloader_pin_memory=True).pin_memory
-
-
-def test_only_training_loaders_seed_their_workers(tmp_path: Path) -> None:
-    assert loader_for(tmp_path, Numbers(3)).worker_init_fn is not None
-    assert loader_for(tmp_path, Numbers(3), is_training=False).worker_init_fn is None
-
-
 def test_a_stream_is_read_in_its_own_order_to_its_end(tmp_path: Path) -> None:
     loader = loader_for(tmp_path, numbered_stream(7), sampler=SequentialSampler([1]), dataloader_drop_last=True)
     assert [numbers_in(batch) for batch in loader] == [[0, 1, 2], [3, 4, 5], [6]]
-
-
-def test_a_random_order_is_seeded_by_data_seed_and_epoch_unless_that_is_switched_off(tmp_path: Path) -> None:
-    dataset = Numbers(20)
-    seeded = loader_for(tmp_path, dataset, RandomSampler(dataset), data_seed=4)
-    assert list(seeded.sampler) == list(EpochSeededSampler(dataset, data_seed=4))
-    plain = RandomSampler(dataset)
-    off = loader_for(tmp_path, dataset, plain, accelerator_config={"use_seedable_sampler": False})
-    assert off.sampler is plain
 
 
 class OwnBatches(BatchSampler):

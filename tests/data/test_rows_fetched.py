@@ -11,7 +11,7 @@ import datasets
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import Dataset, StackDataset, Subset
+from torch.utils.data import Dataset
 
 from tests.scenarios.data import vector_rows
 from tests.scenarios.models import tiny_gpt2
@@ -89,16 +89,6 @@ def test_so_do_other_orders_which_may_measure_all_samples_first(tmp_path: Path, 
     trainer.processing_class = SimpleNamespace(model_input_names=["x"])
     assert len(list(trainer.get_train_dataloader())) == ROWS // BATCH
     assert training.fetched == {**in_batches(ROWS // BATCH, ROWS), "one by one": measured}
-
-
-@pytest.mark.parametrize("kind", [lambda base: Subset(base, range(8)), lambda base: StackDataset(x=base, labels=base)])
-def test_datasets_of_torch_that_hand_on_batches_have_them_handed_on(tmp_path: Path, kind: Any) -> None:
-    base = FetchedByBatches()
-    trainer = trainer_over(tmp_path, kind(base))
-    trainer.data_collator = len
-    number = len(list(trainer.get_train_dataloader()))
-    copies = 2 if isinstance(kind(base), StackDataset) else 1
-    assert base.fetched == in_batches(number * copies, len(kind(base)) * copies)
 
 
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from littrainer.data.loaders import LookaheadLoader
-from littrainer.data.progress import ResumePoint
+from littrainer.data.position import ResumePoint
 from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.windows import MicroBatch, WindowLoader, count_label_tokens, draw
 from tests.data.test_loaders import Numbers
@@ -72,8 +72,9 @@ def test_a_window_is_drawn_as_a_whole_before_its_first_micro_batch_is_handed_out
 
 
 def test_a_stream_that_ends_within_a_window_never_closes_it() -> None:
-    micro_batches = list(windows_over(iter(range(5)), accumulation=3, length=9))
-    assert places(micro_batches) == "[.][."
+    loader = windows_over(iter(range(5)), accumulation=3, length=9)
+    micro_batches = list(loader)
+    assert places(micro_batches) == "[.][." and len(loader) == 9 and list(loader) == []
     assert [batch.window_size for batch in micro_batches] == [3, 3, 3, 2, 2]
 
 
@@ -122,16 +123,6 @@ def test_an_epoch_ends_in_the_middle_of_a_window_when_told_to_stop() -> None:
     assert loader.micro_batches_seen == 2
 
 
-def test_an_empty_stream_gives_an_epoch_in_which_nothing_is_seen() -> None:
-    loader = windows_over(iter([]), 2, 4)
-    assert list(loader) == []
-    assert loader.micro_batches_seen == 0
-
-
-def test_a_window_loader_has_the_length_of_an_epoch_also_over_a_stream() -> None:
-    assert len(windows_over(iter([]), 2, 7)) == 7
-
-
 def shuffled(dataset: Numbers) -> LookaheadLoader:
     return LookaheadLoader(dataset, 2, collate_fn=list, sampler=EpochSeededSampler(dataset, data_seed=5))
 
@@ -155,12 +146,6 @@ def test_skipped_micro_batches_are_not_read_and_the_rest_is_what_it_would_have_b
     assert dataset.read == [number for batch in expected for number in batch]
     assert places(rest) == "[]|"
     assert [batch.epoch_fraction for batch in rest] == [5 / 7, 6 / 7, 1.0]
-
-
-def test_only_the_first_epoch_after_a_resume_is_shortened() -> None:
-    loader = windows_over(shuffled(Numbers(14)), 2, 7)
-    loader.resume_at(ResumePoint(4, None, nothing))
-    assert [len(list(loader)) for _ in range(2)] == [3, 7]
 
 
 def test_a_loader_that_cannot_skip_by_index_is_read_from_its_start() -> None:
@@ -214,30 +199,24 @@ def test_a_window_that_the_data_cannot_fill_leaves_the_epoch_incomplete_until_it
     assert loader.epoch_is_complete and loader.micro_batches_done == 2
 
 
-def test_drawing_ends_where_the_data_ends() -> None:
-    batches = iter("abc")
-    assert [draw(batches, 2), draw(batches, 2), draw(batches, 2)] == [["a", "b"], ["c"], []]
-
-
 WINDOW = [
     {"labels": torch.tensor([[1, 2, -100], [-100, 3, 4]])},
     {"labels": torch.tensor([[5, -100, -100]])},
 ]
+SHIFTED = [{"labels": torch.tensor([[1, 2, 3]]), "shift_labels": torch.tensor([[2, -100, -100]])}]
 
 
-def test_all_labels_but_ignored_ones_are_counted_over_the_window() -> None:
-    assert int(count_label_tokens(WINDOW, labels_are_shifted=False)) == 5  # type: ignore[arg-type]
-
-
-def test_the_first_label_of_a_row_is_no_target_where_labels_are_shifted() -> None:
-    assert int(count_label_tokens(WINDOW, labels_are_shifted=True)) == 3  # type: ignore[arg-type]
-
-
-def test_labels_that_the_data_has_shifted_are_counted_as_they_are() -> None:
-    window = [{"labels": torch.tensor([[1, 2, 3]]), "shift_labels": torch.tensor([[2, -100, -100]])}]
-    assert int(count_label_tokens(window, labels_are_shifted=True)) == 1  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("labels", [[{"boxes": [1]}], [1, 2], "text", None])
-def test_labels_that_are_no_tensors_are_not_counted(labels: Any) -> None:
-    assert count_label_tokens([{"labels": labels}], labels_are_shifted=False) is None
+@pytest.mark.parametrize(
+    ("window", "labels_are_shifted", "expected"),
+    [
+        (WINDOW, False, 5),
+        # The first label of a row is no target.
+        (WINDOW, True, 3),
+        (SHIFTED, True, 1),
+        *(([{"labels": labels}], False, None) for labels in ([{"boxes": [1]}], [1, 2], "text", None)),
+    ],
+)
+def test_all_labels_but_ignored_ones_are_counted_over_the_window(
+    window: Any, labels_are_shifted: bool, expected: int | None
+) -> None:
+    assert count_label_tokens(window, labels_are_shifted) == expected

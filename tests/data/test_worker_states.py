@@ -10,9 +10,8 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, get_wo
 
 from littrainer.data.generators import drawn_from, host_states
 from littrainer.data.loaders import LookaheadLoader
-from littrainer.data.progress import DataProgress
-from littrainer.data.skipping import without_first_batches
-from littrainer.data.worker_states import (
+from littrainer.data.position import DataProgress, without_first_batches
+from littrainer.data.workers import (
     Report,
     ReportingCollate,
     UnaskedForNothing,

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.verification import damage_in
-from littrainer.data.workers import answering
-from littrainer.processes.agreement import is_running
+from littrainer.data import workers
+from littrainer.distributed.failure_report import is_running
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 from tests.scenarios.trainers import quiet_trainer
@@ -51,14 +51,6 @@ class Signalled(Rows):
         return super().__getitem__(index)
 
 
-class SignalledAtStart(Rows):
-    """Rows that signal all processes when a worker is spawned, long before torch gets to run there."""
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        signal_all(signal.SIGTERM)
-
-
 WAYS: dict[str, dict[str, Any]] = {
     "forked": {},
     "persistent": {"dataloader_persistent_workers": True},
@@ -77,13 +69,6 @@ def test_a_signal_to_all_processes_saves_though_the_workers_get_it_too(tmp_path:
     trainer = saving_on_a_signal(tmp_path, Signalled(signal.SIGTERM, at=4), **WAYS[way])
     step = trainer.train().global_step
     assert step < 9 and damage_in(tmp_path / f"checkpoint-{step}") == []
-
-
-def test_a_worker_that_is_being_spawned_outlives_the_signal(tmp_path: Path) -> None:
-    rows = SignalledAtStart(vector_rows(10))
-    settings = {"dataloader_multiprocessing_context": "spawn", "dataloader_num_workers": 1}
-    assert saving_on_a_signal(tmp_path, rows, **settings).train().global_step == 1
-    assert damage_in(tmp_path / "checkpoint-1") == []
 
 
 ENDS = """
@@ -138,18 +123,18 @@ def test_a_training_within_another_leaves_it_the_signals(tmp_path: Path) -> None
     class TrainsAnother(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             quiet_trainer(tmp_path / "inner", max_steps=1, enable_jit_checkpoint=True).train()
-            answered.append(bool(answering().value))
+            answered.append(workers._answered)
 
     answered: list[bool] = []
     settings = {"max_steps": 1, "enable_jit_checkpoint": True}
     quiet_trainer(tmp_path / "outer", given={"callbacks": [TrainsAnother()]}, **settings).train()
-    assert answered == [True] and not answering().value
+    assert answered == [(signal.SIGTERM,)] and not workers._answered
 
 
 STUCK = """
 import os, pathlib, signal, sys
 from torch.utils.data import DataLoader
-from littrainer.data.workers import read_batches
+from littrainer.data.workers import answer, read_batches
 
 class Hangs:
     def __len__(self):
@@ -160,7 +145,8 @@ class Hangs:
         pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
         signal.pause()
 
-batches = read_batches(DataLoader(Hangs(), num_workers=1), signals=[signal.SIGTERM])
+answer([signal.SIGTERM])
+batches = read_batches(DataLoader(Hangs(), num_workers=1))
 while not pathlib.Path(sys.argv[1]).exists() or not pathlib.Path(sys.argv[1]).read_text():
     pass
 """
@@ -175,33 +161,12 @@ def test_a_worker_that_hangs_does_not_keep_the_script_from_ending(tmp_path: Path
 
 def test_a_worker_whose_trainer_was_killed_answers_signals(tmp_path: Path) -> None:
     script = STUCK.replace("signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})", "pass")
-    script += (
-        "from littrainer.data.workers import answer\nanswer([signal.SIGTERM])\nos.kill(os.getpid(), signal.SIGKILL)"
-    )
+    script += "os.kill(os.getpid(), signal.SIGKILL)"
     command = [sys.executable, "-c", script, str(tmp_path / "worker")]
     assert subprocess.run(command, check=False, timeout=LONGEST_WAIT_SECONDS).returncode == -signal.SIGKILL
     worker = int((tmp_path / "worker").read_text())
     os.kill(worker, signal.SIGTERM)
     wait_until(lambda: not is_running(worker), "the worker ends")
-
-
-@pytest.mark.parametrize("answers", [True, False])
-def test_a_worker_can_be_ended_where_the_signal_is_not_answered(tmp_path: Path, answers: bool) -> None:
-    trainer = saving_on_a_signal(tmp_path, Rows(vector_rows(40)), dataloader_num_workers=1)
-    before = set(multiprocessing.active_children())
-    batches = iter(trainer.get_train_dataloader())
-    next(batches)
-    (worker,) = set(multiprocessing.active_children()) - before
-    answering().value = answers
-    try:
-        worker.terminate()
-        if answers:
-            assert len(list(batches)) == 9
-        else:
-            worker.join(LONGEST_WAIT_SECONDS)
-            assert worker.exitcode == 0
-    finally:
-        answering().value = False
 
 
 armed: list[int] = []

@@ -155,7 +155,7 @@ def streams_that_end_apart(folder: Path) -> Any:
         folder / "one", VectorClassifier(), given={"train_dataset": Stream(rows)}, max_steps=6, **NOT_DISPATCHED
     )
     of_script = OwnLoader(lambda: DataLoader(Stream(rows), batch_size=4))(folder / "two", max_steps=6)
-    with Warnings("littrainer.data.ends") as heard:
+    with Warnings("littrainer.data.stream_end") as heard:
         epochs = []
         for trainer in (of_trainer, of_script):
             trainer.train()
@@ -259,10 +259,6 @@ def orders(folder: Path) -> dict[str, Any]:
     found["drawn from one generator"] = epochs(build_loader(args, data, sampler=RandomSampler(data), **plain))
     sampler = LengthGroupedSampler(2, lengths=lengths)
     found["grouped by length from one generator"] = epochs(build_loader(args, data, sampler=sampler, **plain))
-    sampler = LengthGroupedSampler(2, lengths=lengths)
-    with Warnings("littrainer.data.samplers") as heard:
-        epochs(build_loader(quiet_arguments(folder), data, sampler=sampler, **plain))
-    found["heard"] = heard.messages
     args = quiet_arguments(folder, accelerator_config={"dispatch_batches": False})
     found["of a stream"] = epochs(build_loader(args, NumberStream(), sampler=None, **plain))
     return found

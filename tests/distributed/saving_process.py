@@ -31,8 +31,8 @@ from littrainer.checkpoint import distributed_resume, distributed_save, weights,
 from littrainer.checkpoint.checksums import read_manifest
 from littrainer.checkpoint.run_lock import give_back_claim, take_claim
 from littrainer.checkpoint.verification import damage_in
-from littrainer.engine import import_lightning
-from littrainer.processes.agreement import from_each, wait_for_each_other
+from littrainer.distributed.agreement import from_each, wait_for_each_other
+from littrainer.engine.run_lightning import import_lightning
 from tests.faults.signals import SignalIn
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import NoisyClassifier

@@ -119,12 +119,6 @@ def test_one_order_is_shared_though_the_generators_of_the_processes_differ(found
         assert sorted(one + other) == list(range(one[0], one[0] + 8))
 
 
-def test_orders_that_differ_because_the_generators_do_are_told(found: list[dict[str, Any]]) -> None:
-    for one in found:
-        (message,) = one["orders"]["heard"]
-        assert "different orders from LengthGroupedSampler" in message and "use_seedable_sampler=False" in message
-
-
 def test_loaders_of_a_script_are_shared_out_as_the_accelerator_is_set(found: list[dict[str, Any]]) -> None:
     first, second = (one["prepared_loaders"] for one in found)
     in_order = [[0, 1], [4, 5], [8, 0]], [[2, 3], [6, 7], [1, 2]]

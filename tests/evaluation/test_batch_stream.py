@@ -24,9 +24,9 @@ def test_batches_are_handed_out_one_by_one_as_they_are() -> None:
 
 @pytest.mark.parametrize(("count", "lengths"), [(0, []), (1, [1]), (3, [3]), (4, [3, 1]), (6, [3, 3]), (7, [3, 3, 1])])
 def test_stretches_hold_every_batch_once_and_in_order(count: int, lengths: list[int]) -> None:
-    stretches = handed_out(BatchStream(range(count), 3))
-    assert [len(stretch) for stretch in stretches] == lengths
-    assert [batch for stretch in stretches for batch in stretch] == list(range(count))
+    chunks = handed_out(BatchStream(range(count), 3))
+    assert [len(chunk) for chunk in chunks] == lengths
+    assert [batch for chunk in chunks for batch in chunk] == list(range(count))
 
 
 def test_no_batch_is_drawn_before_its_turn() -> None:
@@ -37,11 +37,11 @@ def test_no_batch_is_drawn_before_its_turn() -> None:
             events.append(("drawn", number))
             yield number
 
-    for stretch in BatchStream(loader(), 2):
-        events.append("stretch")
-        events.extend(("used", batch) for batch in single_batches(stretch))
-    assert [event[0] for event in events if event != "stretch"] == ["drawn", "used"] * 5
-    assert events[:3] == [("drawn", 0), "stretch", ("used", 0)]
+    for chunk in BatchStream(loader(), 2):
+        events.append("chunk")
+        events.extend(("used", batch) for batch in single_batches(chunk))
+    assert [event[0] for event in events if event != "chunk"] == ["drawn", "used"] * 5
+    assert events[:3] == [("drawn", 0), "chunk", ("used", 0)]
 
 
 @pytest.mark.parametrize("batches_per_step", [1, 2])
@@ -60,7 +60,7 @@ def test_the_loader_begins_with_the_first_batch_however_often_an_iterator_is_ask
 
 
 def test_a_stretch_that_is_left_early_loses_no_batch() -> None:
-    seen = [next(single_batches(stretch)) for stretch in BatchStream(range(4), 3)]
+    seen = [next(single_batches(chunk)) for chunk in BatchStream(range(4), 3)]
     assert seen == [0, 1, 2, 3]
 
 

@@ -8,18 +8,19 @@ import pytest
 import torch
 from transformers.trainer_pt_utils import EvalLoopContainer
 
+from littrainer.errors.nested_values import concatenated
 from littrainer.evaluation import gathering
-from littrainer.evaluation.gathering import BatchCollection
+from littrainer.evaluation.gathering import BatchCollection, HostRows
 from tests.scenarios.nested import described, filled
 
 
 @pytest.mark.parametrize("join", [True, False])
 @pytest.mark.parametrize("moved_after", [(), (0,), (0, 1), (1, 2)], ids=str)
-@pytest.mark.parametrize("stretch_bytes", [1, 30, 1000])
+@pytest.mark.parametrize("waiting_bytes", [1, 1000])
 def test_a_collection_gives_the_arrays_of_transformers_container(
-    monkeypatch: pytest.MonkeyPatch, join: bool, moved_after: tuple[int, ...], stretch_bytes: int
+    monkeypatch: pytest.MonkeyPatch, join: bool, moved_after: tuple[int, ...], waiting_bytes: int
 ) -> None:
-    monkeypatch.setattr(gathering, "STRETCH_BYTES", stretch_bytes)
+    monkeypatch.setattr(gathering, "WAITING_BYTES", waiting_bytes)
     ours, theirs = BatchCollection(join), EvalLoopContainer(join)
     for number, width in enumerate((3, 5, 2)):
         batch = (filled(2, width), {"a": filled(2).to(torch.bfloat16)})
@@ -55,7 +56,7 @@ def test_a_collection_on_the_host_holds_no_tensor(join: bool) -> None:
 def test_large_tensors_of_the_host_are_written_into_the_joined_array_when_they_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gathering, "STRETCH_BYTES", 20)
+    monkeypatch.setattr(gathering, "WAITING_BYTES", 20)
     collection = BatchCollection(expected_rows=4)
     first = filled(2, 3)
     collection.add(first)
@@ -67,8 +68,8 @@ def test_large_tensors_of_the_host_are_written_into_the_joined_array_when_they_c
 def test_tensors_of_a_device_wait_until_they_are_moved_and_are_let_go_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gathering, "STRETCH_BYTES", 1)
-    monkeypatch.setattr(gathering, "_held_bytes_and_place", lambda batch: (batch.nbytes, False))
+    monkeypatch.setattr(gathering, "WAITING_BYTES", 1)
+    monkeypatch.setattr(gathering, "_bytes_and_place", lambda batch: (2, False))
     batches = [filled(2, 3) for _ in range(4)]
     waiting = [weakref.ref(batch) for batch in batches]
     alive_at_each_write: list[int] = []
@@ -91,26 +92,20 @@ def test_tensors_of_a_device_wait_until_they_are_moved_and_are_let_go_one_by_one
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_part_of_a_large_tensor_does_not_keep_the_rest_of_it(monkeypatch: pytest.MonkeyPatch, nested: bool) -> None:
     part = filled(100, 30)[:1]
-    for is_on_host in (True, False):
-        monkeypatch.setattr(gathering, "STRETCH_BYTES", 10_000)
-        if not is_on_host:
-            monkeypatch.setattr(gathering, "_held_bytes_and_place", lambda batch: (120, False))
-        collection = BatchCollection()
-        collection.add((part,) if nested else part)
-        held = [batch[0] if nested else batch for batch in collection._waiting]
-        assert [tensor.untyped_storage().nbytes() for tensor in held] == ([] if is_on_host else [part.nbytes])
-        found = collection.arrays()
-        assert (found[0] if nested else found).tolist() == part.tolist()
+    monkeypatch.setattr(gathering, "WAITING_BYTES", 1)
+    monkeypatch.setattr(gathering, "_bytes_and_place", lambda batch: (2, False))
+    collection = BatchCollection()
+    collection.add((part,) if nested else part)
+    (held,) = [batch[0] if nested else batch for batch in collection._waiting]
+    assert held.untyped_storage().nbytes() == part.nbytes
+    found = collection.arrays()
+    assert (found[0] if nested else found).tolist() == part.tolist()
 
 
-@pytest.mark.parametrize("stretch_bytes", [1, 1000])
 @pytest.mark.parametrize(
     ("batch", "kinds"), [(((filled(1),), {"a": filled(1)}), "Tensor, tuple"), ([filled(1), {"a": filled(1)}], "list")]
 )
-def test_batches_of_another_structure_are_refused(
-    monkeypatch: pytest.MonkeyPatch, stretch_bytes: int, batch: Any, kinds: str
-) -> None:
-    monkeypatch.setattr(gathering, "STRETCH_BYTES", stretch_bytes)
+def test_batches_of_another_structure_are_refused(batch: Any, kinds: str) -> None:
     collection = BatchCollection()
     collection.add((filled(1), {"a": filled(1)}))
     with pytest.raises(TypeError, match=rf"{kinds}.*eval_do_concat_batches=False"):
@@ -125,3 +120,84 @@ def test_arrays_and_tensors_of_a_batch_are_collected_side_by_side() -> None:
     arrays = collection.arrays()
     assert arrays["tensor"].tolist() == [[0, -100], [0, 1]]
     assert arrays["array"].tolist() == [[1, -100], [1, 1]] and arrays["array"].dtype == np.int32
+
+
+def numbered(rows: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.arange(rows * int(np.prod(shape)), dtype=dtype).reshape(rows, *shape)
+
+
+def written(pieces: list[torch.Tensor], expected_rows: int | None = None) -> np.ndarray:
+    collected = HostRows(expected_rows)
+    for piece in pieces:
+        collected.write(piece)
+    return collected.joined()
+
+
+PIECES = {
+    "one row each": [numbered(1), numbered(1)],
+    "rows of numbers": [numbered(3), numbered(2)],
+    "wider later": [numbered(2, 3), numbered(1, 5), numbered(2, 4), numbered(1, 6)],
+    "narrower later": [numbered(2, 5, 2), numbered(3, 2, 2)],
+    "longer and longer": [numbered(2, width) for width in range(1, 9)],
+    "half precision": [numbered(2, 2, dtype=torch.bfloat16), numbered(1, 3, dtype=torch.bfloat16)],
+    "whole numbers, then others": [numbered(2, 2, dtype=torch.int64), numbered(1, 2)],
+    "no rows": [numbered(0, 3), numbered(2, 3), numbered(0, 3)],
+    "only no rows": [numbered(0, 3)],
+    "truth": [torch.tensor([True]), torch.tensor([False, True])],
+}
+
+
+@pytest.mark.parametrize("expected_rows", [None, 1, 5, 100])
+@pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES.keys())
+def test_rows_are_those_of_all_batches_whatever_number_was_expected(
+    pieces: list[torch.Tensor], expected_rows: int | None
+) -> None:
+    joined: Any = concatenated(pieces)
+    joined = joined.float() if joined.dtype == torch.bfloat16 else joined
+    found = written(pieces, expected_rows)
+    assert (found.dtype, found.shape) == (joined.numpy().dtype, joined.numpy().shape)
+    assert np.array_equal(found, joined.numpy())
+    assert found.flags.c_contiguous and found.flags.writeable
+
+
+def test_a_single_number_stays_one_and_several_make_a_row() -> None:
+    assert written([torch.tensor(2.5)]).shape == ()
+    assert written([torch.tensor(2.5), torch.tensor(1.0)]).tolist() == [2.5, 1.0]
+
+
+def test_rows_can_be_read_and_added_to_again() -> None:
+    collected = HostRows()
+    for width in (2, 3):
+        collected.write(numbered(1, width))
+        collected.joined()
+    collected.write(numbered(2, 1))
+    assert collected.joined().tolist() == [[0, 1, -100], [0, 1, 2], [0, -100, -100], [1, -100, -100]]
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5), (2, 3), (2,)])
+def test_rows_that_differ_in_more_than_their_second_dimension_are_refused_with_both_shapes(shape: Any) -> None:
+    collected = HostRows()
+    collected.write(torch.zeros(1, 3, 4))
+    with pytest.raises(ValueError) as caught:
+        collected.write(torch.zeros(shape))
+    assert str(shape) in str(caught.value) and "(1, 3, 4)" in str(caught.value)
+    assert "preprocess_logits_for_metrics" in str(caught.value)
+
+
+def test_too_little_memory_is_an_error_that_says_how_to_need_less() -> None:
+    with pytest.raises(MemoryError, match=r"preprocess_logits_for_metrics.*torchmetrics"):
+        written([numbered(2, 3)], expected_rows=2**60)
+
+
+def test_as_many_rows_as_expected_are_allocated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    allocate = gathering._memory
+
+    def noting(*given: Any) -> torch.Tensor:
+        memory = allocate(*given)
+        sizes.append(memory.nbytes)
+        return memory
+
+    monkeypatch.setattr(gathering, "_memory", noting)
+    array = written([numbered(2, 6), numbered(2, 6), numbered(2, 3)], expected_rows=6)
+    assert sizes == [array.nbytes]

@@ -13,14 +13,14 @@ import lightning.pytorch as pl
 import pytest
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.evaluation.batch_stream import BATCHES_PER_STRETCH
-from littrainer.module import TrainerModule
+from littrainer.engine.module import TrainerModule
+from littrainer.evaluation.batch_stream import BATCHES_PER_CHUNK
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
-ROWS = BATCHES_PER_STRETCH + 3
+ROWS = BATCHES_PER_CHUNK + 3
 
 
 @pytest.fixture
@@ -48,14 +48,14 @@ def test_batches_that_nobody_listens_to_go_through_lightnings_loop_in_stretches(
 ) -> None:
     trainer = trainer_over_many_batches(tmp_path)
     predictions = trainer.predict(trainer.eval_dataset).predictions
-    assert handed_out == ["Stretch", "Stretch"] and len(predictions) == ROWS
+    assert handed_out == ["BatchChunk", "BatchChunk"] and len(predictions) == ROWS
     trainer.evaluate()
-    assert handed_out == ["Stretch"] * 4
+    assert handed_out == ["BatchChunk"] * 4
 
 
 def test_so_they_do_in_training(tmp_path: Path, handed_out: list[str]) -> None:
     trainer_over_many_batches(tmp_path, max_steps=1, eval_on_start=True).train()
-    assert handed_out == ["Stretch", "Stretch"]
+    assert handed_out == ["BatchChunk", "BatchChunk"]
 
 
 class Listening(pl.Callback):
@@ -90,7 +90,7 @@ def test_further_keywords_of_lightning_see_each_batch_and_a_callback_without_suc
     assert handed_out == ["dict"] * 5
     handed_out.clear()
     trainer_over_many_batches(tmp_path, given={"callbacks": [Deaf()]}).evaluate()
-    assert handed_out == ["Stretch", "Stretch"]
+    assert handed_out == ["BatchChunk", "BatchChunk"]
 
 
 def test_a_signal_ends_an_evaluation_after_its_batch_and_not_after_the_stretch(tmp_path: Path) -> None:

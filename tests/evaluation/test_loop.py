@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from littrainer import EvalPrediction, Trainer, TrainerCallback
-from littrainer.evaluation import gathering, host_rows
+from littrainer.evaluation import gathering
 from tests.fidelity.compare import first_difference
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.metrics import accuracy
@@ -407,9 +407,15 @@ def test_the_arrays_of_an_evaluation_are_allocated_once_at_their_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: int
 ) -> None:
     sizes: list[int] = []
-    allocate = host_rows._untouched_memory
-    monkeypatch.setattr(host_rows, "_untouched_memory", lambda size: (sizes.append(size), allocate(size))[1])
-    monkeypatch.setattr(gathering, "STRETCH_BYTES", 1)
+    allocate = gathering._memory
+
+    def noting(*given: Any) -> torch.Tensor:
+        memory = allocate(*given)
+        sizes.append(memory.nbytes)
+        return memory
+
+    monkeypatch.setattr(gathering, "_memory", noting)
+    monkeypatch.setattr(gathering, "WAITING_BYTES", 1)
     trainer = quiet_trainer(tmp_path, given={"compute_metrics": accuracy})
     trainer.evaluate(Rows(vector_rows(samples)))
     losses, logits, labels = 4 * samples, 4 * samples * CLASSES, 8 * samples

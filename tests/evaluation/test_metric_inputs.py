@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from littrainer import EvalPrediction, Trainer
-from littrainer.evaluation.metric_inputs import CONVERSIONS, TaskFacts, converted, guessed_conversion, task_facts
+from littrainer.evaluation.loop import EvaluationPass
+from littrainer.evaluation.streaming import CONVERSIONS, TaskFacts, converted, guessed_conversion
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_bert_tagger, tiny_gpt2, tiny_llama
 from tests.scenarios.trainers import quiet_trainer
 
@@ -154,6 +155,10 @@ def test_a_conversion_that_cannot_be_told_is_asked_for(logits: Any, labels: Any,
     with pytest.raises(ValueError, match=reason) as caught:
         guessed_conversion(batch(logits, labels), facts)
     assert all(name in str(caught.value) for name in CONVERSIONS)
+
+
+def task_facts(trainer: Trainer) -> TaskFacts:
+    return EvaluationPass(trainer, trainer.get_eval_dataloader(), "Evaluation", False, None, "eval").task_facts()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
-from littrainer.optim.changed_hyperparameters import AskedFor, are_others
+from littrainer.optim.parameter_groups import AskedFor, are_others
 from littrainer.optim.schedules import get_linear_schedule_with_warmup
 
 STEPS = 10

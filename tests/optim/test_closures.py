@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from littrainer.optim.adafactor import Adafactor
-from littrainer.optim.closures import closure_before_step, updates_during_backward
+from littrainer.optim.stepping import closure_before_step, updates_during_backward
 from tests.optim.libraries import Recording
 
 PARAMETERS = [torch.nn.Parameter(torch.zeros(1))]

@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import nn
 
-from littrainer.optim.decay import decayed_parameter_names, parameter_groups
+from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from tests.scenarios.models import (
     PartlyTrainedClassifier,
     VectorClassifier,

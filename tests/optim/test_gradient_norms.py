@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from littrainer import Trainer
-from littrainer.optim.gradient_norms import clip_by_norm, lie_on_several_meshes
+from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
 from tests.scenarios.trainers import quiet_trainer
 
 GRADIENTS = [torch.tensor([3.0, -4.0]), torch.tensor([[1.0, 2.0], [2.0, 4.0]]), torch.tensor([12.0])]

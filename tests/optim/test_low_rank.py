@@ -8,8 +8,7 @@ import pytest
 from transformers.trainer_utils import check_target_module_exists
 
 from littrainer.arguments.choices import ParallelMode
-from littrainer.optim.low_rank import is_target
-from littrainer.optim.optimizers import optimizer_class_and_keywords
+from littrainer.optim.optimizers import is_target, optimizer_class_and_keywords
 from tests.optim import libraries
 from tests.optim.test_third_party import Projected
 from tests.scenarios.trainers import quiet_arguments

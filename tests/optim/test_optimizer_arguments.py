@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.trainer_optimizer import _parse_optim_args
 
-from littrainer.optim.optimizer_arguments import Convert, parse_optim_args, read_optim_args, torch_dtype, truth
+from littrainer.optim.optimizers import Convert, parse_optim_args, read_optim_args, torch_dtype, truth
 
 ACCEPTED: dict[str, Convert] = {"rank": int, "scale": float, "on": truth, "kind": str}
 

@@ -10,8 +10,7 @@ from torch import nn
 
 from littrainer.arguments.choices import OptimizerNames
 from littrainer.optim.adafactor import Adafactor
-from littrainer.optim.built_in import BUILT_IN
-from littrainer.optim.optimizers import OPTIMIZERS, build_optimizer, optimizer_class_and_keywords
+from littrainer.optim.optimizers import BUILT_IN, OPTIMIZERS, build_optimizer, optimizer_class_and_keywords
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 RATES = {"learning_rate": 0.02, "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-5}

@@ -11,8 +11,7 @@ from torch import nn
 
 from littrainer import Trainer
 from littrainer.arguments.choices import OptimizerNames
-from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
-from littrainer.optim.third_party import THIRD_PARTY
+from littrainer.optim.optimizers import THIRD_PARTY, build_optimizer, optimizer_class_and_keywords
 from tests.optim import libraries
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 

@@ -18,10 +18,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from littrainer import Trainer, TrainerCallback, TrainingArguments
-from littrainer.engine import lightning_keywords
+from littrainer.engine.run_lightning import lightning_keywords
 from littrainer.evaluation.gathering import BatchCollection
-from littrainer.optim.entries import Request
-from littrainer.optim.low_rank import parameter_groups_with_projection
+from littrainer.optim.optimizers import Request, parameter_groups_with_projection
 from tests.scenarios.data import Rows, token_rows, vector_rows
 from tests.scenarios.models import BreakingClassifier, VectorClassifier, tiny_bert_classifier, tiny_gpt2
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from littrainer.arguments.destinations import DESTINATIONS
 from littrainer.arguments.earlier_names import EARLIER_NAMES, EarlierName
-from littrainer.arguments.fields import topics_of
-from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
-from littrainer.arguments.support import HONOURED_VALUES
+from littrainer.arguments.fields import default_of, topics_of
+from littrainer.arguments.rules import HONOURED_VALUES
+from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
 
 INTRODUCTION = """\
 # Arguments
@@ -83,7 +82,7 @@ def _topic_tables() -> list[str]:
             field = help_and_default[field.name]
             cells = (
                 f"`{field.name}`",
-                f"`{_default(field)!r}`",
+                f"`{default_of(field)!r}`",
                 _status(field.name),
                 field.metadata["help"],
                 _destination(field.name),
@@ -91,10 +90,6 @@ def _topic_tables() -> list[str]:
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         tables.append("\n".join([*lines, ""]))
     return tables
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _destination(name: str) -> str:

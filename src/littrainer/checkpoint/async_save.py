@@ -17,7 +17,7 @@ import torch
 from littrainer.checkpoint.atomic_write import in_thread, rotate_checkpoints
 from littrainer.checkpoint.distributed_save import parts_of_checkpoint
 from littrainer.checkpoint.writer import CheckpointFiles, SavedTraining, collect_files, note_best_checkpoint
-from littrainer.processes.agreement import failing_together
+from littrainer.distributed.agreement import failing_together
 
 if TYPE_CHECKING:
     from littrainer.callbacks.state import TrainerState

@@ -20,7 +20,7 @@ from littrainer.checkpoint.layout import (
 )
 from littrainer.checkpoint.reader import RANDOM_STATES_OF_EACH
 from littrainer.checkpoint.verification import damage_in, get_last_checkpoint, refuse_damage
-from littrainer.processes.agreement import are_several, failing_together, from_each, from_first
+from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

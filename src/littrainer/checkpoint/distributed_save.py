@@ -26,7 +26,7 @@ from littrainer.checkpoint.atomic_write import (
     staged_checkpoint,
 )
 from littrainer.checkpoint.checksums import files_in
-from littrainer.processes.agreement import are_several, failing_together, from_each, wait_for_each_other
+from littrainer.distributed.agreement import are_several, failing_together, from_each, wait_for_each_other
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

@@ -26,6 +26,9 @@ LOSS_SCALING = "MixedPrecision"
 # Under which name Lightning keeps the state of a `TrainerDataModule`, and the version of what that returns.
 DATA_MODULE = "TrainerDataModule"
 DATA_VERSION = 1
+# Marks a checkpoint of Lightning that a `TransformersModule` has written.
+MARK = "transformers_module"
+MARK_VERSION = 1
 
 
 @dataclass

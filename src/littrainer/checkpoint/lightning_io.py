@@ -27,7 +27,7 @@ from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.verification import refuse_damage
 from littrainer.checkpoint.weights import load_weights, write_weights
 from littrainer.checkpoint.writer import SavedTraining, note_best_checkpoint, write_checkpoint
-from littrainer.processes.agreement import are_several, failing_together
+from littrainer.distributed.agreement import are_several, failing_together
 
 # In that file: weights of the LightningModule beside the model's.
 FURTHER_WEIGHTS = "further_weights"

@@ -24,7 +24,7 @@ from littrainer.checkpoint.layout import (
 )
 from littrainer.checkpoint.random_state import random_state_name, restore_random_states
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.checkpoint.shards import is_by_name, numbered_for
+from littrainer.strategies.shards import is_by_name, numbered_for
 
 if TYPE_CHECKING:
     pass

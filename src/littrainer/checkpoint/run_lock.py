@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from littrainer.arguments.choices import SaveStrategy
+from littrainer.checkpoint.arguments_file import write_run_record
 from littrainer.checkpoint.atomic_write import UNFINISHED_DIR, clean_unfinished, own_place, wait_for_deletions
 from littrainer.checkpoint.distributed_save import leads, not_writable
-from littrainer.processes.agreement import failing_together
+from littrainer.distributed.agreement import failing_together
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
+
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +82,7 @@ def claimed_for_training(args: TrainingArguments, run_dir: Callable[[], str]) ->
         with failing_together(f"claiming {folder} for checkpoints"):
             if leads(args, folder):
                 claims.enter_context(claimed(folder))
+                write_run_record(args, folder)
         yield
         # Who looks into the folder next finds nothing half-deleted in it, in any process.
         with failing_together(f"tidying up {folder}"):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
+from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.checkpoint.layout import (
     FSDP_OPTIMIZER_NAME,
@@ -27,19 +27,6 @@ from littrainer.checkpoint.layout import (
     holds_parts,
 )
 from littrainer.checkpoint.reader import load_optimizer, read_optimizer_state, refuse_other_optimizer
-from littrainer.checkpoint.shards import (
-    by_name,
-    free_gathered,
-    has_flat_shards,
-    is_sharded,
-    load_whole_optimizer_state,
-    load_whole_state_dict,
-    names_of_parameters,
-    numbered_as_if_whole,
-    numbered_for,
-    whole_optimizer_state,
-    whole_state_dict,
-)
 from littrainer.checkpoint.weights import (
     adapter_weights,
     carries_adapters,
@@ -52,12 +39,26 @@ from littrainer.checkpoint.weights import (
     without_wrappers,
 )
 from littrainer.checkpoint.writer import write_companions, write_files
-from littrainer.ecosystem import is_a
-from littrainer.processes.agreement import failing_together
-from littrainer.processes.layout import data_parallel_size
+from littrainer.distributed.agreement import failing_together
+from littrainer.distributed.layout import data_parallel_size
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.strategies.shards import (
+    by_name,
+    free_gathered,
+    has_flat_shards,
+    is_sharded,
+    load_whole_optimizer_state,
+    load_whole_state_dict,
+    names_of_parameters,
+    numbered_as_if_whole,
+    numbered_for,
+    whole_optimizer_state,
+    whole_state_dict,
+)
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
+
 
 logger = logging.getLogger(__name__)
 

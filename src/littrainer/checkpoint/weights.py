@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from littrainer.checkpoint.layout import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_NAME, holds_fsdp_weights
 from littrainer.checkpoint.safe_loading import OTHER_CHECKPOINT, file_inside, load_json, load_safetensors, load_tensors
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
-from littrainer.arguments.saved_arguments import write_arguments
+from littrainer.checkpoint.arguments_file import write_arguments
 from littrainer.callbacks.state import TrainerState, exported_states, is_exportable
 from littrainer.checkpoint.atomic_write import StagedCheckpoint, name_final_folder
 from littrainer.checkpoint.checksums import save_and_sum
@@ -26,7 +26,7 @@ from littrainer.checkpoint.layout import (
     resume_record_name,
 )
 from littrainer.checkpoint.weights import write_weights, writes_given_weights
-from littrainer.processes.agreement import are_several, from_each
+from littrainer.distributed.agreement import are_several, from_each
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

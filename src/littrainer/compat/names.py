@@ -6,14 +6,13 @@ Names that a transformers module only imports from another one need no row: the 
 
 CHOICES = "littrainer.arguments.choices"
 LAYOUT = "littrainer.checkpoint.layout"
-NOTEBOOK = "littrainer.callbacks.notebook"
 RESULTS = "littrainer.evaluation.results"
 SEARCH = "littrainer.search"
 
 REPLACED: dict[str, dict[str, str]] = {
     "transformers.debug_utils": {
         "DebugOption": f"{CHOICES}:DebugOption",
-        "DebugUnderflowOverflow": "littrainer.training.overflow_detection:DebugUnderflowOverflow",
+        "DebugUnderflowOverflow": "littrainer.training.model_preparation:DebugUnderflowOverflow",
     },
     "transformers.hf_argparser": {
         "HfArg": "littrainer.arguments.parser:HfArg",
@@ -62,7 +61,7 @@ REPLACED: dict[str, dict[str, str]] = {
     },
     "transformers.trainer_callback": {
         "CallbackHandler": "littrainer.callbacks.handler:CallbackHandler",
-        "DefaultFlowCallback": "littrainer.callbacks.flow:DefaultFlowCallback",
+        "DefaultFlowCallback": "littrainer.callbacks.handler:DefaultFlowCallback",
         "EarlyStoppingCallback": "littrainer.callbacks.early_stopping:EarlyStoppingCallback",
         "ExportableState": "littrainer.callbacks.state:ExportableState",
         "PrinterCallback": "littrainer.callbacks.progress:PrinterCallback",
@@ -73,8 +72,8 @@ REPLACED: dict[str, dict[str, str]] = {
     },
     "transformers.trainer_pt_utils": {
         "AcceleratorConfig": "littrainer.arguments.accelerator_config:AcceleratorConfig",
-        "LabelSmoother": "littrainer.training.label_smoothing:LabelSmoother",
-        "BatchRebalanceSampler": "littrainer.data.batch_rebalance:BatchRebalanceSampler",
+        "LabelSmoother": "littrainer.training.loss:LabelSmoother",
+        "BatchRebalanceSampler": "littrainer.data.samplers:BatchRebalanceSampler",
         "LengthGroupedSampler": "littrainer.data.samplers:LengthGroupedSampler",
         "get_length_grouped_indices": "littrainer.data.samplers:get_length_grouped_indices",
     },
@@ -99,12 +98,12 @@ REPLACED: dict[str, dict[str, str]] = {
         "default_hp_space_ray": f"{SEARCH}.spaces:default_hp_space_ray",
         "default_hp_space_wandb": f"{SEARCH}.spaces:default_hp_space_wandb",
         "denumpify_detensorize": f"{RESULTS}:denumpify_detensorize",
-        "enable_full_determinism": "littrainer.seeds:enable_full_determinism",
+        "enable_full_determinism": "littrainer.errors.seeds:enable_full_determinism",
         "get_last_checkpoint": "littrainer.checkpoint.verification:get_last_checkpoint",
         "has_length": "littrainer.data.loaders:has_length",
         "rotate_checkpoints": "littrainer.checkpoint.atomic_write:rotate_checkpoints",
-        "seed_worker": "littrainer.seeds:seed_worker",
-        "set_seed": "littrainer.seeds:set_seed",
+        "seed_worker": "littrainer.errors.seeds:seed_worker",
+        "set_seed": "littrainer.errors.seeds:set_seed",
         "sort_checkpoints": "littrainer.checkpoint.atomic_write:sort_checkpoints",
         "speed_metrics": f"{RESULTS}:speed_metrics",
     },
@@ -114,19 +113,11 @@ REPLACED: dict[str, dict[str, str]] = {
         "TrainingArguments": "littrainer.arguments.training_arguments:TrainingArguments",
     },
     "transformers.training_args_seq2seq": {
-        "Seq2SeqTrainingArguments": "littrainer.arguments.seq2seq_arguments:Seq2SeqTrainingArguments",
-    },
-    "transformers.utils.notebook": {
-        "NotebookProgressBar": f"{NOTEBOOK}:NotebookProgressBar",
-        "NotebookProgressCallback": f"{NOTEBOOK}:NotebookProgressCallback",
-        "NotebookTrainingTracker": f"{NOTEBOOK}:NotebookTrainingTracker",
-        "format_time": f"{NOTEBOOK}:format_time",
-        "html_progress_bar": f"{NOTEBOOK}:html_progress_bar",
-        "text_to_html_table": f"{NOTEBOOK}:text_to_html_table",
+        "Seq2SeqTrainingArguments": "littrainer.arguments.training_arguments:Seq2SeqTrainingArguments",
     },
 }
 """transformers module -> name in it -> where littrainer has it, as "module:attribute"."""
 
-DERIVED: tuple[str, ...] = ("transformers.trainer_jit_checkpoint",)
+DERIVED: tuple[str, ...] = ("transformers.trainer_jit_checkpoint", "transformers.utils.notebook")
 """transformers modules whose classes derive from names in REPLACED. Where they were imported before the redirection,
 they are imported once more, on top of littrainer's classes."""

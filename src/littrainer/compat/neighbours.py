@@ -56,7 +56,10 @@ _LEFT: dict[str, str] = {
     """,
     "transformers.training_args": "ParallelismConfig log_levels str_to_bool trainer_log_levels",
     "transformers.training_args_seq2seq": "",
-    "transformers.utils.notebook": "",
+    "transformers.utils.notebook": """
+        NotebookProgressBar NotebookProgressCallback NotebookTrainingTracker format_time html_progress_bar
+        text_to_html_table
+    """,
 }
 
 LEFT_TO_TRANSFORMERS: dict[str, tuple[str, ...]] = {module: tuple(names.split()) for module, names in _LEFT.items()}

@@ -6,10 +6,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from littrainer.compat.accelerator.adoption import adopted
-from littrainer.processes.layout import tensor_parallel_size
+from littrainer.distributed.layout import tensor_parallel_size
 
 if TYPE_CHECKING:
-    from littrainer.training.memory_report import MemoryReport
+    from littrainer.training.reports import MemoryReport
 
 ANSWERED: dict[str, str] = {
     "args": "the arguments",
@@ -137,20 +137,6 @@ class TrainerAttributes:
         vars(self)["accelerator"] = adopted(value, self.args, vars(self).get("accelerator"))
 
     @property
-    def _tr_loss(self: Any) -> Any:
-        running, run = vars(self)["_tr_loss"], vars(self).get("training_run")
-        if run is not None:
-            run.losses.add_to(running)
-        return running
-
-    @_tr_loss.setter
-    def _tr_loss(self: Any, value: Any) -> None:
-        vars(self)["_tr_loss"] = value
-        run = vars(self).get("training_run")
-        if run is not None:
-            run.losses.discard()
-
-    @property
     def is_tp_enabled(self: Any) -> bool:
         """Whether processes compute each layer together."""
         return tensor_parallel_size(self.args) > 1
@@ -158,6 +144,13 @@ class TrainerAttributes:
     @property
     def _memory_tracker(self: Any) -> MemoryTracker:
         return MemoryTracker(self._memory, self.args.skip_memory_metrics)
+
+
+def missing_member_message(name: str) -> str:
+    """Return what an AttributeError says for a name that the Trainer does not have."""
+    if name in REFUSED:
+        return f"littrainer's Trainer does not have {name}: {REFUSED[name]}."
+    return f"'Trainer' object has no attribute {name!r}"
 
 
 def documentation() -> str:

@@ -7,15 +7,11 @@ import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message
-from littrainer.data.collators.default import text_in
-from littrainer.errors.notes import add_note
-from littrainer.model_facts import base_model, catch_all_name
-
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message, text_in
+from littrainer.errors.notes import add_note, kind_of
+from littrainer.model.facts import base_model, catch_all_name
 
 logger = logging.getLogger(__name__)
 
@@ -52,9 +48,23 @@ def accepted_columns(model: Any, label_names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*arguments, *label_names, "label", "label_ids"]))
 
 
-def first_sample(trainer: Any, evaluates: bool) -> dict[str, Any]:
-    """The first sample of a Trainer's data, with columns that are dropped; empty where it cannot be had."""
-    data: list[Any] = [getattr(trainer, name, None) for name in ("train_dataset", "eval_dataset")]
+def check_has_names(batch: Any, model: Any, override: str = "compute_loss") -> None:
+    """Refuse a batch without names by which a model can be called, unless a method is overridden.
+
+    Raises:
+        TypeError: the batch is no mapping.
+    """
+    if not hasattr(batch, "keys"):
+        given = "None" if batch is None else kind_of(batch)
+        raise TypeError(
+            f"The batch is {given}, and {type(model).__name__} is called with its entries as keywords: let "
+            f"data_collator return a dict such as {{'input_ids': ..., 'labels': ...}}, or override {override}."
+        )
+
+
+def first_sample(source: Any, evaluates: bool) -> dict[str, Any]:
+    """The first sample of a Trainer's data, with columns that are dropped; empty if it cannot be had."""
+    data: list[Any] = [getattr(source, name, None) for name in ("train_dataset", "eval_dataset")]
     for dataset in reversed(data) if evaluates else data:
         with suppress(Exception):
             return dict(dataset[0])
@@ -95,8 +105,16 @@ def without_extra_columns(dataset: Any, accepted: list[str], model_name: str, de
     return dataset.remove_columns(dropped)
 
 
+class HasData(Protocol):
+    """What has datasets without their unused columns, their loaders and a model; a Trainer is one."""
+
+    _dropped_columns: dict[str | None, DroppedColumns]
+    callback_handler: Any
+    model: Any
+
+
 @contextmanager
-def naming_dropped_columns(trainer: Trainer) -> Iterator[None]:
+def naming_dropped_columns(source: HasData) -> Iterator[None]:
     """A context for work with a Trainer's data: an error that misses a dropped column leaves with a note that says so.
 
     The column may be missed by a collator, a dataset's transform, the model, the loss or the metric function. The
@@ -105,9 +123,8 @@ def naming_dropped_columns(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        handler = trainer.callback_handler
-        loaders = (handler.train_dataloader, handler.eval_dataloader)
-        explain_missing_columns(error, trainer._dropped_columns.values(), loaders, trainer.model)
+        loaders = (source.callback_handler.train_dataloader, source.callback_handler.eval_dataloader)
+        explain_missing_columns(error, source._dropped_columns.values(), loaders, source.model)
         raise
 
 

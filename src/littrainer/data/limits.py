@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from littrainer.data.loaders import has_length
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    from littrainer.arguments.training_arguments import TrainingArguments
 
 OVERFIT, DEVELOPMENT_RUN, ANOMALIES = "overfit_batches", "fast_dev_run", "detect_anomaly"
 # What the batches are for -> the keywords that limit them; the smallest limit counts.
@@ -37,40 +37,44 @@ INSTEAD_OF_NONE = {
 CARRIED_OUT = (*(name for names in LIMITS.values() for name in names), OVERFIT)
 
 
-def further_keywords(trainer: Trainer) -> dict[str, Any]:
+class HasKeywords(Protocol):
+    """What keywords for `lightning.Trainer` are given to; a Trainer is one."""
+
+    args: TrainingArguments
+    lightning_keywords: dict[str, Any]
+
+
+def further_keywords(source: HasKeywords) -> dict[str, Any]:
     """The keywords for `lightning.Trainer` that a user gave, by the arguments or to the Trainer."""
-    in_arguments: Any = trainer.args.lightning
-    return {**(in_arguments or {}), **trainer.lightning_keywords}
+    in_arguments: Any = source.args.lightning
+    return {**(in_arguments or {}), **source.lightning_keywords}
 
 
-def check_limits(trainer: Trainer) -> None:
+def check_limits(source: HasKeywords) -> None:
     """Refuse limits, and switches of the same dict, that mean nothing.
 
     Raises:
         ValueError: a limit is no number of batches and no share of them, or a switch is neither on nor off.
     """
     for purpose in LIMITS:
-        _limits_for(trainer, purpose)
-    development_batches(trainer)
-    looks_for_anomalies = further_keywords(trainer).get(ANOMALIES, False)
+        _limits_for(source, purpose)
+    looks_for_anomalies = further_keywords(source).get(ANOMALIES, False)
     if not isinstance(looks_for_anomalies, bool):
         raise ValueError(f"lightning={{{ANOMALIES!r}: {looks_for_anomalies!r}}} is no switch: give True or False.")
 
 
-def overfits(trainer: Trainer) -> bool:
+def overfits(source: HasKeywords) -> bool:
     """Whether each epoch trains on the same few batches."""
-    return bool(further_keywords(trainer).get(OVERFIT))
+    return bool(further_keywords(source).get(OVERFIT))
 
 
-def development_batches(trainer: Trainer) -> int:
+def development_batches(source: HasKeywords) -> int:
     """Batches of a trial run of the whole script, by `fast_dev_run`; 0 where it is no trial.
 
     Raises:
         ValueError: it is no number of batches.
     """
-    value = further_keywords(trainer).get(DEVELOPMENT_RUN)
-    if value is None:
-        return 0
+    value = further_keywords(source).get(DEVELOPMENT_RUN) or 0
     if not isinstance(value, int) or value < 0:
         raise ValueError(
             f"lightning={{{DEVELOPMENT_RUN!r}: {value!r}}} is no number of batches: give True for one, or a number."
@@ -78,7 +82,7 @@ def development_batches(trainer: Trainer) -> int:
     return int(value)
 
 
-def limited_number(trainer: Trainer, purpose: str, loader: Any) -> int | None:
+def limited_number(source: HasKeywords, purpose: str, loader: Any) -> int | None:
     """Batches of a loader that are read, where `lightning` limits them; None where it does not.
 
     Parameters:
@@ -87,7 +91,7 @@ def limited_number(trainer: Trainer, purpose: str, loader: Any) -> int | None:
     Raises:
         ValueError: a share of a loader without a length, or one in which no batch is.
     """
-    limits = _limits_for(trainer, purpose)
+    limits = _limits_for(source, purpose)
     if not limits:
         return None
     length = len(loader) if has_length(loader) else None
@@ -127,12 +131,12 @@ def check_order_stays(loader: Any) -> None:
         )
 
 
-def _limits_for(trainer: Trainer, purpose: str) -> dict[str, int | float]:
-    given = further_keywords(trainer)
-    names = (OVERFIT,) if given.get(OVERFIT) and purpose in OVERFITTED else LIMITS[purpose]
-    limits = {name: _checked(name, given[name], purpose) for name in names if given.get(name) is not None}
+def _limits_for(source: HasKeywords, purpose: str) -> dict[str, int | float]:
+    keywords = further_keywords(source)
+    names = (OVERFIT,) if keywords.get(OVERFIT) and purpose in OVERFITTED else LIMITS[purpose]
+    limits = {name: _checked(name, keywords[name], purpose) for name in names if keywords.get(name) is not None}
     limits = {name: limit for name, limit in limits.items() if isinstance(limit, int) or limit < 1}
-    trial = development_batches(trainer)
+    trial = development_batches(source)
     return {**limits, DEVELOPMENT_RUN: trial} if trial else limits
 
 

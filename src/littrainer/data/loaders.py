@@ -1,34 +1,146 @@
-"""The DataLoader that a Trainer builds from a dataset."""
+"""The DataLoader that a Trainer builds from a dataset, and how its batches get to an accelerator."""
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator, Sized
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sized
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
-from littrainer.data.batch_rebalance import BatchRebalanceSampler
-from littrainer.data.batch_rows import first_dimension
-from littrainer.data.device_copies import DeviceCopies
-from littrainer.data.dispatching import NO_BATCH, Dispatch
-from littrainer.data.ends import CommonEnd
-from littrainer.data.samplers import ComparedOrder, EpochSeededSampler
-from littrainer.data.sampling import warn_that_a_stream_has_its_own_order
-from littrainer.data.sharding import Share, SharedBatches, SharedStream, share_of
-from littrainer.data.worker_states import without_reports
-from littrainer.data.workers import read_batches, signals_that_save
-from littrainer.ecosystem import is_a
-from littrainer.processes.agreement import from_first
-from littrainer.seeds import seed_worker
+from littrainer.data.dispatching import NO_BATCH, Dispatch, first_dimension
+from littrainer.data.samplers import (
+    BatchRebalanceSampler,
+    EpochSeededSampler,
+    warn_that_a_stream_has_its_own_order,
+)
+from littrainer.data.sharding import Share, SharedBatches, SharedStream, share_of, tell_epoch
+from littrainer.data.stream_end import CommonEnd
+from littrainer.data.workers import read_batches, without_reports
+from littrainer.distributed.agreement import from_first
+from littrainer.errors.lazy_isinstance import is_a, known_classes
+from littrainer.errors.seeds import seed_worker
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
-# Keywords of a DataLoader that say which samples come in which batch.
-ORDERING = ("batch_size", "drop_last", "sampler", "batch_sampler")
+
+@functools.cache
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of CUDA that carries all copies of this process to a device.
+
+    Memory that was allocated for one stream is kept for it: with a stream for each pass over a loader, each would hold
+    a batch of its own.
+    """
+    return torch.cuda.Stream(device)
+
+
+@dataclass(frozen=True)
+class DeviceCopies:
+    """Where a loader's batches go, and how.
+
+    Parameters:
+        device: an accelerator.
+        non_blocking: host memory is never waited for. Else a batch has left it before the next one is prepared, so that
+            a collator may fill the same memory again. Neither waits for what the device computes.
+
+    On CUDA a stream of its own carries the copies: in the stream of the computation they would begin when the step
+    before has ended, and copies that wait would wait for that step too.
+    """
+
+    device: torch.device
+    non_blocking: bool = False
+
+    def begun(self, batches: Iterator[Any]) -> Iterator[BatchCopy]:
+        """Copies of batches, each of which begins when it is handed out here."""
+        stream = copy_stream(self.device) if self.device.type == "cuda" else None
+        for batch in batches:
+            copy = BatchCopy(self, batch, stream)
+            yield copy
+            if not self.non_blocking:
+                copy.leave_host()
+
+    def on_device(self, batch: Any) -> Any:
+        """A batch on the device, copied at once as far as it lies elsewhere."""
+        return _mapped(self._moved, batch)
+
+    def _moved(self, leaf: Any) -> Any:
+        if not callable(getattr(leaf, "to", None)):
+            return leaf
+        try:
+            return leaf.to(self.device, non_blocking=self.non_blocking)
+        except TypeError:
+            # An object of the script's own, whose method need not take more than the device.
+            return leaf.to(self.device)
+
+
+class BatchCopy:
+    """One batch on its way; with a stream of CUDA it is copied in that, and nobody waits for the end."""
+
+    def __init__(self, copies: DeviceCopies, batch: Any, stream: torch.cuda.Stream | None):
+        self.copies, self.batch = copies, batch
+        self._event: Any = None
+        self._copied: list[torch.Tensor] = []
+        if stream is not None:
+            with torch.cuda.stream(stream):
+                self.batch = _mapped(self._begun, batch)
+                self._event = stream.record_event()
+
+    def _begun(self, leaf: Any) -> Any:
+        if type(leaf) in known_classes("batch of transformers"):
+            # Its `to` replaces its data, too.
+            leaf.data = {name: self._begun(value) for name, value in leaf.data.items()}
+            return leaf
+        # The allocator has to be told of each tensor that another stream uses, which sparse and nested ones, and
+        # objects of other kinds, do not let it: these are copied when they are needed.
+        if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided or leaf.is_nested:
+            return leaf
+        if leaf.device.type != "cpu":
+            return leaf
+        self._copied.append(leaf.to(self.copies.device, non_blocking=True))
+        return self._copied[-1]
+
+    def leave_host(self) -> None:
+        """Wait until the host memory of the batch has been read; a step later that is long done."""
+        if self._event is not None:
+            self._event.synchronize()
+
+    def arrived(self) -> Any:
+        """The batch on the device, for the stream that is current now; the host does not wait."""
+        if self._event is not None:
+            current = torch.cuda.current_stream(self.copies.device)
+            current.wait_event(self._event)
+            for tensor in self._copied:
+                # Memory of one stream that another one reads is not given away before that one is done.
+                tensor.record_stream(current)
+            self._copied.clear()
+        return self.copies.on_device(self.batch)
+
+
+def copies_to(device: torch.device, settings: Any) -> DeviceCopies | None:
+    """How the batches of a Trainer's loaders get to its device; None where they are there already.
+
+    Parameters:
+        settings: of the accelerator; `non_blocking` counts.
+    """
+    if device.type == "cpu":
+        return None
+    return DeviceCopies(device, bool(getattr(settings, "non_blocking", False)))
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to what a batch holds, and to objects that move themselves as a whole."""
+    if callable(getattr(value, "to", None)):
+        return function(value)
+    if isinstance(value, Mapping):
+        return type(value)({name: _mapped(function, item) for name, item in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, (list, tuple)):
+        items = (_mapped(function, item) for item in value)
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return function(value)
 
 
 # Loaders that somebody goes through at this moment, but for a training's; the last one began last.
@@ -38,13 +150,6 @@ _read_by_iteration: list[Any] = []
 def innermost_loader() -> Any:
     """The loader whose iteration began last of those that go on, but for a training's; None where there is none."""
     return _read_by_iteration[-1] if _read_by_iteration else None
-
-
-def tell_epoch(epoch: int, *candidates: Any) -> None:
-    """Choose the epoch of samplers and datasets that have one."""
-    for candidate in candidates:
-        if callable(getattr(candidate, "set_epoch", None)):
-            candidate.set_epoch(epoch)
 
 
 def has_length(dataset: Any) -> TypeGuard[Sized]:
@@ -89,8 +194,6 @@ class LookaheadLoader(DataLoader):
     skip_batches = 0
     # Streams are dispatched under accelerate unless its user says no, and only then it counts their last batch.
     dispatches_streams = True
-    # Those that training saves on, and that its workers leave to it.
-    signals: tuple[signal.Signals, ...] = ()
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order the next iteration has, and tell sampler and dataset."""
@@ -212,7 +315,7 @@ class LookaheadLoader(DataLoader):
     def _read_here(self) -> Iterator[Any]:
         """The batches that this process reads."""
         if self.dispatch is None or self.dispatch.reads:
-            return read_batches(self, super().__iter__, self.signals)
+            return read_batches(self, super().__iter__)
         if not self.num_workers:
             # An iterator draws a number when it is made, and generators stand at the same place in all processes.
             super().__iter__()
@@ -296,9 +399,7 @@ def lookahead_version(
     """
     settings = args.accelerator_config if settings is None else settings
     is_of_own_class = type(loader) is not DataLoader
-    if isinstance(loader, LookaheadLoader):
-        return loader
-    if is_of_own_class and share_of(args, settings) is None:
+    if isinstance(loader, LookaheadLoader) or (is_of_own_class and share_of(args, settings) is None):
         return loader
     keywords: dict[str, Any] = {name: getattr(loader, name) for name in CARRIED_OVER}
     batches: Any = loader.batch_sampler
@@ -310,7 +411,10 @@ def lookahead_version(
         sampler = _seeded_by_epoch(args, batches.sampler)
         keywords.update(batch_size=batches.batch_size, drop_last=batches.drop_last, sampler=sampler)
     else:
-        keywords["batch_sampler"] = _with_seeded_order(args, batches)
+        # A batch sampler of a class of its own may hold a random order of samples.
+        if isinstance(getattr(batches, "sampler", None), RandomSampler):
+            batches.sampler = _seeded_by_epoch(args, batches.sampler)
+        keywords["batch_sampler"] = batches
     return _lookahead_loader(args, loader.dataset, keywords, settings, cut)
 
 
@@ -319,13 +423,15 @@ def _lookahead_loader(
 ) -> LookaheadLoader:
     settings = args.accelerator_config if settings is None else settings
     dispatches = getattr(settings, "dispatch_batches", None)
-    share = share_of(args, settings)
+    share, is_stream = share_of(args, settings), isinstance(dataset, IterableDataset)
     if share is None:
         loader = LookaheadLoader(dataset, **keywords)
-    elif isinstance(dataset, IterableDataset) if dispatches is None else dispatches:
-        loader = _dispatching_loader(args, dataset, keywords, share, cut)
+    elif is_stream if dispatches is None else dispatches:
+        share.check_divides(keywords.get("batch_size", getattr(keywords.get("batch_sampler"), "batch_size", None)))
+        loader = LookaheadLoader(dataset, **{**keywords, "generator": None})
+        loader.dispatch = Dispatch(share, args.process_index == 0, keywords.get("drop_last", False), cut)
         loader.sharing = "dispatched"
-    elif isinstance(dataset, IterableDataset):
+    elif is_stream:
         loader = _loader_of_stream(dataset, keywords, share)
         loader.sharing = "read by each"
     else:
@@ -336,18 +442,6 @@ def _lookahead_loader(
         loader.leaves_out_last = keywords.get("drop_last", False)
     loader.dispatches_streams = dispatches is not False
     loader.device = args.device
-    loader.signals = signals_that_save(args)
-    return loader
-
-
-def _dispatching_loader(
-    args: TrainingArguments, dataset: Any, keywords: dict[str, Any], share: Share, cut: Any
-) -> LookaheadLoader:
-    batches = keywords.get("batch_sampler")
-    batch_size = keywords.get("batch_size", getattr(batches, "batch_size", None))
-    share.check_divides(batch_size)
-    loader = LookaheadLoader(dataset, **{**keywords, "generator": None})
-    loader.dispatch = Dispatch(share, args.process_index == 0, keywords.get("drop_last", False), cut)
     return loader
 
 
@@ -374,12 +468,13 @@ def _loader_of_stream(dataset: Any, keywords: dict[str, Any], share: Share) -> L
 
 def _loader_of_part(dataset: Any, keywords: dict[str, Any], share: Share, settings: Any) -> LookaheadLoader:
     """A loader for one process's part of a map-style dataset."""
-    others = {name: value for name, value in keywords.items() if name not in ORDERING}
-    batches, sampler = keywords.get("batch_sampler"), keywords.get("sampler")
-    if isinstance(batches, BatchRebalanceSampler):
+    if isinstance(keywords.get("batch_sampler"), BatchRebalanceSampler):
         # It knows which process it is for.
         return LookaheadLoader(dataset, **keywords)
-    if batches is None and keywords.get("batch_size") is None:
+    others = dict(keywords)
+    batch_size, drop_last = others.pop("batch_size", None), others.pop("drop_last", False)
+    batches, sampler = others.pop("batch_sampler", None), others.pop("sampler", None)
+    if batches is None and batch_size is None:
         # The dataset is asked for whole batches.
         if not isinstance(sampler, BatchSampler):
             raise ValueError(
@@ -389,10 +484,8 @@ def _loader_of_part(dataset: Any, keywords: dict[str, Any], share: Share, settin
         return LookaheadLoader(dataset, **others, batch_size=None, sampler=SharedBatches(sampler, share))
     if batches is None:
         order = SequentialSampler(dataset) if sampler is None else sampler
-        batches = BatchSampler(order, keywords["batch_size"], keywords.get("drop_last", False))
+        batches = BatchSampler(order, batch_size, drop_last)
     generator = _generator_to_synchronize(batches, settings)
-    if isinstance(batches, BatchSampler) and _draws_from_global_generator(batches.sampler):
-        batches.sampler = ComparedOrder(batches.sampler)
     loader = LookaheadLoader(dataset, **others, batch_sampler=SharedBatches(batches, share))
     loader.synchronized_generator = generator
     return loader
@@ -409,24 +502,10 @@ def _generator_to_synchronize(batches: Any, settings: Any) -> torch.Generator | 
     return sampler.generator
 
 
-def _draws_from_global_generator(sampler: Any) -> bool:
-    if isinstance(sampler, EpochSeededSampler) or not hasattr(sampler, "generator"):
-        return False
-    return sampler.generator is None and has_length(sampler)
-
-
 def _seeded_by_epoch(args: TrainingArguments, sampler: Any) -> Any:
     if isinstance(sampler, RandomSampler) and getattr(args.accelerator_config, "use_seedable_sampler", True):
         return EpochSeededSampler.replacing(sampler, args.data_seed)
     return sampler
-
-
-def _with_seeded_order(args: TrainingArguments, batch_sampler: Any) -> Any:
-    """A batch sampler of a class of its own, whose random order of samples, if it holds one, is seeded by epoch."""
-    order = getattr(batch_sampler, "sampler", None)
-    if isinstance(order, RandomSampler):
-        batch_sampler.sampler = _seeded_by_epoch(args, order)
-    return batch_sampler
 
 
 def whole_dataset(loader: Any) -> Any:

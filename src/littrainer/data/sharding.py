@@ -7,14 +7,14 @@ split between them. What the last round lacks is filled up with what came first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, cycle, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset, Sampler
 
-from littrainer.processes.layout import data_parallel_rank, data_parallel_size
+from littrainer.distributed.layout import data_parallel_rank, data_parallel_size
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -81,6 +81,13 @@ def share_of(args: TrainingArguments, settings: Any) -> Share | None:
     )
 
 
+def tell_epoch(epoch: int, *candidates: Any) -> None:
+    """Choose the epoch of samplers and datasets that have one."""
+    for candidate in candidates:
+        if callable(getattr(candidate, "set_epoch", None)):
+            candidate.set_epoch(epoch)
+
+
 class SharedBatches(Sampler[list[int]]):
     """The batches of a batch sampler that one process reads.
 
@@ -114,14 +121,11 @@ class SharedBatches(Sampler[list[int]]):
 
     @even_batches.setter
     def even_batches(self, value: bool) -> None:
-        share = self.share
-        self.share = Share(share.number, share.of, share.split_batches, value)
+        self.share = replace(self.share, even_batches=value)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order the next iteration has."""
-        for one in (self.batch_sampler, self.sampler):
-            if callable(getattr(one, "set_epoch", None)):
-                one.set_epoch(epoch)
+        tell_epoch(epoch, self.batch_sampler, self.sampler)
 
     def __len__(self) -> int:
         whole, share = len(self.batch_sampler), self.share
@@ -147,52 +151,26 @@ class SharedBatches(Sampler[list[int]]):
     def _turns(self) -> Iterator[list[int]]:
         share = self.share
         first_round: list[list[int]] = []
-        own: list[int] | None = None
-        position = -1
-        batch: list[int] = []
-        for position, batch in enumerate(self.batch_sampler):
-            if position < share.of:
-                first_round.append(batch)
-            turn = position % share.of
-            if turn == share.number:
-                own = batch
+        left_over: list[list[int]] = []
+        for batches in in_rounds(self.batch_sampler, share.of):
+            first_round = first_round or batches
             # Nobody gets a batch of a round before it is certain that everybody gets one.
-            if turn == share.of - 1 and self._is_complete(batch):
-                assert own is not None
-                yield own
-                own = None
-        if self.drop_last or not first_round:
-            return
-        if not share.even_batches:
-            if own:
-                yield own
-            return
-        if own and self._is_complete(own):
-            yield own
-        yield from self._fill_up(first_round, position, batch)
+            is_complete = len(batches) == share.of and self._is_complete(batches[-1])
+            left_over = [] if is_complete else batches
+            if is_complete:
+                yield batches[share.number]
+        if left_over and not self.drop_last:
+            if share.even_batches:
+                left_over = self._filled_up(left_over, first_round)
+            yield from left_over[share.number : share.number + 1]
 
-    def _fill_up(self, first_round: list[list[int]], position: int, last: list[int]) -> Iterator[list[int]]:
-        """What this process has of the rest of the last round.
-
-        Parameters:
-            first_round: the batches that the missing ones are made of.
-            position, last: the batch that came last.
-        """
-        if self._is_complete(last):
-            position, last = position + 1, []
-        if self.batch_size is None:
-            missing = -position % self.share.of
-            batches = list(islice(cycle(first_round), missing))
-        else:
-            filling = cycle(chain.from_iterable(first_round))
-            rest = self.share.of - position % self.share.of if position % self.share.of or last else 0
-            batches = []
-            for _ in range(rest):
-                batches.append([*last, *islice(filling, self.batch_size - len(last))])
-                last = []
-        for place, batch in enumerate(batches, position):
-            if place % self.share.of == self.share.number:
-                yield batch
+    def _filled_up(self, batches: list[list[int]], first_round: list[list[int]]) -> list[list[int]]:
+        """The last round with what it lacks: samples of the first one, or whole batches if these have any size."""
+        missing, size = self.share.of - len(batches), self.batch_size
+        if size is None:
+            return [*batches, *islice(cycle(first_round), missing)]
+        filling = cycle(chain.from_iterable(first_round))
+        return [[*batch, *islice(filling, size - len(batch))] for batch in [*batches, *([] for _ in range(missing))]]
 
     def _parts_of_batches(self) -> Iterator[list[int]]:
         assert self.batch_size is not None
@@ -243,8 +221,7 @@ class SharedStream(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the stream is read in."""
         self.epoch = epoch
-        if callable(getattr(self.dataset, "set_epoch", None)):
-            self.dataset.set_epoch(epoch)
+        tell_epoch(epoch, self.dataset)
 
     def __len__(self) -> int:
         complete, left_over = divmod(len(self.dataset), self.samples_of_round)
@@ -260,7 +237,10 @@ class SharedStream(IterableDataset[Any]):
         return -1 if samples is None or self.drop_last else samples % self.samples_of_round
 
     def __iter__(self) -> Iterator[Any]:
-        self._reseed()
+        # A stream with a generator that is not told of epochs would have another order in each process.
+        generator = getattr(self.dataset, "generator", None)
+        if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
+            generator.manual_seed(self.epoch)
         part = self.share.samples_of_part(self.batch_size)
         own = slice(self.share.number * part, (self.share.number + 1) * part)
         self.samples_in_last_round = None
@@ -275,12 +255,6 @@ class SharedStream(IterableDataset[Any]):
                 yield from [*samples, *islice(cycle(first), self.samples_of_round - length)][own]
         if length == self.samples_of_round:
             self.samples_in_last_round = length
-
-    def _reseed(self) -> None:
-        # Without a word about epochs, a stream with a generator would have another order in each process.
-        generator = getattr(self.dataset, "generator", None)
-        if isinstance(generator, torch.Generator) and not hasattr(self.dataset, "set_epoch"):
-            generator.manual_seed(self.epoch)
 
 
 def in_rounds(elements: Iterable[Element], size: int) -> Iterator[list[Element]]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from littrainer.data.progress import DataProgress, ResumePoint
+from littrainer.data.position import DataProgress, ResumePoint
+from littrainer.data.sharding import tell_epoch
 
 IGNORED_LABEL = -100
 
@@ -54,7 +55,6 @@ class WindowLoader:
         micro_batches_per_epoch: length of an epoch; the last window of it may be shorter.
         draw_window: takes an iterator and a number, returns the micro-batches drawn and their label tokens.
         should_stop: asked after each micro-batch; the epoch ends early when it says so.
-        expects_checkpoint: whether a checkpoint may be written before the batch that comes next is used.
         accumulation_of_epoch: micro-batches in a full window of an epoch, where they differ from epoch to epoch.
     """
 
@@ -66,7 +66,6 @@ class WindowLoader:
         micro_batches_per_epoch: int,
         draw_window: Callable[[Iterator[Any], int], tuple[list[Any], Any]],
         should_stop: Callable[[], bool],
-        expects_checkpoint: Callable[[], bool] = lambda: False,
         accumulation_of_epoch: Callable[[int], int] | None = None,
     ):
         self.loader = loader
@@ -79,7 +78,7 @@ class WindowLoader:
         self.accumulation_of_epoch = accumulation_of_epoch
         self.draw_window = draw_window
         self.should_stop = should_stop
-        self.progress = DataProgress(expects_checkpoint)
+        self.progress = DataProgress()
         self.epoch = 0
         self.micro_batches_seen = 0
         self.micro_batches_done = 0
@@ -125,8 +124,7 @@ class WindowLoader:
         self.loader_being_read = loader
         if getattr(loader, "persistent_workers", False):
             self.loader = loader
-        if callable(getattr(loader, "set_epoch", None)):
-            loader.set_epoch(self.epoch)
+        tell_epoch(self.epoch, loader)
         batches = progress.batches(loader)
         length, accumulation = self._micro_batches_of_windows(), self.accumulation
         # Windows stand where they would stand from the epoch's beginning on, whatever `draw_window` returns of them.

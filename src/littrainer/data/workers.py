@@ -1,4 +1,6 @@
-"""The start of a DataLoader's workers, which leave signals to the process that trains, and name samples in errors."""
+"""The worker processes of a DataLoader: signals they leave to the process that trains, samples they name in errors, and
+where their random number generators stand, as they report it with each batch.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +10,24 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from importlib import import_module
-from multiprocessing import resource_tracker
+from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from littrainer.arguments.fields_additional import DEFAULT_ANNOUNCING_SIGNAL
-from littrainer.interruptions import UpdateGuard
+from littrainer.data.generators import HostStates, drawn_from, host_states, set_host_states
+from littrainer.errors.interruptions import UpdateGuard
 
 if TYPE_CHECKING:
-    from littrainer.arguments.training_arguments import TrainingArguments
+    pass
 
 # torch reads the samples of a batch and hands them to the collator here, and raises a worker's errors there.
 READING, RAISED_AGAIN = ("torch.utils.data._utils.fetch", "fetch"), ("torch._utils", "reraise")
@@ -38,20 +39,6 @@ _answered: Sequence[signal.Signals] = ()
 _workers: WeakSet[BaseProcess] = WeakSet()
 
 
-def signals_that_save(args: TrainingArguments) -> tuple[signal.Signals, ...]:
-    """The signals that training saves on, as `enable_jit_checkpoint` and `jit_checkpoint_signals` ask for it."""
-    if not args.enable_jit_checkpoint:
-        return ()
-    given = args.jit_checkpoint_signals or DEFAULT_ANNOUNCING_SIGNAL
-    return tuple(signal.Signals[name] for name in ([given] if isinstance(given, str) else given))
-
-
-@cache
-def answering() -> Any:
-    """Whether the process that trains answers the signals that save: a `value` that worker processes share."""
-    return multiprocessing.RawValue("b", 0)
-
-
 def answer(signals: Sequence[signal.Signals]) -> Sequence[signal.Signals]:
     """From now on the process that trains answers these signals, and its workers leave them to it.
 
@@ -60,7 +47,6 @@ def answer(signals: Sequence[signal.Signals]) -> Sequence[signal.Signals]:
     """
     global _answered
     before, _answered = _answered, signals
-    answering().value = bool(signals)
     return before
 
 
@@ -71,13 +57,11 @@ class WorkerStart:
 
     Parameters:
         own: the loader's own function.
-        signals: the signals that save. They end the worker where that process does not answer them, as torch's handler
-            does, so that whoever starts workers can also end them.
+        signals: the signals that save.
     """
 
     def __init__(self, own: Callable[[int], None] | None, signals: Iterable[signal.Signals]):
         self.own, self.signals = own, tuple(signals)
-        self.answering: Any = answering() if self.signals else None
 
     def __call__(self, worker: int) -> None:
         self.parent = os.getppid()
@@ -93,8 +77,7 @@ class WorkerStart:
             self.own(worker)
 
     def _leave_or_end(self, number: int, _: Any) -> None:
-        is_left = number == signal.SIGINT or self.answering.value
-        if not is_left or os.getppid() != self.parent:
+        if os.getppid() != self.parent:
             os._exit(0)
 
 
@@ -106,9 +89,7 @@ class WorkerError(ExceptionWrapper):
         self.reading = reading_in(sys.exc_info()[2])
 
 
-def read_batches(
-    loader: Any, iterate: Callable[[], Iterator[Any]] | None = None, signals: Iterable[signal.Signals] = ()
-) -> Iterator[Any]:
+def read_batches(loader: Any, iterate: Callable[[], Iterator[Any]] | None = None) -> Iterator[Any]:
     """The batches of a loader.
 
     Workers that it starts for them leave to this process the signals that it answers now.
@@ -116,7 +97,6 @@ def read_batches(
     Parameters:
         loader: a DataLoader, or whatever can be iterated.
         iterate: begins the iteration, where the loader's own `__iter__` calls this.
-        signals: those that this process may answer later on.
 
     Raises:
         RuntimeError: a map-style dataset or the collator has raised StopIteration, which would look like the end of the
@@ -126,7 +106,7 @@ def read_batches(
     if not isinstance(loader, DataLoader):
         return iterate()
     if loader.num_workers:
-        with _starting_workers(loader, {*signals, *_answered}):
+        with _starting_workers(loader):
             batches = iterate()
     else:
         batches = iterate()
@@ -134,24 +114,16 @@ def read_batches(
 
 
 @contextmanager
-def _starting_workers(loader: DataLoader, signals: Collection[signal.Signals]) -> Iterator[None]:
+def _starting_workers(loader: DataLoader) -> Iterator[None]:
     """Within it a loader may start its workers: no signal is lost, and none ends a worker that is not ready for it.
 
     Ctrl-C waits until they are up. While a process is forked, Python drops what a signal's handler raises.
     """
-    own, others = loader.worker_init_fn, multiprocessing.active_children()
+    own, others, signals = loader.worker_init_fn, multiprocessing.active_children(), _answered
     loader.worker_init_fn = WorkerStart(own, signals)
     blocks = signals and hasattr(signal, "pthread_sigmask")
     with UpdateGuard() as guard:
         guard.hold()
-        if blocks:
-            method = (loader.multiprocessing_context or multiprocessing).get_start_method()
-            # Started meanwhile, these would unblock the signals again, or keep them blocked in all later processes.
-            if method != "fork":
-                resource_tracker.ensure_running()
-            if method == "forkserver":
-                # It cannot be imported where there is none.
-                import_module("multiprocessing.forkserver").ensure_running()
         # Processes inherit what is blocked, through fork and spawn.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signals) if blocks else ()
         try:
@@ -206,3 +178,172 @@ def _read(batches: Iterator[Any]) -> Iterator[Any]:
                 "for next() of an iterator that has ended; a dataset says with IndexError that it has no such sample."
             ) from end
         yield batch
+
+
+class Report:
+    """What a worker says beside a batch.
+
+    Parameters:
+        worker: the worker's index.
+        states: its generators after the batch; None where they stand as at its last report.
+        is_padding: there is no batch; it only moves the turn on to the next worker.
+    """
+
+    def __init__(self, worker: int, states: HostStates | None, is_padding: bool):
+        self.worker = worker
+        self.is_padding = is_padding
+        # Arrays, not tensors: torch would hand each tensor over in shared memory of its own.
+        self._states = None if states is None else _converted(states, torch.Tensor, torch.Tensor.numpy)
+
+    @property
+    def states(self) -> HostStates | None:
+        """The generators' states, as `host_states` gives them."""
+        return None if self._states is None else _converted(self._states, np.ndarray, torch.from_numpy)
+
+
+def _converted(value: Any, kind: type, convert: Callable[[Any], Any]) -> Any:
+    if isinstance(value, kind):
+        return convert(value)
+    if isinstance(value, dict):
+        return {name: _converted(item, kind, convert) for name, item in value.items()}
+    return tuple(_converted(item, kind, convert) for item in value) if isinstance(value, tuple) else value
+
+
+class ReportingCollate:
+    """A collator that adds the worker's report to each batch.
+
+    Parameters:
+        collate: the loader's own; no samples at all are not handed to it.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any]):
+        self.collate = collate
+        self.reported: HostStates | None = None
+
+    def __call__(self, samples: list[Any]) -> tuple[Any, Report]:
+        info = get_worker_info()
+        worker = 0 if info is None else info.id
+        if not samples:
+            return None, Report(worker, None, is_padding=True)
+        batch = self.collate(samples)
+        states = host_states()
+        if self.reported is not None and not drawn_from(self.reported, states):
+            return batch, Report(worker, None, is_padding=False)
+        self.reported = states
+        return batch, Report(worker, states, is_padding=False)
+
+
+class UnaskedForNothing:
+    """A dataset that fetches batches, around which workers answer by themselves where a batch has no samples.
+
+    Parameters:
+        dataset: has `__getitems__`.
+
+    Fetching nothing may be an error: neither a transform nor `torch.stack` need bear an empty list. A worker's fetcher
+    alone holds such an object: `ContinuingInit` shows the script's own functions in the worker the dataset itself.
+    """
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.dataset[index]
+
+    def __getitems__(self, indices: list[Any]) -> list[Any]:
+        return self.dataset.__getitems__(indices) if indices else []
+
+
+class ContinuingInit:
+    """A `worker_init_fn` that puts the generators of a worker where they stood in an earlier training.
+
+    Parameters:
+        own: the loader's own function, called first.
+        states: the state of each worker's generators; a worker without any keeps those of a new one.
+    """
+
+    def __init__(self, own: Callable[[int], None] | None, states: dict[int, HostStates]):
+        self.own = own
+        self.states = states
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, UnaskedForNothing):
+            # Where functions of the script's own find the dataset; it refuses plain assignments.
+            object.__setattr__(info, "dataset", info.dataset.dataset)
+        if self.own is not None:
+            self.own(worker)
+        if worker in self.states:
+            set_host_states(self.states[worker])
+
+
+@dataclass
+class WorkerStates:
+    """What the workers of a loader have reported so far.
+
+    Parameters:
+        latest: each worker's generators after its last batch; nothing for one whose generators nobody drew from.
+        before_last: the worker that gave the last batch, and its generators before that; None where there is none.
+    """
+
+    latest: dict[int, HostStates] = field(default_factory=dict)
+    before_last: tuple[int, HostStates | None] | None = None
+
+    def batches(self, reporting: Iterator[Any]) -> Iterator[Any]:
+        """The batches of a loader whose workers report, without their reports."""
+        for answer in reporting:
+            report = _report_in(answer)
+            if report is None:
+                yield answer
+            elif not report.is_padding:
+                self.before_last = report.worker, self.latest.get(report.worker)
+                if report.states is not None:
+                    self.latest[report.worker] = report.states
+                yield answer[0]
+
+    def before_last_batch(self) -> dict[int, HostStates]:
+        """Each worker's generators before the last batch, which is the first one that a resumed training reads."""
+        states = dict(self.latest)
+        if self.before_last is not None:
+            worker, before = self.before_last
+            states.pop(worker, None)
+            if before is not None:
+                states[worker] = before
+        return states
+
+
+def without_reports(answers: Iterator[Any]) -> Iterator[Any]:
+    """The batches of a loader, also where its workers were started to report."""
+    return WorkerStates().batches(answers)
+
+
+def _report_in(answer: Any) -> Report | None:
+    is_pair = isinstance(answer, (tuple, list)) and len(answer) == 2
+    return answer[1] if is_pair and isinstance(answer[1], Report) else None
+
+
+@contextmanager
+def reporting_workers(
+    loader: DataLoader, states: dict[int, HostStates], has_empty_batches: bool = False
+) -> Iterator[None]:
+    """Workers that a loader starts within report on their generators, which begin at the states given.
+
+    Parameters:
+        has_empty_batches: the batch sampler gives some, for which nothing is to be fetched.
+    """
+    own = loader.collate_fn, loader.worker_init_fn
+    dataset = loader.dataset
+    loader.collate_fn = ReportingCollate(loader.collate_fn)
+    is_asked_for_nothing = has_empty_batches and bool(getattr(dataset, "__getitems__", None))
+    if is_asked_for_nothing:
+        # A DataLoader refuses another dataset once it stands.
+        vars(loader)["dataset"] = UnaskedForNothing(dataset)
+    if states or is_asked_for_nothing:
+        loader.worker_init_fn = ContinuingInit(loader.worker_init_fn, states)
+    try:
+        yield
+    finally:
+        loader.collate_fn, loader.worker_init_fn = own
+        vars(loader)["dataset"] = dataset

@@ -1,4 +1,4 @@
-"""What Lightning iterates in an evaluation or a prediction: batches, one by one or in stretches."""
+"""What Lightning iterates in an evaluation or a prediction: batches, one by one or in chunks."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from littrainer.data.limits import first_batches
 from littrainer.data.loaders import LookaheadLoader
 from littrainer.data.workers import read_batches
 
-BATCHES_PER_STRETCH = 32
+BATCHES_PER_CHUNK = 32
 
 
-class Stretch:
+class BatchChunk:
     """Batches in a row that go through Lightning's loop as one of its steps.
 
     Parameters:
-        first: the first of them, drawn when the stretch began.
+        first: the first of them, drawn when the chunk began.
         batches: where the further ones are drawn, each when it is asked for.
         length: how many batches there are at most.
 
     What Lightning does around a step takes longer than a small model takes for a batch. Where nobody listens to single
-    batches it is done once for a stretch. No batch is drawn before its turn: the order of random draws stays.
+    batches it is done once for a chunk. No batch is drawn before its turn: the order of random draws stays.
     """
 
     def __init__(self, first: Any, batches: Iterator[Any], length: int):
@@ -45,7 +45,7 @@ class BatchStream:
 
     Parameters:
         loader: any iterable of batches.
-        batches_per_step: above 1, hand them out in stretches of so many.
+        batches_per_step: above 1, hand them out in chunks of so many.
         limit: end after so many; None for all.
 
     The length given is one that is never reached: without any, Lightning looks a batch ahead and the order of random
@@ -65,17 +65,17 @@ class BatchStream:
     def __iter__(self) -> Iterator[Any]:
         # Lightning asks for an iterator twice, and a DataLoader draws a random number for each that it makes: one is
         # made with the first batch, and no sooner.
-        return self._one_by_one() if self.batches_per_step == 1 else self._stretches()
+        return self._one_by_one() if self.batches_per_step == 1 else self._chunks()
 
     def _one_by_one(self) -> Iterator[Any]:
         yield from self._batches()
 
-    def _stretches(self) -> Iterator[Stretch]:
+    def _chunks(self) -> Iterator[BatchChunk]:
         batches = self._batches()
         for first in batches:
-            stretch = Stretch(first, batches, self.batches_per_step)
-            yield stretch
-            if stretch.is_last:
+            chunk = BatchChunk(first, batches, self.batches_per_step)
+            yield chunk
+            if chunk.is_last:
                 # Some iterators begin again when they are asked once more.
                 return
 
@@ -90,5 +90,5 @@ class BatchStream:
 
 
 def single_batches(handed_out: Any) -> Iterator[Any]:
-    """The batches of a stretch, or the one batch that was handed out by itself."""
-    return iter(handed_out) if isinstance(handed_out, Stretch) else iter((handed_out,))
+    """The batches of a chunk, or the one batch that was handed out by itself."""
+    return iter(handed_out) if isinstance(handed_out, BatchChunk) else iter((handed_out,))

@@ -1,4 +1,8 @@
-"""Nested outputs of the batches of an evaluation, put together into arrays."""
+"""Nested outputs of the batches of an evaluation, put together into arrays that exist once.
+
+An evaluation's arrays can be as large as the machine allows. Where it is known how many rows there will be, a batch is
+written to its place in the final array when it comes, and nothing is joined by making a second copy.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,20 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
-from littrainer.evaluation.host_rows import HostRows
-from littrainer.nested_values import as_numpy, concatenated, different_kinds, map_nested
+from littrainer.errors.nested_values import (
+    PADDING,
+    as_numpy,
+    concatenated,
+    different_kinds,
+    different_shapes,
+    map_nested,
+)
 
-# Batches of the host are written to the joined array when so much of them has come.
-STRETCH_BYTES = 1 << 20
+# Batches wait to be written in one piece until they are as large.
+WAITING_BYTES = 1 << 20
 
 
 class BatchCollection:
@@ -22,8 +33,7 @@ class BatchCollection:
         join: put the batches together; else they stay a list with one entry for each.
         expected_rows: rows of all batches together, where that is known.
 
-    Batches stay on an accelerator until `move_to_host()`. On the host they are written to their place in the joined
-    arrays, each of which exists once; small ones a few together.
+    Batches stay on an accelerator until `move_to_host()`.
     """
 
     def __init__(self, join: bool = True, expected_rows: int | None = None):
@@ -40,39 +50,18 @@ class BatchCollection:
         Raises:
             TypeError, ValueError: it is not built as the batches before it.
         """
-        held_bytes, is_on_host = _held_bytes_and_place(batch)
-        is_soon_copied = self.join and is_on_host
-        self._waiting.append(batch if is_soon_copied else map_nested(_without_unused_storage, batch))
-        self._waiting_bytes += held_bytes
-        # A large tensor of the host that waited would be held a second time while it is joined.
-        if is_soon_copied and self._waiting_bytes >= STRETCH_BYTES:
-            self._take_in_waiting()
+        self._waiting.append(map_nested(_without_unused_storage, batch))
+        size, is_on_host = _bytes_and_place(batch)
+        self._waiting_bytes += size
+        # Large tensors of the host would be held twice while they wait.
+        if self.join and is_on_host and self._waiting_bytes >= WAITING_BYTES:
+            self.move_to_host()
 
     def move_to_host(self) -> None:
         """Convert what has been collected to NumPy, which frees the device's memory."""
-        self._take_in_waiting()
-
-    def arrays(self) -> Any:
-        """All that was collected as NumPy arrays; None where there was nothing."""
-        self._join_small_batches()
-        if self._joined is None and len(self._waiting) == 1 and self._is_small() and _is_plain_rows(self._waiting[0]):
-            # Room for rows that may follow takes longer to set up than a small model to predict these.
-            return self._waiting[0].numpy(force=True).copy()
-        self.move_to_host()
-        if not self.join:
-            return self._separate or None
-        return None if self._joined is None else map_nested(lambda leaf: leaf.joined(), self._joined)
-
-    def _is_small(self) -> bool:
-        return self.join and self._waiting_bytes < 2 * STRETCH_BYTES
-
-    def _join_small_batches(self) -> None:
-        if len(self._waiting) > 1 and self._is_small():
+        if self.join and len(self._waiting) > 1 and self._waiting_bytes < 2 * WAITING_BYTES:
             # Many small batches are written faster in one piece.
             self._waiting = deque([concatenated(list(self._waiting))])
-
-    def _take_in_waiting(self) -> None:
-        self._join_small_batches()
         self._waiting_bytes = 0
         while self._waiting:
             batch = self._waiting.popleft()
@@ -83,8 +72,87 @@ class BatchCollection:
                 self._joined = map_nested(self._leaf_for, batch)
             _write(self._joined, batch)
 
+    def arrays(self) -> Any:
+        """All that was collected as NumPy arrays; None where there was nothing."""
+        self.move_to_host()
+        if not self.join:
+            return self._separate or None
+        return None if self._joined is None else map_nested(lambda leaf: leaf.joined(), self._joined)
+
     def _leaf_for(self, value: Any) -> Any:
         return HostRows(self.expected_rows) if isinstance(value, torch.Tensor) else _Pieces()
+
+
+class HostRows:
+    """Tensors collected row by row; second dimensions of unequal length are padded with -100.
+
+    Parameters:
+        expected_rows: how many there will be, where that is known. More or fewer may come; memory that is never
+            written to costs nothing.
+    """
+
+    def __init__(self, expected_rows: int | None = None):
+        self.expected_rows = expected_rows
+        self.rows = 0
+        self._memory: torch.Tensor | None = None
+        self._is_one_number = False
+
+    def write(self, piece: torch.Tensor) -> None:
+        """Take in the rows of one batch, from any device; a single number counts as one row.
+
+        Raises:
+            ValueError: the rows differ from those before in more than their second dimension.
+            MemoryError: the host has no memory for them.
+        """
+        self._is_one_number = self.rows == 0 and piece.dim() == 0
+        piece = torch.atleast_1d(piece.detach())
+        place = self._memory_with(piece)[self.rows : self.rows + len(piece)]
+        _copy_padded(place, piece)
+        self.rows += len(piece)
+
+    def joined(self) -> np.ndarray:
+        """All rows as one array, which shares its memory with this collection."""
+        assert self._memory is not None
+        rows = self._memory[: self.rows].numpy()
+        return rows.reshape(()) if self._is_one_number else rows
+
+    def _memory_with(self, piece: torch.Tensor) -> torch.Tensor:
+        """The memory, made larger where the piece does not fit in below the rows that are there."""
+        # NumPy has no bfloat16.
+        dtype = torch.float32 if piece.dtype == torch.bfloat16 else piece.dtype
+        before, needed, shape = self._memory, self.rows + len(piece), list(piece.shape)
+        if before is None:
+            shape[0] = max(needed, self.expected_rows or 0)
+            self._memory = _memory(shape, dtype)
+            return self._memory
+        if piece.dim() != before.dim() or shape[2:] != list(before.shape[2:]):
+            raise ValueError(different_shapes((self.rows, *before.shape[1:]), tuple(piece.shape)))
+        shape[0] = len(before) if needed <= len(before) else max(needed, 2 * len(before))
+        shape[1:2] = [max(width) for width in zip(shape[1:2], before.shape[1:2], strict=True)]
+        dtype = torch.promote_types(before.dtype, dtype)
+        if shape != list(before.shape) or dtype != before.dtype:
+            self._memory = _memory(shape, dtype)
+            _copy_padded(self._memory[: self.rows], before[: self.rows])
+            return self._memory
+        return before
+
+
+def _memory(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    except RuntimeError as error:
+        raise MemoryError(
+            f"The outputs that an evaluation collects take more memory than the host has ({error}). Keep less of each "
+            "batch with preprocess_logits_for_metrics, or pass compute_metrics as a torchmetrics metric, which keeps "
+            "no outputs."
+        ) from None
+
+
+def _copy_padded(place: torch.Tensor, rows: torch.Tensor) -> None:
+    if rows.shape != place.shape:
+        place[:, rows.shape[1] :] = PADDING
+        place = place[:, : rows.shape[1]]
+    place.copy_(rows)
 
 
 class _Pieces:
@@ -101,19 +169,13 @@ class _Pieces:
         return self._pieces[0]
 
 
-def _held_bytes_and_place(batch: Any) -> tuple[int, bool]:
-    """Bytes that nested tensors keep from being freed, and whether all are on the host."""
+def _bytes_and_place(batch: Any) -> tuple[int, bool]:
+    """Bytes of nested tensors, and whether all are on the host."""
     if isinstance(batch, torch.Tensor):
-        return batch.untyped_storage().nbytes(), batch.device.type == "cpu"
+        return batch.nbytes, batch.device.type == "cpu"
     tensors: list[torch.Tensor] = []
     map_nested(lambda leaf: tensors.append(leaf) if isinstance(leaf, torch.Tensor) else None, batch)
-    found = [_held_bytes_and_place(tensor) for tensor in tensors]
-    return sum(size for size, _ in found), all(on_host for _, on_host in found)
-
-
-def _is_plain_rows(batch: Any) -> bool:
-    # NumPy has no bfloat16.
-    return type(batch) is torch.Tensor and batch.dim() > 0 and batch.dtype != torch.bfloat16
+    return sum(tensor.nbytes for tensor in tensors), all(tensor.device.type == "cpu" for tensor in tensors)
 
 
 def _without_unused_storage(leaf: Any) -> Any:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
-from littrainer.checkpoint.shards import free_gathered
-from littrainer.data.ends import check_equal_lengths
 from littrainer.data.limits import limited_number
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
+from littrainer.data.stream_end import check_equal_lengths
+from littrainer.distributed.agreement import failing_together, from_first
+from littrainer.distributed.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
+from littrainer.errors.nested_values import PADDING, truncated
 from littrainer.evaluation.gathering import BatchCollection
-from littrainer.evaluation.loss_mean import ExactLossMean, mean_over_samples
-from littrainer.evaluation.metric_inputs import task_facts
 from littrainer.evaluation.metrics import (
     NotedLogits,
     call_metric_function,
@@ -28,16 +28,16 @@ from littrainer.evaluation.metrics import (
     noting_where,
     warn_without_result,
 )
+from littrainer.evaluation.prediction import ExactLossMean, mean_over_samples
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
-from littrainer.evaluation.streaming import StreamingMetrics, streaming_metrics
-from littrainer.model_walk import eval_all
-from littrainer.model_wrapping import move_to_device, prepared_model
-from littrainer.nested_values import PADDING, truncated
-from littrainer.processes.agreement import failing_together, from_first
-from littrainer.processes.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
+from littrainer.evaluation.streaming import StreamingMetrics, TaskFacts, facts_of_task, streaming_metrics
+from littrainer.model.traversal import eval_all
+from littrainer.strategies.model_wrapping import move_to_device, prepared_model
+from littrainer.strategies.shards import free_gathered
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +139,18 @@ class EvaluationPass:
         logger.info(f"  Num examples{f' = {trainer.num_examples(self.dataloader)}' if has_number else ': Unknown'}")
         logger.info(f"  Batch size = {trainer.args.eval_batch_size}")
         if self.streaming is not None:
-            self.streaming.begin(trainer.args.device, partial(task_facts, trainer))
+            self.streaming.begin(trainer.args.device, self.task_facts)
+
+    def task_facts(self) -> TaskFacts:
+        """What is known of the task of the model."""
+        trainer = self.trainer
+        return facts_of_task(
+            trainer.model,
+            trainer._loss_shifts_labels,
+            # A script's own step may return probabilities, and their sigmoid would be above one half throughout.
+            keeps_scores=trainer.preprocess_logits_for_metrics is None and not trainer._own_methods("prediction_step"),
+            generates=bool(getattr(trainer.args, "predict_with_generate", False)),
+        )
 
     def step(self, inputs: Any) -> BatchOutputs:
         """Predict one batch and collect what is asked for, from all processes.
@@ -225,7 +236,7 @@ class EvaluationPass:
             if trainer.compute_metrics is not None and is_complete and is_for_all_batches:
                 metrics = call_metric_function(trainer, self._for_metrics(everything))
             if self.has_called_for == {False}:
-                warn_without_result(trainer)
+                warn_without_result(trainer.compute_metrics)
             metrics = checked_metrics(trainer, metrics)
         # Which checkpoint is the best, and what a schedule follows, must be the same everywhere.
         metrics = from_first(metrics)

@@ -1,21 +1,492 @@
-"""Which optimizer class, with which keywords, an `optim` name stands for, and the optimizer made of them."""
+"""Which optimizer class, with which keywords, an `optim` name stands for, and the optimizer made of them.
+
+`OPTIMIZERS` is the table: where a class is, how training arguments become its keywords, and which settings `optim_args`
+(`key=value,key=value`) may have. Libraries are imported when one of their optimizers is asked for.
+"""
 
 from __future__ import annotations
 
+import importlib
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from littrainer.arguments.choices import OptimizerNames
-from littrainer.optim.built_in import BUILT_IN
-from littrainer.optim.entries import Keywords, OptimizerEntry, Request
-from littrainer.optim.low_rank import one_optimizer_for_each_parameter, parameter_groups_with_projection
-from littrainer.optim.optimizer_arguments import read_optim_args
-from littrainer.optim.third_party import THIRD_PARTY
+from littrainer.arguments.choices import OptimizerNames, ParallelMode
+from littrainer.arguments.did_you_mean import suggestion
+from littrainer.optim.layerwise import LayerwiseOptimizer, step_at_each_gradient
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
+
+logger = logging.getLogger(__name__)
+
+Convert = Callable[[str], Any]
+Keywords = dict[str, Any]
+
+YES = ("true", "1", "yes", "y", "on", "t")
+NO = ("false", "0", "no", "n", "off", "f")
+
+
+def truth(text: str) -> bool:
+    """The truth value that a text names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    if text.lower() not in (*YES, *NO):
+        raise ValueError(f"expected true or false, got {text!r}")
+    return text.lower() in YES
+
+
+def torch_dtype(text: str) -> Any:
+    """The dtype of torch that a text such as `bfloat16` names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    dtype = getattr(torch, text, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"expected a dtype of torch such as float32 or bfloat16, got {text!r}")
+    return dtype
+
+
+def parse_optim_args(text: str | None) -> dict[str, str]:
+    """The keys and values of `optim_args`, still as text.
+
+    Parameters:
+        text: `key=value` pairs with commas between them; blanks do not count.
+
+    Raises:
+        ValueError: it is not written like that.
+        TypeError: it is no text.
+    """
+    if not text:
+        return {}
+    if not isinstance(text, str):
+        raise TypeError(f"optim_args={text!r} has to be text such as 'key=value,key=value', not {type(text).__name__}.")
+    settings = {}
+    for pair in text.replace(" ", "").split(","):
+        parts = pair.split("=")
+        if len(parts) != 2 or not all(parts):
+            raise ValueError(
+                f"optim_args={text!r} has {pair!r} where key=value is expected; write it as key=value,key=value."
+            )
+        settings[parts[0]] = parts[1]
+    return settings
+
+
+def read_optim_args(optim: str, text: str | None, accepted: Mapping[str, Convert]) -> dict[str, Any]:
+    """The settings in `optim_args`, each in the type that the optimizer takes.
+
+    Parameters:
+        optim: the optimizer's name, for messages.
+        text: `optim_args` as the user wrote it.
+        accepted: key -> what makes a value out of its text.
+
+    Raises:
+        ValueError: a key that this optimizer does not take, or a value that cannot be.
+    """
+    settings = {}
+    for key, value in parse_optim_args(text).items():
+        if value.strip().lower() == ALWAYS_SO.get(optim, {}).get(key):
+            continue
+        if key not in accepted:
+            raise ValueError(
+                f"optim_args has {key!r}, which optim={optim!r} does not take{_what_it_takes(key, accepted)}."
+            )
+        try:
+            settings[key] = accepted[key](value)
+        except ValueError as error:
+            raise ValueError(f"optim_args has {key}={value}, which optim={optim!r} cannot read: {error}.") from None
+    return settings
+
+
+# Optimizer -> settings that a Trainer always gives it; scripts ask for them all the same.
+ALWAYS_SO: dict[str, dict[str, str]] = {"adafactor": {"scale_parameter": "false", "relative_step": "false"}}
+
+
+def _what_it_takes(key: str, accepted: Mapping[str, Convert]) -> str:
+    if not accepted:
+        return "; it takes none, so leave optim_args unset"
+    return f" ({suggestion(key, accepted)}); it takes {', '.join(accepted)}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an entry makes its keywords from.
+
+    Parameters:
+        optim: the optimizer's name.
+        args: the training arguments.
+        settings: `optim_args`, converted.
+        model: the model, where it is known.
+    """
+
+    optim: str
+    args: TrainingArguments
+    settings: dict[str, Any]
+    model: nn.Module | None = None
+
+    def adam(self) -> Keywords:
+        """What `adam_beta1`, `adam_beta2` and `adam_epsilon` say."""
+        args = self.args
+        return {"betas": (float(args.adam_beta1), float(args.adam_beta2)), "eps": args.adam_epsilon}
+
+    def known_model(self) -> nn.Module:
+        """The model.
+
+        Raises:
+            ValueError: it is not known.
+        """
+        if self.model is None:
+            raise ValueError(f"optim={self.optim!r} needs the model: call get_optimizer_cls_and_kwargs(args, model).")
+        return self.model
+
+
+class OptimizerNotInstalledError(ImportError, ValueError):
+    """The library of an optimizer is missing; transformers raises one or the other of both, by optimizer."""
+
+
+@dataclass(frozen=True)
+class OptimizerEntry:
+    """One row of the table. Each optimizer has the learning rate among its keywords.
+
+    Parameters:
+        homes: where the class is, as "module:class"; the first that can be imported counts.
+        adam: which of Adam's keywords it has.
+        defaults: further keywords.
+        settings: keys that `optim_args` may have, with what converts their text; they come over the defaults.
+        package: what to `pip install`; None for what comes with torch or with this package.
+        finish: adds to the keywords what is made of several arguments, or of the model.
+        projects: whether it projects the gradients of `optim_target_modules`; `optim_args` is about the projection.
+        is_layerwise: whether each parameter has an optimizer of its own.
+    """
+
+    homes: tuple[str, ...]
+    adam: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Convert] = field(default_factory=dict)
+    package: str | None = None
+    finish: Callable[[Request, Keywords], Keywords] = lambda request, keywords: keywords
+    projects: bool = False
+    is_layerwise: bool = False
+
+    def load_class(self, optim: str) -> Any:
+        """The class.
+
+        Raises:
+            OptimizerNotInstalledError: its library is not installed, or has no such class.
+        """
+        reasons = []
+        for home in self.homes:
+            module, name = home.split(":")
+            try:
+                return getattr(importlib.import_module(module), name)
+            except (ImportError, AttributeError) as error:
+                reasons.append(str(error))
+        wanted = self.homes[0].replace(":", ".")
+        raise OptimizerNotInstalledError(
+            f"optim={optim!r} needs {wanted}, which cannot be imported ({'; '.join(reasons)}). "
+            f"Run `pip install {self.package!r}`, or choose another optim."
+        )
+
+    def keywords(self, request: Request) -> Keywords:
+        """The constructor's keywords."""
+        adam = request.adam()
+        settings = {} if self.projects else request.settings
+        own = {**{name: adam[name] for name in self.adam}, **self.defaults, **settings}
+        return self.finish(request, {"lr": request.args.learning_rate, **own})
+
+
+ALL_LINEAR = ("all-linear", "all_linear")
+
+# What a projected group holds, where `optim_args` does not say otherwise.
+GALORE: Keywords = {"rank": 128, "update_proj_gap": 200, "scale": 0.25, "proj_type": "std"}
+PROJECTION: dict[str, Keywords] = {
+    "galore": GALORE,
+    "apollo": {**GALORE, "scale": 1.0, "proj": "random", "scale_type": "channel"},
+}
+
+
+def parameter_groups_with_projection(request: Request) -> list[dict[str, Any]]:
+    """Two groups: all parameters but the targets, and the targets with the settings of their projection.
+
+    Raises:
+        ValueError: `optim_target_modules` is not given, or no linear layer is among what it names.
+        TypeError: `optim_target_modules` is neither a list nor a string.
+    """
+    model = request.known_model()
+    names = {f"{module}.weight" for module in _target_modules(model, request)}
+    parameters = list(model.named_parameters())
+    family = request.optim.split("_")[0]
+    projection = {**PROJECTION[family], **request.settings, **(request.adam() if family == "apollo" else {})}
+    return [
+        {"params": [parameter for name, parameter in parameters if name not in names]},
+        {"params": [parameter for name, parameter in parameters if name in names], **projection},
+    ]
+
+
+def one_optimizer_for_each_parameter(
+    optimizer_class: Any, keywords: Keywords, groups: list[dict[str, Any]], request: Request
+) -> tuple[type[LayerwiseOptimizer], Keywords]:
+    """The stand-in of the layer-wise variants, after their optimizers are set to step in the backward pass.
+
+    Raises:
+        ValueError: gradients are to be accumulated, which leaves nothing to step on in between.
+        NotImplementedError: several processes, whose gradients are not averaged yet when these optimizers step.
+    """
+    args = request.args
+    if args.parallel_mode == ParallelMode.DISTRIBUTED:
+        raise NotImplementedError(f"optim={request.optim!r} works on one process only; choose one without `layerwise`.")
+    if args.gradient_accumulation_steps != 1:
+        raise ValueError(
+            f"optim={request.optim!r} steps at each backward pass and cannot accumulate; set "
+            f"gradient_accumulation_steps=1 instead of {args.gradient_accumulation_steps}."
+        )
+    if args.max_grad_norm:
+        logger.warning("optim=%r steps before gradients can be clipped: max_grad_norm has no effect.", request.optim)
+    optimizers = {
+        parameter: optimizer_class([{**group, "params": [parameter]}], **keywords)
+        for group in groups
+        for parameter in group["params"]
+    }
+    step_at_each_gradient(optimizers)
+    return LayerwiseOptimizer, {**keywords, "optimizer_dict": optimizers}
+
+
+def _target_modules(model: nn.Module, request: Request) -> list[str]:
+    targets: Any = request.args.optim_target_modules
+    if targets is None:
+        raise ValueError(
+            f"optim={request.optim!r} projects the weights of some modules: name them in optim_target_modules, as a "
+            "list, a regular expression or 'all-linear'."
+        )
+    if not isinstance(targets, (str, list)):
+        raise TypeError(
+            "optim_target_modules must be a list of names, a regular expression or 'all-linear', got "
+            f"{type(targets).__name__}."
+        )
+    found = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            if targets in ALL_LINEAR or is_target(targets, name):
+                found.append(name)
+        elif is_named(targets, name):
+            logger.warning("optim_target_modules names %s, which is no linear layer; it is not projected.", name)
+    if not found:
+        raise ValueError(f"optim_target_modules={targets!r} names no linear layer of {type(model).__name__}.")
+    return found
+
+
+def is_target(targets: str | list[str], name: str) -> bool:
+    """Whether a module's path is one that `optim_target_modules` means.
+
+    Parameters:
+        targets: a regular expression for the whole path; or a list of parts of paths and of such expressions.
+    """
+    if isinstance(targets, str):
+        return re.fullmatch(targets, name) is not None
+    return any(target in name or re.fullmatch(target, name) is not None for target in targets)
+
+
+def is_named(targets: str | list[str], name: str) -> bool:
+    """Whether a path is meant by its name and not by an expression that fits much else too."""
+    return targets == name if isinstance(targets, str) else any(target in name for target in targets)
+
+
+ADAM, BETAS = ("betas", "eps"), ("betas",)
+
+BUILT_IN: dict[OptimizerNames, OptimizerEntry] = {
+    OptimizerNames.ADAMW_TORCH: OptimizerEntry(("torch.optim:AdamW",), ADAM),
+    OptimizerNames.ADAMW_TORCH_FUSED: OptimizerEntry(("torch.optim:AdamW",), ADAM, {"fused": True}),
+    OptimizerNames.ADAFACTOR: OptimizerEntry(
+        ("littrainer.optim.adafactor:Adafactor",), defaults={"scale_parameter": False, "relative_step": False}
+    ),
+    OptimizerNames.SGD: OptimizerEntry(
+        ("torch.optim:SGD",),
+        settings={"momentum": float, "dampening": float, "weight_decay": float, "nesterov": truth},
+    ),
+    OptimizerNames.ADAGRAD: OptimizerEntry(
+        ("torch.optim:Adagrad",), settings=dict.fromkeys(("lr_decay", "weight_decay", "eps"), float)
+    ),
+    OptimizerNames.RMSPROP: OptimizerEntry(
+        ("torch.optim:RMSprop",),
+        settings={**dict.fromkeys(("momentum", "alpha", "eps", "weight_decay"), float), "centered": truth},
+    ),
+}
+
+# Name -> class in bitsandbytes.optim, bits of the optimizer's state, whether it is paged.
+BITSANDBYTES: dict[OptimizerNames, tuple[str, int, bool]] = {
+    OptimizerNames.ADAMW_BNB: ("AdamW", 8, False),
+    OptimizerNames.ADAMW_8BIT: ("AdamW", 8, False),
+    OptimizerNames.PAGED_ADAMW: ("AdamW", 32, True),
+    OptimizerNames.PAGED_ADAMW_8BIT: ("AdamW", 8, True),
+    OptimizerNames.ADEMAMIX: ("AdEMAMix", 32, False),
+    OptimizerNames.ADEMAMIX_8BIT: ("AdEMAMix", 8, False),
+    OptimizerNames.PAGED_ADEMAMIX: ("AdEMAMix", 32, True),
+    OptimizerNames.PAGED_ADEMAMIX_8BIT: ("AdEMAMix", 8, True),
+    OptimizerNames.LION: ("Lion", 32, False),
+    OptimizerNames.LION_8BIT: ("Lion", 8, False),
+    OptimizerNames.PAGED_LION: ("Lion", 32, True),
+    OptimizerNames.PAGED_LION_8BIT: ("Lion", 8, True),
+    OptimizerNames.RMSPROP_BNB: ("RMSprop", 32, False),
+    OptimizerNames.RMSPROP_8BIT: ("RMSprop", 8, False),
+    OptimizerNames.RMSPROP_32BIT: ("RMSprop", 32, False),
+}
+BITSANDBYTES_SETTINGS: dict[str, dict[str, Convert]] = {
+    "AdEMAMix": {
+        **dict.fromkeys(("beta1", "beta2", "beta3", "alpha", "eps"), float),
+        **dict.fromkeys(("t_alpha", "t_beta3"), int),
+    },
+    "RMSprop": {
+        **dict.fromkeys(("alpha", "eps", "weight_decay", "momentum"), float),
+        **dict.fromkeys(("min_8bit_size", "percentile_clipping"), int),
+        **dict.fromkeys(("centered", "block_wise"), truth),
+    },
+}
+
+
+GROKADAMW = {"alpha_init": 0.98, "lamb": 2.0, "gamma": 0.1, "grokking_signal_decay_rate": 0.1, "gradient_clipping": 1.0}
+ANYPRECISION_TYPES = {
+    "momentum_dtype": torch.float32,
+    "variance_dtype": torch.float32,
+    "compensation_buffer_dtype": torch.bfloat16,
+}
+
+
+def _bitsandbytes(kind: str, bits: int, is_paged: bool) -> OptimizerEntry:
+    adam: dict[str, tuple[str, ...]] = {"AdamW": ADAM, "AdEMAMix": ADAM, "Lion": BETAS, "RMSprop": ()}
+    memory: Keywords = {"optim_bits": bits, "is_paged": is_paged}
+    if kind == "RMSprop":
+        del memory["is_paged"]
+    home, settings = f"bitsandbytes.optim:{kind}", BITSANDBYTES_SETTINGS.get(kind, {})
+    entry = OptimizerEntry((home,), adam[kind], memory, settings, "bitsandbytes")
+    if kind == "AdEMAMix":
+        return replace(entry, defaults={**memory, "beta3": 0.9999, "alpha": 5.0}, finish=_with_third_beta)
+    return entry
+
+
+def _with_third_beta(request: Request, keywords: Keywords) -> Keywords:
+    first, second = keywords.pop("betas")
+    betas = (keywords.pop("beta1", first), keywords.pop("beta2", second), keywords.pop("beta3"))
+    return {**keywords, "betas": betas}
+
+
+def _torchao(kind: str) -> OptimizerEntry:
+    return OptimizerEntry(
+        (f"torchao.optim:{kind}", f"torchao.prototype.low_bit_optim:{kind}"),
+        ADAM,
+        {"block_size": 256, "bf16_stochastic_round": False},
+        {"block_size": int, "bf16_stochastic_round": truth},
+        "torchao>=0.4.0",
+    )
+
+
+def _galore(kind: str, is_layerwise: bool = False) -> OptimizerEntry:
+    return OptimizerEntry(
+        (f"galore_torch:{kind}",),
+        defaults={"scale_parameter": False, "relative_step": False} if kind == "GaLoreAdafactor" else {},
+        settings={"rank": int, "update_proj_gap": int, "scale": float, "proj_type": str},
+        package="galore-torch",
+        projects=True,
+        is_layerwise=is_layerwise,
+    )
+
+
+def _apollo(is_layerwise: bool = False) -> OptimizerEntry:
+    return OptimizerEntry(
+        ("apollo_torch:APOLLOAdamW",),
+        settings={
+            "rank": int,
+            "update_proj_gap": int,
+            "scale": float,
+            **dict.fromkeys(("proj", "scale_type", "proj_type"), str),
+        },
+        package="apollo-torch",
+        projects=True,
+        is_layerwise=is_layerwise,
+    )
+
+
+def _schedule_free(kind: str, adam: tuple[str, ...] = ADAM, package: str = "schedulefree") -> OptimizerEntry:
+    defaults, settings = {"weight_lr_power": 2.0, "r": 0.0}, {"weight_lr_power": float, "r": float}
+    return OptimizerEntry((f"schedulefree:{kind}",), adam, defaults, settings, package, _with_decay_and_warmup)
+
+
+def _with_decay(request: Request, keywords: Keywords) -> Keywords:
+    return {**keywords, "weight_decay": request.args.weight_decay}
+
+
+def _with_decay_and_warmup(request: Request, keywords: Keywords) -> Keywords:
+    args, keywords = request.args, _with_decay(request, keywords)
+    if request.optim == OptimizerNames.SCHEDULE_FREE_RADAM:
+        return keywords
+    steps: float = args.warmup_steps
+    if 0 < steps < 1:
+        if args.max_steps <= 0:
+            raise ValueError(
+                f"optim={request.optim!r} warms up by itself and has to know for how many optimizer steps: give "
+                f"warmup_steps as a number of steps instead of a share ({args.warmup_steps}), or set max_steps."
+            )
+        steps = args.get_warmup_steps(args.max_steps)
+    return {**keywords, "warmup_steps": steps}
+
+
+def _lomo(kind: str) -> OptimizerEntry:
+    return OptimizerEntry(
+        (f"lomo_optim:{kind}",),
+        package="lomo-optim",
+        finish=lambda request, keywords: {**keywords, "model": request.known_model()},
+    )
+
+
+THIRD_PARTY: dict[OptimizerNames, OptimizerEntry] = {
+    **{name: _bitsandbytes(*kind) for name, kind in BITSANDBYTES.items()},
+    OptimizerNames.ADAMW_TORCH_XLA: OptimizerEntry(("torch_xla.amp.syncfree:AdamW",), ADAM, package="torch-xla"),
+    OptimizerNames.ADAMW_TORCH_NPU_FUSED: OptimizerEntry(("torch_npu.optim:NpuFusedAdamW",), ADAM, package="torch-npu"),
+    OptimizerNames.ADAMW_ANYPRECISION: OptimizerEntry(
+        ("torchdistx.optimizers:AnyPrecisionAdamW",),
+        ADAM,
+        {"use_kahan_summation": False, **ANYPRECISION_TYPES},
+        {"use_kahan_summation": truth, **dict.fromkeys(ANYPRECISION_TYPES, torch_dtype)},
+        "torchdistx @ git+https://github.com/pytorch/torchdistx",
+    ),
+    OptimizerNames.ADAMW_TORCH_4BIT: _torchao("AdamW4bit"),
+    OptimizerNames.ADAMW_TORCH_8BIT: _torchao("AdamW8bit"),
+    OptimizerNames.GALORE_ADAMW: _galore("GaLoreAdamW"),
+    OptimizerNames.GALORE_ADAMW_8BIT: _galore("GaLoreAdamW8bit"),
+    OptimizerNames.GALORE_ADAFACTOR: _galore("GaLoreAdafactor"),
+    OptimizerNames.GALORE_ADAMW_LAYERWISE: _galore("GaLoreAdamW", is_layerwise=True),
+    OptimizerNames.GALORE_ADAMW_8BIT_LAYERWISE: _galore("GaLoreAdamW8bit", is_layerwise=True),
+    OptimizerNames.GALORE_ADAFACTOR_LAYERWISE: _galore("GaLoreAdafactor", is_layerwise=True),
+    OptimizerNames.APOLLO_ADAMW: _apollo(),
+    OptimizerNames.APOLLO_ADAMW_LAYERWISE: _apollo(is_layerwise=True),
+    OptimizerNames.LOMO: _lomo("Lomo"),
+    OptimizerNames.ADALOMO: _lomo("AdaLomo"),
+    OptimizerNames.GROKADAMW: OptimizerEntry(
+        ("grokadamw:GrokAdamW",),
+        defaults=GROKADAMW,
+        settings=dict.fromkeys(GROKADAMW, float),
+        package="grokadamw",
+    ),
+    OptimizerNames.SCHEDULE_FREE_RADAM: _schedule_free("RAdamScheduleFree", package="schedulefree>=1.4.0"),
+    OptimizerNames.SCHEDULE_FREE_ADAMW: _schedule_free("AdamWScheduleFree"),
+    OptimizerNames.SCHEDULE_FREE_SGD: _schedule_free("SGDScheduleFree", adam=()),
+    OptimizerNames.STABLE_ADAMW: OptimizerEntry(
+        ("optimi:StableAdamW",),
+        ADAM,
+        {"decouple_lr": False, "max_lr": None, "kahan_sum": None},
+        {"decouple_lr": truth, "max_lr": float, "kahan_sum": truth},
+        "torch-optimi",
+        _with_decay,
+    ),
+}
 
 OPTIMIZERS: dict[OptimizerNames, OptimizerEntry] = {**BUILT_IN, **THIRD_PARTY}
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
@@ -15,25 +16,134 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from littrainer.arguments.choices import SchedulerType
-from littrainer.arguments.nearest import suggestion
-from littrainer.ecosystem import is_a
-from littrainer.optim import schedule_factors as factors
+from littrainer.arguments.did_you_mean import suggestion
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.optim.greedy import GreedyLR
 from littrainer.optim.layerwise import LayerwiseOptimizer, LayerwiseSchedule
+
+INVERSE_SQRT_TIMESCALE_WITHOUT_WARMUP = 10_000
+
+# How far a rise has come, from 0 to 1, as a function of the share of its steps that are done.
+RISES: dict[str, Callable[[float], float]] = {
+    "linear": lambda share: share,
+    "cosine": lambda share: 0.5 * (1.0 - math.cos(math.pi * share)),
+    "1-sqrt": lambda share: 1.0 - math.sqrt(1.0 - share),
+}
+# What is left of a fall, from 1 to 0; only the cosine has cycles.
+FALLS: dict[str, Callable[[float, float], float]] = {
+    "linear": lambda share, cycles: 1.0 - share,
+    "cosine": lambda share, cycles: _cosine_wave(share, cycles),
+    "1-sqrt": lambda share, cycles: 1.0 - math.sqrt(share),
+}
+
+
+def _after_linear_warmup(
+    step: int, *, after_warmup: Callable[..., float], warmup_steps: int, total_steps: int = 0, **options: Any
+) -> float:
+    """The factor of a schedule that rises linearly from 0 and then follows `after_warmup`."""
+    if step < warmup_steps:
+        return float(step) / float(max(1, warmup_steps))
+    return after_warmup(step, warmup_steps, total_steps, **options)
+
+
+def _constant(step: int, warmup_steps: int = 0, total_steps: int = 0) -> float:
+    return 1.0
+
+
+def _linear(step: int, warmup_steps: int, total_steps: int) -> float:
+    return max(0.0, float(total_steps - step) / float(max(1, total_steps - warmup_steps)))
+
+
+def _cosine(step: int, warmup_steps: int, total_steps: int, num_cycles: float, lowest: float = 0.0) -> float:
+    wave = _cosine_wave(_share_done(step, warmup_steps, total_steps), num_cycles)
+    return max(0.0, _raised(wave, lowest))
+
+
+def _cosine_with_restarts(step: int, warmup_steps: int, total_steps: int, num_cycles: int) -> float:
+    share = _share_done(step, warmup_steps, total_steps)
+    if share >= 1.0:
+        return 0.0
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((float(num_cycles) * share) % 1.0))))
+
+
+def _polynomial(step: int, warmup_steps: int, total_steps: int, lr_init: float, lr_end: float, power: float) -> float:
+    """From `lr_init` to `lr_end` by the given power of what remains."""
+    if step > total_steps:
+        return lr_end / lr_init
+    remaining = 1 - (step - warmup_steps) / (total_steps - warmup_steps)
+    return ((lr_init - lr_end) * remaining**power + lr_end) / lr_init
+
+
+def _inverse_sqrt(step: int, warmup_steps: int, total_steps: int, timescale: int) -> float:
+    """The inverse square root of the steps, in units of `timescale`."""
+    return 1.0 / math.sqrt((step + (timescale - warmup_steps)) / timescale)
+
+
+def _cosine_from_a_share(
+    step: int, *, warmup_steps: int, total_steps: int, num_cycles: float, lowest: float, warmup_lr_rate: float | None
+) -> float:
+    """A cosine whose warm-up starts above 0, and whose fall is one step ahead so that the last step is the lowest."""
+    if step < warmup_steps:
+        if warmup_lr_rate is None:
+            return (step + 1.0) / max(1.0, float(warmup_steps))
+        start = float(warmup_lr_rate)
+        return start + (1.0 - start) * float(step) / max(1, float(warmup_steps) - 1)
+    share = (float(step) - float(warmup_steps) + 1.0) / max(1.0, float(total_steps) - float(warmup_steps))
+    return max(0.0, _raised(_cosine_wave(share, num_cycles), lowest))
+
+
+def _warmup_stable_decay(
+    step: int,
+    *,
+    warmup_steps: int,
+    stable_steps: int,
+    decay_steps: int,
+    rise: str,
+    fall: str,
+    lowest: float,
+    num_cycles: float,
+) -> float:
+    """Rise from `lowest`, stay at 1, fall to `lowest` and stay there."""
+    if step < warmup_steps:
+        return max(0.0, _raised(RISES[rise](float(step) / float(max(1, warmup_steps))), lowest))
+    into_decay = step - warmup_steps - stable_steps
+    if into_decay < 0:
+        return 1.0
+    if into_decay < decay_steps:
+        return max(0.0, _raised(FALLS[fall](float(into_decay) / float(max(1, decay_steps)), num_cycles), lowest))
+    return lowest
+
+
+def _share_done(step: int, warmup_steps: int, total_steps: int) -> float:
+    return float(step - warmup_steps) / float(max(1, total_steps - warmup_steps))
+
+
+def _cosine_wave(share: float, cycles: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * float(cycles) * 2.0 * share))
+
+
+def _raised(factor: float, lowest: float) -> float:
+    return factor * (1.0 - lowest) + lowest
+
 
 logger = logging.getLogger(__name__)
 
 # Optimizer steps.
 Steps: TypeAlias = int
 
-WARMUP_TYPES, DECAY_TYPES = tuple(factors.RISES), tuple(factors.FALLS)
 
-
-def _warm_up_then(after_warmup: Callable[..., float], optimizer: Optimizer, last_epoch: int, **shape: Any) -> LambdaLR:
+def _warm_up_then(
+    after_warmup: Callable[..., float],
+    optimizer: Optimizer,
+    last_epoch: int,
+    warmup_steps: int,
+    total_steps: int = 0,
+    **shape: Any,
+) -> LambdaLR:
     # A partial, because LambdaLR stores the attributes of any other callable object in its state dict, and the saved
     # scheduler.pt has to stay readable by transformers.
-    factor = partial(factors.after_linear_warmup, after_warmup=after_warmup, **shape)
-    return LambdaLR(optimizer, factor, last_epoch)
+    steps = {"warmup_steps": warmup_steps, "total_steps": total_steps}
+    return LambdaLR(optimizer, partial(_after_linear_warmup, after_warmup=after_warmup, **steps, **shape), last_epoch)
 
 
 def get_constant_schedule(optimizer: Optimizer, last_epoch: Steps = -1) -> LambdaLR:
@@ -43,7 +153,7 @@ def get_constant_schedule(optimizer: Optimizer, last_epoch: Steps = -1) -> Lambd
         optimizer: the optimizer it drives.
         last_epoch: optimizer steps already done, -1 for a new schedule.
     """
-    return LambdaLR(optimizer, factors.always_one, last_epoch)
+    return LambdaLR(optimizer, _constant, last_epoch)
 
 
 def get_constant_schedule_with_warmup(
@@ -56,7 +166,7 @@ def get_constant_schedule_with_warmup(
         num_warmup_steps: optimizer steps of the rise.
         last_epoch: optimizer steps already done, -1 for a new schedule.
     """
-    return _warm_up_then(factors.constant, optimizer, last_epoch, warmup_steps=num_warmup_steps)
+    return _warm_up_then(_constant, optimizer, last_epoch, num_warmup_steps)
 
 
 def get_linear_schedule_with_warmup(
@@ -70,9 +180,7 @@ def get_linear_schedule_with_warmup(
         num_training_steps: optimizer steps of the whole training.
         last_epoch: optimizer steps already done, -1 for a new schedule.
     """
-    return _warm_up_then(
-        factors.linear, optimizer, last_epoch, warmup_steps=num_warmup_steps, total_steps=num_training_steps
-    )
+    return _warm_up_then(_linear, optimizer, last_epoch, num_warmup_steps, num_training_steps)
 
 
 def get_cosine_schedule_with_warmup(
@@ -88,14 +196,7 @@ def get_cosine_schedule_with_warmup(
         optimizer, num_warmup_steps, num_training_steps, last_epoch: as in `get_linear_schedule_with_warmup`.
         num_cycles: waves; half a wave falls from the learning rate to 0.
     """
-    return _warm_up_then(
-        factors.cosine,
-        optimizer,
-        last_epoch,
-        warmup_steps=num_warmup_steps,
-        total_steps=num_training_steps,
-        num_cycles=num_cycles,
-    )
+    return _warm_up_then(_cosine, optimizer, last_epoch, num_warmup_steps, num_training_steps, num_cycles=num_cycles)
 
 
 def get_cosine_with_hard_restarts_schedule_with_warmup(
@@ -112,12 +213,7 @@ def get_cosine_with_hard_restarts_schedule_with_warmup(
         num_cycles: falls.
     """
     return _warm_up_then(
-        factors.cosine_with_restarts,
-        optimizer,
-        last_epoch,
-        warmup_steps=num_warmup_steps,
-        total_steps=num_training_steps,
-        num_cycles=num_cycles,
+        _cosine_with_restarts, optimizer, last_epoch, num_warmup_steps, num_training_steps, num_cycles=num_cycles
     )
 
 
@@ -150,16 +246,8 @@ def get_polynomial_decay_schedule_with_warmup(
             f"lr_scheduler_type='polynomial' has no step left to fall after {num_warmup_steps} steps of warm-up; lower "
             "warmup_steps."
         )
-    return _warm_up_then(
-        factors.polynomial,
-        optimizer,
-        last_epoch,
-        warmup_steps=num_warmup_steps,
-        total_steps=num_training_steps,
-        lr_init=lr_init,
-        lr_end=lr_end,
-        power=power,
-    )
+    shape = {"lr_init": lr_init, "lr_end": lr_end, "power": power}
+    return _warm_up_then(_polynomial, optimizer, last_epoch, num_warmup_steps, num_training_steps, **shape)
 
 
 def get_inverse_sqrt_schedule(
@@ -177,12 +265,10 @@ def get_inverse_sqrt_schedule(
         ValueError: `timescale` is not above 0.
     """
     if timescale is None:
-        timescale = num_warmup_steps or factors.INVERSE_SQRT_TIMESCALE_WITHOUT_WARMUP
+        timescale = num_warmup_steps or INVERSE_SQRT_TIMESCALE_WITHOUT_WARMUP
     if timescale <= 0:
         raise ValueError(f"lr_scheduler_kwargs['timescale']={timescale} has to be above 0.")
-    return _warm_up_then(
-        factors.inverse_sqrt, optimizer, last_epoch, warmup_steps=num_warmup_steps, timescale=timescale
-    )
+    return _warm_up_then(_inverse_sqrt, optimizer, last_epoch, num_warmup_steps, timescale=timescale)
 
 
 def get_cosine_with_min_lr_schedule_with_warmup(
@@ -205,15 +291,8 @@ def get_cosine_with_min_lr_schedule_with_warmup(
     Raises:
         ValueError: neither or both of the two are given.
     """
-    return _warm_up_then(
-        factors.cosine,
-        optimizer,
-        last_epoch,
-        warmup_steps=num_warmup_steps,
-        total_steps=num_training_steps,
-        num_cycles=num_cycles,
-        lowest=_lowest_factor(optimizer, min_lr, min_lr_rate),
-    )
+    shape = {"num_cycles": num_cycles, "lowest": _lowest_factor(optimizer, min_lr, min_lr_rate)}
+    return _warm_up_then(_cosine, optimizer, last_epoch, num_warmup_steps, num_training_steps, **shape)
 
 
 def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
@@ -236,7 +315,7 @@ def get_cosine_with_min_lr_schedule_with_warmup_lr_rate(
         ValueError: neither or both of `min_lr` and `min_lr_rate` are given.
     """
     factor = partial(
-        factors.cosine_from_a_share,
+        _cosine_from_a_share,
         warmup_steps=num_warmup_steps,
         total_steps=num_training_steps,
         num_cycles=num_cycles,
@@ -282,7 +361,7 @@ def get_wsd_schedule(
     Raises:
         ValueError: a type is not known, or neither number of steps is given.
     """
-    for name, value, known in (("warmup_type", warmup_type, WARMUP_TYPES), ("decay_type", decay_type, DECAY_TYPES)):
+    for name, value, known in (("warmup_type", warmup_type, RISES), ("decay_type", decay_type, FALLS)):
         if value not in known:
             raise ValueError(f"lr_scheduler_kwargs[{name!r}]={value!r} is not known; choose one of {', '.join(known)}.")
     if num_stable_steps is None:
@@ -290,7 +369,7 @@ def get_wsd_schedule(
             raise ValueError("A warmup_stable_decay schedule needs num_training_steps or num_stable_steps.")
         num_stable_steps = num_training_steps - num_warmup_steps - num_decay_steps
     factor = partial(
-        factors.warmup_stable_decay,
+        _warmup_stable_decay,
         warmup_steps=num_warmup_steps,
         stable_steps=num_stable_steps,
         decay_steps=num_decay_steps,
@@ -377,10 +456,9 @@ def get_scheduler(
         logger.warning("lr_scheduler_type=%r takes no lr_scheduler_kwargs; %s has no effect.", key, options)
         options = {}
     _check_options(key, options)
-    steps = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
-    needed = _needed_steps(key, steps)
     if key not in FOLLOWING_A_METRIC:
-        return SCHEDULES[key](optimizer, **needed, **options)
+        steps = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
+        return SCHEDULES[key](optimizer, **_needed_steps(key, steps), **options)
     try:
         return SCHEDULES[key](optimizer, **options)
     except TypeError as error:
@@ -388,7 +466,7 @@ def get_scheduler(
 
 
 def _check_options(key: str, options: Mapping[str, Any]) -> None:
-    parameters = _parameters_of_options(key)
+    parameters = inspect.signature(FOLLOWING_A_METRIC.get(key, SCHEDULES[key])).parameters
     known = [name for name in parameters if name not in NOT_OPTIONS]
     for name, value in options.items():
         if name not in known:
@@ -405,10 +483,6 @@ def _check_options(key: str, options: Mapping[str, Any]) -> None:
     missing = [name for name in needed if name not in options]
     if missing:
         raise TypeError(f"lr_scheduler_type={key!r} needs lr_scheduler_kwargs with {', '.join(missing)}.")
-
-
-def _parameters_of_options(key: str) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(FOLLOWING_A_METRIC.get(key, SCHEDULES[key])).parameters
 
 
 def _needed_steps(key: str, steps: dict[str, int | None]) -> dict[str, int | None]:
@@ -461,3 +535,15 @@ def step_with_metric(schedule: Any, metrics: Mapping[str, float], metric_for_bes
             f"They are {', '.join(metrics)}: name one of these, or return {name!r} from compute_metrics."
         )
     schedule.step(metrics[name])
+
+
+def leave_added_groups_alone(schedule: Any) -> None:
+    """Let groups that join the optimizer while the schedule is running keep the learning rate that they are given.
+
+    torch expects a rate for each group of the optimizer, and a schedule has none for those added later.
+    """
+    if not isinstance(schedule, LambdaLR):
+        return
+    for group in schedule.optimizer.param_groups[len(schedule.base_lrs) :]:
+        schedule.base_lrs.append(1.0)
+        schedule.lr_lambdas.append(lambda step, group=group: group["lr"])

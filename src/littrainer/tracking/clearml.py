@@ -7,7 +7,7 @@ import os
 from typing import Any, ClassVar
 
 from littrainer.arguments.secrets import holds_a_secret
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.tracking.base import TrackerCallback, model_config_of, shown_arguments, survives_failure
 from littrainer.tracking.metric_names import PREFIXED_SPLITS, SUMMARY_VALUES, only_numbers
 from littrainer.tracking.saved_models import newest_checkpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.tracking.base import TrackerCallback, hyperparameters, survives_failure
 from littrainer.tracking.metric_names import only_numbers, with_tracked_names
 

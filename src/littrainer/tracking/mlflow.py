@@ -9,7 +9,7 @@ import re
 import time
 from typing import Any
 
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.tracking.base import TrackerCallback, model_config_of, shown_arguments, survives_failure
 from littrainer.tracking.lightning_loggers import SharedLogger
 from littrainer.tracking.metric_names import only_numbers

@@ -29,7 +29,7 @@ def newest_checkpoint(args: Any, state: Any, trial_folder: Path | None = None) -
 
 def write_final_model(folder: str, args: Any, model: Any, processing_class: Any) -> None:
     """Write a model as `Trainer.save_model` does."""
-    from littrainer.arguments.saved_arguments import write_arguments
+    from littrainer.checkpoint.arguments_file import write_arguments
     from littrainer.checkpoint.weights import write_weights
 
     write_weights(model, folder)

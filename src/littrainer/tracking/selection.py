@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from littrainer.arguments.normalization import trackers_in
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.tracking.lightning_loggers import LightningLoggersCallback
 from littrainer.tracking.services import (
     SERVICES,

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from littrainer.arguments.nearest import suggestion
+from littrainer.arguments.did_you_mean import suggestion
 
 TRUE_VALUES = ("1", "ON", "YES", "TRUE")
 

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.tracking.base import TrackerCallback, hyperparameters, model_config_of, survives_failure
 from littrainer.tracking.lightning_loggers import SharedLogger
 from littrainer.tracking.metric_names import SUMMARY_VALUES, with_tracked_names

@@ -17,15 +17,17 @@ from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from littrainer.arguments.fields import DEFAULT_ANNOUNCING_SIGNAL
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
-from littrainer.compat.redirect import is_installed
-from littrainer.data.workers import answer, signals_that_save
-from littrainer.processes.agreement import connect_hosts, largest
+from littrainer.data.workers import answer
+from littrainer.distributed.agreement import connect_hosts, largest
+from littrainer.errors.log_levels import is_redirected
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.state import TrainerControl, TrainerState
     from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ def listed_callbacks(trainer: Trainer) -> list[Any]:
 
     Its manager saves and stops if a script sets `is_checkpoint_requested`; the signals are `Preemption`'s.
     """
-    if trainer.args.enable_jit_checkpoint and is_installed() and "transformers" in sys.modules:
+    if trainer.args.enable_jit_checkpoint and is_redirected() and "transformers" in sys.modules:
         # transformers 4 does not have the module.
         with suppress(ImportError):
             names: Any = import_module("transformers.trainer_jit_checkpoint")
@@ -87,7 +89,8 @@ class Preemption:
                 "enable_jit_checkpoint=True needs train() to be called in the main thread: Python hands signals to no "
                 "other. Call it there, or leave enable_jit_checkpoint at False."
             )
-        return cls(signals_that_save(args))
+        given = args.jit_checkpoint_signals or DEFAULT_ANNOUNCING_SIGNAL
+        return cls([signal.Signals[name] for name in ([given] if isinstance(given, str) else given)])
 
     def start(self) -> None:
         """Take the signals; the first optimizer step comes next."""

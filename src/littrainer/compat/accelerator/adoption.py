@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
+from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.facade import AcceleratorFacade
-from littrainer.ecosystem import is_a
-from littrainer.processes.layout import process_layout
+from littrainer.distributed.layout import process_layout
+from littrainer.errors.lazy_isinstance import is_a
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

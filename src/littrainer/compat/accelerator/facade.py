@@ -14,9 +14,9 @@ from littrainer.compat.accelerator.saving import Saving
 from littrainer.compat.accelerator.settings import Settings
 from littrainer.compat.accelerator.states import AcceleratorStateView, shared_accelerator_state
 from littrainer.compat.accelerator.stepping import Stepping
-from littrainer.nested_values import truncated
-from littrainer.processes import collectives
-from littrainer.processes.layout import tensor_parallel_size
+from littrainer.distributed import collectives
+from littrainer.distributed.layout import tensor_parallel_size
+from littrainer.errors.nested_values import truncated
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.accelerate_state import accelerate_is_loaded
+from littrainer.arguments.process import accelerate_is_loaded
 from littrainer.arguments.sharding import ShardingPlan, plugin_arguments, sharding_plan
-from littrainer.processes.layout import process_layout, tensor_parallel_rank
+from littrainer.distributed.layout import process_layout, tensor_parallel_rank
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

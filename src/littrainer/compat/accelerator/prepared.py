@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.optim.optimizer_around import OptimizerAround
+from littrainer.optim.stepping import OptimizerAround
 
 if TYPE_CHECKING:
     from littrainer.compat.accelerator.facade import AcceleratorFacade

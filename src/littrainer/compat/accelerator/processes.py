@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.arguments.accelerate_state import distributed_type
+from littrainer.arguments.process import distributed_type
 from littrainer.compat.accelerator.shares import share_of
-from littrainer.processes import collectives
+from littrainer.distributed import collectives
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

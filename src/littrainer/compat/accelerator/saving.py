@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from littrainer.checkpoint.shards import is_sharded, whole_state_dict
+from littrainer.strategies.shards import is_sharded, whole_state_dict
 
 logger = logging.getLogger(__name__)
 

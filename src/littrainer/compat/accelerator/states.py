@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.accelerate_state import distributed_type, partial_state
-from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
+from littrainer.arguments.deepspeed import asks_for_deepspeed
+from littrainer.arguments.process import distributed_type, partial_state
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.layouts import SplitModels, sharding_plugin
 from littrainer.compat.accelerator.processes import ProcessMembers

@@ -15,10 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.prepared import PreparedOptimizer
 from littrainer.compat.accelerator.states import GradientView
-from littrainer.ecosystem import is_a
-from littrainer.mixed_precision import forward_type
-from littrainer.optim.closures import updates_during_backward
-from littrainer.optim.gradient_norms import clip_by_norm
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.optim.stepping import clip_by_norm, updates_during_backward
+from littrainer.strategies.mixed_precision import forward_type
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

@@ -1,0 +1,99 @@
+"""The arguments of a run as files: training_args.bin for other tools, littrainer_run.json for `littrainer report`.
+
+The first names transformers' classes, and so opens where littrainer is not installed. Nothing here reads either.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from littrainer import __version__
+from littrainer.arguments.normalization import trackers_in
+from littrainer.arguments.secrets import holds_a_secret, without_secrets
+from littrainer.arguments.shown_arguments import as_text
+from littrainer.checkpoint.layout import RUN_RECORD_NAME
+from littrainer.errors.atomic_files import write_whole
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+
+# The modules of transformers, and what of theirs the fields of arguments hold.
+CLASSES_IN_TRANSFORMERS = {
+    "debug_utils": ("choices:DebugOption",),
+    "trainer_pt_utils": ("accelerator_config:AcceleratorConfig",),
+    "trainer_utils": tuple(
+        f"choices:{name}"
+        for name in (
+            "FSDPOption",
+            "HPSearchBackend",
+            "HubStrategy",
+            "IntervalStrategy",
+            "SaveStrategy",
+            "SchedulerType",
+        )
+    ),
+    "training_args": ("choices:OptimizerNames", "choices:ParallelMode", "training_arguments:TrainingArguments"),
+    "training_args_seq2seq": ("seq2seq_arguments:Seq2SeqTrainingArguments",),
+}
+# Our class, as "module:name" -> the module of transformers that has it, and its name there.
+NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
+    f"littrainer.arguments.{ours}": (f"transformers.{module}", ours.partition(":")[2])
+    for module, classes in CLASSES_IN_TRANSFORMERS.items()
+    for ours in classes
+}
+
+
+def write_arguments(args: TrainingArguments, path: Path | str) -> None:
+    """Write training arguments, without secrets, as transformers would."""
+    shared = copy.copy(args)
+    # None, as where nothing was given: a mask would be taken for the secret by who reads the file.
+    vars(shared).update(without_secrets(vars(args), mask=lambda name: None))
+    # It may hold objects of Lightning, a whole model among them, and means nothing to other tools.
+    shared.lightning = None
+    # What transformers keeps there of accelerate, and asks arguments for that it has read.
+    vars(shared)["distributed_state"] = None
+    shared.report_to = [tracker for tracker in trackers_in(args.report_to) if isinstance(tracker, str)]
+    torch.save(shared, path, pickle_module=_naming_transformers())
+
+
+def write_run_record(args: TrainingArguments, run_dir: Path | str) -> None:
+    """Write littrainer_run.json, with the arguments of a run without secrets and the versions that it runs on.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    # `lightning` may hold objects of any size.
+    shown = {name: value for name, value in args.to_dict().items() if name != "lightning" and not holds_a_secret(name)}
+    versions = {
+        name: getattr(sys.modules.get(name), "__version__", None) for name in ("torch", "lightning", "transformers")
+    }
+    record = {"versions": {"littrainer": __version__, **versions}, "arguments": without_secrets(shown)}
+    write_whole(Path(run_dir, RUN_RECORD_NAME), json.dumps(record, indent=2, default=as_text, skipkeys=True) + "\n")
+
+
+def _naming_transformers() -> ModuleType:
+    module = ModuleType("naming_transformers")
+    module.Pickler = _TransformersPickler  # type: ignore[attr-defined]
+    return module
+
+
+# The pickler that is written in Python, since the one in C lets nobody choose the name of a class.
+_PythonPickler: Any = pickle._Pickler
+
+
+class _TransformersPickler(_PythonPickler):
+    def save_global(self, obj: Any, name: str | None = None) -> None:
+        ours = f"{getattr(obj, '__module__', None)}:{getattr(obj, '__qualname__', None)}"
+        if ours not in NAMES_IN_TRANSFORMERS:
+            super().save_global(obj, name)
+            return
+        self.write(pickle.GLOBAL + "{}\n{}\n".format(*NAMES_IN_TRANSFORMERS[ours]).encode("ascii"))
+        self.memoize(obj)

@@ -1,0 +1,446 @@
+"""How far the data of an epoch has been read, exactly enough to read on from there in another process.
+
+The order of an epoch, and what workers draw, follow from where the random number generators stood when it began. The
+batch that is collated ahead of the one in training was made before a checkpoint and is trained on after it, so where
+they stood before that batch is kept too.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from littrainer.data.generators import HostStates, drawn_from, host_states, set_host_states
+from littrainer.data.loaders import LookaheadLoader, has_length
+from littrainer.data.samplers import EpochSeededSampler
+from littrainer.data.sharding import SharedBatches, tell_epoch
+from littrainer.data.stream_end import CommonEnd
+from littrainer.data.workers import WorkerStates, read_batches, reporting_workers
+from littrainer.distributed.agreement import are_several
+
+logger = logging.getLogger(__name__)
+
+# Parts of a `datasets.IterableDataset` whose states leave out what they hold back, and the names they nest under.
+HOLDS_SAMPLES_BACK = "BufferShuffledExamplesIterable"
+NESTED = ("_ex_iterable", "ex_iterable", "ex_iterables")
+
+
+class ExactStreamState:
+    """The state of a stream that implements `state_dict` and `load_state_dict`, where the state tells everything."""
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+        self._can_be_stored: bool | None = None
+
+    @classmethod
+    def of(cls, loader: Any) -> ExactStreamState | None:
+        """That of a loader's dataset; None where what has been read has to be read again to go on exactly.
+
+        Workers read copies of the dataset, whose states do not come back; a shuffle buffer's state lacks its samples.
+        """
+        dataset = getattr(loader, "dataset", None)
+        tells = callable(getattr(dataset, "state_dict", None)) and callable(getattr(dataset, "load_state_dict", None))
+        if not tells or not isinstance(loader, DataLoader) or not isinstance(dataset, IterableDataset):
+            return None
+        return None if loader.num_workers or holds_samples_back(dataset) else cls(dataset)
+
+    def save(self) -> Any:
+        """The state now; None where it holds more than tensors, numbers, texts and containers of them."""
+        if self._can_be_stored is False:
+            return None
+        # A stream may go on changing what it returned.
+        state = copy.deepcopy(self.dataset.state_dict())
+        if self._can_be_stored is None:
+            self._can_be_stored = loads_safely(state)
+            if not self._can_be_stored:
+                logger.warning(
+                    "%s.state_dict() holds objects that no checkpoint stores: resuming will read the stream again "
+                    "up to where it stood. Return tensors, numbers, texts and containers of them to avoid that.",
+                    type(self.dataset).__name__,
+                )
+        return state if self._can_be_stored else None
+
+
+def loads_safely(value: Any) -> bool:
+    """Whether a value can be stored and loaded without running code."""
+    stored = io.BytesIO()
+    # Whatever it is that cannot be pickled or loaded.
+    with suppress(Exception):
+        torch.save(value, stored)
+        stored.seek(0)
+        torch.load(stored, weights_only=True)
+        return True
+    return False
+
+
+def holds_samples_back(dataset: Any) -> bool:
+    """Whether a `datasets.IterableDataset` shuffles in a buffer."""
+    if type(dataset).__name__ == HOLDS_SAMPLES_BACK:
+        return True
+    nested = [vars(dataset).get(name) for name in NESTED] if hasattr(dataset, "__dict__") else []
+    parts = [part for one in nested for part in (one if isinstance(one, list) else [one]) if part is not None]
+    return any(holds_samples_back(part) for part in parts)
+
+
+def skips_by_index(loader: Any) -> bool:
+    """Whether the first batches of a loader can be left out without being read.
+
+    True for DataLoaders over map-style data, also of a class of the script's own, as long as their batches are those of
+    their batch sampler.
+    """
+    return (
+        isinstance(loader, DataLoader)
+        and type(loader).__iter__ in (DataLoader.__iter__, LookaheadLoader.__iter__)
+        and not isinstance(loader.dataset, IterableDataset)
+        and loader.batch_sampler is not None
+    )
+
+
+def copied_loader(loader: DataLoader) -> DataLoader:
+    """A loader over the same dataset with the same settings, and with workers of its own."""
+    copied = copy.copy(loader)
+    vars(copied)["_iterator"] = None
+    return copied
+
+
+def without_first_batches(loader: DataLoader, number: int, keeps_turns: bool = False) -> DataLoader:
+    """The same loader without the first batches of its next iteration, which are not read; later ones are complete.
+
+    Parameters:
+        loader: one that `skips_by_index`.
+        number: batches to leave out; where one process reads for several, as many for each of them.
+        keeps_turns: each worker gets the batches that it would have got. Empty ones may come first then, which are
+            neither fetched nor collated while `reporting_workers` starts the workers.
+    """
+    later = copied_loader(loader)
+    dispatch = getattr(loader, "dispatch", None)
+    if dispatch is not None:
+        number *= dispatch.batches_of_round
+    # A DataLoader refuses another sampler once it stands, and a subclass may not be constructed as its parent is.
+    turns = loader.num_workers if keeps_turns else 0
+    vars(later)["batch_sampler"] = LaterBatches(loader.batch_sampler, number, turns)
+    return later
+
+
+class LaterBatches(Sampler[list[int]]):
+    """The batches of another batch sampler from a number on, in the next iteration; in later ones all.
+
+    Parameters:
+        number: batches to leave out.
+        turns: workers that take turns. Each of the batches left has to go to the worker that it would have gone to, so
+            some empty ones go before them.
+    """
+
+    def __init__(self, batch_sampler: Any, number: int, turns: int = 0):
+        self.batch_sampler = batch_sampler
+        self.number = number
+        self.padding = number % turns if turns else 0
+        self.batch_size = getattr(batch_sampler, "batch_size", None)
+        self.drop_last = getattr(batch_sampler, "drop_last", False)
+        self.sampler = getattr(batch_sampler, "sampler", None)
+        self._running: Iterator[list[int]] | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        tell_epoch(epoch, self.batch_sampler, self.sampler)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self._running = iter(self.batch_sampler)
+        return self._rest(self._running)
+
+    def skip(self) -> None:
+        """Leave the first batches out now, and not when the next one is asked for: a sampler draws its order then."""
+        number, self.number = self.number, 0
+        if self._running is None or not number:
+            return
+        jump = getattr(self.batch_sampler, "batches_from", None)
+        if callable(jump):
+            self._running = jump(number)
+        else:
+            next(islice(self._running, number, number), None)
+
+    def _rest(self, running: Iterator[list[int]]) -> Iterator[list[int]]:
+        self.skip()
+        padding, self.padding = self.padding, 0
+        yield from ([] for _ in range(padding))
+        yield from self._running if self._running is not None else running
+
+    def __len__(self) -> int:
+        return max(len(self.batch_sampler) - self.number, 0)
+
+
+# Batches at which is seen which generators reading draws from.
+WATCHED_BATCHES = 4
+
+
+@dataclass
+class ResumePoint:
+    """Where a resumed epoch goes on.
+
+    Parameters:
+        batches: batches of the epoch that have been trained on.
+        kept: what `DataProgress.state()` returned at the checkpoint; None where the checkpoint has none.
+        restore_random_states: puts the generators where the checkpoint left them.
+    """
+
+    batches: int
+    kept: dict[str, Any] | None
+    restore_random_states: Callable[[], None]
+
+
+class DataProgress:
+    """Follows the reading of a training loader, and reads on where an interrupted training stopped."""
+
+    def __init__(self) -> None:
+        self.point: ResumePoint | None = None
+        self.workers = WorkerStates()
+        self._loader: Any = None
+        self._stream: ExactStreamState | None = None
+        self._epoch_start: HostStates | None = None
+        self._generators_at_start: dict[str, torch.Tensor] = {}
+        self._workers_at_start: dict[int, HostStates] = {}
+        self._before_ahead: HostStates | None = None
+        self._stream_before_ahead: Any = None
+        self._latest_before_ahead: dict[int, HostStates] | None = None
+        self._common_end = CommonEnd()
+        self._batches_watched = 0
+        self._batches_in_hand = 0
+        self.data_has_ended = False
+        self._drawn_from: set[str] = set()
+        # Whether the order goes by the seed of a training that crossed over, and not by this one's.
+        self._order_is_kept = False
+
+    # ---- What a checkpoint keeps -------------------------------------------------------------------------------------
+
+    def state(self, batches_done: int, epoch_is_over: bool) -> dict[str, Any]:
+        """What reading on needs, in tensors, numbers, texts and containers of them.
+
+        Parameters:
+            batches_done: batches of the epoch that have been trained on.
+            epoch_is_over: the next epoch comes next, from its first batch.
+        """
+        common: dict[str, Any] = {"num_workers": getattr(self._loader, "num_workers", 0)}
+        sampler = epoch_seeded_sampler(self._loader)
+        if sampler is not None:
+            common["order_seed"] = sampler.initial_seed
+        if self._order_is_kept:
+            common["order_is_kept"] = True
+        if epoch_is_over:
+            lives_on = getattr(self._loader, "persistent_workers", False)
+            return {
+                **common,
+                "generators": generator_states(self._loader),
+                "workers_at_start": dict(self.workers.latest) if lives_on else {},
+            }
+        dispatch = self._dispatch
+        # After an interrupt within a step, batches have been read that are not yet trained on.
+        is_at_step_end = batches_done == self._batches_in_hand
+        return {
+            **common,
+            "epoch_start": self._epoch_start,
+            "generators": self._generators_at_start,
+            "workers_at_start": self._workers_at_start,
+            "before_ahead": self._all_before_ahead() if is_at_step_end else None,
+            "stream": self._stream_before_ahead if is_at_step_end else None,
+            "workers": self._workers_before_ahead() if is_at_step_end else {},
+            "dispatch": None if dispatch is None else dispatch.state(),
+            "sharing": getattr(self._loader, "sharing", None),
+        }
+
+    @property
+    def _dispatch(self) -> Any:
+        return getattr(self._loader, "dispatch", None)
+
+    def _workers_before_ahead(self) -> dict[int, HostStates]:
+        if self._latest_before_ahead is not None and not self.data_has_ended:
+            return self._latest_before_ahead
+        return self.workers.before_last_batch()
+
+    def _all_before_ahead(self) -> HostStates | None:
+        # One that was not read is one that reading has not been seen to draw from. Where it does after all, now and
+        # then, the batch ahead is most likely not the one that did, so that it stood there then as it does now.
+        return None if self._before_ahead is None else {**host_states(), **self._before_ahead}
+
+    # ---- Reading -----------------------------------------------------------------------------------------------------
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """The batches of an epoch, from the point on at which it is resumed."""
+        point = self.point
+        if point is not None and point.kept is None and not point.batches:
+            self.finish_resuming()
+        return loader.read(self) if isinstance(loader, LookaheadLoader) else self._without_looking_ahead(loader)
+
+    def _without_looking_ahead(self, loader: Any) -> Iterator[Any]:
+        batches = self.begin(loader, lambda: read_batches(loader))
+        self._before_ahead = None
+        self._reach_checkpoint()
+        end = self._common_end if are_several() and not has_length(loader) else None
+        if end is not None:
+            end.begin()
+        for batch in batches:
+            if end is not None and end.is_reached(False, is_training=True):
+                return
+            yield batch
+        if end is not None:
+            end.is_reached(True, is_training=True)
+
+    def resumed_loader(self, loader: Any) -> Any:
+        """The loader whose next iteration begins where training is resumed, and whose later ones are complete."""
+        point = self.point
+        if point is None or not isinstance(loader, DataLoader):
+            return loader
+        kept = point.kept or {}
+        if skips_by_index(loader) and point.batches:
+            loader = without_first_batches(loader, point.batches, keeps_turns=workers_report(loader))
+        elif loader.persistent_workers:
+            loader = copied_loader(loader)
+        if loader.persistent_workers and loader.generator is None and kept.get("workers_at_start"):
+            # Its workers were started in an earlier epoch, so none of this one's draws went to their seed.
+            loader.generator = torch.Generator()
+        return loader
+
+    def begin(self, loader: Any, make_iterator: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Begin an epoch: an iterator over its batches, or over those that are left of it."""
+        self._loader, point, kept = loader, self.point, self._kept_for(loader)
+        started_workers: dict[int, HostStates] = {}
+        if kept.get("order_is_kept") and (sampler := epoch_seeded_sampler(loader)) is not None:
+            sampler.initial_seed, self._order_is_kept = kept["order_seed"], True
+        set_generator_states(loader, kept.get("generators", {}))
+        if kept.get("epoch_start") is not None:
+            set_host_states(kept["epoch_start"])
+        if point is not None and kept.get("num_workers") == getattr(loader, "num_workers", 0):
+            by_index = point.batches and skips_by_index(loader)
+            started_workers = kept.get("workers" if by_index else "workers_at_start", {})
+        self._epoch_start = host_states()
+        self._generators_at_start = generator_states(loader)
+        if not getattr(loader, "persistent_workers", False) or started_workers:
+            self.workers = WorkerStates(dict(started_workers))
+        self._workers_at_start = kept.get("workers_at_start", dict(self.workers.latest))
+        self._before_ahead, self._stream_before_ahead, self.data_has_ended = None, None, False
+        self._latest_before_ahead = None
+        self._batches_in_hand = point.batches if point is not None else 0
+        # What reading draws from was seen in the first epoch; one batch of each later one says whether that changed.
+        self._batches_watched = min(self._batches_watched, WATCHED_BATCHES - 1)
+        self._stream = ExactStreamState.of(loader) if self._reads else None
+        if self._stream is not None and kept.get("stream") is not None:
+            self._stream.dataset.load_state_dict(kept["stream"])
+        if self._dispatch is not None and point is not None:
+            self._dispatch.resume(kept.get("dispatch"))
+        reports, batch_sampler = workers_report(loader), getattr(loader, "batch_sampler", None)
+        has_empty_batches = isinstance(batch_sampler, LaterBatches) and batch_sampler.padding > 0
+        with reporting_workers(loader, started_workers, has_empty_batches) if reports else nullcontext():
+            batches = make_iterator()
+        if reports:
+            batches = self.workers.batches(batches)
+        if point is not None:
+            self._skip(batches, point.batches, kept)
+        return batches
+
+    @property
+    def _reads(self) -> bool:
+        return self._dispatch is None or self._dispatch.reads
+
+    def _kept_for(self, loader: Any) -> dict[str, Any]:
+        kept = (self.point.kept if self.point is not None else None) or {}
+        if kept.get("sharing") == getattr(loader, "sharing", None):
+            return kept
+        # What this process reads is not what it read then, so it has to be read again.
+        return {**kept, **dict.fromkeys(("stream", "dispatch", "num_workers"))}
+
+    def _skip(self, batches: Iterator[Any], number: int, kept: dict[str, Any]) -> None:
+        batch_sampler = getattr(self._loader, "batch_sampler", None)
+        if isinstance(batch_sampler, LaterBatches):
+            # An order is drawn where it is read.
+            if self._reads:
+                batch_sampler.skip()
+        elif self._stream is None or kept.get("stream") is None:
+            if self._dispatch is not None:
+                self._dispatch.skip(batches, number)
+            else:
+                next(islice(batches, number, number), None)
+        if kept.get("before_ahead") is not None:
+            set_host_states(kept["before_ahead"])
+
+    def before_batch_ahead(self) -> None:
+        """A batch is in hand, and the one after it is about to be collated."""
+        self._reach_checkpoint()
+        self._batches_in_hand += 1
+        if self._loader.num_workers:
+            if self._dispatch is not None:
+                # Several batches are read ahead, by several workers.
+                self._latest_before_ahead = dict(self.workers.latest)
+            return
+        is_watched = self._batches_watched < WATCHED_BATCHES
+        self._before_ahead = host_states(
+            python=is_watched or "python" in self._drawn_from, numpy=is_watched or "numpy" in self._drawn_from
+        )
+        if self._stream is not None:
+            self._stream_before_ahead = self._stream.save()
+
+    def after_batch_ahead(self, is_one: bool) -> None:
+        """The batch ahead has been collated.
+
+        Parameters:
+            is_one: there was one; else the data has ended.
+        """
+        if not is_one:
+            self.data_has_ended = True
+            self.workers.before_last = None
+        if self._batches_watched < WATCHED_BATCHES:
+            self._batches_watched += 1
+            if self._before_ahead is not None:
+                self._drawn_from |= drawn_from(self._before_ahead, host_states())
+
+    def _reach_checkpoint(self) -> None:
+        # From here on every draw comes after the checkpoint.
+        if self.point is not None and self.point.kept is not None:
+            self.finish_resuming()
+
+    def finish_resuming(self) -> None:
+        """The first window of a resumed epoch has been drawn; generators stand where the checkpoint left them."""
+        if self.point is not None:
+            self.point.restore_random_states()
+            self.point = None
+
+
+def workers_report(loader: Any) -> bool:
+    """Whether the workers of a loader report, in a training, on where their generators stand."""
+    return isinstance(loader, LookaheadLoader) and loader.num_workers > 0 and loader.batch_sampler is not None
+
+
+def _owners_of_generators(loader: Any) -> dict[str, Any]:
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    while isinstance(batch_sampler, (LaterBatches, SharedBatches)):
+        batch_sampler = batch_sampler.batch_sampler
+    sampler = getattr(batch_sampler, "sampler", None) or getattr(loader, "sampler", None)
+    return {"loader": loader, "batch_sampler": batch_sampler, "sampler": sampler}
+
+
+def epoch_seeded_sampler(loader: Any) -> EpochSeededSampler | None:
+    """The sampler of a loader whose order follows from a seed and the epoch; None where it has another one."""
+    sampler = _owners_of_generators(loader)["sampler"]
+    return sampler if isinstance(sampler, EpochSeededSampler) else None
+
+
+def generator_states(loader: Any) -> dict[str, torch.Tensor]:
+    """The states of a loader's own torch generators, which go on from epoch to epoch, by who holds them."""
+    owners = _owners_of_generators(loader).items()
+    generators = {name: getattr(owner, "generator", None) for name, owner in owners}
+    return {name: one.get_state() for name, one in generators.items() if isinstance(one, torch.Generator)}
+
+
+def set_generator_states(loader: Any, states: dict[str, torch.Tensor]) -> None:
+    """Put a loader's own generators where `generator_states` found them."""
+    owners = _owners_of_generators(loader)
+    for name, state in states.items():
+        generator = getattr(owners[name], "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.set_state(state)

@@ -1,0 +1,121 @@
+"""Nested lists, tuples and mappings of tensors or arrays: each leaf changed, cut off, or joined with others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+# What fills up second dimensions of unequal length; losses and metrics leave such places out.
+PADDING = -100
+
+
+def map_nested(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to each leaf of nested lists, tuples and mappings."""
+    if isinstance(value, Mapping):
+        return type(value)({name: map_nested(function, item) for name, item in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_nested(function, item) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_nested(function, item) for item in value)
+    return function(value)
+
+
+def detached(value: Any) -> Any:
+    """Nested tensors without their graph; anything else is left as it is."""
+    return map_nested(lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+def truncated(value: Any, length: int) -> Any:
+    """Nested tensors with at most `length` rows."""
+    return map_nested(lambda leaf: leaf[:length] if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf, value)
+
+
+def as_numpy(value: Any) -> Any:
+    """Nested tensors as NumPy arrays on the host; NumPy has no bfloat16, which becomes float32."""
+
+    def convert(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        leaf = leaf.detach().cpu()
+        return (leaf.float() if leaf.dtype == torch.bfloat16 else leaf).numpy()
+
+    return map_nested(convert, value)
+
+
+def concatenated(pieces: list[Any]) -> Any:
+    """Join nested arrays or tensors along their rows; second dimensions of unequal length are padded with -100.
+
+    Raises:
+        TypeError: the pieces are not built alike.
+        ValueError: they differ in more than their first two dimensions.
+    """
+    first = pieces[0]
+    if len(pieces) == 1:
+        return first
+    if any(type(piece) is not type(first) for piece in pieces):
+        raise different_kinds([type(piece) for piece in pieces])
+    if isinstance(first, Mapping):
+        return type(first)({name: concatenated([piece[name] for piece in pieces]) for name in first})  # type: ignore[call-arg]
+    if isinstance(first, (list, tuple)):
+        columns = [concatenated(list(column)) for column in zip(*pieces, strict=True)]
+        return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+    if isinstance(first, torch.Tensor):
+        rows = [piece if piece.dim() else piece.reshape(1) for piece in pieces]
+        return torch.cat(_padded(rows, torch.Tensor.new_full), dim=0)
+    if isinstance(first, np.ndarray):
+        return np.concatenate(_padded([np.atleast_1d(piece) for piece in pieces], _numpy_full), axis=0)
+    raise TypeError(
+        f"Outputs of type {type(first).__name__} cannot be joined across batches. Let the model return tensors, and "
+        "name its other outputs in ignore_keys, which leaves them out."
+    )
+
+
+def different_kinds(kinds: list[type]) -> TypeError:
+    """What to raise for batches that are not built alike."""
+    names = sorted({kind.__name__ for kind in kinds})
+    return TypeError(
+        f"The batches of an evaluation returned outputs of different kinds ({', '.join(names)}), which cannot be "
+        "joined. Let the model return the same structure for every batch, or set eval_do_concat_batches=False."
+    )
+
+
+def _numpy_full(like: np.ndarray, shape: tuple[int, ...], fill: int) -> np.ndarray:
+    return np.full(shape, fill, dtype=like.dtype)
+
+
+def _padded(pieces: list[Any], full: Callable[[Any, tuple[int, ...], int], Any]) -> list[Any]:
+    for piece in pieces:
+        if piece.ndim != pieces[0].ndim or piece.shape[2:] != pieces[0].shape[2:]:
+            raise ValueError(different_shapes(tuple(pieces[0].shape), tuple(piece.shape)))
+    if pieces[0].ndim == 1 or len({piece.shape[1] for piece in pieces}) == 1:
+        return pieces
+    width = max(piece.shape[1] for piece in pieces)
+    padded = []
+    for piece in pieces:
+        wide = full(piece, (piece.shape[0], width, *piece.shape[2:]), PADDING)
+        wide[:, : piece.shape[1]] = piece
+        padded.append(wide)
+    return padded
+
+
+def different_shapes(before: tuple[int, ...], now: tuple[int, ...]) -> str:
+    """What to say of batches that cannot be put into one array."""
+    return (
+        f"A batch of an evaluation returned an output of shape {now}, and one before it of shape {before}: only the "
+        "first two dimensions may differ. Bring them to one shape in preprocess_logits_for_metrics, or set "
+        "eval_do_concat_batches=False."
+    )
+
+
+def described(value: Any) -> str:
+    """Kinds and shapes of nested tensors or arrays, in one line."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {described(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, (tuple, list)):
+        return f"{type(value).__name__} of [{', '.join(map(described, value))}]"
+    return type(value).__name__
