@@ -21,7 +21,7 @@ from littrainer.errors.seeds import enable_full_determinism, set_seed
 from littrainer.evaluation.results import TrainOutput
 from littrainer.hub.pushing import pushes_during_training
 from littrainer.search.trial import begin_trial, is_of_search
-from littrainer.tracking.trials import tell_trackers_of_trial
+from littrainer.tracking.selection import tell_trackers_of_trial
 from littrainer.training.batch_size_search import with_fitting_batch_size
 from littrainer.training.checks import check_before_training
 from littrainer.training.development_run import trial_where_asked_for
@@ -110,7 +110,8 @@ def train(
     # It may set any argument, the folder to claim for one.
     trainer._hp_search_setup(trial)
     check_before_training(trainer)
-    tell_trackers_of_trial(trainer, trial)
+    folder = None if trial is None else trainer._get_output_dir(trial=trial)
+    tell_trackers_of_trial(trainer.callback_handler.callbacks, folder)
     with (
         trial_where_asked_for(trainer, resume_from_checkpoint),
         claimed_for_training(trainer.args, functools.partial(trainer._get_output_dir, trial=trial)),

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from littrainer import Seq2SeqTrainingArguments
 from littrainer.arguments.destinations import DESTINATIONS, derived_keywords
-from littrainer.arguments.documentation import arguments_page
 from littrainer.engine.run_lightning import DERIVED_KEYWORDS
+from tests.arguments.arguments_page import arguments_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "arguments.md"
 
 
 def test_the_committed_page_is_what_the_arguments_say() -> None:
     written = PAGE.read_text(encoding="utf-8")
-    assert written == arguments_page(), "run: python -m littrainer.arguments.documentation > docs/arguments.md"
+    assert written == arguments_page(), "run: python -m tests.arguments.arguments_page > docs/arguments.md"
 
 
 def test_every_argument_has_its_destination_in_a_sentence() -> None:

@@ -293,6 +293,7 @@ def test_a_launchers_mixed_precision_counts_where_the_arguments_name_none(
 
 LAZINESS = """
 import json, sys
+from littrainer import TrainingArguments
 
 args = TrainingArguments("out", use_cpu=True)
 before = "accelerate" in sys.modules

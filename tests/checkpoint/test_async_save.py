@@ -18,6 +18,7 @@ from transformers import BertConfig, BertForMaskedLM
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint import async_save, writer
 from littrainer.checkpoint.async_save import BackgroundSaveError, HostCopies
+from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.verification import damage_in, get_last_checkpoint
 from littrainer.checkpoint.weights import read_weights
 from littrainer.checkpoint.writer import CheckpointFiles
@@ -242,7 +243,7 @@ def test_ctrl_c_while_a_save_waits_for_the_one_before_leaves_nothing_on_its_way(
 
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path, Interrupting()).train()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", RUN_RECORD_NAME]
 
 
 def test_a_signal_to_stop_waits_for_the_checkpoint_on_its_way_and_for_its_own(tmp_path: Path, gate: Gate) -> None:

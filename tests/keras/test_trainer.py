@@ -221,9 +221,7 @@ def test_an_overridden_prediction_step_changes_predictions(make_model: Any, argu
     assert doubled.metrics["eval_loss"] == plain.metrics["eval_loss"]
 
 
-def test_overridden_log_evaluate_and_prediction_loop_are_called_in_training(
-    make_model: Any, arguments: Any, pairs: Any
-) -> None:
+def test_overridden_log_and_evaluate_are_called_in_training(make_model: Any, arguments: Any, pairs: Any) -> None:
     seen: list[Any] = []
 
     class Listening(TFTrainer):
@@ -235,13 +233,11 @@ def test_overridden_log_evaluate_and_prediction_loop_are_called_in_training(
             seen.append("evaluate")
             return super().evaluate(eval_dataset)
 
-        def prediction_loop(self, *batches: Any, **keywords: Any) -> PredictionOutput:
-            seen.append("prediction_loop")
-            return super().prediction_loop(*batches, **keywords)
-
     args = arguments(num_train_epochs=1, logging_steps=3, eval_strategy="epoch")
-    trained(Listening(make_model(), args, pairs, pairs))
-    assert seen == [["loss"], "evaluate", "prediction_loop", ["eval_loss"], ["train_loss"]]
+    trainer = trained(Listening(make_model(), args, pairs, pairs))
+    assert seen == [["loss"], "evaluate", ["eval_loss"], ["train_loss"]]
+    found = trainer.prediction_loop(*trainer.get_eval_tfdataset(), "Evaluation")
+    assert isinstance(found, PredictionOutput) and found.predictions.shape == (12, 2)
 
 
 def test_an_optimizer_that_a_subclass_makes_is_the_one_that_trains(

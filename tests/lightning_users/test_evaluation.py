@@ -10,9 +10,7 @@ from littrainer.data.stream_end import UnequalData
 from littrainer.lightning.evaluation import (
     Evaluations,
     is_watched,
-    loader_at,
     numbers_in,
-    prefix_and_suffix,
     with_prefix,
     with_prefixes,
 )
@@ -22,21 +20,6 @@ from tests.lightning_users.fitting import loader, module_of, trainer_for
 @pytest.mark.parametrize("name", ["accuracy", "eval_accuracy", "val_accuracy", "test_accuracy"])
 def test_a_metric_has_the_prefix_of_its_stage_once(name: str) -> None:
     assert with_prefix("val", name) == "val_accuracy"
-
-
-@pytest.mark.parametrize(
-    ("loaders", "expected"),
-    [
-        ("one", ("val", "")),
-        (["one"], ("val", "")),
-        (["one", "two"], ("val", "/dataloader_idx_1")),
-        ({"near": "one", "far": "two"}, ("val_far", "")),
-    ],
-)
-def test_several_loaders_are_told_apart(loaders: object, expected: tuple[str, str]) -> None:
-    index = 1 if len(loaders) == 2 else 0  # type: ignore[arg-type]
-    assert prefix_and_suffix("val", loaders, index) == expected
-    assert loader_at(loaders, index) in ("one", "two")
 
 
 def test_truth_values_and_numbers_are_logged_and_others_named() -> None:

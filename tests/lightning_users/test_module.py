@@ -174,12 +174,6 @@ def test_a_given_optimizer_and_schedule_are_used() -> None:
     assert trainer.optimizers == [optimizer] and seen.learning_rates == [0.0625, 0.0625, 0.125]
 
 
-def test_a_given_optimizer_class_is_made_with_its_keywords() -> None:
-    module = module_of(optimizer_cls_and_kwargs=(torch.optim.RMSprop, {"lr": 0.25}))
-    (optimizer,) = fitted(module).optimizers
-    assert type(optimizer) is torch.optim.RMSprop and optimizer.defaults["lr"] == 0.25
-
-
 @pytest.mark.parametrize(
     ("clip", "args", "largest"),
     [(None, {}, 1.0), (None, {"max_grad_norm": 0.25}, 0.25), (0.125, {"max_grad_norm": 0.25}, 0.125)],
@@ -275,13 +269,6 @@ def test_logits_are_shaped_before_they_are_kept() -> None:
     )
     (found,) = trainer_for().validate(module, loader(), verbose=False)
     assert found["val_predictions_size"] == ROWS
-
-
-def test_a_metric_that_is_no_number_is_named_and_not_logged() -> None:
-    module = module_of(compute_metrics=lambda prediction: {"half": 0.5, "table": [1, 2]})
-    with pytest.warns(UserWarning, match="no numbers are not logged: val_table"):
-        (found,) = trainer_for().validate(module, loader(), verbose=False)
-    assert "val_half" in found and "val_table" not in found
 
 
 def test_an_error_of_a_metric_function_says_where_it_happened() -> None:
@@ -495,21 +482,6 @@ def test_the_learning_rate_finder_sets_the_learning_rate_and_it_is_kept(
     assert module.hparams["args"]["learning_rate"] == module.learning_rate
 
 
-def test_an_optimizer_with_modes_is_in_evaluation_mode_while_the_model_is() -> None:
-    modes: list[str] = []
-
-    class Modes(torch.optim.SGD):
-        def train(self) -> None:
-            modes.append("train")
-
-        def eval(self) -> None:
-            modes.append("eval")
-
-    module = module_of(optimizer_cls_and_kwargs=(Modes, {"lr": 0.1}))
-    fitted(module, val=loader(), num_sanity_val_steps=0)
-    assert modes == ["train", "eval", "train", "eval"]
-
-
 def test_a_batch_that_is_no_mapping_is_refused_with_what_to_do() -> None:
     pairs = torch.utils.data.TensorDataset(torch.ones(4, 6), torch.zeros(4, dtype=torch.long))
     with pytest.raises(TypeError, match=r"was handed a list as a batch.*default_data_collator"):
@@ -561,10 +533,3 @@ def test_a_checkpoint_of_a_compiled_model_is_one_of_the_model(tmp_path: Path, pa
     # As checkpoints were written before.
     names = {name.replace(part, f"{part}._orig_mod"): value for name, value in kept[0]["state_dict"].items()}
     module(False).load_state_dict(names)
-
-
-def test_metrics_of_a_model_by_name_have_no_missing_parts(tmp_path: Path) -> None:
-    tiny_bert_classifier().save_pretrained(tmp_path / "model")
-    module = module_of(str(tmp_path / "model"), ADAMW, compute_metrics=accuracy)
-    trainer = fitted(module, loader(token_rows(4), 2, pad_tokens), loader(token_rows(3), 2, pad_tokens))
-    assert {"val_loss", "val_accuracy"} <= set(trainer.callback_metrics)

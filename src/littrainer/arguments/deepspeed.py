@@ -434,6 +434,10 @@ class DeepSpeedPlugin:
                 # It keeps a weak reference: when the arguments go, so does this.
                 integration.set_hf_deepspeed_config(self.hf_ds_config)
 
+    def select(self, _from_accelerator_state: bool = False) -> None:
+        """Make this the plugin in use."""
+        self.set_deepspeed_weakref()
+
     def set_mixed_precision(self, mixed_precision: str) -> None:
         """Let the engine compute in `bf16` or `fp16`, or in neither (`no`)."""
         self.hf_ds_config.set_mixed_precision(mixed_precision)
@@ -487,7 +491,7 @@ def adopt_config(args: Any, config: DeepSpeedConfig, zero3_init: bool = True) ->
     """Let a configuration be the one that arguments stand for."""
     config.trainer_config_process(args, args.auto_find_batch_size)
     args.hf_deepspeed_config, args.deepspeed_plugin = config, DeepSpeedPlugin(config, zero3_init)
-    args.deepspeed_plugin.set_deepspeed_weakref()
+    args.deepspeed_plugin.select()
 
 
 def settle_deepspeed(args: Any) -> None:

@@ -22,7 +22,7 @@ from littrainer.arguments.choices import (
 )
 from littrainer.arguments.fields import ArgumentFields
 from littrainer.arguments.json_values import parse_json_object, plain_values
-from littrainer.errors.lazy_isinstance import is_a
+from littrainer.arguments.report_to import available_services, trackers_in
 
 DEFAULT_OUTPUT_DIR = "trainer_output"
 
@@ -154,34 +154,8 @@ def _normalize_report_to(args: ArgumentFields) -> None:
             FutureWarning,
             stacklevel=stacklevel_of_script(),
         )
-    args.report_to = trackers_in(args.report_to)
-    if args.report_to == ["all"]:
-        from littrainer.tracking.services import available_services
-
-        args.report_to = available_services()
-
-
-def trackers_in(report_to: Any) -> list[Any]:
-    """The trackers in a value of `report_to`, names or Lightning loggers, as a list; `none` and None are none.
-
-    Raises:
-        TypeError: it holds something else.
-    """
-    if report_to is None:
-        return []
-    found = list(report_to) if isinstance(report_to, list | tuple | set) else [report_to]
-    for item in found:
-        if not isinstance(item, str) and not is_a(item, "lightning logger"):
-            raise TypeError(
-                f"report_to={item!r} is a {type(item).__name__}; give names of trackers or Lightning loggers, one or "
-                'a list of them, "all" or "none".'
-            )
-    return [] if found == ["none"] else found
-
-
-def tracker_label(tracker: Any) -> str:
-    """A tracker as text: its name, or the class of a Lightning logger."""
-    return tracker if isinstance(tracker, str) else type(tracker).__name__
+    named = trackers_in(args.report_to)
+    args.report_to = available_services() if named == ["all"] else named
 
 
 def _normalize_console(args: ArgumentFields) -> None:

@@ -435,7 +435,7 @@ def _kind_of_one(hint: Any, field_name: str) -> Kind:
     if isinstance(origin, type) and issubclass(origin, list):
         items = _kind_of_one((typing.get_args(hint) or (str,))[0], field_name)
         return Kind(items.read, items.choices, several=True)
-    readers = {bool: truth, "bool": truth, dict: json_object, Any: str}
+    readers: dict[Any, Callable[[str], Any]] = {bool: truth, "bool": truth, dict: json_object, Any: str}
     if origin not in readers and not callable(origin):
         raise TypeError(
             f"field {field_name!r}: a command line cannot give a {hint!r}; use text, a number, bool, an Enum, a "

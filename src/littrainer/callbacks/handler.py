@@ -10,7 +10,6 @@ from typing import Any
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.base import EVENTS, TrainerCallback, listens_to
-from littrainer.callbacks.handler import new_callback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.errors.lazy_isinstance import is_a, known_classes
 from littrainer.errors.notes import add_note, kind_of

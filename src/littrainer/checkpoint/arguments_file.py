@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer import __version__
-from littrainer.arguments.normalization import trackers_in
+from littrainer.arguments.report_to import trackers_in
 from littrainer.arguments.secrets import holds_a_secret, without_secrets
 from littrainer.arguments.shown_arguments import as_text
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
@@ -29,19 +29,12 @@ if TYPE_CHECKING:
 CLASSES_IN_TRANSFORMERS = {
     "debug_utils": ("choices:DebugOption",),
     "trainer_pt_utils": ("accelerator_config:AcceleratorConfig",),
-    "trainer_utils": tuple(
-        f"choices:{name}"
-        for name in (
-            "FSDPOption",
-            "HPSearchBackend",
-            "HubStrategy",
-            "IntervalStrategy",
-            "SaveStrategy",
-            "SchedulerType",
-        )
+    "trainer_utils": (
+        *("choices:FSDPOption", "choices:HPSearchBackend", "choices:HubStrategy", "choices:IntervalStrategy"),
+        *("choices:SaveStrategy", "choices:SchedulerType"),
     ),
     "training_args": ("choices:OptimizerNames", "choices:ParallelMode", "training_arguments:TrainingArguments"),
-    "training_args_seq2seq": ("seq2seq_arguments:Seq2SeqTrainingArguments",),
+    "training_args_seq2seq": ("training_arguments:Seq2SeqTrainingArguments",),
 }
 # Our class, as "module:name" -> the module of transformers that has it, and its name there.
 NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {

@@ -52,9 +52,9 @@ def read_state(folder: Path) -> TrainerState:
         ValueError: the file is no trainer state, or counts no steps.
     """
     state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
-    if state.global_step < 0:
+    if not isinstance(state.global_step, int) or state.global_step < 0:
         raise ValueError(
-            f"{folder / TRAINER_STATE_NAME} has global_step={state.global_step}, which is no number of optimizer "
+            f"{folder / TRAINER_STATE_NAME} has global_step={state.global_step!r}, which is no number of optimizer "
             "steps. Resume from another checkpoint."
         )
     if state.best_model_checkpoint is None:

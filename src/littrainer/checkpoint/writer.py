@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
-from littrainer.checkpoint.arguments_file import write_arguments
 from littrainer.callbacks.state import TrainerState, exported_states, is_exportable
+from littrainer.checkpoint.arguments_file import write_arguments
 from littrainer.checkpoint.atomic_write import StagedCheckpoint, name_final_folder
 from littrainer.checkpoint.checksums import save_and_sum
 from littrainer.checkpoint.distributed_save import distributed_checkpoint, place_of

@@ -275,7 +275,8 @@ def explanation(trainer: Any, args: Any) -> str:
         trainer: a Trainer that has not trained; the `lightning.Trainer` that its training would use is made and read.
         args: the arguments whose values are shown, as the script gave them.
     """
-    from littrainer.arguments.normalization import tracker_label, trackers_in
+    from littrainer.arguments.normalization import trackers_in
+    from littrainer.arguments.report_to import tracker_label
     from littrainer.engine import run_lightning
 
     def reason(name: str) -> str:
@@ -360,7 +361,7 @@ def program(args: Any, source: Source = Source(), origin: str = "these arguments
         elif name in ABOUT_DATA or name in ACTED_ON or name == "max_grad_norm":
             in_arguments.append(f'    "{name}": {value!r},  # {place.value}: {sentence}\n')
         elif name not in IN_KEYWORDS and not keywords:
-            instead = f" Instead: {LEFT_TO_LIGHTNING[name].name}." if name in LEFT_TO_LIGHTNING else ""
+            instead = f" Instead: {LEFT_TO_LIGHTNING[name]}." if name in LEFT_TO_LIGHTNING else ""
             left_out.append(f"- {name}: {sentence}{instead}")
     heading = [f"The training that {origin} describe, as a plain Lightning program."]
     if left_out:

@@ -344,7 +344,8 @@ def importance_of(search: StoredSearch, objective: int) -> dict[str, float]:
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        study = optuna.create_study(direction=search.directions[objective])
+        direction: Any = search.directions[objective]
+        study = optuna.create_study(direction=direction)
         for trial in trials:
             drawn = {name: _distribution(optuna, entry) for name, entry in trial.distributions.items()}
             parameters = {name: trial.parameters[name] for name in drawn}

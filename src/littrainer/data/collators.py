@@ -183,7 +183,7 @@ class RemoveColumnsCollator:
     Parameters:
         data_collator: the collator that is called with the remaining columns.
         signature_columns: the names to keep.
-        logger: told once which columns were dropped.
+        logger: gets one message that names the columns which were dropped.
         model_name, description: named in that message.
     """
 

@@ -215,7 +215,7 @@ class DataProgress:
         self._batches_in_hand = 0
         self.data_has_ended = False
         self._drawn_from: set[str] = set()
-        # Whether the order goes by the seed of a training that crossed over, and not by this one's.
+        # Whether the order goes by the seed of the training that wrote the checkpoint, and not by this one's.
         self._order_is_kept = False
 
     # ---- What a checkpoint keeps -------------------------------------------------------------------------------------

@@ -222,7 +222,7 @@ def _user_callbacks(trainer: Trainer, keywords: dict[str, Any]) -> list[Any]:
 def _loggers(trainer: Trainer, callbacks: list[Any]) -> list[Any]:
     """Loggers for the `lightning.Trainer`: those of the trackers, or the Trainer's history for callbacks to log to."""
     adopt_loggers(trainer)
-    loggers = loggers_of(trainer)
+    loggers = loggers_of(trainer.callback_handler.callbacks)
     if not loggers and callbacks:
         from littrainer.engine.bridge import HistoryLogger
 

@@ -11,7 +11,7 @@ import torch
 
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.distributed.collectives import reduced
-from littrainer.evaluation.results import EvalLoopOutput, PredictionOutput, TrainOutput
+from littrainer.evaluation.results import PredictionOutput, TrainOutput
 from littrainer.keras.data import (
     FEATURES,
     LABELS,
@@ -45,7 +45,8 @@ INSTEAD = {
     "get_test_dataloader": "get_test_tfdataset",
     "create_optimizer": "create_optimizer_and_scheduler",
     "create_scheduler": "create_optimizer_and_scheduler",
-    "evaluation_loop": "prediction_loop",
+    "evaluation_loop": "prediction_step, or evaluate and predict",
+    "prediction_loop": "prediction_step, or evaluate and predict",
     "apply_gradients": "training_step, which returns the gradients of a micro-batch; the optimizer steps by itself",
 }
 
@@ -147,21 +148,6 @@ class KerasTrainer(Trainer):
     ) -> dict[str, float]:
         """Evaluate by the owner's method, which does not know the other parameters."""
         return self.owner.evaluate(eval_dataset)
-
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: Sequence[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
-        """Go over a loader once, by the owner's `prediction_loop`."""
-        steps, number = len(dataloader), self.num_examples(dataloader)
-        found = self.owner.prediction_loop(BatchedPairs(dataloader), steps, number, description, prediction_loss_only)
-        if not isinstance(found, tuple) or len(found) != 3:
-            raise TypeError(f"prediction_loop returned a {type(found).__name__}, and has to return a PredictionOutput.")
-        return EvalLoopOutput(*found, num_samples=number)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log by the owner's method."""
@@ -446,7 +432,8 @@ class TFTrainer:
         optimizer, parameters = self.torch_trainer._existing_optimizer(), self.trainable_parameters()
         batch = self.torch_trainer._prepare_inputs({FEATURES: features, LABELS: labels})
         optimizer.zero_grad()
-        add_gradients(parameters, self.training_step(*batch.values(), nb_instances_in_global_batch), "training_step")
+        gradients = self.training_step(batch[FEATURES], batch[LABELS], nb_instances_in_global_batch)
+        add_gradients(parameters, gradients, "training_step")
         if self.args.max_grad_norm:
             torch.nn.utils.clip_grad_norm_(parameters, self.args.max_grad_norm)
         optimizer.step()
@@ -495,7 +482,7 @@ class TFTrainer:
         description: str,
         prediction_loss_only: bool | None = None,
     ) -> PredictionOutput:
-        """Go over batches once; shared by `evaluate` and `predict`.
+        """Go over batches once and return predictions, labels and metrics.
 
         Parameters:
             dataset: batches (features, labels).

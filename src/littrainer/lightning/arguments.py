@@ -106,45 +106,45 @@ class ArgumentsUnderLightning:
 
     Parameters:
         args: the arguments.
-        lightning_trainer: says how many processes there are, which of them this one is, on which device it works, how
+        pl_trainer: says how many processes there are, which of them this one is, on which device it works, how
             they share the data and how many micro-batches an optimizer step has.
     """
 
-    def __init__(self, args: TrainingArguments, lightning_trainer: pl.Trainer):
+    def __init__(self, args: TrainingArguments, pl_trainer: pl.Trainer):
         self._args = args
-        self._lightning_trainer = lightning_trainer
+        self._pl_trainer = pl_trainer
 
     def __getattr__(self, name: str) -> Any:
         # A copy is asked for attributes before it has any.
-        if name in ("_args", "_lightning_trainer"):
+        if name in ("_args", "_pl_trainer"):
             raise AttributeError(name)
         return getattr(self._args, name)
 
     @property
     def world_size(self) -> int:
         """Number of processes that train together."""
-        return self._lightning_trainer.world_size
+        return self._pl_trainer.world_size
 
     @property
     def process_index(self) -> int:
         """Rank of this process among all processes."""
-        return self._lightning_trainer.global_rank
+        return self._pl_trainer.global_rank
 
     @property
     def device(self) -> torch.device:
         """Device of this process."""
-        return self._lightning_trainer.strategy.root_device
+        return self._pl_trainer.strategy.root_device
 
     @property
     def gradient_accumulation_steps(self) -> int:
         """Micro-batches of an optimizer step."""
-        return self._lightning_trainer.accumulate_grad_batches
+        return self._pl_trainer.accumulate_grad_batches
 
     @property
     def parallelism_config(self) -> dict[str, int]:
         """Of how many processes each has data of its own, and how many compute each layer together."""
         parts = self.world_size
-        shared: Any = getattr(self._lightning_trainer.strategy, "distributed_sampler_kwargs", None)
+        shared: Any = getattr(self._pl_trainer.strategy, "distributed_sampler_kwargs", None)
         if shared:
             parts = int(shared["num_replicas"])
         return {"dp_replicate_size": parts, "tp_size": self.world_size // parts}

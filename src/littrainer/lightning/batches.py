@@ -1,6 +1,6 @@
 """What a lightning.Trainer iterates: the batches of a training, or of an evaluation.
 
-None of it is a torch DataLoader, so that Lightning neither makes it anew nor divides it between processes once more.
+None of it is a torch DataLoader, so that Lightning neither rebuilds it nor divides it between processes once more.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class TrainingBatches:
     Parameters:
         loader: the training DataLoader.
         args: asked for the sizes of batches and processes.
-        lightning_trainer: says how many micro-batches an optimizer step has, and how many of an epoch are read.
+        pl_trainer: says how many micro-batches an optimizer step has, and how many of an epoch are read.
         count_items: counts a window's items when it has been drawn; None draws batches one by one.
         take_place: called when reading begins; gives the place of a checkpoint once, and None else.
     """
@@ -117,7 +117,7 @@ class TrainingBatches:
         self,
         loader: LookaheadLoader,
         args: ArgumentsUnderLightning,
-        lightning_trainer: pl.Trainer,
+        pl_trainer: pl.Trainer,
         *,
         count_items: CountItems | None,
         take_place: Callable[[], PlaceInData | None],
@@ -128,7 +128,7 @@ class TrainingBatches:
             # Where nobody has seeded them, the processes would have orders of their own, and some samples twice.
             sampler.initial_seed = from_first(sampler.initial_seed)
         self.args = args
-        self.lightning_trainer = lightning_trainer
+        self.pl_trainer = pl_trainer
         self.count_items = count_items
         self.progress = DataProgress()
         self.batch_sampler = _AnnouncedEpochs(self)
@@ -156,8 +156,8 @@ class TrainingBatches:
         if has_length(self.loader):
             return len(self.loader)
         # Without any length, Lightning would read a batch ahead before training begins, and later before each step. One
-        # that a stream cannot exceed does as well: where it ends earlier, Lightning is told.
-        steps = self.lightning_trainer.max_steps
+        # that a stream cannot exceed does as well: if it ends earlier, Lightning's limit is lowered.
+        steps = self.pl_trainer.max_steps
         if steps < 0:
             raise TypeError("the length of the data is not known")
         return steps * self.args.gradient_accumulation_steps
@@ -177,7 +177,7 @@ class TrainingBatches:
     def _batches_to_read(self) -> int:
         """Those of an epoch, as far as Lightning's limits let it come; a number out of reach where nobody knows."""
         known = len(self) if has_length(self) else sys.maxsize
-        return int(min(known, self.lightning_trainer.num_training_batches))
+        return int(min(known, self.pl_trainer.num_training_batches))
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing: Lightning asks for it to see that reading can be resumed; the data module keeps the place."""
@@ -232,7 +232,7 @@ class TrainingBatches:
     @property
     def _count(self) -> Any:
         """Micro-batches as Lightning counts them."""
-        return self.lightning_trainer.fit_loop.epoch_loop.batch_progress
+        return self.pl_trainer.fit_loop.epoch_loop.batch_progress
 
     @property
     def _next_epoch(self) -> int:
@@ -243,7 +243,7 @@ class TrainingBatches:
 
     @property
     def _epoch_of_lightning(self) -> int:
-        progress: Any = self.lightning_trainer.fit_loop.epoch_progress
+        progress: Any = self.pl_trainer.fit_loop.epoch_progress
         return progress.current.processed
 
     # ---- Going on from a checkpoint ----------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class TrainingBatches:
         place, loaded = self._place, self._place_to_resume()
         if is_read_already and loaded is not place:
             # Some strategies load a checkpoint later than Lightning reads ahead.
-            read_ahead_anew(self.lightning_trainer)
+            read_ahead_anew(self.pl_trainer)
         work, self._work_of_place = self._work_of_place, []
         for one in work:
             one()
@@ -328,34 +328,34 @@ class TrainingBatches:
             )
         if not place.micro_batches:
             if self._is_at_an_end_unknown_to_lightning(place):
-                begin_next_epoch(self.lightning_trainer)
+                begin_next_epoch(self.pl_trainer)
                 return
             is_sized = has_length(self.loader)
-            if not is_sized and count.is_last_batch and self.lightning_trainer.fit_loop.restarted_mid_epoch:
+            if not is_sized and count.is_last_batch and self.pl_trainer.fit_loop.restarted_mid_epoch:
                 # It announces the epoch behind whose validation the checkpoint was written, and ends it unread.
                 self._epochs_announced -= 1
         # What Lightning has counted of an epoch that is over stays, since it ends that epoch by it.
         is_in_first_window = 0 < count.current.processed < self.args.gradient_accumulation_steps
         is_at_its_beginning = is_in_first_window and not count.is_last_batch and place.epoch == self._epoch_of_lightning
-        if place.micro_batches or is_at_its_beginning or self.lightning_trainer.fit_loop.restarted_on_epoch_start:
+        if place.micro_batches or is_at_its_beginning or self.pl_trainer.fit_loop.restarted_on_epoch_start:
             count.increment_by(place.micro_batches - count.current.processed)
 
     @property
     def _validation_is_left_out(self) -> bool:
-        lightning_trainer, count = self.lightning_trainer, self._count
-        fit_loop, in_epochs = lightning_trainer.fit_loop, lightning_trainer.check_val_every_n_epoch
-        if not lightning_trainer.enable_validation or not fit_loop.epoch_loop.restarted_on_train_batch_end:
+        pl_trainer, count = self.pl_trainer, self._count
+        fit_loop, in_epochs = pl_trainer.fit_loop, pl_trainer.check_val_every_n_epoch
+        if not pl_trainer.enable_validation or not fit_loop.epoch_loop.restarted_on_train_batch_end:
             return False
         if in_epochs is not None and fit_loop.epoch_progress.current.ready % in_epochs:
             return False
-        interval = lightning_trainer.val_check_batch
+        interval = pl_trainer.val_check_batch
         if interval is None or interval == float("inf"):
             return interval is not None and count.is_last_batch
         done = count.total if in_epochs is None else count.current
         return done.ready % interval == 0
 
     def _is_at_an_end_unknown_to_lightning(self, place: PlaceInData) -> bool:
-        fit_loop, count = self.lightning_trainer.fit_loop, self._count
+        fit_loop, count = self.pl_trainer.fit_loop, self._count
         if has_length(self.loader):
             # With as many micro-batches in an epoch as then it finds out itself.
             is_known = count.current.ready == self._batches_to_read or fit_loop.restarted_on_epoch_start
@@ -373,7 +373,7 @@ class TrainingBatches:
         place = self._begin_to_read()
         if place is not None and place.micro_batches >= self._batches_to_read:
             return
-        lightning_trainer = self.lightning_trainer
+        pl_trainer = self.pl_trainer
         if self._length_before_end is not None:
             self._let_lightning_end_epochs_after(self._length_before_end)
             self._length_before_end = None
@@ -397,7 +397,7 @@ class TrainingBatches:
         for micro_batch in windows:
             is_last = micro_batch.is_last_drawn and self.progress.data_has_ended
             if is_last and windows.micro_batches_seen < windows.micro_batches_per_epoch:
-                self._length_before_end = lightning_trainer.fit_loop.max_batches
+                self._length_before_end = pl_trainer.fit_loop.max_batches
                 self._let_lightning_end_epochs_after(windows.micro_batches_seen)
             handed_out = windows.micro_batches_seen
             if self.count_items is not None:
@@ -421,7 +421,7 @@ class TrainingBatches:
     def _begin_to_read(self) -> PlaceInData | None:
         """Note which epoch is read, and return the place where it goes on."""
         if 0 < self._epochs_begun >= self._epochs_announced:
-            # Lightning has read ahead before it announced the epoch, and begins that anew.
+            # Lightning has read ahead before it announced the epoch, and begins it once more.
             self._place = self._place or self._place_of_epoch
             self._work_of_place.append(self._begin_epoch_as_then)
         else:
@@ -438,10 +438,10 @@ class TrainingBatches:
 
     def _let_lightning_end_epochs_after(self, micro_batches: float) -> None:
         """Let it step, validate and end the epoch at a batch."""
-        lightning_trainer = self.lightning_trainer
-        if lightning_trainer.val_check_batch == lightning_trainer.fit_loop.max_batches:
-            lightning_trainer.val_check_batch = micro_batches
-        lightning_trainer.fit_loop.max_batches = micro_batches
+        pl_trainer = self.pl_trainer
+        if pl_trainer.val_check_batch == pl_trainer.fit_loop.max_batches:
+            pl_trainer.val_check_batch = micro_batches
+        pl_trainer.fit_loop.max_batches = micro_batches
 
     def _place_that_lightning_counts(self) -> PlaceInData | None:
         """The place of a checkpoint that holds none, as where its data came from another loader."""
@@ -470,10 +470,10 @@ class TrainingBatches:
 
 
 class _AnnouncedEpochs:
-    """What Lightning takes for the order of samples, and tells before each epoch that it begins.
+    """What Lightning takes for the order of samples, and calls before each epoch.
 
     Parameters:
-        batches: told about it.
+        batches: whose `announce_epoch` is called.
     """
 
     def __init__(self, batches: TrainingBatches):

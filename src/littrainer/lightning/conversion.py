@@ -100,7 +100,7 @@ def checkpoint_to_lightning(
     checkpoint = plugin.load_checkpoint(source)
     for name, value in list(checkpoint.items()):
         if isinstance(value, StatesLeftOut):
-            # Lightning has words of its own for a file with a model alone.
+            # Lightning has its own message for a file with a model alone.
             del checkpoint[name]
         elif isinstance(value, list):
             # As a plain list, which names no class of ours.
@@ -261,13 +261,13 @@ def model_weights(checkpoint: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The weights of the model in a checkpoint, under its own names.
 
     Raises:
-        ValueError: there are others beside it, which a Trainer does not train.
+        ValueError: there are other weights too, which a Trainer does not train.
     """
     weights = checkpoint["state_dict"]
-    beside = sorted(name for name in weights if not name.startswith(PREFIX))
-    if beside:
+    others = sorted(name for name in weights if not name.startswith(PREFIX))
+    if others:
         raise ValueError(
-            f"{source} has weights beside the model, which a Trainer does not train: {', '.join(beside[:8])}. Make "
+            f"{source} has weights beside the model, which a Trainer does not train: {', '.join(others[:8])}. Make "
             "them a part of the model. " + START_ANEW
         )
     return {name.removeprefix(PREFIX): value for name, value in weights.items()}

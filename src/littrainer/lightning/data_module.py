@@ -72,7 +72,7 @@ class TrainerDataModule(pl.LightningDataModule):
     A subclass may make its datasets in `setup`, and calls `super().setup(stage)` then. Each process is handed its part
     of the data as under the Trainer, and Lightning's `use_distributed_sampler` adds nothing to that. The state that a
     checkpoint keeps says where reading stood: a resumed training gets the same batches and random draws as one that was
-    not interrupted. Two things are told with a warning: where the batches have another size, training goes on behind as
+    not interrupted. Two things are warned of: if the batches have another size, training goes on behind as
     many samples of the epoch; and a validation that was due when the checkpoint was written, and had not begun, is left
     out by Lightning, with whatever it draws.
 
@@ -226,8 +226,8 @@ class TrainerDataModule(pl.LightningDataModule):
         return loader
 
     def _train_sampler(self, dataset: Any) -> Any:
-        lightning_trainer: Any = self.trainer
-        if lightning_trainer is not None and lightning_trainer.overfit_batches:
+        pl_trainer: Any = self.trainer
+        if pl_trainer is not None and pl_trainer.overfit_batches:
             # The same few batches in each epoch.
             return SequentialSampler(dataset)
         return train_sampler(self._arguments(), dataset, self._own_or_of_module("processing_class"))
@@ -258,7 +258,7 @@ class TrainerDataModule(pl.LightningDataModule):
         return dataset, collate
 
     def on_exception(self, exception: BaseException) -> None:
-        """Something has failed; where it misses a column that was left out, the error is told so.
+        """Something has failed; if it misses a column that was left out, a note under the error says so.
 
         Parameters:
             exception: keeps its type and its arguments.

@@ -16,11 +16,11 @@ from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length
 from littrainer.data.stream_end import check_equal_lengths
 from littrainer.distributed.agreement import failing_together, from_first
 from littrainer.distributed.collectives import gathered, padded_to_longest, process_count
-from littrainer.errors.nested_values import PADDING, truncated
+from littrainer.errors.nested_values import PADDING
 from littrainer.evaluation.gathering import BatchCollection
+from littrainer.evaluation.loop import BatchOutputs, main_inputs
 from littrainer.evaluation.metrics import call_metric_function, checked_metrics, noting_where
 from littrainer.evaluation.prediction import ExactLossMean, mean_over_samples
-from littrainer.evaluation.results import EvalPrediction
 from littrainer.evaluation.streaming import StreamingMetrics, facts_of_task
 from littrainer.lightning.windows import model_inputs
 
@@ -114,14 +114,14 @@ class Evaluations:
         # A copy of the module does not go on with the evaluation at hand.
         return {"_streaming": self._streaming, "_round": None, "_waiting": {}}
 
-    def begin(self, trainer: Any, stage: str) -> None:
+    def begin(self, pl_trainer: Any, stage: str) -> None:
         """No batch has been seen yet; all processes call this.
 
         Raises:
             UnequalData: the processes have differently many batches, and would wait for each other for ever.
         """
         self._round, self._waiting = None, {}
-        for number in _batch_counts(trainer, stage):
+        for number in _batch_counts(pl_trainer, stage):
             is_known = math.isfinite(number)
             check_equal_lengths(
                 range(int(number)) if is_known else None, "data of a test" if stage == TEST else "data of a validation"
@@ -147,7 +147,7 @@ class Evaluations:
         """The last batch has been seen: log loss and metrics."""
         self._finish_round(stage, loaders)
         numbers, self._waiting = numbers_in(self._waiting), {}
-        # All processes have the same; Lightning is told to average them, or it would warn.
+        # All processes have the same; Lightning would warn if it did not average them.
         is_shared = module.trainer.world_size > 1
         module.log_dict(numbers, prog_bar=True, add_dataloader_idx=False, sync_dist=is_shared, batch_size=1)
 
@@ -158,11 +158,11 @@ class Evaluations:
         self._waiting.update(with_prefixes(*prefix_and_suffix(stage, loaders, index), evaluation_round.finish()))
 
 
-def _batch_counts(trainer: Any, stage: str) -> list[float]:
+def _batch_counts(pl_trainer: Any, stage: str) -> list[float]:
     if stage == TEST:
-        counts = trainer.num_test_batches
+        counts = pl_trainer.num_test_batches
     else:
-        counts = trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches
+        counts = pl_trainer.num_sanity_val_batches if pl_trainer.sanity_checking else pl_trainer.num_val_batches
     return list(counts) if isinstance(counts, (list, tuple)) else [counts]
 
 
@@ -187,9 +187,7 @@ class EvaluationRound:
         dataset = whole_dataset(loader) if hasattr(loader, "dataset") else None
         expected_rows = len(dataset) if has_length(dataset) else None
         join = self.args.eval_do_concat_batches
-        self.losses, self.predictions, self.labels, self.inputs = (
-            BatchCollection(join, expected_rows) for _ in range(4)
-        )
+        self.kept = BatchOutputs(*(BatchCollection(join, expected_rows) for _ in BatchOutputs._fields))
         self.exact_loss: ExactLossMean | None = None
         if self.args.eval_loss_weighting != "batches":
             self.exact_loss = ExactLossMean(self.args, self.settings.shifts_labels, self._gather)
@@ -197,33 +195,35 @@ class EvaluationRound:
         if streaming is not None:
             streaming.begin(module.device, self._facts)
 
-    @property
-    def needs_predictions(self) -> bool:
-        """Whether metrics are computed from predictions."""
-        return self.module.compute_metrics is not None and not self.args.prediction_loss_only
-
     def add(self, inputs: dict[str, Any], loss: Any, predictions: Any, labels: Any) -> None:
         """Take in what this process has for a batch."""
-        size = first_dimension(inputs) or 1
-        rows = self._rows_of_last_batch(inputs)
-        if loss is not None:
+        size, rows = first_dimension(inputs) or 1, self._rows_of_last_batch(inputs)
+        losses = None if loss is None else loss.detach().reshape(1)
+        if losses is not None:
             if self.exact_loss is not None:
                 self.exact_loss.add(loss, self.exact_loss.weight_of(inputs))
-            # A batch's mean loss stands once for each of its samples.
-            self.losses.add(self._cut(self._gather(loss.detach().reshape(1).repeat(self._full_size(size))), rows))
-        if self.needs_predictions and predictions is not None:
-            self._keep(inputs, loss, predictions, labels, size, rows)
+            # A batch's mean loss stands once for each of its samples, that of a short last batch of a TrainerDataModule
+            # for those of a full one, which is cut off.
+            full = None if self.loader is None else self.loader.batch_size
+            repeated = BatchOutputs(losses.repeat(size if full is None else full))
+            self.kept.losses.add(self._everywhere(repeated, rows).losses)
+        needs_predictions = self.module.compute_metrics is not None and not self.args.prediction_loss_only
+        if needs_predictions and predictions is not None:
+            found = main_inputs(self.module.model, self.args.include_for_metrics, inputs)
+            labels, predictions = self._padded(labels), self._padded(predictions)
+            if self.module.preprocess_logits_for_metrics is not None:
+                predictions = self.module.preprocess_logits_for_metrics(predictions, labels)
+            repeated_loss = None if losses is None else losses.repeat(size)
+            self._keep(BatchOutputs(repeated_loss, predictions, labels, self._padded(found)), size, rows)
         self.batches_done += 1
         every = self.args.eval_accumulation_steps
         if every and self.batches_done % every == 0:
-            for collection in (self.losses, self.predictions, self.labels, self.inputs):
+            for collection in self.kept:
                 collection.move_to_host()
 
     def finish(self) -> dict[str, Any]:
         """The loss and the metrics of all batches, by their names without prefix; the same in all processes."""
-        predictions, labels, inputs, losses = (
-            collection.arrays() for collection in (self.predictions, self.labels, self.inputs, self.losses)
-        )
+        everything = BatchOutputs(*(collection.arrays() for collection in self.kept))
         place = self._place()
         metrics: Any = {}
         if self.streaming is not None:
@@ -232,41 +232,36 @@ class EvaluationRound:
             # Some keep all predictions of an evaluation, on the device.
             self.streaming.reset()
         with failing_together("computing the metrics of an evaluation"):
-            if self.streaming is None and predictions is not None and labels is not None:
-                metrics = call_metric_function(place, self._for_metrics(predictions, labels, inputs, losses))
+            if self.streaming is None and everything.predictions is not None and everything.labels is not None:
+                metrics = call_metric_function(place, everything.for_metrics(self.args.include_for_metrics))
             metrics = checked_metrics(place, metrics)
         metrics = from_first(metrics)
         if self.exact_loss is not None:
             mean = self.exact_loss.value()
         else:
-            mean = mean_over_samples(losses, self.args.logging_nan_inf_filter)
+            mean = mean_over_samples(everything.losses, self.args.logging_nan_inf_filter)
         return metrics if mean is None else {**metrics, "loss": mean}
 
-    def _keep(
-        self, inputs: dict[str, Any], loss: Any, predictions: Any, labels: Any, size: int, rows: int | None
-    ) -> None:
-        main_inputs = self._padded(self._main_inputs(inputs))
-        labels, predictions = self._padded(labels), self._padded(predictions)
-        if self.module.preprocess_logits_for_metrics is not None:
-            predictions = self.module.preprocess_logits_for_metrics(predictions, labels)
-        losses = None if loss is None else loss.detach().reshape(1).repeat(size)
-        own = (predictions, labels, main_inputs, losses)
+    def _keep(self, own: BatchOutputs, size: int, rows: int | None) -> None:
         streaming = self.streaming
-        if streaming is not None and labels is None:
-            return
-        everywhere = own
-        if streaming is None or streaming.needs_all_processes:
-            everywhere = tuple(None if value is None else self._cut(self._gather(value), rows) for value in own)  # type: ignore[assignment]
         if streaming is None:
-            collections = (self.predictions, self.labels, self.inputs)
-            for collection, value in zip(collections, everywhere[:3], strict=True):
+            # Losses are kept already.
+            everywhere = self._everywhere(own._replace(losses=None), rows)
+            for collection, value in zip(self.kept, everywhere, strict=True):
                 if value is not None:
                     collection.add(value)
-            return
-        real = self._own_rows(size, rows)
-        own = tuple(None if value is None else self._cut(value, real) for value in own)  # type: ignore[assignment]
-        with noting_where(self._place()):
-            streaming.update(self._for_metrics(*own), self._for_metrics(*everywhere))
+        elif own.labels is not None:
+            everywhere = self._everywhere(own, rows) if streaming.needs_all_processes else own
+            real = self._own_rows(size, rows)
+            own = own if real is None else own.first_rows(real)
+            wanted = self.args.include_for_metrics
+            with noting_where(self._place()):
+                streaming.update(own.for_metrics(wanted), everywhere.for_metrics(wanted))
+
+    def _everywhere(self, own: BatchOutputs, rows: int | None) -> BatchOutputs:
+        """What all processes have for a batch, without rows that only fill it up."""
+        found = BatchOutputs(*(None if value is None else self._gather(value) for value in own))
+        return found if rows is None else found.first_rows(rows)
 
     def _own_rows(self, size: int, rows: int | None) -> int | None:
         """How many rows of a batch are this process's own: not another's too, and not there to fill it up."""
@@ -279,31 +274,6 @@ class EvaluationRound:
         if self.loader is None or not self.loader.end_of_dataloader:
             return None
         return self.loader.samples_in_last_batch(inputs)
-
-    def _full_size(self, size: int) -> int:
-        """How often the loss of a batch counts: a short last one of TrainerDataModule as a full one that is cut off."""
-        batch_size = None if self.loader is None else self.loader.batch_size
-        return size if batch_size is None else batch_size
-
-    def _main_inputs(self, inputs: dict[str, Any]) -> Any:
-        if "inputs" not in self.args.include_for_metrics:
-            return None
-        name = getattr(self.module.model, "main_input_name", "input_ids")
-        if name not in inputs:
-            raise ValueError(
-                f"include_for_metrics has 'inputs', and the batch has no {name!r} but {', '.join(inputs)}; set "
-                "main_input_name of the model to one of these."
-            )
-        return inputs[name]
-
-    def _for_metrics(self, predictions: Any, labels: Any, inputs: Any, losses: Any) -> EvalPrediction:
-        wanted = self.args.include_for_metrics
-        return EvalPrediction(
-            predictions=predictions,
-            label_ids=labels,
-            losses=losses if "loss" in wanted else None,
-            inputs=inputs if "inputs" in wanted else None,
-        )
 
     def _facts(self) -> Any:
         module = self.module
@@ -330,7 +300,3 @@ class EvaluationRound:
         if value is None or process_count() == 1:
             return value
         return padded_to_longest(value, dim=1, fill=PADDING)
-
-    @staticmethod
-    def _cut(value: Any, rows: int | None) -> Any:
-        return value if rows is None else truncated(value, rows)

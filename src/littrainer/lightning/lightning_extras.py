@@ -57,7 +57,7 @@ class LightningExtras:
 
         Parameters:
             min_lr, max_lr: the first and the last learning rate.
-            num_training: optimizer steps, each with a learning rate of its own.
+            num_training: optimizer steps, each with another learning rate.
             mode: `exponential` or `linear`, how the rates rise.
             early_stop_threshold: times the lowest loss so far at which the test ends; None for never.
 
@@ -333,9 +333,9 @@ class _StepLimit(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
         if self.trainer._own_methods("get_train_dataloader"):
-            told = getattr(train_dataloader, "batch_size", None)
-            self._looks_at_rows = told is None
-            self._check(self.size if told is None else told)
+            found = getattr(train_dataloader, "batch_size", None)
+            self._looks_at_rows = found is None
+            self._check(self.size if found is None else found)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._look_at_rows()
@@ -370,7 +370,7 @@ def _has_memory_for(trainer: Trainer, size: int, steps: int, accumulation: int) 
     has_memory = True
     try:
         with left_as_found(trainer):
-            # So the processes tell each other of what happens in a forward pass.
+            # So the processes hear of what happens in each other's forward pass.
             trainer.args.auto_find_batch_size = True
             trainer._train_batch_size = size
             take_steps(trainer, steps, _StepLimit(trainer, size, steps), accumulation)

@@ -90,7 +90,7 @@ def made_by(function: Callable[..., Any]) -> nn.Module:
 
 
 def description_of(model: nn.Module | None, name: str | None = None) -> dict[str, Any] | None:
-    """How a model is made anew, as plain values; None where only its user knows.
+    """Describe how a model is made, in plain values; None if only its user knows.
 
     Parameters:
         name: what it was loaded by.
@@ -99,7 +99,7 @@ def description_of(model: nn.Module | None, name: str | None = None) -> dict[str
     if model is None or not is_a(model, "pretrained model") or is_a(model, "peft model"):
         return None
     known: Any = model
-    # FSDP2 gives a model a class of its own, made of its own mark and the model's.
+    # FSDP2 gives a model another class, made of its mark and the model's.
     model_class = type(model).__bases__[-1] if is_a(model, "resharding module") else type(model)
     # A class that transformers does not have is its script's.
     if getattr(_transformers(), model_class.__name__, None) is not model_class:
@@ -162,13 +162,13 @@ def _plain(value: Any) -> Any:
 
 
 def hyper_parameters_of(model: nn.Module | None, args: TrainingArguments, name: str | None = None) -> dict[str, Any]:
-    """What makes a module anew, as plain values that are safe to load; never a token.
+    """Return what makes the same module again, as plain values that are safe to load; never a token.
 
     Parameters:
         name: what the model was loaded by.
 
     Returns:
-        `model`, how the model is made anew, or None where only its user knows; `args`, the training arguments that are
+        `model`, how the model is made, or None if only its user knows; `args`, the training arguments that are
         not at their defaults.
     """
     return {"model": description_of(model, name), "args": changed_arguments(args)}
@@ -205,34 +205,35 @@ def taken_by(module_class: type, keywords: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in keywords.items() if takes_any or name in parameters}
 
 
-def mark_of(trainer: pl.Trainer, hyper_parameters: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint says about the training that wrote it, beside what Lightning says itself.
+def mark_of(pl_trainer: pl.Trainer, hyper_parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return what a checkpoint says about the training that wrote it, in addition to what Lightning says.
 
     Parameters:
         hyper_parameters: as `hyper_parameters_of` has them.
     """
-    batches = trainer.num_training_batches
-    # One that has only evaluated would load training data to tell.
-    steps = math.inf if trainer.train_dataloader is None else steps_of_training(trainer)
+    batches = pl_trainer.num_training_batches
+    # One that has only evaluated would load training data to find out.
+    steps = math.inf if pl_trainer.train_dataloader is None else steps_of_training(pl_trainer)
     return {
         "version": MARK_VERSION,
         "batches_per_epoch": batches if math.isfinite(batches) else None,
         "max_steps": int(steps) if 0 <= steps < math.inf else None,
-        "max_epochs": trainer.max_epochs,
-        "accumulate_grad_batches": trainer.accumulate_grad_batches,
+        "max_epochs": pl_trainer.max_epochs,
+        "accumulate_grad_batches": pl_trainer.accumulate_grad_batches,
         "hyper_parameters": hyper_parameters,
     }
 
 
-def steps_of_training(trainer: pl.Trainer) -> float:
+def steps_of_training(pl_trainer: pl.Trainer) -> float:
     """Optimizer steps of a training, also if their size changes from epoch to epoch, which Lightning leaves out."""
-    steps, epochs, batches = trainer.estimated_stepping_batches, trainer.max_epochs or 0, trainer.num_training_batches
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    steps, epochs = pl_trainer.estimated_stepping_batches, pl_trainer.max_epochs or 0
+    batches = pl_trainer.num_training_batches
+    callbacks: list[Any] = pl_trainer.callbacks  # type: ignore[attr-defined]
     schedule = next((one for one in callbacks if isinstance(one, GradientAccumulationScheduler)), None)
     if schedule is None or epochs < 1 or batches == math.inf:
         return steps
     steps = sum(math.ceil(batches / schedule.get_accumulate_grad_batches(epoch)) for epoch in range(epochs))
-    return steps if trainer.max_steps < 0 else min(steps, trainer.max_steps)
+    return steps if pl_trainer.max_steps < 0 else min(steps, pl_trainer.max_steps)
 
 
 # ---- Folders ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,12 @@ class TransformersModule(pl.LightningModule):
         model: the module to train, whose forward returns the loss under `"loss"` or as first element of a tuple; a name
             or folder for `from_pretrained`; or a function that makes the model, called in `configure_model`.
         args: training arguments, or a dict of them. Those about the model's training count; what the lightning.Trainer
-            decides instead is told once.
+            decides instead is named in one warning.
         model_class: the class of a model that is loaded by name, such as "AutoModelForSequenceClassification".
         compute_metrics: takes an `EvalPrediction`, returns a dict of metrics; or torchmetrics metrics, updated batch by
             batch.
         processing_class: tokenizer or processor, saved with the model.
-        data_collator: turns a list of samples into a batch; used by a `TrainerDataModule` that has none of its own.
+        data_collator: turns a list of samples into a batch; used by a `TrainerDataModule` that was given none.
         compute_loss_func: takes outputs, labels and `num_items_in_batch`, returns the loss.
         preprocess_logits_for_metrics: applied to the logits (and labels) of each batch before they are kept.
         optimizers: optimizer and schedule to use instead of those that the arguments name.
@@ -134,17 +134,24 @@ class TransformersModule(pl.LightningModule):
     # ---- The model ---------------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model, so that the module can stand in its place in a loop of one's own."""
+        """Call the model, so that the module can stand in its place in your own loop."""
         return self.model(*args, **kwargs)
 
     def configure_model(self) -> None:
-        """Make the model, where a function does, and let a ModelParallelStrategy split it; each once."""
+        """Make the model, if a function does, and let a ModelParallelStrategy split it; each once.
+
+        Raises:
+            TypeError: `configure_callbacks` has left `RunHooks` out, without which a run would go wrong.
+        """
         if self.model is None:
             self._adopt(made_by(self._model_init))
-        trainer = self.attached_trainer()
-        if trainer is not None:
-            check_that_they_are_called(self, trainer)
-        strategy = getattr(trainer, "strategy", None)
+        pl_trainer = self.attached_trainer()
+        if pl_trainer is not None and not are_called_by(pl_trainer):
+            raise TypeError(
+                f"{type(self).__name__}.configure_callbacks() leaves out the callback with which TransformersModule "
+                "prepares the model and computes metrics: let it return [*super().configure_callbacks(), ...]."
+            )
+        strategy = getattr(pl_trainer, "strategy", None)
         self._tensor_parallel_size = preparation.split_model(self.model, strategy, self.args)
         self._loss_settings = None
 
@@ -176,8 +183,8 @@ class TransformersModule(pl.LightningModule):
     @property
     def rank(self) -> int:
         """Rank of this process among all processes."""
-        trainer = self.attached_trainer()
-        return process_rank() if trainer is None else trainer.global_rank
+        pl_trainer = self.attached_trainer()
+        return process_rank() if pl_trainer is None else pl_trainer.global_rank
 
     @property
     def generates(self) -> bool:
@@ -186,11 +193,11 @@ class TransformersModule(pl.LightningModule):
 
     @property
     def has_own_prediction_outputs(self) -> bool:
-        """Whether a subclass has a `prediction_outputs` of its own."""
+        """Whether a subclass overrides `prediction_outputs`."""
         return type(self).prediction_outputs is not TransformersModule.prediction_outputs
 
     def attached_trainer(self) -> pl.Trainer | None:
-        """The lightning.Trainer at work; None in a loop of one's own, or Fabric's."""
+        """The lightning.Trainer at work; None in your own loop, or Fabric's."""
         try:
             trainer = self.trainer
         except RuntimeError:
@@ -312,10 +319,10 @@ class TransformersModule(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
         """Forward pass of a micro-batch; logs `train_loss` of the window with which the optimizer steps."""
-        trainer, settings, window = self.attached_trainer(), self.loss_settings, self._window
-        size = 1 if trainer is None else trainer.accumulate_grad_batches
-        steps = trainer is None or (batch_idx + 1) % size == 0 or trainer.is_last_batch
-        known = getattr(getattr(trainer, "train_dataloader", None), "handed_out", {}).get(batch_idx)
+        pl_trainer, settings, window = self.attached_trainer(), self.loss_settings, self._window
+        size = 1 if pl_trainer is None else pl_trainer.accumulate_grad_batches
+        steps = pl_trainer is None or (batch_idx + 1) % size == 0 or pl_trainer.is_last_batch
+        known = getattr(getattr(pl_trainer, "train_dataloader", None), "handed_out", {}).get(batch_idx)
         inputs, number = window.enter(settings, batch, known, size, steps=steps, place=batch_idx, device=self.device)
         with window.watch(number, is_compiled(self.model)):
             value, _ = self._loss_of(inputs, number)
@@ -330,20 +337,20 @@ class TransformersModule(pl.LightningModule):
         return losses.scaled_for_mean_gradient(self.loss_settings, value, number), outputs
 
     def _log_train_loss(self, value: torch.Tensor) -> None:
-        trainer: Any = self.attached_trainer()
-        if trainer is None or not trainer.training:
+        pl_trainer: Any = self.attached_trainer()
+        if pl_trainer is None or not pl_trainer.training:
             return
-        # Processes wait for each other where loggers are told, or callbacks go by it; in between, bars show their own.
-        is_told = (trainer.global_step + 1) % max(trainer.log_every_n_steps, 1) == 0
-        is_told = is_told or is_watched("train_loss", trainer.callbacks)
+        # Processes wait for each other if loggers or callbacks read it; in between, each bar shows its process's loss.
+        is_told = (pl_trainer.global_step + 1) % max(pl_trainer.log_every_n_steps, 1) == 0
+        is_told = is_told or is_watched("train_loss", pl_trainer.callbacks)
         # Lightning reads it from the device after each micro-batch if it is for a bar.
-        shown = bool(getattr(trainer.progress_bar_callback, "is_enabled", trainer.progress_bar_callback))
+        shown = bool(getattr(pl_trainer.progress_bar_callback, "is_enabled", pl_trainer.progress_bar_callback))
         self.log("train_loss", value, prog_bar=shown, on_step=True, on_epoch=False, sync_dist=is_told, batch_size=1)
 
     def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward pass of the loss before Lightning has divided it, unless it comes from an own `training_step`."""
-        trainer = self.attached_trainer() if self.automatic_optimization else None
-        division = 1 if trainer is None else trainer.accumulate_grad_batches
+        pl_trainer = self.attached_trainer() if self.automatic_optimization else None
+        division = 1 if pl_trainer is None else pl_trainer.accumulate_grad_batches
         if division > 1 and self._window.has_divided_the_loss:
             # The division's own backward pass divides this number again, by itself: exactly 1 is left.
             kwargs["gradient"] = torch.full_like(loss, division)
@@ -364,7 +371,7 @@ class TransformersModule(pl.LightningModule):
         return preparation.for_lightning(self, optimizer, schedule)
 
     def optimizer_and_schedule(self, num_training_steps: float | None = None) -> tuple[Any, Any]:
-        """Make optimizer and schedule, also for a loop of one's own.
+        """Make optimizer and schedule, also for your own loop.
 
         Parameters:
             num_training_steps: optimizer steps of the whole training.
@@ -381,7 +388,7 @@ class TransformersModule(pl.LightningModule):
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
     ) -> None:
-        """Forward, backward and step in one, as Lightning has it; the step finds gradients in place."""
+        """Run forward, backward and step in one, as Lightning does; the step finds gradients in place."""
         scale = self._loss_scale()
         with closure_before_step(getattr(optimizer, "optimizer", optimizer)):
             super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
@@ -453,11 +460,11 @@ class TransformersModule(pl.LightningModule):
         return super().load_state_dict(fitted(self, state_dict)[0], strict, assign)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Mark one of weights alone too, of which Lightning tells no callback."""
+        """Mark a checkpoint of weights alone too, for which Lightning calls no callback."""
         self.mark_checkpoint(checkpoint)
 
     def mark_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Say in a checkpoint what wrote it, and how the model is made anew."""
+        """Say in a checkpoint what wrote it, and how the model is made."""
         own = hyper_parameters_of(self.model, self.args, self._source_name)
         checkpoint[MARK] = mark_of(self.trainer, own)
         # Under names that do not say which parts are compiled.
@@ -492,25 +499,25 @@ class TransformersModule(pl.LightningModule):
 class RunHooks(pl.Callback):
     """Prepares a module for its training, begins and ends its evaluations, and marks its checkpoints.
 
-    It has no state, and leaves other modules that its lightning.Trainer runs afterwards alone.
+    As hooks of the module these would be lost if a subclass overrides such a hook, since in Lightning nobody calls
+    `super()` there. It has no state, and leaves other modules that its lightning.Trainer runs afterwards alone.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """A run begins: say which arguments the module does not act on."""
-        for module in _own(pl_module):
-            if stage == "fit":
-                preparation.check_accumulation(trainer)
-                warn_of_ignored_arguments(module.args, trainer)
+        if stage == "fit" and isinstance(pl_module, TransformersModule):
+            preparation.check_accumulation(trainer)
+            warn_of_ignored_arguments(pl_module.args, trainer)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prepare the model for the length of the training."""
-        for module in _own(pl_module):
-            module.prepare_training()
+        if isinstance(pl_module, TransformersModule):
+            pl_module.prepare_training()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Undo what was done to the model for the length of the training."""
-        for module in _own(pl_module):
-            module.undo_preparations()
+        if isinstance(pl_module, TransformersModule):
+            pl_module.undo_preparations()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """The same where the training has failed, or was interrupted."""
@@ -518,13 +525,13 @@ class RunHooks(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Training begins."""
-        for module in _own(pl_module):
-            module.set_optimizer_modes("train")
+        if isinstance(pl_module, TransformersModule):
+            pl_module.set_optimizer_modes("train")
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Training has ended: an optimizer with modes leaves the weights that are meant to be used."""
-        for module in _own(pl_module):
-            module.set_optimizer_modes("eval")
+        if isinstance(pl_module, TransformersModule):
+            pl_module.set_optimizer_modes("eval")
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A validation begins."""
@@ -540,9 +547,8 @@ class RunHooks(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A validation has ended, and training may go on."""
-        for module in _own(pl_module):
-            if trainer.state.fn == "fit":
-                module.set_optimizer_modes("train")
+        if trainer.state.fn == "fit" and isinstance(pl_module, TransformersModule):
+            pl_module.set_optimizer_modes("train")
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A test has seen its last batch: log `test_loss` and the metrics."""
@@ -551,40 +557,20 @@ class RunHooks(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Say in a checkpoint what wrote it, and how the model is made anew."""
-        for module in _own(pl_module):
-            module.mark_checkpoint(checkpoint)
+        """Say in a checkpoint what wrote it, and how the model is made."""
+        if isinstance(pl_module, TransformersModule):
+            pl_module.mark_checkpoint(checkpoint)
 
     def _begin(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        for module in _own(pl_module):
-            module.evaluations.begin(trainer, stage)
-            module.set_optimizer_modes("eval")
+        if isinstance(pl_module, TransformersModule):
+            pl_module.evaluations.begin(trainer, stage)
+            pl_module.set_optimizer_modes("eval")
 
     def _end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str, loaders: Any) -> None:
-        for module in _own(pl_module):
-            module.evaluations.end(module, stage, loaders)
+        if isinstance(pl_module, TransformersModule):
+            pl_module.evaluations.end(pl_module, stage, loaders)
 
 
-def are_called_by(trainer: pl.Trainer) -> bool:
-    """Whether a lightning.Trainer has them among its callbacks."""
-    return any(isinstance(callback, RunHooks) for callback in trainer.callbacks)  # type: ignore[attr-defined]
-
-
-def check_that_they_are_called(module: TransformersModule, trainer: pl.Trainer) -> None:
-    """Refuse a module whose `configure_callbacks` has left them out.
-
-    Raises:
-        TypeError: a run would go without them.
-    """
-    if not are_called_by(trainer):
-        name = type(module).__name__
-        raise TypeError(
-            f"{name}.configure_callbacks() leaves out the callback with which TransformersModule prepares the model "
-            "and computes metrics: let it return [*super().configure_callbacks(), ...]."
-        )
-
-
-def _own(module: pl.LightningModule) -> Iterator[TransformersModule]:
-    """The module, if it is one of these."""
-    if isinstance(module, TransformersModule):
-        yield module
+def are_called_by(pl_trainer: pl.Trainer) -> bool:
+    """Whether a lightning.Trainer has `RunHooks` among its callbacks."""
+    return any(isinstance(callback, RunHooks) for callback in pl_trainer.callbacks)  # type: ignore[attr-defined]

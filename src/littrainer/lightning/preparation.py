@@ -110,16 +110,16 @@ def _plan_of(args: Any) -> Any:
 # ---- Optimizer, schedule and clipping --------------------------------------------------------------------------------
 
 
-def check_accumulation(trainer: pl.Trainer) -> None:
+def check_accumulation(pl_trainer: pl.Trainer) -> None:
     """Refuse accumulation where gradients are out of reach.
 
     Raises:
-        ValueError: the strategy accumulates by itself, over windows of its own.
+        ValueError: the strategy accumulates by itself, over its own windows.
     """
-    if trainer.strategy.handles_gradient_accumulation and trainer.accumulate_grad_batches > 1:
+    if pl_trainer.strategy.handles_gradient_accumulation and pl_trainer.accumulate_grad_batches > 1:
         raise ValueError(
-            f"accumulate_grad_batches={trainer.accumulate_grad_batches} with {type(trainer.strategy).__name__}, which "
-            "keeps the gradients to itself: their sum cannot be divided by the label tokens of the window. Set "
+            f"accumulate_grad_batches={pl_trainer.accumulate_grad_batches} with {type(pl_trainer.strategy).__name__}, "
+            "which keeps the gradients to itself: their sum cannot be divided by the label tokens of the window. Set "
             "accumulate_grad_batches=1 and larger batches, use FSDP, or train with littrainer.Trainer and deepspeed=."
         )
 
@@ -193,7 +193,7 @@ def clip_gradients(
 
     Parameters:
         gradient_clip_val, algorithm: those of the lightning.Trainer.
-        default: the 2-norm, as `max_grad_norm` has it; 0 or below clips nothing.
+        default: the 2-norm, that of `max_grad_norm`; 0 or below clips nothing.
     """
     bound = default if gradient_clip_val is None else gradient_clip_val
     if bound <= 0:

@@ -1,7 +1,7 @@
 """Losses of a module, divided by the label tokens of a window whose optimizer step Lightning decides on.
 
 Where the window is known before its first forward pass, each loss is divided by its tokens. Where Lightning accumulates
-over anybody's loader, it is not: each loss is divided by a reference, the same in all processes and windows, and before
+over any other loader, it is not: each loss is divided by a reference, the same in all processes and windows, and before
 the optimizer steps the gradients are multiplied by reference / tokens. This is exact, up to rounding, for losses that
 are divided as a whole, or not at all; gradients cannot be taken apart, so of one that is divided in part all is scaled.
 """

@@ -7,7 +7,6 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from littrainer.callbacks.lightning_metrics import ValidationRounds
-from littrainer.session import TrainingSession
 from littrainer.training.batch_size_search import empty_device_cache
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def release_memory(trainer: Trainer) -> None:
     trainer._created_lr_scheduler = False
     trainer.validation_rounds = ValidationRounds()
     trainer._eval_dataloaders = {}
-    trainer.session = TrainingSession()
+    trainer.session = type(trainer.session)()
     # It also collects what refers to itself in circles, as Lightning's objects do.
     trainer.accelerator.clear()
     empty_device_cache()

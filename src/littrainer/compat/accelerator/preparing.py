@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from littrainer.arguments.deepspeed import asks_for_deepspeed
-from littrainer.compat.accelerator.prepared import PreparedOptimizer, PreparedScheduler
+from littrainer.compat.accelerator.stepping import PreparedOptimizer, PreparedScheduler
 from littrainer.data.loaders import LookaheadLoader, copies_to, lookahead_version
 from littrainer.data.position import skips_by_index, without_first_batches
 from littrainer.distributed import collectives

@@ -1,4 +1,4 @@
-"""Writes the page that lists every argument: `python -m littrainer.arguments.documentation > docs/arguments.md`."""
+"""Writes the page that lists every argument: `python -m tests.arguments.arguments_page > docs/arguments.md`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ littrainer's own.
 An argument is honoured, never ignored; a value that is not listed where the table lists values raises
 `NotImplementedError`. Unknown names raise `TypeError` with the nearest known name.
 
-Written by `python -m littrainer.arguments.documentation`; edit the help beside the field, or
+Written by `python -m tests.arguments.arguments_page`; edit the help beside the field, or
 `arguments/destinations.py`, instead of this page. `littrainer explain` tells the same about the arguments of a run.
 """
 
