@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import callbacks_told_of_failure
-from littrainer.checkpoint.async_save import BackgroundSaves
-from littrainer.checkpoint.distributed_resume import checkpoint_for_all, needed_to_resume
+from littrainer.checkpoint.distributed_resume import READ_BY, checkpoint_for_all, needed_to_resume
 from littrainer.checkpoint.reader import read_state
 from littrainer.checkpoint.run_lock import claimed_for_training
 from littrainer.checkpoint.writer import Saving
@@ -27,6 +29,7 @@ from littrainer.tracking.selection import tell_trackers_of_trial
 from littrainer.training.batch_size_search import with_fitting_batch_size
 from littrainer.training.checks import check_before_training
 from littrainer.training.development_run import trial_where_asked_for
+from littrainer.training.log_eval_save import background_saves
 from littrainer.training.loss import RunningLoss
 from littrainer.training.model_preparation import model_prepared_for_training
 from littrainer.training.plan import TrainingPlan
@@ -116,8 +119,7 @@ class SessionAttributes:
     idle_evaluator = of_session("lightning.idle_evaluator")
     validation_rounds = of_session("lightning.validation_rounds")
     background_saves = of_session("saving.background")
-    _sealed_checkpoint = of_session("saving.sealed")
-    _open_seal = of_session("saving.open_seal")
+    _written_checkpoint = of_session("saving.written")
     _tr_loss = of_session("loss.since_last_log")
     _total_loss_scalar = of_session("loss.before_last_log")
     _globalstep_last_logged = of_session("loss.step_of_last_log")
@@ -164,9 +166,12 @@ def train(
     check_before_training(trainer)
     folder = None if trial is None else trainer._get_output_dir(trial=trial)
     tell_trackers_of_trial(trainer.callback_handler.callbacks, folder)
+    # Ray sees to it that one process has a trial; the process before may take a while to end.
+    is_on_ray = trainer.hp_search_backend == HPSearchBackend.RAY
+    claim = claimed_for_training(trainer.args, functools.partial(trainer._get_output_dir, trial=trial))
     with (
         trial_where_asked_for(trainer, resume_from_checkpoint),
-        claimed_for_training(trainer, trial),
+        contextlib.nullcontext() if is_on_ray else claim,
         callbacks_told_of_failure(trainer.callback_handler, trainer.args, lambda: trainer.state),
         pushes_during_training(trainer),
     ):
@@ -178,12 +183,12 @@ def _train_from(
 ) -> TrainOutput:
     args = trainer.args
     trainer.preemption = Preemption.for_arguments(args)
-    trainer.background_saves = BackgroundSaves.for_training(trainer)
+    trainer.background_saves = background_saves(trainer)
     trainer.is_in_train = True
     try:
         if trainer.model_init is not None and not is_of_search(trainer, trial):
             _make_new_model(trainer, trial)
-        checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer))
+        checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer._own_methods(*READ_BY)))
         with trainer.update_guard, trainer._memory.measuring("train"), model_prepared_for_training(trainer):
             if checkpoint is not None:
                 with failing_together(f"loading the model in {checkpoint}"):

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -26,7 +26,6 @@ from littrainer.callbacks.progress import PrinterCallback, default_progress_call
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.checkpoint.arguments_file import write_run_record
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
-from littrainer.checkpoint.storage import storage_of
 from littrainer.compat.trainer_attributes import TrainerAttributes, missing_member_message
 from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
 from littrainer.data.collators import default_collator_for
@@ -74,6 +73,10 @@ from littrainer.training.overrides import (
 from littrainer.training.plan import plan_training
 from littrainer.training.preemption import listed_callbacks
 from littrainer.training.reports import CONSTRUCTION, InputTokenCounter, MemoryReport
+
+if TYPE_CHECKING:
+    pass
+
 
 if TYPE_CHECKING:
     pass
@@ -683,11 +686,16 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
         Parameters:
             output_dir: the folder; by default `args.output_dir`.
         """
-        storage = storage_of(self)
+        if self.is_deepspeed_enabled and cast(Any, self.args.hf_deepspeed_config).is_zero3():
+            # The engine puts a model together whose parameters it has sharded.
+            from littrainer.strategies.deepspeed import start_for_evaluation
+
+            start_for_evaluation(self)
+        storage = self._storage()
         # A push saves to output_dir by an internal call too, and wants the model whole.
         is_of_checkpoint = _internal_call and output_dir is not None
         write = storage.save_model_of_checkpoint if is_of_checkpoint else storage.save_model
-        write(self, self.args.output_dir if output_dir is None else output_dir)
+        write(self.args.output_dir if output_dir is None else output_dir)
         if pushes_by_itself(self) and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 

@@ -604,7 +604,7 @@ def test_an_adapter_that_a_model_of_transformers_carries_comes_back(tmp_path: Pa
 
 def test_a_carried_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     write_weights(carrying(tiny_bert_tagger(num_hidden_layers=2)), tmp_path)
-    with pytest.raises(RuntimeError, match=r"weights for .*layer\.1.*, which the model does not have"):
+    with pytest.raises(RuntimeError, match=r"the model does not have .*layer\.1"):
         load_weights(carrying(tiny_bert_tagger()), tmp_path, to_resume=True)
 
 
@@ -612,7 +612,8 @@ def test_an_adapter_of_another_rank_is_refused_with_names_and_shapes(tmp_path: P
     adapter = peft.LoraConfig(r=3, target_modules=["query"], modules_to_save=["classifier"], task_type="TOKEN_CLS")
     write_weights(peft.get_peft_model(tiny_bert_tagger(), adapter), tmp_path)
     with pytest.raises(
-        RuntimeError, match=r"adapter 'default': .*lora_A\.weight has shape \(3, 16\), the model's \(2, 16\)"
+        RuntimeError,
+        match=r"adapter 'default': .*lora_A\.weight is \(3, 16\) in the checkpoint and \(2, 16\)",
     ):
         load_weights(tiny_lora_tagger(), tmp_path, to_resume=True)
 

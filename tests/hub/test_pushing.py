@@ -220,7 +220,7 @@ def test_of_an_adapter_each_save_has_the_adapter_alone(hub: Hub, tmp_path: Path)
 def test_a_push_by_hand_writes_the_model_whole_also_where_checkpoints_have_it_in_parts(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write_nothing(self: Any, trainer: Any, output_dir: str) -> None:
+    def write_nothing(self: Any, output_dir: str) -> None:
         """As for the checkpoints of FSDP in parts, whose weights follow with the optimizer's state."""
         Path(output_dir).mkdir(parents=True, exist_ok=True)
 

@@ -24,7 +24,6 @@ from littrainer.distributed.agreement import are_several, failing_together, from
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +65,13 @@ def checkpoint_for_all(
     """
     if not are_several():
         return checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed)
-    _refuse_disagreement(from_each(bool(resume_from_checkpoint)))
+    resumes = from_each(bool(resume_from_checkpoint))
+    if len(set(resumes)) > 1:
+        raise ValueError(
+            "Some processes are to resume from a checkpoint, and process "
+            f"{', '.join(str(rank) for rank, one in enumerate(resumes) if not one)} is not: give all of them the same "
+            "resume_from_checkpoint."
+        )
     takes_the_newest = from_first(resume_from_checkpoint is True or resume_from_checkpoint == LAST_CHECKPOINT)
     passed_over: set[str] = set()
     while True:
@@ -95,15 +100,6 @@ def checkpoint_for_all(
         passed_over.add(Path(found.absolute).name)
 
 
-def _refuse_disagreement(resumes: list[bool]) -> None:
-    if len(set(resumes)) > 1:
-        without = [str(rank) for rank, one in enumerate(resumes) if not one]
-        raise ValueError(
-            f"Some processes are to resume from a checkpoint, and process {', '.join(without)} is not: give all of "
-            "them the same resume_from_checkpoint."
-        )
-
-
 def _identity(folder: Path) -> tuple[int, int]:
     status = os.stat(folder)
     return status.st_ino, status.st_mtime_ns
@@ -130,9 +126,13 @@ def _problem(found: _Found, own: Path | None, args: TrainingArguments) -> str | 
     return f"{socket.gethostname()}: {' '.join(damage)}" if damage else None
 
 
-def needed_to_resume(trainer: Trainer) -> tuple[str, ...]:
-    """Files that a checkpoint has to hold; not those that a subclass reads with a method of its own."""
-    its_own = {name for method in trainer._own_methods(*READ_BY) for name in READ_BY[method]}
+def needed_to_resume(own_methods: Collection[str]) -> tuple[str, ...]:
+    """Files that a checkpoint has to hold.
+
+    Parameters:
+        own_methods: those in `READ_BY` that a subclass has its own of; what they read is not needed.
+    """
+    its_own = {name for method in own_methods for name in READ_BY[method]}
     return tuple(name for name in NEEDED_TO_RESUME if name not in its_own)
 
 

@@ -19,7 +19,6 @@ from littrainer.checkpoint.checksums import (
     DamagedManifest,
     FileRecord,
     Manifest,
-    Stamp,
     file_record,
     files_in,
     leaves_folder,
@@ -69,7 +68,7 @@ class Findings(NamedTuple):
 
 # What was found in a folder, by the stamps its files had; verifying reads every byte, and a script that asks which
 # checkpoint is the newest and then resumes from it asks twice.
-_found: dict[Path, tuple[dict[str, Stamp], tuple[str, ...], Findings]] = {}
+_found: dict[Path, tuple[dict[str, tuple[int, int, int]], tuple[str, ...], Findings]] = {}
 
 
 def damage_in(folder: Path, needed: Iterable[str] = ()) -> list[str]:

@@ -140,7 +140,9 @@ def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Tra
     else:
         check_set_up(callbacks, trainer.args, trainer.model, [trainer, *trainer.callback_handler.callbacks])
         callbacks = _ready_for_training(callbacks, run, keywords)
-        keywords["plugins"] = with_checkpoint_io(as_list(keywords.get("plugins")), trainer)
+        keywords["plugins"] = with_checkpoint_io(
+            as_list(keywords.get("plugins")), trainer.model, trainer._saved_training
+        )
     _announce(callbacks, keywords)
     trained_model = trainer.model if trainer.is_in_train else None
     scaler = trainer.accelerator.scaler

@@ -402,7 +402,7 @@ class TrainingRun:
     def _delete_all_but_best(self) -> None:
         trainer, best = self.trainer, self.trainer.state.best_model_checkpoint
         run_dir = trainer._get_output_dir(self.trial)
-        if best is None or trainer.args.save_total_limit != 1 or not leads(trainer, run_dir):
+        if best is None or trainer.args.save_total_limit != 1 or not leads(trainer.args, run_dir):
             return
         # The best one of a training resumed from another folder lies there, and none would be left here.
         if not Path(best).parent.samefile(run_dir):
