@@ -38,7 +38,6 @@ from littrainer.training.run import TrainingRun
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.trainer import Trainer
 
 
 @dataclass
@@ -143,7 +142,7 @@ class SessionAttributes:
 
 
 def train(
-    trainer: Trainer,
+    trainer: Any,
     resume_from_checkpoint: str | bool | None,
     trial: Any,
     ignore_keys_for_eval: Sequence[str] | None,
@@ -179,7 +178,7 @@ def train(
 
 
 def _train_from(
-    trainer: Trainer, resume_from_checkpoint: str | bool | None, trial: Any, ignore_keys_for_eval: Sequence[str] | None
+    trainer: Any, resume_from_checkpoint: str | bool | None, trial: Any, ignore_keys_for_eval: Sequence[str] | None
 ) -> TrainOutput:
     args = trainer.args
     trainer.preemption = Preemption.for_arguments(args)
@@ -216,7 +215,7 @@ def _train_from(
 
 
 def train_with_batch_size(
-    trainer: Trainer,
+    trainer: Any,
     batch_size: int | None,
     resume_from_checkpoint: str | None,
     trial: Any,
@@ -246,14 +245,14 @@ def train_with_batch_size(
         return trainer._finalize_training(trial, plan.num_train_samples, run.start_time)
 
 
-def _resume_batch_size(trainer: Trainer, checkpoint: Path) -> None:
+def _resume_batch_size(trainer: Any, checkpoint: Path) -> None:
     # What fitted before fits again; without a search the arguments decide.
     found = read_state(checkpoint).train_batch_size
     if trainer.args.auto_find_batch_size and found is not None:
         trainer._train_batch_size = found
 
 
-def _make_new_model(trainer: Trainer, trial: Any) -> None:
+def _make_new_model(trainer: Any, trial: Any) -> None:
     args = trainer.args
     seed_everything(args, args.seed if trial is not None else trainer._seed_for_model.get(args.seed))
     model = trainer.model = trainer.call_model_init(trainer._best_trial if trial is None else trial)

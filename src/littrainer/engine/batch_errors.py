@@ -24,7 +24,6 @@ from littrainer.errors.notes import add_note
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.state import TrainerState
-    from littrainer.trainer import Trainer
 
 # Module and function whose call means that something was done with a batch -> its local variable that holds it.
 FORWARD_PASSES = {
@@ -53,7 +52,7 @@ class _Found(NamedTuple):
 class NotedBatches(AbstractContextManager[None]):
     """An error that leaves it over a batch carries notes: what the batch is, and what to do where that can be told."""
 
-    def __init__(self, trainer: Trainer):
+    def __init__(self, trainer: Any):
         self._trainer = trainer
 
     def __exit__(

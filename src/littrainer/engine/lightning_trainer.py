@@ -41,7 +41,6 @@ from littrainer.tracking.lightning_loggers import adopt_loggers, loggers_of
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.trainer import Trainer
     from littrainer.training.run import TrainingRun
 
 # Keywords of lightning.Trainer that are the same for each training, with the reason.
@@ -115,7 +114,7 @@ def lightning_keywords(args: TrainingArguments, further: dict[str, Any] | None =
     return keywords
 
 
-def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Trainer:
+def build_lightning_trainer(trainer: Any, run: TrainingRun | None) -> pl.Trainer:
     """Return a new `lightning.Trainer` for a training, or for evaluation if `run` is None.
 
     Raises:

@@ -31,7 +31,6 @@ from littrainer.strategies.model_wrapping import follow_unfrozen_parameters
 
 if TYPE_CHECKING:
     from littrainer.evaluation.loop import BatchOutputs, EvaluationPass
-    from littrainer.trainer import Trainer
     from littrainer.training.run import TrainingRun
     from littrainer.training.step import TrainingStep
 
@@ -49,7 +48,7 @@ class TrainerModule(pl.LightningModule):
         run: the training that fit is to carry out; None for evaluation and prediction.
     """
 
-    def __init__(self, trainer: Trainer, run: TrainingRun | None = None):
+    def __init__(self, trainer: Any, run: TrainingRun | None = None):
         super().__init__()
         self.model = trainer.model
         self.owner = trainer

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from littrainer.engine.module import TrainerModule
     from littrainer.evaluation.loop import EvaluationPass
-    from littrainer.trainer import Trainer
     from littrainer.training.run import TrainingRun
 
 
@@ -78,7 +77,7 @@ def import_lightning() -> None:
         import littrainer.strategies.user_strategy  # noqa: F401
 
 
-def fit(trainer: Trainer, run: TrainingRun) -> None:
+def fit(trainer: Any, run: TrainingRun) -> None:
     """Carry out a training with Lightning; the model is left on its device."""
     from littrainer.engine.lightning_trainer import build_lightning_trainer
     from littrainer.engine.module import TrainerModule
@@ -104,7 +103,7 @@ def fit(trainer: Trainer, run: TrainingRun) -> None:
         end_workers(run.windows.loader)
 
 
-def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
+def evaluate(trainer: Any, evaluation_pass: EvaluationPass) -> None:
     """Drive an evaluation or prediction with Lightning: nested where fit is running, else on its own."""
     from littrainer.engine import fast_evaluation_loop
 
@@ -126,7 +125,7 @@ def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
     trainer.idle_evaluator = evaluator
 
 
-def _evaluate_inside_fit(trainer: Trainer, running: TrainerModule, evaluation_pass: EvaluationPass) -> None:
+def _evaluate_inside_fit(trainer: Any, running: TrainerModule, evaluation_pass: EvaluationPass) -> None:
     from littrainer.engine import fast_evaluation_loop
     from littrainer.engine.lightning_internals import evaluate_inside_fit
 
@@ -149,7 +148,7 @@ def _nobody_hears(is_monitoring: bool) -> None:
 
 
 def _evaluate_with_lightning(
-    trainer: Trainer, lightning_trainer: pl.Trainer, module: TrainerModule, evaluation_pass: EvaluationPass
+    trainer: Any, lightning_trainer: pl.Trainer, module: TrainerModule, evaluation_pass: EvaluationPass
 ) -> None:
     batches = _batch_stream(trainer, lightning_trainer, evaluation_pass)
     with (
@@ -166,19 +165,19 @@ def _evaluate_with_lightning(
     batches.release()
 
 
-def validation_round(trainer: Trainer) -> AbstractContextManager[None]:
+def validation_round(trainer: Any) -> AbstractContextManager[None]:
     """What is evaluated within it is one validation to Lightning callbacks that monitor metrics."""
     return trainer.validation_rounds.round(lambda: stop_if_lightning_stops(trainer))
 
 
-def stop_if_lightning_stops(trainer: Trainer) -> None:
+def stop_if_lightning_stops(trainer: Any) -> None:
     """Let training end where a Lightning callback has asked for it."""
     running = trainer.lightning_module
     if running is not None and running.trainer.should_stop:
         trainer.control.should_training_stop = True
 
 
-def publish(trainer: Trainer, logs: dict[str, Any]) -> None:
+def publish(trainer: Any, logs: dict[str, Any]) -> None:
     """Show Lightning callbacks what the Trainer logs while it trains, before it is in the history."""
     running = trainer.lightning_module
     if running is not None and is_listened_to(running.trainer):
@@ -209,7 +208,7 @@ def _put_weights_back(lightning_trainer: pl.Trainer) -> None:
             callback.on_validation_epoch_end(lightning_trainer, lightning_trainer.lightning_module)
 
 
-def _evaluator_for(trainer: Trainer) -> tuple[Evaluator, bool]:
+def _evaluator_for(trainer: Any) -> tuple[Evaluator, bool]:
     """What evaluates outside of training, and whether it has done so before."""
     from littrainer.engine.lightning_trainer import build_lightning_trainer, lightning_keywords
     from littrainer.engine.module import TrainerModule
@@ -225,7 +224,7 @@ def _evaluator_for(trainer: Trainer) -> tuple[Evaluator, bool]:
     return Evaluator(build_lightning_trainer(trainer, run=None), TrainerModule(trainer), made_for), False
 
 
-def _check_same_strategy(trainer: Trainer) -> None:
+def _check_same_strategy(trainer: Any) -> None:
     from littrainer.strategies.consistency_checks import check_same_strategy
     from littrainer.strategies.user_strategy import name_of_strategy
 
@@ -241,7 +240,7 @@ BATCH_HOOKS = (
 )
 
 
-def _batch_stream(trainer: Trainer, lightning_trainer: pl.Trainer, evaluation_pass: EvaluationPass) -> BatchStream:
+def _batch_stream(trainer: Any, lightning_trainer: pl.Trainer, evaluation_pass: EvaluationPass) -> BatchStream:
     from lightning.pytorch import Callback
 
     def listens(callback: Any) -> bool:

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.state import TrainerState
-    from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +84,7 @@ Texts = str | list[str] | None
 # ---- Writing, and keeping what somebody has edited -------------------------------------------------------------------
 
 
-def write_card(trainer: Trainer, **given: Any) -> None:
+def write_card(trainer: Any, **given: Any) -> None:
     """Write the card of a Trainer's model as README.md into its `output_dir`; only the first process writes.
 
     A card that somebody has written or edited is kept, with a warning; one that is a block of metadata alone, as the

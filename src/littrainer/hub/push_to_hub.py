@@ -39,7 +39,6 @@ from littrainer.hub.uploads import Push, PushInProgress, Upload
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.trainer import Trainer
 
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ LONGEST_SILENCE_SECONDS = 10.0
 END_OF_TRAINING = "End of training"
 
 
-def push_save(trainer: Trainer, checkpoint: str) -> None:
+def push_save(trainer: Any, checkpoint: str) -> None:
     """Begin to push a checkpoint that was just written, as `hub_strategy` asks for it.
 
     While an earlier push is on its way it is left out, unless `hub_always_push` is set; see `push_left_out`.
@@ -88,7 +87,7 @@ def push_save(trainer: Trainer, checkpoint: str) -> None:
         pushes.begin(push)
 
 
-def push_left_out(trainer: Trainer) -> None:
+def push_left_out(trainer: Any) -> None:
     """Training ends: begin to push the newest save if it was left out."""
     pushes = trainer.push_in_progress
     push = pushes.taken_left_out() if isinstance(pushes, PushInProgress) else None
@@ -98,7 +97,7 @@ def push_left_out(trainer: Trainer) -> None:
         pushes.begin(push)
 
 
-def pushes_of(trainer: Trainer) -> PushInProgress:
+def pushes_of(trainer: Any) -> PushInProgress:
     """The pushes of a Trainer; with the first one, what killed programs left of theirs is removed."""
     if not isinstance(trainer.push_in_progress, PushInProgress):
         remove_abandoned_snapshots(Path(trainer.args.output_dir))
@@ -174,7 +173,7 @@ def finish_pushes(pushes: Any) -> None:
         pushes.wait_until_done()
 
 
-def finish_together(trainer: Trainer) -> str | None:
+def finish_together(trainer: Any) -> str | None:
     """All steps are done: wait in all processes until the first one's pushes are over.
 
     The processes agree again and again that they are there, since a push may take longer than they would wait for each
@@ -200,7 +199,7 @@ def finish_together(trainer: Trainer) -> str | None:
 
 
 @contextlib.contextmanager
-def pushes_during_training(trainer: Trainer) -> Iterator[None]:
+def pushes_during_training(trainer: Any) -> Iterator[None]:
     """A training, in whose steps the Hub's client draws no bars; if it ends by an error, a line names the pushes.
 
     Raises:
@@ -231,7 +230,7 @@ def pushes_during_training(trainer: Trainer) -> Iterator[None]:
 
 
 def push_model(
-    trainer: Trainer,
+    trainer: Any,
     commit_message: str | None,
     blocking: bool,
     token: str | None,

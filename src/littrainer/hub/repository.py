@@ -14,7 +14,6 @@ from littrainer.hub.tokens import shows_token, without_tokens
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.trainer import Trainer
 
 Answer = TypeVar("Answer")
 
@@ -65,7 +64,7 @@ def token_for(args: TrainingArguments, token: str | None = None) -> str | None:
     return (chosen.strip() or None) if isinstance(chosen, str) else chosen
 
 
-def make_repository(trainer: Trainer, token: str | None = None, private: bool | None = None) -> None:
+def make_repository(trainer: Any, token: str | None = None, private: bool | None = None) -> None:
     """Create the repository unless there is one, and the branch of `hub_revision`; note its id on the Trainer.
 
     Parameters:
@@ -85,7 +84,7 @@ def make_repository(trainer: Trainer, token: str | None = None, private: bool | 
         make_branch(created.repo_id, args.hub_revision, token)
 
 
-def is_repository_made(trainer: Trainer) -> bool:
+def is_repository_made(trainer: Any) -> bool:
     """Whether there is the repository that the arguments name; a script may set them after it has made the Trainer."""
     # An override of init_hf_repo, or the script, may have set hub_model_id by itself.
     asked_for = trainer._hub_model_id_asked_for or (trainer.args.hub_model_id,)

@@ -26,7 +26,6 @@ from littrainer.training.run import TrainingRun
 
 if TYPE_CHECKING:
     from littrainer.callbacks.base import TrainerCallback
-    from littrainer.trainer import Trainer
 
 # Keywords for `lightning.Trainer` that are about the training itself, whose results trial steps must not be among.
 OF_THE_TRAINING = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RUN)
@@ -43,7 +42,7 @@ HOOKS = tuple(
 HOOK_HANDLES = ("_require_grads_hook", "_require_grads_hooks")
 
 
-def check_can_try(trainer: Trainer, method: str) -> None:
+def check_can_try(trainer: Any, method: str) -> None:
     """Refuse trial steps where what they change could not be put back.
 
     Parameters:
@@ -81,7 +80,7 @@ def is_number(value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def left_as_found(trainer: Trainer) -> Iterator[None]:
+def left_as_found(trainer: Any) -> Iterator[None]:
     """While the block runs trial steps change the Trainer; afterwards it is as it was, however the block ends.
 
     That is its model with weights, gradients and modes, its optimizer and schedule, its arguments and callbacks, and
@@ -100,7 +99,7 @@ def left_as_found(trainer: Trainer) -> Iterator[None]:
         yield
 
 
-def take_steps(trainer: Trainer, steps: int, callback: TrainerCallback, accumulation: int) -> None:
+def take_steps(trainer: Any, steps: int, callback: TrainerCallback, accumulation: int) -> None:
     """Take optimizer steps on the training data, of which nobody but one callback hears; within `left_as_found`.
 
     Parameters:

@@ -13,7 +13,7 @@ import pickle
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
@@ -27,9 +27,6 @@ from littrainer.distributed.agreement import (
 )
 from littrainer.search.parameters import SearchMistake, asked
 from littrainer.search.trial import run_trial
-
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
 
 Value = TypeVar("Value")
 RunsTrial = Callable[[Any], Any]
@@ -72,7 +69,7 @@ def refuse_several_processes(args: Any, what: str) -> None:
         )
 
 
-def searched_by_all(trainer: Trainer, search: Callable[[RunsTrial], Value]) -> Value:
+def searched_by_all(trainer: Any, search: Callable[[RunsTrial], Value]) -> Value:
     """Carry out a search whose trials all processes train together.
 
     Parameters:
@@ -101,7 +98,7 @@ def searched_by_all(trainer: Trainer, search: Callable[[RunsTrial], Value]) -> V
     return result
 
 
-def _lead(trainer: Trainer, trial: Any) -> Any:
+def _lead(trainer: Any, trial: Any) -> Any:
     """Run a trial in all processes, from the first one."""
     number = None if isinstance(trial, dict) else trial.number
     if number is not None:
@@ -111,7 +108,7 @@ def _lead(trainer: Trainer, trial: Any) -> Any:
         return run_trial(trainer, trial)
 
 
-def _follow(trainer: Trainer) -> Any:
+def _follow(trainer: Any) -> Any:
     """Run the trials that the first process begins, until it ends the search."""
     own: Exception | None = None
     while True:

@@ -14,7 +14,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 from littrainer.arguments.choices import IntervalStrategy
@@ -38,9 +38,6 @@ from littrainer.search.record import (
     of_optuna,
 )
 from littrainer.search.trial import TRIAL_FAILURES, fails_trial_only
-
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +67,7 @@ NOT_FOR_OPTIMIZE = ("self", "func", "n_trials")
 
 
 def run_hp_search_optuna(
-    trainer: Trainer, n_trials: int | None, direction: str | Sequence[str], **kwargs: Any
+    trainer: Any, n_trials: int | None, direction: str | Sequence[str], **kwargs: Any
 ) -> BestRun | list[BestRun]:
     """Search with Optuna, as `Trainer.hyperparameter_search` describes it.
 
@@ -331,7 +328,7 @@ class OptunaTrials:
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: Any,
         study: Any,
         run: Callable[[Any], Any],
         search_id: str,

@@ -29,7 +29,6 @@ from littrainer.search.trainer_pickle import packed, unpacked
 
 if TYPE_CHECKING:
     from littrainer.search.optuna_backend import OptunaTrials
-    from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +120,7 @@ class Task:
 
 
 def search_in_workers(
-    trainer: Trainer, trials: OptunaTrials, jobs: int, n_trials: int | None, folder: Path, **keywords: Any
+    trainer: Any, trials: OptunaTrials, jobs: int, n_trials: int | None, folder: Path, **keywords: Any
 ) -> None:
     """Run the trials of a study in `jobs` processes, and record what becomes of them.
 

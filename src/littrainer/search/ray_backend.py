@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
@@ -34,9 +34,6 @@ from littrainer.search.record import (
 from littrainer.search.trainer_pickle import packed, unpacked
 from littrainer.search.trial import fails_trial_only, run_trial
 
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
-
 # The prefix of the names of an experiment and of its trials.
 NAME = "hyperparameter_search"
 # Entries of each result, with the evaluation's metrics.
@@ -55,7 +52,7 @@ DIED = (
 )
 
 
-def run_hp_search_ray(trainer: Trainer, n_trials: int, direction: str, **kwargs: Any) -> BestRun:
+def run_hp_search_ray(trainer: Any, n_trials: int, direction: str, **kwargs: Any) -> BestRun:
     """Search on Ray Tune.
 
     Parameters:
@@ -134,7 +131,7 @@ class RayTrials:
         mistake: the error that ended the search, if the script is wrong.
     """
 
-    def __init__(self, trainer: Trainer, space: dict[str, Any], direction: str) -> None:
+    def __init__(self, trainer: Any, space: dict[str, Any], direction: str) -> None:
         self.mistake: BaseException | None = None
         self._output_dir = Path(trainer.args.output_dir).absolute()
         self._hp_name = trainer.hp_name
@@ -274,7 +271,7 @@ def train_trial(
         run_trial(trainer, config, resume_from_checkpoint=str(found))
 
 
-def report_to_ray(trainer: Trainer, metrics: dict[str, Any]) -> None:
+def report_to_ray(trainer: Any, metrics: dict[str, Any]) -> None:
     """Hand an evaluation to Ray: while training, as soon as what is due at this optimizer step has been done.
 
     Parameters:
@@ -289,7 +286,7 @@ def report_to_ray(trainer: Trainer, metrics: dict[str, Any]) -> None:
         _hand_over(trainer, result, saves=False)
 
 
-def _hand_over(trainer: Trainer, result: dict[str, Any], saves: bool) -> None:
+def _hand_over(trainer: Any, result: dict[str, Any], saves: bool) -> None:
     import ray.tune
 
     working_folder = os.getcwd()

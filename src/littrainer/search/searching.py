@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.arguments.did_you_mean import suggestion
@@ -22,14 +22,11 @@ from littrainer.search.trial import (
     release_memory,
 )
 
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
-
 DIRECTIONS = ("minimize", "maximize")
 
 
 def hyperparameter_search(
-    trainer: Trainer,
+    trainer: Any,
     hp_space: Callable[[Any], dict[str, Any]] | None,
     compute_objective: Callable[[dict[str, float]], Any] | None,
     n_trials: int | None,
@@ -66,7 +63,7 @@ def hyperparameter_search(
 
 
 @contextlib.contextmanager
-def searching(trainer: Trainer, backend: Any) -> Iterator[None]:
+def searching(trainer: Any, backend: Any) -> Iterator[None]:
     """Let a Trainer's trainings with a trial be trials of a search in the block; its arguments are put back after it.
 
     As in transformers a trial begins with what the one before has left, and the Trainer has no model afterwards.
@@ -138,7 +135,7 @@ def _one_direction(direction: Any) -> str:
     return name.lower()
 
 
-def _check_data(trainer: Trainer) -> None:
+def _check_data(trainer: Any) -> None:
     if trainer.train_dataset is None and not trainer._own_methods("get_train_dataloader"):
         raise ValueError("hyperparameter_search needs a train_dataset: pass one to the Trainer.")
     if trainer.eval_dataset is None and not trainer._own_methods("evaluate", "get_eval_dataloader", "_evaluate"):
@@ -147,7 +144,7 @@ def _check_data(trainer: Trainer) -> None:
         )
 
 
-def apply_best(trainer: Trainer, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None) -> None:
+def apply_best(trainer: Any, best: BestRun, hp_space: Callable[[Any], dict[str, Any]] | None) -> None:
     """Set arguments to those of a trial, as `Trainer.apply_best` describes it."""
     if not isinstance(best, BestRun):
         advice = "; it has several objectives, so choose one" if isinstance(best, list) else ""

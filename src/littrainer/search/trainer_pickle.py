@@ -9,7 +9,7 @@ import io
 import pickle
 import sys
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from littrainer.callbacks.handler import CallbackHandler
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, default_progress_callback
@@ -17,16 +17,13 @@ from littrainer.engine import run_lightning
 from littrainer.tracking.base import TrackerCallback
 from littrainer.training.reports import InputTokenCounter
 
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
-
 # What a training makes anew, or what belongs to the process.
 LEFT_BEHIND = frozenset({"model", "model_wrapped", "accelerator", "gather_function", "session", "_tokens"})
 # Of a CallbackHandler: what each training puts there.
 OF_THE_HANDLER = ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 
 
-def packed(trainer: Trainer) -> bytes:
+def packed(trainer: Any) -> bytes:
     """Pickle a Trainer that has a `model_init`, without its model and what else belongs to this process.
 
     Raises:
@@ -53,7 +50,7 @@ def packed(trainer: Trainer) -> bytes:
     return buffer.getvalue()
 
 
-def unpacked(data: bytes) -> Trainer:
+def unpacked(data: bytes) -> Any:
     """Return the Trainer that `packed` was given, ready for `train()` in this process.
 
     It prints its logs, since the bars of several trainings would write over each other.
@@ -81,13 +78,13 @@ def unpacked(data: bytes) -> Trainer:
     return trainer
 
 
-def _state_to_send(trainer: Trainer) -> dict[str, Any]:
+def _state_to_send(trainer: Any) -> dict[str, Any]:
     # A subclass may say itself what of it is pickled.
     state: Any = trainer.__reduce_ex__(pickle.HIGHEST_PROTOCOL)[2]
     return {name: value for name, value in state.items() if name not in LEFT_BEHIND}
 
 
-def _can_be_pickled(value: Any, trainer: Trainer) -> bool:
+def _can_be_pickled(value: Any, trainer: Any) -> bool:
     try:
         _pickler(io.BytesIO(), trainer, sends_trainer=False).dump(value)
     except Exception:
@@ -95,7 +92,7 @@ def _can_be_pickled(value: Any, trainer: Trainer) -> bool:
     return True
 
 
-def _pickler(buffer: io.BytesIO, trainer: Trainer, sends_trainer: bool = True) -> Any:
+def _pickler(buffer: io.BytesIO, trainer: Any, sends_trainer: bool = True) -> Any:
     import cloudpickle
 
     class TrainerPickler(cloudpickle.Pickler):
@@ -119,7 +116,7 @@ def _pickler(buffer: io.BytesIO, trainer: Trainer, sends_trainer: bool = True) -
     return TrainerPickler()
 
 
-def _state_of_tracker(tracker: TrackerCallback, trainer: Trainer) -> dict[str, Any]:
+def _state_of_tracker(tracker: TrackerCallback, trainer: Any) -> dict[str, Any]:
     """Return a tracker's state before it has begun a run: open files and connections cannot be pickled."""
     state = {name: value if _can_be_pickled(value, trainer) else None for name, value in vars(tracker).items()}
     state["_initialized"] = state["has_failed"] = False

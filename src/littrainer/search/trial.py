@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import ENDED_FOR_CALLBACKS, FROM_CALLBACK
@@ -29,10 +29,6 @@ from littrainer.training.checks import check_arguments
 from littrainer.training.loss import smoother_for
 from littrainer.training.reports import MemoryReport
 
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
-
-
 logger = logging.getLogger(__name__)
 
 # What hyperparameters can bring about (memory that runs out, numbers that overflow, values that do not go together).
@@ -49,7 +45,7 @@ def fails_trial_only(error: BaseException) -> bool:
 
 
 def run_trial(
-    trainer: Trainer,
+    trainer: Any,
     trial: Any,
     resume_from_checkpoint: str | None = None,
     evaluated_at_end: Callable[[dict[str, float]], None] | None = None,
@@ -98,7 +94,7 @@ def _values_of(callback: Any) -> dict[str, Any]:
     return {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in vars(callback).items()}
 
 
-def release_memory(trainer: Trainer) -> None:
+def release_memory(trainer: Any) -> None:
     """Let go of a training's model, optimizer, loaders and Lightning objects, and empty the device's cache.
 
     The Trainer has no model afterwards, until `train()` makes one.
@@ -115,17 +111,17 @@ def release_memory(trainer: Trainer) -> None:
 # ---- The arguments of a trial ----------------------------------------------------------------------------------------
 
 
-def is_of_search(trainer: Trainer, trial: Any) -> bool:
+def is_of_search(trainer: Any, trial: Any) -> bool:
     """Return whether a training is a trial of a search."""
     return trial is not None and trainer.hp_search_backend is not None
 
 
-def begin_trial(trainer: Trainer, trial: Any) -> None:
+def begin_trial(trainer: Any, trial: Any) -> None:
     """Note the seed that the model of a trial is made with: that of the trial before, as in transformers."""
     trainer._seeds_of_models[str(id_of(trainer.hp_search_backend, trial))] = trainer.args.seed
 
 
-def set_up_trial(trainer: Trainer, trial: Any) -> None:
+def set_up_trial(trainer: Any, trial: Any) -> None:
     """Set the Trainer's arguments to the parameters of a trial; outside of a search only the trial is noted.
 
     Raises:
@@ -144,12 +140,12 @@ def set_up_trial(trainer: Trainer, trial: Any) -> None:
     follow_arguments(trainer, changed)
 
 
-def gives_trial_to_model(trainer: Trainer) -> bool:
+def gives_trial_to_model(trainer: Any) -> bool:
     """Return whether the model is made from the trial, so that parameters may be meant for it."""
     return bool(trainer._own_methods("call_model_init")) or takes_trial(trainer.model_init)
 
 
-def follow_arguments(trainer: Trainer, changed: set[str]) -> None:
+def follow_arguments(trainer: Any, changed: set[str]) -> None:
     """Make again what a Trainer makes of its arguments.
 
     Parameters:
@@ -163,7 +159,7 @@ def follow_arguments(trainer: Trainer, changed: set[str]) -> None:
     read_again(trainer, changed)
 
 
-def read_again(trainer: Trainer, changed: set[str]) -> None:
+def read_again(trainer: Any, changed: set[str]) -> None:
     """Read those arguments again that a Trainer reads when it is made, but for those of its accelerator."""
     args = trainer.args
     trainer._train_batch_size = args.train_batch_size
@@ -185,7 +181,7 @@ def read_again(trainer: Trainer, changed: set[str]) -> None:
         trainer.place_model_on_device = trainer._moves_model_itself()
 
 
-def _follow_changes_since_search(trainer: Trainer) -> None:
+def _follow_changes_since_search(trainer: Any) -> None:
     """Let a training after a search go by arguments that the script has set to the best trial's."""
     left = trainer._arguments_after_search
     if left is None:
@@ -212,7 +208,7 @@ def default_compute_objective(metrics: dict[str, float]) -> float:
     return sum(measures.values()) if measures else loss  # type: ignore[return-value]
 
 
-def objective_in(trainer: Trainer, metrics: dict[str, float]) -> float | list[float]:
+def objective_in(trainer: Any, metrics: dict[str, float]) -> float | list[float]:
     """Return the objective of an evaluation: a number, or a list of several; the same in all processes.
 
     Raises:
@@ -236,7 +232,7 @@ def _number(value: Any) -> float:
     return float(plain)
 
 
-def report(trainer: Trainer, trial: Any, step: int, metrics: dict[str, float]) -> None:
+def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> None:
     """Tell the search library of an evaluation during training; outside of a search do nothing.
 
     Parameters:
@@ -262,7 +258,7 @@ def report(trainer: Trainer, trial: Any, step: int, metrics: dict[str, float]) -
         trial.reported.append((step, trainer.objective))
 
 
-def _report_to_optuna(trainer: Trainer, trial: Any, step: int) -> None:
+def _report_to_optuna(trainer: Any, trial: Any, step: int) -> None:
     if isinstance(trainer.objective, list):
         # Optuna prunes by one objective only.
         return
@@ -287,7 +283,7 @@ def id_of(backend: Any, trial: Any) -> Any:
     return trial.run_id if backend == HPSearchBackend.WANDB else getattr(trial, "number", "")
 
 
-def output_dir_of(trainer: Trainer, trial: Any) -> str:
+def output_dir_of(trainer: Any, trial: Any) -> str:
     """Return the folder of a training's checkpoints: of a trial `run-<id>`, or what `hp_name` calls it.
 
     Raises:

@@ -6,7 +6,7 @@ import importlib
 import logging
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.distributed.agreement import LostProcess
@@ -29,10 +29,6 @@ from littrainer.search.record import (
 from littrainer.search.trial import fails_trial_only
 from littrainer.tracking.wandb import WandbCallback
 
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
-
-
 logger = logging.getLogger(__name__)
 
 KEYWORDS = ("sweep_id", "project", "entity", "name", "metric")
@@ -51,7 +47,7 @@ class SweepTrial(dict[str, Any]):
         return SweepTrial, (dict(self), self.run_id)
 
 
-def run_hp_search_wandb(trainer: Trainer, n_trials: int, direction: str, **kwargs: Any) -> BestRun:
+def run_hp_search_wandb(trainer: Any, n_trials: int, direction: str, **kwargs: Any) -> BestRun:
     """Search with a sweep.
 
     Parameters:
@@ -84,7 +80,7 @@ def run_hp_search_wandb(trainer: Trainer, n_trials: int, direction: str, **kwarg
 class _Sweep:
     """A sweep as its first process carries it out; `options` are those of `KEYWORDS` that are given."""
 
-    def __init__(self, trainer: Trainer, run_trial: RunsTrial, direction: str, options: dict[str, Any]):
+    def __init__(self, trainer: Any, run_trial: RunsTrial, direction: str, options: dict[str, Any]):
         self.trainer, self.run_trial = trainer, run_trial
         self.direction, self.options = direction, options
         self.metric: str = options.get("metric") or "eval/loss"

@@ -26,7 +26,6 @@ from littrainer.redirection.redirect import is_installed
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.state import TrainerControl, TrainerState
-    from littrainer.trainer import Trainer
 
 
 logger = logging.getLogger(__name__)
@@ -35,7 +34,7 @@ logger = logging.getLogger(__name__)
 BROKEN_OFF = "EvaluationBrokenOff"
 
 
-def listed_callbacks(trainer: Trainer) -> list[Any]:
+def listed_callbacks(trainer: Any) -> list[Any]:
     """Return transformers' callback for `enable_jit_checkpoint` if the redirection is on, so that scripts find it.
 
     Its manager saves and stops if a script sets `is_checkpoint_requested`; the signals are `Preemption`'s.
