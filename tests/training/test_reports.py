@@ -186,7 +186,7 @@ def counted(wanted: str, inputs: Any, *, name: str | None = None, pad: int | Non
         processing_class=None if pad is None else SimpleNamespace(pad_token_id=pad),
         get_tp_size=lambda: 1,
     )
-    return InputTokenCounter().count(trainer, inputs)
+    return InputTokenCounter().count(inputs, trainer.args, trainer.model, trainer.processing_class, 1)
 
 
 @pytest.mark.parametrize(

@@ -180,16 +180,13 @@ def stop_if_lightning_stops(trainer: Any) -> None:
 def publish(trainer: Any, logs: dict[str, Any]) -> None:
     """Show Lightning callbacks what the Trainer logs while it trains, before it is in the history."""
     running = trainer.lightning_module
-    if running is not None and is_listened_to(running.trainer):
-        publish_metrics(running.trainer, logs)
-        _add_to_history(running.trainer)
-
-
-def is_listened_to(lightning_trainer: pl.Trainer) -> bool:
-    """Whether there are Lightning callbacks beside the Trainer's own."""
+    if running is None:
+        return
     from littrainer.engine.bridge import users_callbacks
 
-    return bool(users_callbacks(lightning_trainer))
+    if users_callbacks(running.trainer):
+        publish_metrics(running.trainer, logs)
+        _add_to_history(running.trainer)
 
 
 def _add_to_history(lightning_trainer: pl.Trainer) -> None:
