@@ -306,13 +306,6 @@ def test_what_killed_runs_left_is_removed_and_nothing_else(tmp_path: Path) -> No
     clean_unfinished(tmp_path / "nowhere")
 
 
-def test_a_half_written_folder_of_the_same_step_is_written_anew(tmp_path: Path) -> None:
-    (tmp_path / UNFINISHED_DIR / "checkpoint-5").mkdir(parents=True)
-    (tmp_path / UNFINISHED_DIR / "checkpoint-5" / "torn").touch()
-    write(tmp_path / "checkpoint-5", a="x")
-    assert contents(tmp_path / "checkpoint-5") == {"a": "x"}
-
-
 def test_checkpoints_are_numbered_in_the_order_of_writing(tmp_path: Path) -> None:
     for step in (10, 20, 5):
         write(tmp_path / f"checkpoint-{step}", a="x")

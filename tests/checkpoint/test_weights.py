@@ -19,7 +19,6 @@ from littrainer.checkpoint.weights import (
     carries_adapters,
     load_weights,
     read_weights,
-    tied_names,
     write_weights,
 )
 from tests.checkpoint.malicious import Creates
@@ -139,13 +138,6 @@ def test_tied_layers_are_stored_once_from_copied_weights_too(tmp_path: Path) -> 
     model = TiedClassifier()
     write_weights(model, tmp_path, weights_of(model))
     assert "also_head.weight" not in load_file(tmp_path / "model.safetensors")
-
-
-def test_names_of_one_tensor_are_found() -> None:
-    assert tied_names(TiedClassifier().state_dict()) == {
-        "head.weight": ["also_head.weight"],
-        "head.bias": ["also_head.bias"],
-    }
 
 
 def test_tied_layers_are_read_under_either_name(tmp_path: Path) -> None:
@@ -644,15 +636,6 @@ def test_a_trained_adapter_that_the_checkpoint_does_not_have_is_named(tmp_path: 
 def test_a_folder_without_an_adapter_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"No adapter in .*adapter_model\.safetensors or adapter_model\.bin"):
         load_weights(tiny_lora_tagger(), tmp_path, to_resume=True)
-
-
-def test_a_pickled_adapter_cannot_run_code(tmp_path: Path) -> None:
-    write_weights(tiny_lora_tagger(), tmp_path)
-    (tmp_path / "adapter_model.safetensors").unlink()
-    torch.save({"a": Creates(tmp_path / "was-run")}, tmp_path / "adapter_model.bin")
-    with pytest.raises(ValueError, match=r"adapter_model\.bin is refused"):
-        load_weights(tiny_lora_tagger(), tmp_path, to_resume=True)
-    assert not (tmp_path / "was-run").exists()
 
 
 def test_a_checkpoint_of_an_adapter_is_refused_for_a_model_without_one(tmp_path: Path) -> None:
