@@ -12,49 +12,34 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from littrainer import engine
-from littrainer.callbacks.handler import CallbackHandler
 from littrainer.callbacks.notebook import NotebookProgressCallback
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
+from littrainer.search.trial import release_memory
 from littrainer.tracking.base import TrackerCallback
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
-# What a training makes anew, or what belongs to the process.
-LEFT_BEHIND = frozenset(
-    {
-        "model",
-        "model_wrapped",
-        "optimizer",
-        "lr_scheduler",
-        "accelerator",
-        "gather_function",
-        "lightning_trainer",
-        "lightning_module",
-        "idle_evaluator",
-        "validation_rounds",
-        "training_run",
-        "preemption",
-        "update_guard",
-        "background_saves",
-        "_eval_dataloaders",
-        "_tokens",
-        "_tr_loss",
-        "_sealed_checkpoint",
-        "_open_seal",
-    }
+# What belongs to the process, and is made there again.
+LEFT_BEHIND = (
+    "accelerator",
+    "gather_function",
+    "lightning_module",
+    "preemption",
+    "update_guard",
+    "validation_rounds",
+    "_tokens",
 )
-# Of a CallbackHandler: what each training puts there.
-OF_THE_HANDLER = ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 
 
 def packed(trainer: Trainer) -> bytes:
-    """Pickle a Trainer that has a `model_init`, without its model and what else belongs to this process.
+    """Pickle a Trainer that has a `model_init`, without what belongs to this process; its model and optimizer go.
 
     Raises:
         TypeError: the Trainer holds something that cannot be pickled.
         ImportError: cloudpickle is not installed.
     """
+    release_memory(trainer)
     buffer = io.BytesIO()
     try:
         pickler = _pickler(buffer, trainer)
@@ -89,7 +74,6 @@ def unpacked(data: bytes) -> Trainer:
     for name, value in unpickler.load().items():
         names.setdefault(name, value)
     sent = dict(vars(trainer))
-    trainer.model = trainer.model_wrapped = trainer.optimizer = trainer.lr_scheduler = None
     trainer._reset_bookkeeping()
     trainer.create_accelerator_and_postprocess()
     vars(trainer).update(sent)
@@ -130,8 +114,6 @@ def _pickler(buffer: io.BytesIO, trainer: Trainer, sends_trainer: bool = True) -
         def reducer_override(self, obj: Any) -> Any:
             if obj is trainer:
                 return (_new, (type(obj),), _state_to_send(trainer)) if sends_trainer else (_nothing, ())
-            if isinstance(obj, CallbackHandler):
-                return _new, (type(obj),), {**vars(obj), **dict.fromkeys(OF_THE_HANDLER)}
             if isinstance(obj, TrackerCallback):
                 return _new, (type(obj),), _state_of_tracker(obj, trainer)
             if isinstance(obj, type | FunctionType) and obj.__module__ == "__main__":
