@@ -432,7 +432,8 @@ class TFTrainer:
         optimizer, parameters = self.torch_trainer._existing_optimizer(), self.trainable_parameters()
         batch = self.torch_trainer._prepare_inputs({FEATURES: features, LABELS: labels})
         optimizer.zero_grad()
-        add_gradients(parameters, self.training_step(*batch.values(), nb_instances_in_global_batch), "training_step")
+        gradients = self.training_step(batch[FEATURES], batch[LABELS], nb_instances_in_global_batch)
+        add_gradients(parameters, gradients, "training_step")
         if self.args.max_grad_norm:
             torch.nn.utils.clip_grad_norm_(parameters, self.args.max_grad_norm)
         optimizer.step()

@@ -20,8 +20,7 @@ from littrainer.checkpoint.shards import is_sharded, whole_state_dict
 from littrainer.compat.accelerator.preparing import Preparing
 from littrainer.compat.accelerator.processes import Collectives, ProcessMembers
 from littrainer.compat.accelerator.states import (
-    AcceleratorStateView,
-    SplitModelsOfAccelerator,
+    SplitModels,
     shared_accelerator_state,
 )
 from littrainer.compat.accelerator.stepping import Stepping
@@ -289,7 +288,7 @@ class Saving:
             logger.warning(message)
 
 
-class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving, SplitModelsOfAccelerator, Settings):
+class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving, SplitModels, Settings):
     """Stands where subclasses of a Trainer expect an accelerator; docs/compatibility.md lists what it answers.
 
     Parameters:
@@ -315,8 +314,15 @@ class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving
 
     @property
     def state(self) -> Any:
-        """What the run's set-up is: accelerate's AcceleratorState where accelerate is loaded, else one like it."""
-        return shared_accelerator_state(self._args) or AcceleratorStateView(self._args)
+        """accelerate's AcceleratorState, which is loaded when somebody asks for it.
+
+        Raises:
+            ImportError: accelerate is not installed.
+        """
+        found = shared_accelerator_state(self._args, load=True)
+        if found is None:
+            raise ImportError("trainer.accelerator.state is accelerate's AcceleratorState: pip install accelerate.")
+        return found
 
     @contextmanager
     def evaluating(self, loader: Any) -> Iterator[None]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ProcessMembers:
-    """What an accelerator and its state both answer.
+    """What an accelerator says about processes.
 
     Parameters:
         args: the training arguments, which know device and ranks.
