@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 from littrainer import Trainer, TrainerCallback
 from littrainer.arguments.sharding import plugin_arguments, sharding_plan
 from littrainer.compat.accelerator import AcceleratorFacade
-from littrainer.compat.accelerator.states import LayoutView
 from tests.compat.processes import facts_of
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
@@ -165,19 +164,12 @@ def test_a_sharded_model_is_told_by_type_and_plugin(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_two")
-def test_a_layout_given_as_a_dict_answers_as_accelerates_config_does(tmp_path: Path) -> None:
+def test_a_layout_given_as_a_dict_is_accelerates_config(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"dp_replicate_size": 1, "tp_size": 2}
     args = quiet_arguments(tmp_path, parallelism_config=sizes)
-    view, real = LayoutView(args), ParallelismConfig(**sizes)
-    names = [
-        f"{dimension}_{kind}" for dimension in ("dp_replicate", "dp_shard", "cp", "tp") for kind in ("size", "enabled")
-    ]
-    for name in [*names, "total_size", "data_parallel_size", "non_data_parallel_size"]:
-        assert getattr(view, name) == getattr(real, name), name
-    with pytest.raises(AttributeError, match="no 'frobnicated'"):
-        view.frobnicated  # noqa: B018
+    real = ParallelismConfig(**sizes)
     facade = AcceleratorFacade(args)
-    assert facade.parallelism_config.tp_enabled and facade.tensor_parallel_rank == 1 and facade.data_parallel_rank == 0
+    assert facade.parallelism_config == real and facade.tensor_parallel_rank == 1 and facade.data_parallel_rank == 0
     args.parallelism_config = real
     assert facade.parallelism_config is real
 

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Members that accelerate's PartialState has too; it is loaded when one of them is asked for.
+OF_PARTIAL_STATE = ("on_last_process", "on_process", "on_local_process", "split_between_processes")
 # Member of accelerate's Accelerator -> why it is not offered, and what to do instead. The rest is in
 # docs/compatibility.md.
 REFUSED: dict[str, str] = {
@@ -369,6 +371,11 @@ class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in OF_PARTIAL_STATE:
+            state = self._args.distributed_state
+            if state is None:
+                raise ImportError(f"trainer.accelerator.{name} is accelerate's: pip install accelerate.")
+            return getattr(state, name)
         reason = REFUSED.get(name)
         if reason is not None:
             raise AttributeError(f"trainer.accelerator does not offer {name}: {reason}.")

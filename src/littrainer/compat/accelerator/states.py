@@ -17,49 +17,18 @@ if TYPE_CHECKING:
     from littrainer.compat.accelerator.facade import AcceleratorFacade
 
 
-class LayoutView:
-    """Stands where libraries expect accelerate's ParallelismConfig, for sizes that were given as a dict.
-
-    Parameters:
-        args: the arguments, whose layout of processes this shows.
-    """
-
-    cp_size = sp_size = 1
-
-    def __init__(self, args: TrainingArguments):
-        layout = process_layout(args)
-        self.dp_replicate_size = layout.replicas
-        self.dp_shard_size = layout.shards
-        self.tp_size = layout.tensor_parallel
-
-    def __getattr__(self, name: str) -> Any:
-        dimension = name.removesuffix("_enabled")
-        if dimension == name or f"{dimension}_size" not in (*vars(self), "cp_size", "sp_size"):
-            raise AttributeError(f"parallelism_config has no {name!r}; it has the sizes of the layout of processes.")
-        return getattr(self, f"{dimension}_size") > 1
-
-    @property
-    def data_parallel_size(self) -> int:
-        """Parts into which the data is split."""
-        return self.dp_replicate_size * self.dp_shard_size
-
-    @property
-    def non_data_parallel_size(self) -> int:
-        """Processes that have the same data."""
-        return self.tp_size
-
-    @property
-    def total_size(self) -> int:
-        """Number of processes."""
-        return self.data_parallel_size * self.tp_size
-
-
 def parallelism_config_of(args: TrainingArguments) -> Any:
-    """Return what `parallelism_config` asks for, with the attributes of accelerate's; None for nothing."""
+    """Return what `parallelism_config` asks for as accelerate's ParallelismConfig; None for nothing."""
     given: Any = args.parallelism_config
     if given is not None and not isinstance(given, Mapping):
         return given
-    return LayoutView(args) if process_layout(args).is_given else None
+    layout = process_layout(args)
+    if not layout.is_given:
+        return None
+    from accelerate import ParallelismConfig
+
+    sizes = {"dp_replicate_size": layout.replicas, "dp_shard_size": layout.shards, "tp_size": layout.tensor_parallel}
+    return ParallelismConfig(**sizes)
 
 
 class SplitModels:
@@ -76,7 +45,7 @@ class SplitModels:
 
     @property
     def parallelism_config(self) -> Any:
-        """What `parallelism_config` asks for, with the attributes of accelerate's; None for nothing."""
+        """What `parallelism_config` asks for, as accelerate's ParallelismConfig; None for nothing."""
         return parallelism_config_of(self._args)
 
     @property
