@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import littrainer
-from littrainer.arguments.process import LOG_LEVEL_NUMBERS
 from littrainer.compat.redirect import RedirectFinder
 from littrainer.log_levels import apply_log_level, level_in_force
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
@@ -41,6 +40,10 @@ trainer.train()
 trainer.evaluate()
 trainer.predict(Rows(vector_rows(4)))
 """
+
+LOG_LEVEL_NUMBERS = {
+    name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")
+} | {"detail": logging.DEBUG}
 
 
 @pytest.fixture(autouse=True)

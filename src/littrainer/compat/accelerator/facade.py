@@ -53,20 +53,27 @@ REFUSED: dict[str, str] = {
 }
 
 
-class _Shared:
-    """A setting of `args.accelerator_config`: written here, it counts for the loaders that are built from then on."""
+class _HeldBy:
+    """A setting that another object holds, which is read and written there.
+
+    Parameters:
+        holder: the attribute that is this object.
+    """
+
+    def __init__(self, holder: str) -> None:
+        self.holder = holder
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else getattr(instance.config, self.name)
+        return self if instance is None else getattr(getattr(instance, self.holder), self.name)
 
     def __set__(self, instance: Any, value: Any) -> None:
-        setattr(instance.config, self.name, value)
+        setattr(getattr(instance, self.holder), self.name, value)
 
 
-class _Apart(_Shared):
+class _Apart(_HeldBy):
     """A setting that begins as that of `args.accelerator_config` and is written here alone.
 
     Libraries write it between the loaders of training and evaluation, and then compare the arguments with the defaults
@@ -74,7 +81,8 @@ class _Apart(_Shared):
     """
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else vars(instance).get(self.name, getattr(instance.config, self.name))
+        is_written = instance is not None and self.name in vars(instance)
+        return vars(instance)[self.name] if is_written else super().__get__(instance, owner)
 
     def __set__(self, instance: Any, value: Any) -> None:
         vars(instance)[self.name] = value
@@ -87,11 +95,11 @@ class LoaderSettings:
         args: the arguments whose `accelerator_config` and `data_seed` this shows.
     """
 
-    split_batches = _Shared()
-    dispatch_batches = _Shared()
-    even_batches = _Apart()
-    use_seedable_sampler = _Shared()
-    non_blocking = _Shared()
+    split_batches = _HeldBy("config")
+    dispatch_batches = _HeldBy("config")
+    even_batches = _Apart("config")
+    use_seedable_sampler = _HeldBy("config")
+    non_blocking = _HeldBy("config")
     # Whether loaders keep a state of their own; littrainer's keep one in every checkpoint.
     use_stateful_dataloader = False
 
@@ -114,29 +122,16 @@ class LoaderSettings:
         return f"LoaderSettings({self.config}, data_seed={self.data_seed})"
 
 
-class _OfLoaders:
-    """A member of the accelerator that is one of its `dataloader_config`, readable and writable."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else getattr(instance.dataloader_config, self.name)
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        setattr(instance.dataloader_config, self.name, value)
-
-
 class Settings:
     """What an accelerator says of its set-up; most of it is fixed, since Lightning decides."""
 
     dataloader_config: LoaderSettings
-    split_batches = _OfLoaders()
-    dispatch_batches = _OfLoaders()
-    even_batches = _OfLoaders()
-    use_seedable_sampler = _OfLoaders()
-    non_blocking = _OfLoaders()
-    use_stateful_dataloader = _OfLoaders()
+    split_batches = _HeldBy("dataloader_config")
+    dispatch_batches = _HeldBy("dataloader_config")
+    even_batches = _HeldBy("dataloader_config")
+    use_seedable_sampler = _HeldBy("dataloader_config")
+    non_blocking = _HeldBy("dataloader_config")
+    use_stateful_dataloader = _HeldBy("dataloader_config")
     device_placement = True
     project_dir: str | None = None
     logging_dir: str | None = None
