@@ -188,8 +188,9 @@ def naming_failed_processes(doing: str) -> Iterator[None]:
         yield
     except BaseException as error:
         if isinstance(error, RuntimeError) and is_of_a_library(error) and not is_consequence(error):
-            where = f"Process {_group.rank} of {_group.world_size}"
-            raise LostProcess(f"{where} ends {doing}: {why_lost(error)}") from error
+            raise LostProcess(
+                f"Process {_group.rank} of {_group.world_size} ends {doing}: {why_lost(error)}"
+            ) from error
         if not is_consequence(error):
             failure = f"{doing} with {type(error).__name__}: {error}"[:LONGEST_WORDS]
         leave_word(error)
