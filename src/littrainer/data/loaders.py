@@ -17,7 +17,7 @@ from littrainer.data.samplers import (
     EpochSeededSampler,
     warn_that_a_stream_has_its_own_order,
 )
-from littrainer.data.sharding import Share, SharedBatches, SharedStream, share_of, tell_epoch
+from littrainer.data.sharding import Share, SharedBatches, SharedStream, length_of, share_of, tell_epoch
 from littrainer.data.stream_end import CommonEnd
 from littrainer.data.workers import read_batches, without_reports
 from littrainer.ecosystem import is_a, known_classes
@@ -154,10 +154,7 @@ def innermost_loader() -> Any:
 
 def has_length(dataset: Any) -> TypeGuard[Sized]:
     """Whether `len()` of a dataset or loader is known."""
-    try:
-        return len(dataset) is not None
-    except (TypeError, AttributeError, NotImplementedError):
-        return False
+    return length_of(dataset) is not None
 
 
 class LookaheadLoader(DataLoader):
