@@ -125,7 +125,7 @@ def test_a_training_within_another_leaves_it_the_signals(tmp_path: Path) -> None
             quiet_trainer(tmp_path / "inner", max_steps=1, enable_jit_checkpoint=True).train()
             answered.append(workers._answered)
 
-    answered: list[bool] = []
+    answered: list[Any] = []
     settings = {"max_steps": 1, "enable_jit_checkpoint": True}
     quiet_trainer(tmp_path / "outer", given={"callbacks": [TrainsAnother()]}, **settings).train()
     assert answered == [(signal.SIGTERM,)] and not workers._answered
