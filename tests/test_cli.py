@@ -7,7 +7,7 @@ import pytest
 
 from littrainer import __version__, cli
 from littrainer.cli import COMMANDS, main
-from littrainer.commands import ending
+from littrainer.commands import command_line
 
 from .compat.processes import environment
 
@@ -16,7 +16,7 @@ COMMAND = [sys.executable, "-m", "littrainer"]
 TALKS = """
 import sys
 from littrainer import cli
-from littrainer.commands.ending import quietly
+from littrainer.commands.command_line import quietly
 
 def talk():
     for _ in range(100_000):
@@ -58,7 +58,7 @@ def test_each_command_has_a_help_page_of_the_same_kind(name: str, capsys: pytest
         ([], "nothing to do: try `littrainer run script.py`, or `littrainer --help`"),
         (["explian"], "no command 'explian'; did you mean 'explain'?"),
         (["train"], "no command 'train'; "),
-        (["xyz"], "no command 'xyz'; commands are run, explain, report, env, completion"),
+        (["xyz"], "no command 'xyz'; commands are run, explain, report, env"),
         (["script.py", "--lr", "1"], "to run a script, put `run` before it: littrainer run script.py"),
         (["--verson"], "unrecognized arguments: --verson; --verson: did you mean '--version'?"),
         (["--nothing"], "unrecognized arguments: --nothing; see --help"),
@@ -90,7 +90,6 @@ def test_a_wrong_command_line_is_answered_in_one_line_with_status_2(
         ),
         (["env", "--jsn"], "littrainer env: unrecognized arguments: --jsn; --jsn: did you mean '--json'?"),
         (["env", "more"], "littrainer env: unrecognized arguments: more; see --help"),
-        (["completion", "tcsh"], "littrainer completion: argument shell: invalid choice: 'tcsh'"),
     ],
 )
 def test_a_wrong_option_of_a_command_is_answered_in_one_line_with_status_2(
@@ -110,7 +109,7 @@ def test_a_reader_that_leaves_ends_a_command_without_a_word() -> None:
         assert process.stdout.readline() == b"a line that nobody reads" + os.linesep.encode()
         process.stdout.close()
         assert process.stderr is not None and process.stderr.read() == b""
-    assert process.returncode == ending.NOBODY_READS == 141
+    assert process.returncode == command_line.NOBODY_READS == 141
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes are those of POSIX")
@@ -126,43 +125,21 @@ def test_a_help_page_that_nobody_reads_ends_without_a_word() -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no device that is always full")
-def test_an_output_without_room_is_told_in_one_line_with_status_1() -> None:
-    buffered = {name: value for name, value in environment().items() if name != "PYTHONUNBUFFERED"}
-    with open("/dev/full", "w") as full:
-        done = subprocess.run([*COMMAND, "--help"], env=buffered, stdout=full, stderr=subprocess.PIPE, check=False)
-    told = "littrainer: standard output cannot be written: No space left on device\n"
-    assert (done.returncode, done.stderr.decode()) == (1, told)
-
-
-def test_an_error_of_another_pipe_is_not_taken_for_a_reader_that_left(capsys: pytest.CaptureFixture[str]) -> None:
-    def fail() -> int:
-        raise BrokenPipeError("of a socket")
-
-    with pytest.raises(BrokenPipeError, match="of a socket"):
-        ending.quietly(fail)
-
-
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
 def test_ctrl_c_ends_a_command_by_the_signal_and_without_a_traceback() -> None:
-    program = "import sys; from littrainer.commands.ending import quietly\n"
+    program = "import sys; from littrainer.commands.command_line import quietly\n"
     program += "def wait():\n    raise KeyboardInterrupt\nsys.exit(quietly(wait))"
     done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, check=False)
     # A shell reports it as 130.
     assert (done.returncode, done.stderr) == (-2, b"")
-    assert ending.INTERRUPTED == 130
-
-
-@pytest.mark.parametrize(("returncode", "status"), [(0, 0), (7, 7), (-15, 143), (-2, 130)])
-def test_a_child_that_a_signal_ended_is_passed_on_as_shells_count_it(returncode: int, status: int) -> None:
-    assert ending.status_of(returncode) == status
+    assert command_line.INTERRUPTED == 130
 
 
 @pytest.mark.parametrize(
     "setting", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}], ids=str
 )
 def test_letters_that_the_output_cannot_hold_are_written_as_escapes(setting: dict[str, str]) -> None:
-    program = "from littrainer.commands.ending import quietly; quietly(lambda: print('l\\xe4ufe') or 0)"
+    program = "from littrainer.commands.command_line import quietly; quietly(lambda: print('l\\xe4ufe') or 0)"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env={**environment(), **setting}, capture_output=True, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, rb"l\xe4ufe", b"")
@@ -170,7 +147,7 @@ def test_letters_that_the_output_cannot_hold_are_written_as_escapes(setting: dic
 
 def test_a_closed_output_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
-    assert ending.quietly(lambda: 0) == 0
+    assert command_line.quietly(lambda: 0) == 0
 
 
 def test_each_command_can_be_had_from_the_table() -> None:

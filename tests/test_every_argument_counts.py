@@ -182,13 +182,13 @@ EFFECTS: dict[str, Effect] = {
 }
 
 # Argument -> the file and the test that fails when it is ignored.
-LIGER = ("training/test_fused_kernels.py", "test_the_kernels_that_the_config_names_are_put_into_the_model")
-COMPILER = ("test_model_wrapping.py", "test_naming_a_backend_or_a_mode_compiles_with_them")
+LIGER = ("training/test_model_preparation.py", "test_the_kernels_that_the_config_names_are_put_into_the_model")
+COMPILER = ("strategies/test_model_wrapping.py", "test_naming_a_backend_or_a_mode_compiles_with_them")
 TRACKIO = ("tracking/test_trackio.py", "test_arguments_name_the_space_its_bucket_and_the_static_one")
 SEEN_ELSEWHERE: dict[str, tuple[str, str]] = {
-    "tf32": ("arguments/test_hardware.py", "test_the_switch_for_tf32_is_set_as_asked_and_by_compilation"),
+    "tf32": ("arguments/test_process.py", "test_the_switch_for_tf32_is_set_as_asked_and_by_compilation"),
     "torch_compile": (
-        "test_model_wrapping.py",
+        "strategies/test_model_wrapping.py",
         "test_steps_run_the_compiled_model_and_the_users_module_is_what_is_saved",
     ),
     "torch_compile_backend": COMPILER,
@@ -196,7 +196,7 @@ SEEN_ELSEWHERE: dict[str, tuple[str, str]] = {
     "use_liger_kernel": LIGER,
     "liger_kernel_config": LIGER,
     "torch_empty_cache_steps": (
-        "training/test_device_memory.py",
+        "training/test_batch_size_search.py",
         "test_the_cache_is_emptied_in_every_so_many_optimizer_steps",
     ),
     "auto_find_batch_size": (
@@ -206,7 +206,7 @@ SEEN_ELSEWHERE: dict[str, tuple[str, str]] = {
     "report_to": ("tracking/test_selection.py", "test_names_become_callbacks_in_their_order_each_once"),
     "run_name": ("tracking/test_mlflow.py", "test_parameters_name_and_status_are_those_of_transformers"),
     "logging_dir": ("tracking/test_tensorboard.py", "test_the_folder_is_that_of_logging_dir_before_the_environments"),
-    "parallelism_config": ("processes/test_layout.py", "test_ranks_are_those_of_accelerates_mesh"),
+    "parallelism_config": ("distributed/test_layout.py", "test_ranks_are_those_of_accelerates_mesh"),
     "fsdp": (
         "distributed/test_sharded_training.py",
         "test_each_process_has_half_of_the_parameters_by_layers",
@@ -220,7 +220,7 @@ SEEN_ELSEWHERE: dict[str, tuple[str, str]] = {
         "deepspeed/test_plugin.py",
         "test_a_trainer_shows_the_plugin_where_libraries_look_for_it",
     ),
-    "ddp_backend": ("processes/test_group.py", "test_the_communication_library_fits_the_device"),
+    "ddp_backend": ("distributed/test_group.py", "test_the_communication_library_fits_the_device"),
     "average_tokens_across_devices": (
         "fidelity/cases/several_processes.py",
         "two_processes_that_count_label_tokens_each_for_itself",

@@ -11,7 +11,7 @@ from torch.utils.data import SequentialSampler
 from transformers import GenerationConfig
 
 from littrainer import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer
-from littrainer.arguments.fields_generation import GenerationFields
+from littrainer.arguments.fields import GenerationFields
 from littrainer.data.samplers import LengthGroupedSampler
 from tests.scenarios.collators import pad_translations
 from tests.scenarios.data import Rows, Stream, tiny_tokenizer, translation_rows

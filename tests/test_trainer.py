@@ -15,7 +15,7 @@ from littrainer import Trainer, TrainerCallback, TrainingArguments
 from littrainer.arguments import process
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.samplers import EpochSeededSampler
-from tests.processes.launchers import see_gpus, set_only
+from tests.distributed.launchers import see_gpus, set_only
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, Stream, tiny_tokenizer, token_rows, vector_rows
 from tests.scenarios.models import LogitsOnly, VectorClassifier, tiny_bert_classifier

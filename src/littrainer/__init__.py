@@ -16,17 +16,21 @@ __version__ = "0.1.0"
 _HOMES = {
     "littrainer.arguments.choices": ("IntervalStrategy", "OptimizerNames", "SaveStrategy", "SchedulerType"),
     "littrainer.arguments.parser": ("HfArg", "HfArgumentParser"),
-    "littrainer.arguments.seq2seq_arguments": ("Seq2SeqTrainingArguments",),
-    "littrainer.arguments.training_arguments": ("TrainingArguments",),
+    "littrainer.arguments.training_arguments": ("Seq2SeqTrainingArguments", "TrainingArguments"),
     "littrainer.callbacks.base": ("TrainerCallback",),
     "littrainer.callbacks.early_stopping": ("EarlyStoppingCallback",),
-    "littrainer.callbacks.flow": ("DefaultFlowCallback",),
+    "littrainer.callbacks.handler": ("DefaultFlowCallback",),
     "littrainer.callbacks.progress": ("PrinterCallback", "ProgressCallback"),
     "littrainer.callbacks.state": ("ExportableState", "TrainerControl", "TrainerState"),
-    "littrainer.checkpoint.layout": ("get_last_checkpoint",),
     "littrainer.checkpoint.lightning_io": ("TransformersCheckpointIO",),
+    "littrainer.checkpoint.verification": ("get_last_checkpoint",),
     "littrainer.data.collators": (
         "DataCollator",
+        "DataCollatorWithPadding",
+        "DefaultDataCollator",
+        "default_data_collator",
+    ),
+    "littrainer.data.transformers_collators": (
         "DataCollatorForLanguageModeling",
         "DataCollatorForMultipleChoice",
         "DataCollatorForPermutationLanguageModeling",
@@ -34,14 +38,11 @@ _HOMES = {
         "DataCollatorForTokenClassification",
         "DataCollatorForWholeWordMask",
         "DataCollatorWithFlattening",
-        "DataCollatorWithPadding",
-        "DefaultDataCollator",
-        "default_data_collator",
     ),
     "littrainer.evaluation.results": ("EvalLoopOutput", "EvalPrediction", "PredictionOutput", "TrainOutput"),
     "littrainer.evaluation.streaming": ("StreamingMetrics",),
-    "littrainer.keras_models.tf_trainer": ("TFTrainer",),
-    "littrainer.keras_models.training_arguments": ("TFTrainingArguments",),
+    "littrainer.keras.trainer": ("TFTrainer",),
+    "littrainer.keras.arguments": ("TFTrainingArguments",),
     "littrainer.optim.adafactor": ("Adafactor",),
     "littrainer.optim.greedy": ("GreedyLR",),
     "littrainer.optim.schedules": (
@@ -59,11 +60,11 @@ _HOMES = {
         "get_scheduler",
         "get_wsd_schedule",
     ),
-    "littrainer.plain_lightning.conversion": ("checkpoint_from_lightning", "checkpoint_to_lightning"),
-    "littrainer.plain_lightning.data_module": ("TrainerDataModule",),
-    "littrainer.plain_lightning.module": ("TransformersModule",),
+    "littrainer.lightning.conversion": ("checkpoint_from_lightning", "checkpoint_to_lightning"),
+    "littrainer.lightning.data_module": ("TrainerDataModule",),
+    "littrainer.lightning.module": ("TransformersModule",),
     "littrainer.search.results": ("BestRun",),
-    "littrainer.seeds": ("set_seed",),
+    "littrainer.errors.seeds": ("set_seed",),
     "littrainer.seq2seq": ("Seq2SeqTrainer",),
     "littrainer.trainer": ("Trainer",),
 }
@@ -137,32 +138,37 @@ if TYPE_CHECKING:
 
     from littrainer.arguments.choices import IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
     from littrainer.arguments.parser import HfArg, HfArgumentParser
-    from littrainer.arguments.seq2seq_arguments import Seq2SeqTrainingArguments
-    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments, TrainingArguments
     from littrainer.callbacks.base import TrainerCallback
     from littrainer.callbacks.early_stopping import EarlyStoppingCallback
-    from littrainer.callbacks.flow import DefaultFlowCallback
+    from littrainer.callbacks.handler import DefaultFlowCallback
     from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
     from littrainer.callbacks.state import ExportableState, TrainerControl, TrainerState
-    from littrainer.checkpoint.layout import get_last_checkpoint
     from littrainer.checkpoint.lightning_io import TransformersCheckpointIO
-    from littrainer.data.collators.default import DataCollator, DefaultDataCollator, default_data_collator
-    from littrainer.data.collators.flattening import DataCollatorWithFlattening
-    from littrainer.data.collators.language_modeling import (
-        DataCollatorForLanguageModeling,
-        DataCollatorForWholeWordMask,
+    from littrainer.checkpoint.verification import get_last_checkpoint
+    from littrainer.data.collators import (
+        DataCollator,
+        DataCollatorWithPadding,
+        DefaultDataCollator,
+        default_data_collator,
     )
-    from littrainer.data.collators.padded_labels import (
+    from littrainer.data.transformers_collators import (
+        DataCollatorForLanguageModeling,
         DataCollatorForMultipleChoice,
+        DataCollatorForPermutationLanguageModeling,
         DataCollatorForSeq2Seq,
         DataCollatorForTokenClassification,
+        DataCollatorForWholeWordMask,
+        DataCollatorWithFlattening,
     )
-    from littrainer.data.collators.padding import DataCollatorWithPadding
-    from littrainer.data.collators.permutation import DataCollatorForPermutationLanguageModeling
+    from littrainer.errors.seeds import set_seed
     from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction, PredictionOutput, TrainOutput
     from littrainer.evaluation.streaming import StreamingMetrics
-    from littrainer.keras_models.tf_trainer import TFTrainer
-    from littrainer.keras_models.training_arguments import TFTrainingArguments
+    from littrainer.keras.arguments import TFTrainingArguments
+    from littrainer.keras.trainer import TFTrainer
+    from littrainer.lightning.conversion import checkpoint_from_lightning, checkpoint_to_lightning
+    from littrainer.lightning.data_module import TrainerDataModule
+    from littrainer.lightning.module import TransformersModule
     from littrainer.optim.adafactor import Adafactor
     from littrainer.optim.greedy import GreedyLR
     from littrainer.optim.schedules import (
@@ -180,11 +186,7 @@ if TYPE_CHECKING:
         get_scheduler,
         get_wsd_schedule,
     )
-    from littrainer.plain_lightning.conversion import checkpoint_from_lightning, checkpoint_to_lightning
-    from littrainer.plain_lightning.data_module import TrainerDataModule
-    from littrainer.plain_lightning.module import TransformersModule
     from littrainer.search.results import BestRun
-    from littrainer.seeds import set_seed
     from littrainer.seq2seq import Seq2SeqTrainer
     from littrainer.trainer import Trainer
 

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from littrainer import __version__
-from littrainer.commands.command_parser import CommandParser, option_names, suggested
-from littrainer.commands.ending import quietly
+from littrainer.commands.command_line import CommandParser, option_names, quietly, suggested
 
 
 class Command(NamedTuple):
@@ -31,11 +30,10 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "run": Command("littrainer.commands.run", "run a script or a module; its transformers.Trainer is littrainer's"),
     "explain": Command(
-        "littrainer.explain.command", "say what arguments, or a script's, turn into; --as-code prints a program"
+        "littrainer.commands.explain", "say what arguments, or a script's, turn into; --as-code prints a program"
     ),
-    "report": Command("littrainer.report.command", "write what trainings logged as an HTML page and a picture"),
-    "env": Command("littrainer.installation.command", "say what is installed here, for a bug report"),
-    "completion": Command("littrainer.commands.completion", "print a script that completes commands in your shell"),
+    "report": Command("littrainer.commands.report", "write what trainings logged as an HTML page and a picture"),
+    "env": Command("littrainer.commands.env", "say what is installed here, for a bug report"),
 }
 USAGE = "littrainer COMMAND ...\n       littrainer [-h] [--version]"
 EPILOG = "littrainer COMMAND --help says more about one of them. Exit status: 0 success, 1 failure, 2 bad input."

@@ -15,37 +15,37 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset, SequentialSampler
 
-from littrainer import engine
-from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed, settle_deepspeed
+from littrainer import session
+from littrainer.arguments.deepspeed import asks_for_deepspeed, settle_deepspeed
 from littrainer.arguments.sharding import sharding_plan
-from littrainer.callbacks.restoring import restore_callbacks
+from littrainer.callbacks.handler import restore_callbacks
 from littrainer.checkpoint import reader, storage, writer
-from littrainer.checkpoint.layout import rotate_checkpoints
-from littrainer.checkpoint.places import leads
+from littrainer.checkpoint.atomic_write import rotate_checkpoints
+from littrainer.checkpoint.distributed_save import leads
 from littrainer.checkpoint.weights import log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
-from littrainer.compat.own_methods import own_methods
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, accepted_columns, check_has_names, without_extra_columns
 from littrainer.data.limits import overfits
 from littrainer.data.loaders import LookaheadLoader, build_loader, copies_to, has_length
 from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
-from littrainer.ecosystem import is_a
+from littrainer.engine import run_lightning
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
 from littrainer.hub import pushing
-from littrainer.model_walk import move_to, parameters_of, train_all
-from littrainer.model_wrapping import is_own_wrapping, wrapped_model
+from littrainer.model.traversal import move_to, parameters_of, train_all
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
 from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
 from littrainer.search import reporting
 from littrainer.search import trial as search_trial
-from littrainer.strategies import deepspeed_engine
-from littrainer.training import decisions, loss, train_call
-from littrainer.training.batch_size_search import failures_agreed_on
-from littrainer.training.device_memory import empty_device_cache_if_due
+from littrainer.strategies.model_wrapping import is_own_wrapping, wrapped_model
+from littrainer.training import log_eval_save, loss
+from littrainer.training.batch_size_search import empty_device_cache_if_due, failures_agreed_on
+from littrainer.training.overrides import own_methods
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
+
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +149,9 @@ class OverridePoints:
 
     def _optimizer_and_schedule(self: Any, max_steps: int) -> tuple[Any, Any]:
         if self.is_deepspeed_enabled:
-            return deepspeed_engine.optimizer_and_schedule(self, max_steps)
+            from littrainer.strategies.deepspeed import optimizer_and_schedule
+
+            return optimizer_and_schedule(self, max_steps)
         # A schedule made by an earlier train() may have another length.
         if self._created_lr_scheduler:
             self.lr_scheduler, self._created_lr_scheduler = None, False
@@ -195,7 +197,7 @@ class OverridePoints:
         trial: Any = None,
         ignore_keys_for_eval: Sequence[str] | None = None,
     ) -> TrainOutput:
-        return train_call.train_with_batch_size(self, batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        return session.train_with_batch_size(self, batch_size, resume_from_checkpoint, trial, ignore_keys_for_eval)
 
     def _update_auto_batch_size(self: Any, batch_size: int) -> None:
         self._train_batch_size = batch_size
@@ -223,7 +225,9 @@ class OverridePoints:
 
     def _wrap_model(self: Any, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         if self.is_deepspeed_enabled and not training:
-            deepspeed_engine.start_for_evaluation(self)
+            from littrainer.strategies.deepspeed import start_for_evaluation
+
+            start_for_evaluation(self)
         return model
 
     def _forward_for_training(
@@ -233,9 +237,11 @@ class OverridePoints:
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
         inputs = self._prepare_inputs(inputs)
-        with self.compute_loss_context_manager(), failures_agreed_on(self):
+        step = self.state.global_step
+        steps, is_trial = step - self.session.first_step, self.hp_search_backend is not None
+        with self.compute_loss_context_manager(), failures_agreed_on(self.args, steps, is_trial):
             value: Any = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
-        empty_device_cache_if_due(self)
+        empty_device_cache_if_due(self.args, step)
         return loss.normalised(self, value, num_items_in_batch)
 
     def _prepare_inputs(self: Any, inputs: Any) -> Any:
@@ -256,7 +262,9 @@ class OverridePoints:
         if isinstance(data, torch.Tensor):
             config: Any = self.args.accelerator_config
             if self.is_deepspeed_enabled:
-                data = deepspeed_engine.in_number_format(self, data)
+                from littrainer.strategies.deepspeed import in_number_format
+
+                data = in_number_format(self.args, data)
             return data.to(self.args.device, non_blocking=getattr(config, "non_blocking", False))
         if isinstance(data, Mapping):
             return type(data)({name: self._prepare_input(value) for name, value in data.items()})  # type: ignore[call-arg]
@@ -284,7 +292,10 @@ class OverridePoints:
         return clip_by_norm(model.parameters(), max_norm)
 
     def _track_num_input_tokens(self: Any, inputs: Any) -> None:
-        self.state.num_input_tokens_seen += self._tokens.count(self, inputs)
+        if self.args.include_num_input_tokens_seen != "no":
+            processing_class, tp_size = self.processing_class, self.get_tp_size()
+            number = self._tokens.count(inputs, self.args, self.model, processing_class, tp_size)
+            self.state.num_input_tokens_seen += number
 
     def _maybe_log_save_evaluate(
         self: Any,
@@ -297,7 +308,7 @@ class OverridePoints:
         start_time: float,
         learning_rate: float | None = None,
     ) -> None:
-        decisions.log_and_maybe_evaluate_and_save(
+        log_eval_save.log_and_maybe_evaluate_and_save(
             self, tr_loss, grad_norm, model, trial, ignore_keys_for_eval, start_time, learning_rate
         )
 
@@ -307,14 +318,15 @@ class OverridePoints:
         return getattr(type(self), name) is not OverridePoints._maybe_log_save_evaluate or name in vars(self)
 
     def _determine_best_metric(self: Any, metrics: dict[str, float], trial: Any) -> bool:
-        return decisions.remember_if_best(self, metrics)
+        return log_eval_save.remember_if_best(self.args, self.state, metrics)
 
     # ---- Evaluation --------------------------------------------------------------------------------------------------
 
     def _evaluate(
         self: Any, trial: Any, ignore_keys_for_eval: Sequence[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
-        metrics = decisions.evaluate_in_training(self, ignore_keys_for_eval)
+        with run_lightning.validation_round(self):
+            metrics = log_eval_save.evaluate_in_training(self, ignore_keys_for_eval)
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if steps_with_metric(self.lr_scheduler) and not skip_scheduler:
             step_with_metric(self.lr_scheduler, metrics, self.args.metric_for_best_model)
@@ -340,7 +352,7 @@ class OverridePoints:
         **gen_kwargs: Any,
     ) -> dict[str, float]:
         metrics: dict[str, float] = {}
-        with engine.validation_round(self):
+        with run_lightning.validation_round(self):
             for name, dataset in datasets.items():
                 one = name if are_named else dataset
                 metrics.update(
@@ -410,7 +422,8 @@ class OverridePoints:
 
     def _load_callback_state(self: Any) -> None:
         if self.args.restore_callback_states_from_checkpoint:
-            restore_callbacks(self)
+            states = self.state.stateful_callbacks
+            self.control = restore_callbacks(self.callback_handler, states, self.control)
 
     def _load_best_model(self: Any) -> None:
         assert self.state.best_model_checkpoint is not None

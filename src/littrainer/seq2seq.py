@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.compat.own_methods import of_the_package
 from littrainer.compat.v4_trainer import accepts_earlier_keywords
 from littrainer.evaluation import generation
 from littrainer.evaluation.results import PredictionOutput
 from littrainer.trainer import Trainer
+from littrainer.training.overrides import of_the_package
 
 
 @of_the_package

@@ -13,35 +13,33 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from littrainer import engine
+from littrainer import session
 from littrainer.arguments.training_arguments import TrainingArguments
-from littrainer.beyond_transformers import BeyondTransformers
-from littrainer.callbacks.checks import callbacks_in_list
-from littrainer.callbacks.flow import DefaultFlowCallback
-from littrainer.callbacks.handler import CallbackHandler
+from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, callbacks_in_list
 from littrainer.callbacks.lightning_callbacks import (
     add_lightning_callback,
     brings_a_bar,
     pop_lightning_callback,
     remove_lightning_callback,
 )
-from littrainer.callbacks.notebook import default_progress_callback
-from littrainer.callbacks.progress import PrinterCallback
+from littrainer.callbacks.lightning_metrics import ValidationRounds
+from littrainer.callbacks.progress import PrinterCallback, default_progress_callback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
-from littrainer.callbacks.validation_rounds import ValidationRounds
-from littrainer.checkpoint.background import BackgroundSaves
+from littrainer.checkpoint.arguments_file import write_run_record
+from littrainer.checkpoint.async_save import BackgroundSaves
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
-from littrainer.checkpoint.shards import free_gathered
 from littrainer.checkpoint.storage import storage_of
-from littrainer.compat.earlier_signatures import accept_earlier_signatures
-from littrainer.compat.members import missing_member_message, refuse_ignored_overrides, warn_of_earlier_overrides
-from littrainer.compat.own_methods import of_the_package
-from littrainer.compat.trainer_attributes import TrainerAttributes
+from littrainer.compat.trainer_attributes import TrainerAttributes, missing_member_message
 from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
 from littrainer.data.collators import default_collator_for
 from littrainer.data.columns import DroppedColumns, naming_dropped_columns
 from littrainer.data.loaders import count_examples
 from littrainer.data.windows import draw
+from littrainer.distributed.agreement import failing_together
+from littrainer.distributed.collectives import sum_over_processes
+from littrainer.distributed.layout import follow_model, tensor_parallel_size
+from littrainer.engine import run_lightning
+from littrainer.errors.interruptions import UpdateGuard
 from littrainer.errors.tracebacks import ShortTraceback
 from littrainer.evaluation.loop import EvaluationPass
 from littrainer.evaluation.prediction import predict_batch
@@ -54,29 +52,34 @@ from littrainer.evaluation.results import (
 from littrainer.hub import by_hand, repository
 from littrainer.hub.card.subject import Given, Texts, folder_of
 from littrainer.hub.card.writing import write_card
-from littrainer.interruptions import UpdateGuard
-from littrainer.model_facts import facts_about, parameters_without_embeddings
+from littrainer.lightning.conversion import checkpoint_of_trainer
+from littrainer.lightning.lightning_extras import LightningExtras
+from littrainer.model.facts import facts_about, parameters_without_embeddings
 from littrainer.optim.optimizers import build_optimizer, optimizer_class_and_keywords
 from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
 from littrainer.optim.schedules import get_scheduler
 from littrainer.override_points import OverridePoints
-from littrainer.plain_lightning.resumed_training import checkpoint_of_trainer
-from littrainer.processes.agreement import failing_together
-from littrainer.processes.collectives import sum_over_processes
-from littrainer.processes.layout import follow_model, tensor_parallel_size
 from littrainer.search import searching
 from littrainer.search.results import BestRun
+from littrainer.session import SessionAttributes
+from littrainer.strategies.shards import free_gathered
 from littrainer.tracking.selection import trackers_for
-from littrainer.training import checks, input_kinds, loss, reports, run, train_call
+from littrainer.training import checks, loss, reports, run
 from littrainer.training.development_run import pushes_by_itself, trackers_reported_to
-from littrainer.training.label_smoothing import smoother_for
-from littrainer.training.memory_report import CONSTRUCTION, MemoryReport
+from littrainer.training.loss import smoother_for
+from littrainer.training.overrides import (
+    accept_earlier_signatures,
+    of_the_package,
+    refuse_ignored_overrides,
+    warn_of_earlier_overrides,
+)
 from littrainer.training.plan import plan_training
 from littrainer.training.preemption import Preemption, listed_callbacks
-from littrainer.training.tokens import InputTokenCounter
+from littrainer.training.reports import CONSTRUCTION, InputTokenCounter, MemoryReport
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
+
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +88,7 @@ DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
 @of_the_package
-class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrainerMembers):
+class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttributes, EarlierTrainerMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
@@ -137,14 +140,14 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         lightning: dict[str, Any] | None = None,
     ):
         self.args = args = TrainingArguments(output_dir="tmp_trainer") if args is None else args
-        input_kinds.check_args(args)
-        self.lightning_keywords = input_kinds.checked_lightning_keywords(lightning)
+        checks.check_args(args)
+        self.lightning_keywords = checks.checked_lightning_keywords(lightning)
         refuse_ignored_overrides(self)
         warn_of_earlier_overrides(self)
         checks.check_arguments(args)
         checks.check_model_source(model, model_init)
-        engine.import_lightning()
-        train_call.seed_everything(args)
+        run_lightning.import_lightning()
+        session.seed_everything(args)
         self._memory = MemoryReport(not args.skip_memory_metrics)
         self._memory.start(CONSTRUCTION)
 
@@ -169,7 +172,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self.data_collator = data_collator or default_collator_for(processing_class)
         self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self.optimizer, self.lr_scheduler = input_kinds.checked_optimizers(optimizers)
+        self.optimizer, self.lr_scheduler = checks.checked_optimizers(optimizers)
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
 
         self._read_model_facts()
@@ -186,7 +189,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
             Trainer.add_callback(self, callback)
         if not brings_a_bar(self.lightning_callbacks, args):
             self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
-        engine.adopt_loggers(self)
+        run_lightning.adopt_loggers(self)
         # The folder that the model came from, while a relative name still leads there.
         self._model_folder = folder_of(self.model)
         # The repository that the model is pushed to.
@@ -242,7 +245,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self.lightning_trainer: pl.Trainer | None = None
         # The module fit is carrying out right now; None outside training.
         self.lightning_module: Any = None
-        self.idle_evaluator: engine.Evaluator | None = None
+        self.idle_evaluator: run_lightning.Evaluator | None = None
         self.validation_rounds = ValidationRounds()
         # The last training, or the one going on.
         self.training_run: run.TrainingRun | None = None
@@ -266,7 +269,6 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         # Trial -> the seed that its model was made with; and, for trainings after `apply_best`, seed -> the model's.
         self._seeds_of_models: dict[str, int] = {}
         self._seed_for_model: dict[int, int] = {}
-        self.current_flos: float = 0
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self.model_preparation_time: float | None = None
         self._model_is_prepared = False
@@ -277,16 +279,10 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         self._eval_dataloaders: dict[str, Any] = {}
         self._tokens = InputTokenCounter()
         self._parameters_without_embeddings: int | None = None
-        self._tr_loss = torch.tensor(0.0)
-        self._total_loss_scalar = 0.0
-        self._globalstep_last_logged = self._initial_global_step = 0
-        self._initial_num_input_tokens_seen = 0
         # The checkpoint written last, with the stamps of its files, until its on_save callbacks have run.
         self._sealed_checkpoint: Any = None
         # Of the checkpoint whose states are being written: told of each file that is complete.
         self._open_seal: Any = None
-        # Where the lightning.Trainer stands that `from_lightning` was given, until a training goes on from it.
-        self._lightning_checkpoint: dict[str, Any] | None = None
 
     # ---- Data -------------------------------------------------------------------------------------------------------
 
@@ -298,7 +294,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         """
         if self.train_dataset is None:
             raise ValueError("train() needs a train_dataset: pass one to the Trainer.")
-        input_kinds.check_is_dataset(self.train_dataset, "train_dataset", "get_train_dataloader")
+        checks.check_is_dataset(self.train_dataset, "train_dataset", "get_train_dataloader")
         return self._get_dataloader(
             dataset=self.train_dataset,
             description="Training",
@@ -343,7 +339,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         """
         if test_dataset is None:
             raise ValueError("predict() needs a test_dataset, and was given None: pass a dataset.")
-        input_kinds.check_is_dataset(test_dataset, "test_dataset", "get_test_dataloader")
+        checks.check_is_dataset(test_dataset, "test_dataset", "get_test_dataloader")
         checks.check_not_empty(test_dataset, "test_dataset")
         return self._get_dataloader(
             dataset=test_dataset,
@@ -472,7 +468,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
             naming_dropped_columns(self),
             checkpoint_of_trainer(self, resume_from_checkpoint) as checkpoint,
         ):
-            return train_call.train(self, checkpoint, trial, ignore_keys_for_eval)
+            return session.train(self, checkpoint, trial, ignore_keys_for_eval)
 
     def training_step(
         self,
@@ -554,7 +550,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
             a `TrainingPlan`: epochs, optimizer steps of an epoch, samples of an epoch and of the training, samples of
             an optimizer step over all devices, micro-batches of an epoch, and optimizer steps of the training.
         """
-        return plan_training(self, dataloader)
+        return plan_training(self, dataloader, self.get_total_train_batch_size(args), self.num_examples)
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
         """Samples per optimizer step, over all processes.
@@ -607,7 +603,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
             return self._evaluate_each(chosen, eval_dataset is None, ignore_keys, metric_key_prefix)
         with (
             ShortTraceback(),
-            engine.validation_round(self),
+            run_lightning.validation_round(self),
             naming_dropped_columns(self),
             self._memory.measuring("eval"),
         ):
@@ -677,9 +673,9 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         evaluation_pass = EvaluationPass(
             self, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
-        with engine.validation_round(self), self.accelerator.evaluating(dataloader):
+        with run_lightning.validation_round(self), self.accelerator.evaluating(dataloader):
             evaluation_pass.begin()
-            engine.evaluate(self, evaluation_pass)
+            run_lightning.evaluate(self, evaluation_pass)
             return evaluation_pass.finish()
 
     def prediction_step(
@@ -722,9 +718,10 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def save_state(self) -> None:
-        """Write the trainer's state to trainer_state.json in `output_dir`."""
+        """Write the trainer's state to trainer_state.json in `output_dir`, and its arguments to littrainer_run.json."""
         if self.is_world_process_zero():
             self.state.save_to_json(os.path.join(self.args.output_dir, TRAINER_STATE_NAME))
+            write_run_record(self.args, self.args.output_dir)
 
     # ---- The Hub ----------------------------------------------------------------------------------------------------
 
@@ -818,7 +815,7 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
             if start_time is not None:
                 tokens_in_this_call = state.num_input_tokens_seen - self._initial_num_input_tokens_seen
                 logs.update(speed_metrics("train", start_time, num_tokens=tokens_in_this_call))
-        engine.publish(self, logs)
+        run_lightning.publish(self, logs)
         state.log_history.append({**logs, "step": state.global_step})
         self.control = self.callback_handler.on_log(self.args, state, self.control, logs)
 
@@ -925,8 +922,8 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         Raises:
             TypeError: it is neither a Trainer callback nor one of Lightning's.
         """
-        if engine.is_lightning_callback(callback):
-            add_lightning_callback(self, callback)
+        if run_lightning.is_lightning_callback(callback):
+            add_lightning_callback(self.lightning_callbacks, callback)
         else:
             self.callback_handler.add_callback(callback)
 
@@ -936,8 +933,8 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         Parameters:
             callback: the callback, or a class of which the first one is taken.
         """
-        if engine.is_lightning_callback(callback):
-            return pop_lightning_callback(self, callback)
+        if run_lightning.is_lightning_callback(callback):
+            return pop_lightning_callback(self.lightning_callbacks, callback)
         return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:
@@ -946,8 +943,8 @@ class Trainer(BeyondTransformers, OverridePoints, TrainerAttributes, EarlierTrai
         Parameters:
             callback: the callback, or a class of which the first one is taken.
         """
-        if engine.is_lightning_callback(callback):
-            remove_lightning_callback(self, callback)
+        if run_lightning.is_lightning_callback(callback):
+            remove_lightning_callback(self.lightning_callbacks, callback)
         else:
             self.callback_handler.remove_callback(callback)
 

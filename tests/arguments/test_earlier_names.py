@@ -1,6 +1,14 @@
+"""Names of earlier transformers releases are understood, and unknown ones refused with the nearest."""
+
 from __future__ import annotations
 
+import copy
 import dataclasses
+import inspect
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers
@@ -25,23 +33,287 @@ evaluation_strategy evaluate_during_training dispatch_batches split_batches shar
 """
 
 
-@pytest.mark.parametrize("name", (GONE_SINCE_4_57 + GONE_BEFORE_4_57).split())
-def test_each_argument_that_transformers_dropped_is_one_of_ours_or_in_the_table(name: str) -> None:
-    assert name in FIELD_NAMES or name in EARLIER_NAMES
-
-
-@pytest.mark.parametrize("name", sorted(EARLIER_NAMES))
-def test_no_name_of_the_table_is_an_argument_today(name: str) -> None:
-    assert name not in FIELD_NAMES
-    assert name not in {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
-
-
-def test_the_arguments_that_took_over_exist() -> None:
+def test_the_table_has_each_argument_that_transformers_dropped_and_none_of_today() -> None:
+    dropped = set((GONE_SINCE_4_57 + GONE_BEFORE_4_57).split())
+    assert dropped <= FIELD_NAMES | EARLIER_NAMES.keys()
+    theirs = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
+    assert not EARLIER_NAMES.keys() & (FIELD_NAMES | theirs)
     assert {rule.replaced_by for rule in EARLIER_NAMES.values()} - {None} <= FIELD_NAMES
 
 
-def test_a_value_asks_for_nothing_only_in_its_own_type() -> None:
-    assert EARLIER_NAMES["past_index"].asks_for_nothing(-1)
-    assert EARLIER_NAMES["no_cuda"].asks_for_nothing(False)
-    assert not EARLIER_NAMES["no_cuda"].asks_for_nothing(0)
-    assert not EARLIER_NAMES["save_safetensors"].asks_for_nothing(False)
+UNDERSTOOD: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"evaluation_strategy": "epoch"}, {"eval_strategy": "epoch"}),
+    ({"evaluation_strategy": "no"}, {"eval_strategy": "no"}),
+    ({"evaluate_during_training": True}, {"eval_strategy": "steps"}),
+    ({"per_gpu_train_batch_size": 3}, {"per_device_train_batch_size": 3}),
+    ({"per_gpu_train_batch_size": None}, {}),
+    ({"per_gpu_eval_batch_size": 5}, {"per_device_eval_batch_size": 5}),
+    ({"push_to_hub_token": "secret"}, {"hub_token": "secret"}),
+    ({"xpu_backend": "gloo"}, {"ddp_backend": "gloo"}),
+    ({"no_cuda": True}, {"use_cpu": True}),
+    ({"no_cuda": False}, {}),
+    ({"no_cuda": False, "use_cpu": True}, {"use_cpu": True}),
+    ({"adafactor": True}, {"optim": "adafactor"}),
+    ({"group_by_length": True}, {"train_sampling_strategy": "group_by_length"}),
+    ({"include_inputs_for_metrics": True}, {"include_for_metrics": ["inputs"]}),
+    (
+        {"include_inputs_for_metrics": True, "include_for_metrics": ["loss"]},
+        {"include_for_metrics": ["loss", "inputs"]},
+    ),
+    ({"include_tokens_per_second": True}, {"include_num_input_tokens_seen": "all"}),
+    (
+        {"include_tokens_per_second": True, "include_num_input_tokens_seen": "non_padding"},
+        {"include_num_input_tokens_seen": "non_padding"},
+    ),
+    ({"push_to_hub_model_id": "name"}, {"hub_model_id": "name"}),
+    ({"push_to_hub_organization": "org"}, {"hub_model_id": "org/out"}),
+    ({"push_to_hub_organization": "org", "push_to_hub_model_id": "name"}, {"hub_model_id": "org/name"}),
+    ({"split_batches": False, "dispatch_batches": None}, {"accelerator_config": {"split_batches": False}}),
+    (
+        {"split_batches": False, "accelerator_config": {"use_seedable_sampler": False}},
+        {"accelerator_config": {"use_seedable_sampler": False, "split_batches": False}},
+    ),
+    (
+        {"split_batches": False, "accelerator_config": '{"use_seedable_sampler": false}'},
+        {"accelerator_config": {"use_seedable_sampler": False, "split_batches": False}},
+    ),
+    ({"fsdp_min_num_params": 0}, {}),
+    ({"ray_scope": "last", "tpu_num_cores": None, "mp_parameters": "", "past_index": -1}, {}),
+    ({"fp16_backend": "auto", "half_precision_backend": "cuda_amp", "fp16_opt_level": "O2"}, {}),
+    ({"overwrite_output_dir": True, "use_mps_device": True, "save_safetensors": True}, {}),
+    ({"jit_mode_eval": False, "use_ipex": False, "sharded_ddp": "", "use_legacy_prediction_loop": False}, {}),
+]
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"jit_mode_eval": True}, "torch_compile=True"),
+    ({"use_ipex": True}, "bf16"),
+    ({"save_safetensors": False}, "always saved as safetensors"),
+    ({"past_index": 1}, "no replacement"),
+    ({"use_legacy_prediction_loop": True}, "evaluation_loop"),
+    ({"mp_parameters": "a=1"}, "SageMaker"),
+    ({"sharded_ddp": "simple"}, "use fsdp"),
+    ({"_n_gpu": 4}, "each process uses one GPU"),
+    ({"fp16_backend": "apex"}, "from torch"),
+    ({"half_precision_backend": "apex"}, "from torch"),
+    ({"tpu_num_cores": 8}, "TPU_NUM_CORES"),
+    ({"ray_scope": "all"}, "RAY_SCOPE"),
+]
+
+
+@dataclasses.dataclass
+class Derived(TrainingArguments):
+    """A library's arguments, with a field of its own under a name that is an earlier one elsewhere."""
+
+    group_by_length: bool = False
+    past_index: int = dataclasses.field(default_factory=lambda: 7)
+    per_device_eval_batch_size: int = 2
+
+
+@pytest.mark.parametrize(("earlier", "today"), UNDERSTOOD, ids=lambda keywords: ",".join(keywords))
+def test_an_earlier_spelling_means_the_same_as_todays_and_warns_once_for_each_name(
+    earlier: dict[str, Any], today: dict[str, Any]
+) -> None:
+    with pytest.warns(FutureWarning) as told:
+        args = TrainingArguments("some/out", **earlier)
+    assert args == TrainingArguments("some/out", **today)
+    messages = [str(warning.message) for warning in told]
+    names = [name for name in earlier if name in EARLIER_NAMES]
+    assert len(messages) == len(names)
+    assert all(any(message.startswith(name) for message in messages) for name in names)
+    assert {warning.filename for warning in told} == {__file__}
+
+
+@pytest.mark.parametrize(
+    "earlier", [{"adafactor": False}, {"tpu_num_cores": None}, {"evaluate_during_training": False}]
+)
+def test_an_earlier_name_that_asks_for_nothing_is_to_be_left_out(earlier: dict[str, Any]) -> None:
+    with pytest.warns(FutureWarning, match="changes nothing .*: leave it out"):
+        TrainingArguments("some/out", **earlier)
+
+
+@pytest.mark.parametrize(("earlier", "advice"), REFUSED, ids=lambda keywords: ",".join(keywords))
+def test_what_is_gone_is_refused_with_what_to_do_instead(earlier: dict[str, Any], advice: str) -> None:
+    (name,) = earlier
+    with pytest.raises(ValueError, match=f"TrainingArguments: {name}=.* is no longer possible: .*{advice}"):
+        TrainingArguments("out", **earlier)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "today", "meant"),
+    [
+        ("fsdp_min_num_params", 100, "fsdp_config", {"min_num_params": 100}),
+        (
+            "fsdp_transformer_layer_cls_to_wrap",
+            "Block",
+            "fsdp_config",
+            {"transformer_layer_cls_to_wrap": ["Block"]},
+        ),
+        ("torchdynamo", "inductor", "torch_compile_backend", "inductor"),
+    ],
+)
+def test_names_for_other_hardware_are_translated_too(name: str, value: Any, today: str, meant: Any) -> None:
+    rule = EARLIER_NAMES[name]
+    assert rule.meaning is not None
+    assert rule.meaning(value, lambda _: None) == {today: meant}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_layers_to_wrap_join_those_of_the_configuration() -> None:
+    meaning = EARLIER_NAMES["fsdp_transformer_layer_cls_to_wrap"].meaning
+    assert meaning is not None
+    config = {"transformer_layer_cls_to_wrap": "First", "min_num_params": 3}
+    assert meaning("Second", {"fsdp_config": config}.__getitem__) == {
+        "fsdp_config": {"transformer_layer_cls_to_wrap": ["First", "Second"], "min_num_params": 3}
+    }
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"evaluation_strategy": "epoch", "eval_strategy": "steps"},
+        {"per_gpu_train_batch_size": 3, "per_device_train_batch_size": 4},
+        {"adafactor": True, "optim": "sgd"},
+    ],
+)
+def test_an_earlier_name_that_contradicts_todays_is_refused(keywords: dict[str, Any]) -> None:
+    earlier, today = keywords
+    with pytest.raises(ValueError, match=f"{earlier}=.* contradicts {today}=.*alone"):
+        TrainingArguments("out", **keywords)
+
+
+def test_both_names_with_one_meaning_agree() -> None:
+    with pytest.warns(FutureWarning):
+        args = TrainingArguments("out", evaluation_strategy="epoch", eval_strategy="epoch")  # type: ignore[call-arg]
+    assert args.eval_strategy == "epoch"
+
+
+def test_all_that_is_refused_stands_in_one_message() -> None:
+    with pytest.raises(ValueError) as caught:
+        TrainingArguments("out", jit_mode_eval=True, past_index=3)  # type: ignore[call-arg]
+    assert "jit_mode_eval" in str(caught.value) and "past_index" in str(caught.value)
+
+
+def test_a_token_is_never_part_of_a_warning_or_an_error() -> None:
+    with pytest.warns(FutureWarning) as told:
+        TrainingArguments("out", push_to_hub_token="hf_secret")  # type: ignore[call-arg]
+    assert "hub_token" in str(told[0].message) and "hf_secret" not in str(told[0].message)
+    with pytest.raises(ValueError) as caught:
+        TrainingArguments("out", push_to_hub_token="hf_secret", hub_token="hf_other")  # type: ignore[call-arg]
+    assert "hf_" not in str(caught.value)
+
+
+def test_a_subclass_understands_earlier_names_but_for_its_own_fields() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        args = Derived("out", group_by_length=True)
+    assert (args.group_by_length, args.train_sampling_strategy, args.past_index) == (True, "random", 7)
+    with pytest.warns(FutureWarning, match="per_gpu_eval_batch_size"):
+        args = Derived("out", per_gpu_eval_batch_size=5, past_index=3)  # type: ignore[call-arg]
+    assert (args.per_device_eval_batch_size, args.past_index) == (5, 3)
+    args.past_index = 4
+    assert args.past_index == 4
+
+
+def test_a_constructor_that_takes_any_keyword_hands_earlier_names_on() -> None:
+    class Tolerant(TrainingArguments):
+        def __init__(self, *values: Any, **keywords: Any) -> None:
+            super().__init__(*values, **keywords)
+
+    with pytest.warns(FutureWarning):
+        assert Tolerant("out", evaluation_strategy="epoch").eval_strategy == "epoch"
+
+
+def test_the_signature_shows_todays_names_alone() -> None:
+    with pytest.warns(FutureWarning):
+        TrainingArguments("out", no_cuda=True)  # type: ignore[call-arg]
+    names = list(inspect.signature(TrainingArguments).parameters)
+    assert names == [field.name for field in dataclasses.fields(TrainingArguments)]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("name", sorted(EARLIER_NAMES))
+def test_an_earlier_name_that_was_not_given_reads_as_its_former_default(name: str) -> None:
+    args = TrainingArguments("out", use_cpu=name == "_n_gpu")
+    defaults = {
+        "evaluation_strategy": "no",
+        "evaluate_during_training": False,
+        "per_gpu_train_batch_size": 8,
+        "per_gpu_eval_batch_size": 8,
+        "_n_gpu": 0,
+        "dispatch_batches": None,
+        "split_batches": False,
+    }
+    assert getattr(args, name) == defaults.get(name, EARLIER_NAMES[name].idle[0])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_scripts_read_what_they_gave_under_the_earlier_name() -> None:
+    args = TrainingArguments(  # type: ignore[call-arg]
+        "out", overwrite_output_dir=True, no_cuda=True, evaluation_strategy="epoch", include_inputs_for_metrics=True
+    )
+    assert args.overwrite_output_dir is True  # type: ignore[attr-defined]
+    assert args.no_cuda is True  # type: ignore[attr-defined]
+    assert args.include_inputs_for_metrics is True  # type: ignore[attr-defined]
+    args.eval_strategy = "steps"
+    assert args.evaluation_strategy == "steps"  # type: ignore[attr-defined]
+
+
+def test_setting_an_earlier_name_sets_todays_argument_and_warns() -> None:
+    args: Any = TrainingArguments("out")
+    with pytest.warns(FutureWarning, match="eval_strategy='epoch'"):
+        args.evaluation_strategy = "epoch"
+    assert args.eval_strategy == "epoch"
+    with pytest.warns(FutureWarning, match="train_sampling_strategy='group_by_length'"):
+        args.group_by_length = True
+    assert args.train_sampling_strategy == "group_by_length"
+    with pytest.warns(FutureWarning, match="train_sampling_strategy='random'"):
+        args.group_by_length = False
+    assert args.train_sampling_strategy == "random"
+    with pytest.raises(ValueError, match="past_index=2"):
+        args.past_index = 2
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_what_a_script_gave_survives_copies_pickling_and_replacement() -> None:
+    args: Any = TrainingArguments("out", overwrite_output_dir=True, no_cuda=True)  # type: ignore[call-arg]
+    for other in (copy.deepcopy(args), pickle.loads(pickle.dumps(args))):
+        assert (other.overwrite_output_dir, other.no_cuda) == (True, True)
+    assert dataclasses.replace(args, seed=3).use_cpu is True
+    assert "overwrite_output_dir" not in args.to_dict()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_configuration_file_is_read_before_an_entry_is_added(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"use_seedable_sampler": false}', encoding="utf-8")
+    args = TrainingArguments("out", split_batches=False, accelerator_config=str(path))  # type: ignore[call-arg]
+    assert args.accelerator_config.use_seedable_sampler is False  # type: ignore[union-attr]
+
+
+@dataclasses.dataclass
+class PlainSubclass(TrainingArguments):
+    generation_beams: int = 1
+
+
+def test_all_mistakes_stand_in_one_message_of_one_line() -> None:
+    with pytest.raises(TypeError) as caught:
+        TrainingArguments(learning_rte=1, no_cudaa=True, zzzzqqqq=1)  # type: ignore[call-arg]
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in ("'learning_rte'", "'learning_rate'", "'no_cudaa'", "'zzzzqqqq'", "no known name"):
+        assert part in message
+
+
+def test_a_subclass_suggests_its_own_arguments_and_says_its_own_name() -> None:
+    with pytest.raises(TypeError, match=r"PlainSubclass: 'generation_beam' .* did you mean 'generation_beams'"):
+        PlainSubclass(generation_beam=2)  # type: ignore[call-arg]
+
+
+def test_a_constructor_that_takes_any_keyword_sorts_them_itself() -> None:
+    class Tolerant(TrainingArguments):
+        def __init__(self, **keywords: Any) -> None:
+            self.extra = keywords.pop("extra", None)
+            super().__init__(**keywords)
+
+    args = Tolerant(extra=3, seed=7)
+    assert (args.extra, args.seed) == (3, 7)

@@ -12,7 +12,7 @@ from littrainer.arguments import TrainingArguments
 from littrainer.arguments.choices import DebugOption
 from littrainer.arguments.fields import ArgumentFields
 from littrainer.arguments.normalization import normalize
-from littrainer.arguments.validation import validate
+from littrainer.arguments.rules import validate
 
 
 def normalized(**keywords: Any) -> ArgumentFields:

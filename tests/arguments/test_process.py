@@ -1,20 +1,30 @@
+"""What arguments say about their process, its device and accelerate's state."""
+
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import pickle
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from accelerate.logging import get_logger
+from accelerate.state import AcceleratorState, PartialState
 
 from littrainer.arguments import TrainingArguments
 from littrainer.arguments.choices import ParallelMode
+from littrainer.arguments.process import DistributedType, distributed_type
+from tests.compat.processes import facts_of
 from tests.fidelity.conftest import environment_of_runs
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
@@ -201,3 +211,144 @@ def test_the_main_process_is_through_before_the_others_start(tmp_path: Path) -> 
     ]
     errors = [process.communicate(timeout=LONGEST_WAIT_SECONDS)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors
+
+
+@pytest.fixture
+def precision_switch() -> Iterator[None]:
+    """Puts torch's switch for TF32 back."""
+    before = torch.backends.fp32_precision
+    yield
+    torch.backends.fp32_precision = before
+
+
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch, generation: int | None, has_bf16: bool = True) -> None:
+    """Let torch see an NVIDIA GPU of a generation (8 is Ampere), or none."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: generation is not None)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: has_bf16)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=generation))
+    monkeypatch.setattr(torch.version, "cuda", None if generation is None else "12.8")
+
+
+@pytest.mark.parametrize("name", ["bf16", "bf16_full_eval"])
+def test_bfloat16_needs_a_gpu_that_has_it_or_the_wish_for_a_cpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for generation, has_bf16 in ((None, True), (7, False)):
+        pretend_gpu(monkeypatch, generation, has_bf16)
+        with pytest.raises(ValueError, match=rf"^{name}=True needs a GPU.*use_cpu=True"):
+            TrainingArguments(**{name: True})
+        TrainingArguments(**{name: True}, use_cpu=True)
+    pretend_gpu(monkeypatch, 8)
+    TrainingArguments(**{name: True})
+
+
+@pytest.mark.parametrize("generation", [None, 7])
+def test_tf32_needs_an_ampere_gpu(monkeypatch: pytest.MonkeyPatch, generation: int | None) -> None:
+    pretend_gpu(monkeypatch, generation)
+    with pytest.raises(ValueError, match="tf32=True needs an NVIDIA GPU"):
+        TrainingArguments(tf32=True)
+
+
+def test_forbidding_what_is_not_there_is_no_error(monkeypatch: pytest.MonkeyPatch, precision_switch: None) -> None:
+    pretend_gpu(monkeypatch, None)
+    before = torch.backends.fp32_precision
+    TrainingArguments(tf32=False)
+    assert torch.backends.fp32_precision == before
+
+
+@pytest.mark.parametrize(
+    ("keywords", "expected"),
+    [
+        ({"tf32": True}, "tf32"),
+        ({"tf32": False}, "ieee"),
+        ({}, "none"),
+        ({"torch_compile_backend": "eager"}, "tf32"),
+        ({"torch_compile_backend": "eager", "fp16": True}, "none"),
+        ({"torch_compile_backend": "eager", "tf32": False}, "ieee"),
+    ],
+    ids=str,
+)
+def test_the_switch_for_tf32_is_set_as_asked_and_by_compilation(
+    monkeypatch: pytest.MonkeyPatch, precision_switch: None, keywords: dict[str, Any], expected: str
+) -> None:
+    torch.backends.fp32_precision = "none"
+    pretend_gpu(monkeypatch, 8)
+    TrainingArguments(**keywords)
+    assert torch.backends.fp32_precision == expected
+
+
+def test_an_unknown_compiler_backend_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"torch_compile_backend='induktor'.*inductor"):
+        TrainingArguments(torch_compile_backend="induktor")
+
+
+@pytest.mark.parametrize("word", ["bf16", "fp16"])
+def test_a_launchers_mixed_precision_counts_where_the_arguments_name_none(
+    monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", word)
+    pretend_gpu(monkeypatch, 8)
+    assert TrainingArguments().mixed_precision == word
+    assert TrainingArguments(bf16=True).mixed_precision == "bf16"
+
+
+LAZINESS = """
+import json, sys
+from littrainer import TrainingArguments
+
+args = TrainingArguments("out", use_cpu=True)
+before = "accelerate" in sys.modules
+state = args.distributed_state
+print(json.dumps([before, type(state).__module__, state.num_processes, str(state.device)]))
+"""
+
+
+def test_accelerate_is_loaded_only_by_somebody_who_asks_for_its_state(tmp_path: Path) -> None:
+    assert facts_of(LAZINESS, tmp_path) == [False, "accelerate.state", 1, "cpu"]
+
+
+def test_arguments_let_accelerates_loggers_and_collectives_work(caplog: pytest.LogCaptureFixture) -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    TrainingArguments("out", use_cpu=True)
+    with caplog.at_level(logging.INFO):
+        get_logger("library").info("hello")
+    assert "hello" in caplog.text and PartialState().device == torch.device("cpu")
+
+
+def test_a_state_that_says_otherwise_is_made_anew_unless_it_is_the_configured_one() -> None:
+    PartialState._shared_state["num_processes"] = 7
+    configured = TrainingArguments("out", use_cpu=True, accelerator_config={"use_configured_state": True})
+    assert configured.distributed_state.num_processes == 7
+    args = TrainingArguments("out", use_cpu=True)
+    assert args.distributed_state.num_processes == 1
+
+
+def test_arguments_of_one_of_several_processes_wait_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    args = TrainingArguments("out", use_cpu=True)
+    assert not PartialState._shared_state and distributed_type(args) == "MULTI_CPU"
+
+
+def test_a_state_of_a_scripts_own_can_be_set_and_stays_behind_when_arguments_travel() -> None:
+    args = TrainingArguments("out", use_cpu=True)
+    args.distributed_state = own = object()
+    assert args.distributed_state is own
+    assert pickle.loads(pickle.dumps(args)).distributed_state is not own
+
+
+def test_what_subclasses_touch_of_the_devices_is_there() -> None:
+    args = TrainingArguments("out", use_cpu=True)
+    assert args._setup_devices == torch.device("cpu") and args._n_gpu == args.n_gpu == 0
+    args._n_gpu = 1
+    assert args.n_gpu == 1
+    assert TrainingArguments.default_optim == TrainingArguments("out").optim
+
+
+def test_kinds_of_set_ups_equal_accelerates_and_are_json() -> None:
+    from accelerate.state import DistributedType as Theirs
+
+    for member in DistributedType:
+        assert member == Theirs[member.name] and Theirs[member.name] == member
+        assert hash(member) == hash(Theirs[member.name]) and str(member) == str(Theirs[member.name])
+    assert json.dumps(DistributedType.NO) == '"NO"'

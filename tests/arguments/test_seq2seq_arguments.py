@@ -46,13 +46,6 @@ def test_transformers_parser_reads_our_fields_too() -> None:
     assert (given.generation_max_length, given.generation_config) == (7, Path("folder"))
 
 
-def test_earlier_names_are_understood() -> None:
-    given: dict[str, Any] = {"evaluation_strategy": "epoch", "predict_with_generate": True}
-    with pytest.warns(FutureWarning, match="eval_strategy='epoch'"):
-        args = Seq2SeqTrainingArguments("out", **given)
-    assert args.eval_strategy == "epoch"
-
-
 @pytest.mark.parametrize("wanted", [None, "some/config.json", transformers.GenerationConfig(max_length=7)])
 def test_a_generation_config_is_written_as_transformers_writes_it(wanted: Any) -> None:
     settings: dict[str, Any] = {"predict_with_generate": True, "generation_config": wanted, "report_to": "none"}
@@ -68,10 +61,6 @@ def test_arguments_with_a_generation_config_survive_their_file(tmp_path: Path) -
     torch.save(args, tmp_path / "training_args.bin")
     loaded = torch.load(tmp_path / "training_args.bin", weights_only=False)
     assert loaded.generation_config.max_length == 7 and loaded == args
-
-
-def test_tokens_are_masked_in_its_text() -> None:
-    assert "secret" not in repr(Seq2SeqTrainingArguments("out", hub_token="secret"))
 
 
 @pytest.mark.parametrize(
@@ -94,9 +83,3 @@ def test_a_value_that_cannot_be_right_is_refused_by_name(given: dict[str, Any], 
     with pytest.raises(error) as caught:
         Seq2SeqTrainingArguments("out", **given)
     assert words in str(caught.value)
-
-
-def test_the_help_page_has_a_heading_for_them() -> None:
-    page = HfArgumentParser(Seq2SeqTrainingArguments, prog="train.py").format_help()
-    assert "--generation_num_beams" in page.partition("`Seq2SeqTrainer` generates in evaluation")[2]
-    assert page.count("--predict_with_generate") == 1

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from littrainer import Seq2SeqTrainingArguments
 from littrainer.arguments import TrainingArguments
 
 GIVEN: dict[str, Any] = {
@@ -63,7 +64,7 @@ def test_json_shows_objects_it_does_not_know_as_text() -> None:
 def test_tokens_are_masked_wherever_arguments_are_shown_and_stay_readable_for_the_run() -> None:
     plain = TrainingArguments(hub_token="hf_secret")
     derived = WithModelKeywords(hub_token="hf_secret", service_token="hf_secret")
-    for args in (plain, derived):
+    for args in (plain, derived, Seq2SeqTrainingArguments(hub_token="hf_secret")):
         for shown in (str(args), repr(args), args.to_json_string(), str(args.to_sanitized_dict())):
             assert "hf_secret" not in shown
             assert "<HUB_TOKEN>" in shown

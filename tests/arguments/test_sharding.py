@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from littrainer import TrainingArguments
-from littrainer.arguments.sharding import check_processes, sharding_plan
-from littrainer.arguments.sharding_keys import KEYS, OTHER_NAMES
+from littrainer.arguments.sharding import KEYS, OTHER_NAMES, check_processes, sharding_plan
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 # Key -> a value other than its default, and further keys that it needs.

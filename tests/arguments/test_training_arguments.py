@@ -110,12 +110,6 @@ def test_fields_may_be_set_after_construction_and_are_read_when_needed() -> None
     assert args.train_batch_size == 3
 
 
-def test_no_engine_plugin_is_in_use_by_default() -> None:
-    args = TrainingArguments()
-    assert args.mixed_precision == "no"
-    assert args.fsdp_plugin_args is args.deepspeed_plugin is None
-
-
 def test_reading_arguments_imports_neither_torch_nor_lightning_nor_transformers() -> None:
     program = (
         "import sys; from littrainer.arguments.training_arguments import TrainingArguments; "
@@ -124,9 +118,3 @@ def test_reading_arguments_imports_neither_torch_nor_lightning_nor_transformers(
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "[]"
-
-
-def test_the_room_hands_out_the_class_itself() -> None:
-    from littrainer.arguments import training_arguments
-
-    assert training_arguments.TrainingArguments is TrainingArguments

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from littrainer.callbacks.bridge import TrainerEvents
+from littrainer.engine.bridge import TrainerEvents
 
 
 class Run:

@@ -1,20 +1,26 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
+from lightning.pytorch.callbacks import LearningRateMonitor
+from transformers.trainer_utils import IntervalStrategy as TheirIntervals
+from transformers.trainer_utils import SaveStrategy as TheirSaves
 
+from littrainer import EarlyStoppingCallback, ExportableState, Trainer
+from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.base import EVENTS, TrainerCallback
-from littrainer.callbacks.flow import DefaultFlowCallback
-from littrainer.callbacks.handler import CallbackHandler
-from littrainer.callbacks.progress import PrinterCallback
-from littrainer.callbacks.state import TrainerControl
-from tests.scenarios.trainers import quiet_trainer
+from littrainer.callbacks.handler import CallbackHandler, DefaultFlowCallback, restore_callbacks
+from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
+from littrainer.callbacks.state import SWITCHES, TrainerControl, TrainerState, exported_states
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
 
-SWITCHES = tuple(field.name for field in dataclasses.fields(TrainerControl))
 WITH_PAYLOAD = {"on_log": "logs", "on_evaluate": "metrics", "on_predict": "metrics"}
 
 
@@ -97,22 +103,6 @@ def test_every_event_goes_through_call_event_also_one_put_on_the_instance(event:
     assert call(handler, event, TrainerControl(), args="args", state="state") is answer
     payload = {WITH_PAYLOAD[event]: {"value": 1.0}} if event in WITH_PAYLOAD else {}
     assert calls == [(event, "args", "state", payload)]
-
-
-def test_a_replaced_call_event_sees_every_event_of_a_training(tmp_path: Path) -> None:
-    trainer = quiet_trainer(
-        tmp_path, max_steps=1, eval_strategy="steps", save_strategy="steps", logging_strategy="steps"
-    )
-    handler: Any = trainer.callback_handler
-    original, seen = handler.call_event, []
-
-    def noting(event: str, *args: Any, **kwargs: Any) -> Any:
-        seen.append(event)
-        return original(event, *args, **kwargs)
-
-    handler.call_event = noting
-    trainer.train()
-    assert set(EVENTS) - set(seen) == {"on_init_end", "on_predict", "on_substep_end", "on_push_begin"}
 
 
 def test_what_an_event_adds_may_be_given_by_name() -> None:
@@ -230,10 +220,411 @@ def test_a_callback_derived_from_transformers_own_class_works(tmp_path: Path) ->
     assert trainer.train().global_step == 5
 
 
-def test_a_trainer_replaces_its_printer_as_it_is_told(tmp_path: Path) -> None:
+# ---- What callbacks have to be, and their errors ---------------------------------------------------------------------
+
+
+class Stopping(TrainerCallback):
+    """Does at the end of a step what a test puts in."""
+
+    def __init__(self, act: Any) -> None:
+        self.act = act
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        return self.act(control)
+
+
+class Duck:
+    """Has the events that it needs, and derives from no callback class."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen.append("on_train_begin")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.seen.append("on_step_end")
+
+
+class OnlyLogs:
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None: ...
+
+
+class TakesArguments(TrainerCallback):
+    def __init__(self, every: int) -> None: ...
+
+
+def notes_of(caught: Any) -> list[str]:
+    return caught.value.__notes__
+
+
+def print_loss(*_: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (3, "3 (an int)"),
+        (None, "None (a NoneType)"),
+        ("PrinterCallback", "'PrinterCallback' (a str)"),
+        (print_loss, "print_loss"),
+        (dict, "the class dict"),
+        (OnlyLogs(), "It has on_log only"),
+    ],
+)
+def test_something_that_is_no_callback_is_refused_when_it_is_added(tmp_path: Path, given: Any, named: str) -> None:
     trainer = quiet_trainer(tmp_path)
-    printer = trainer.pop_callback(PrinterCallback)
-    assert isinstance(printer, PrinterCallback)
-    trainer.add_callback(printer)
-    trainer.remove_callback(printer)
-    assert trainer.callback_handler.callback_list == "DefaultFlowCallback"
+    for add in (trainer.add_callback, lambda it: quiet_trainer(tmp_path, given={"callbacks": [it]})):
+        with pytest.raises(TypeError, match="neither a TrainerCallback nor a Lightning callback") as refusal:
+            add(given)
+        assert named in str(refusal.value) and "Derive its class from TrainerCallback" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"), [(PrinterCallback(), "a PrinterCallback"), (PrinterCallback, "the class PrinterCallback")]
+)
+def test_a_callback_without_a_list_around_it_is_refused(tmp_path: Path, given: Any, named: str) -> None:
+    with pytest.raises(TypeError, match=rf"takes a list .* was given {named}: write callbacks=\[\.\.\.\]"):
+        quiet_trainer(tmp_path, given={"callbacks": given})
+
+
+def test_an_object_with_the_events_it_needs_is_called_for_those_that_it_has(tmp_path: Path) -> None:
+    duck = Duck()
+    quiet_trainer(tmp_path, given={"callbacks": [duck]}, max_steps=2).train()
+    assert duck.seen == ["on_train_begin", "on_step_end", "on_step_end"]
+
+
+def test_a_class_that_takes_arguments_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="every") as error:
+        quiet_trainer(tmp_path, given={"callbacks": [TakesArguments]})
+    assert "TakesArguments" in notes_of(error)[0] and "give an instance" in notes_of(error)[0]
+
+
+@pytest.mark.parametrize("given", [LearningRateMonitor, LearningRateMonitor()])
+def test_the_handler_says_where_a_lightning_callback_goes(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"LearningRateMonitor is a Lightning callback.*trainer\.add_callback"):
+        CallbackHandler([DefaultFlowCallback], None, None, None, None).add_callback(given)
+
+
+@pytest.mark.parametrize("kind", [quiet_trainer, lambda *a, **k: quiet_trainer(*a, kind=StepwiseTrainer, **k)])
+@pytest.mark.parametrize("error", [ValueError("no such file"), StopIteration("done"), KeyError("loss")])
+def test_an_error_in_an_event_keeps_its_type_and_says_where_it_came_from(
+    tmp_path: Path, kind: Any, error: Exception
+) -> None:
+    def fail(control: Any) -> None:
+        raise error
+
+    trainer = kind(tmp_path, given={"callbacks": [Stopping(fail)]}, max_steps=2)
+    with pytest.raises(type(error)) as raised:
+        trainer.train()
+    assert raised.value is error
+    assert notes_of(raised) == ["It came from the callback Stopping.on_step_end, at optimizer step 1."]
+
+
+def test_an_error_in_an_event_within_another_names_both(tmp_path: Path) -> None:
+    class Evaluates(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            trainer.evaluate()
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            raise OSError("disk full")
+
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [Evaluates()]}, max_steps=2)
+    with pytest.raises(OSError, match="disk full") as error:
+        trainer.train()
+    assert [note.split(",")[0].rpartition(".")[2] for note in notes_of(error)] == ["on_evaluate", "on_step_end"]
+
+
+def test_a_control_of_transformers_own_is_an_answer(tmp_path: Path) -> None:
+    trainer = quiet_trainer(
+        tmp_path,
+        given={"callbacks": [Stopping(lambda control: transformers.TrainerControl(should_training_stop=True))]},
+        max_steps=5,
+    )
+    assert trainer.train().global_step == 1
+
+
+def test_states_of_transformers_own_callbacks_are_kept_and_their_flow_is_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    patient = transformers.EarlyStoppingCallback(7)
+    trainer = quiet_trainer(
+        tmp_path,
+        given={"callbacks": [patient]},
+        max_steps=1,
+        eval_strategy="steps",
+        metric_for_best_model="loss",
+    )
+    trainer.train()
+    assert trainer.state.stateful_callbacks["EarlyStoppingCallback"]["args"]["early_stopping_patience"] == 7
+    with caplog.at_level(logging.WARNING):
+        CallbackHandler([transformers.DefaultFlowCallback()], None, None, None, None)
+    assert "DefaultFlowCallback" not in caplog.text
+
+
+def test_a_handler_may_be_subclassed_and_put_in_the_place_of_the_trainers(tmp_path: Path) -> None:
+    # As trl does, to hand its callbacks a reference model.
+    seen: list[tuple[str, Any]] = []
+
+    class WithReference(CallbackHandler):
+        def __init__(self, callbacks: Any, model: Any, reference: Any, *rest: Any) -> None:
+            super().__init__(callbacks, model, *rest)
+            self.reference = reference
+
+        def call_event(self, event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+            seen.append((event, self.reference))
+            assert self.model is trainer.model and (event in ("on_train_begin",) or self.optimizer is not None)
+            for callback in self.callbacks:
+                result = getattr(callback, event)(
+                    args, state, control, model=self.model, train_dataloader=self.train_dataloader, **kwargs
+                )
+                control = control if result is None else result
+            return control
+
+    trainer = quiet_trainer(tmp_path, max_steps=2, logging_strategy="steps", eval_strategy="epoch")
+    own: Any = trainer.callback_handler
+    trainer.callback_handler = WithReference(
+        own.callbacks, own.model, "reference", own.processing_class, own.optimizer, own.lr_scheduler
+    )
+    assert trainer.train().global_step == 2
+    unseen = {"on_init_end", "on_predict", "on_save", "on_substep_end", "on_push_begin"}
+    assert {event for event, _ in seen} == set(EVENTS) - unseen and {reference for _, reference in seen} == {
+        "reference"
+    }
+
+
+def test_the_base_classs_events_take_their_arguments_by_name(tmp_path: Path) -> None:
+    # As peft's callback calls them.
+    class Asks(TrainerCallback):
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+            return super().on_optimizer_step(args=args, state=state, control=control)
+
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [Asks()]}, max_steps=2)
+    assert trainer.train().global_step == 2
+
+
+# ---- DefaultFlowCallback ---------------------------------------------------------------------------------------------
+
+
+OURS: dict[str, Any] = {
+    "intervals": IntervalStrategy,
+    "saves": SaveStrategy,
+    "flow": DefaultFlowCallback,
+    "state": TrainerState,
+    "control": TrainerControl,
+}
+THEIRS: dict[str, Any] = {
+    "intervals": TheirIntervals,
+    "saves": TheirSaves,
+    "flow": transformers.DefaultFlowCallback,
+    "state": transformers.TrainerState,
+    "control": transformers.TrainerControl,
+}
+STEPS = {"logging_steps": 3, "eval_steps": 4, "max_steps": 10}
+
+
+class Arguments:
+    def __init__(self, kinds: dict[str, Any], strategy: str, delay: float, first: bool) -> None:
+        self.logging_strategy = self.eval_strategy = kinds["intervals"](strategy)
+        self.save_strategy = kinds["saves"](strategy)
+        self.eval_delay = delay
+        self.logging_first_step = first
+
+
+def asked(kinds: dict[str, Any], event: str, arguments: Arguments, save_steps: int) -> list[dict[str, bool]]:
+    """What is asked for at each step of a run, the last one and one beyond it included."""
+    wishes = []
+    for step in range(1, 12):
+        state = kinds["state"](global_step=step, epoch=step / 4, save_steps=save_steps, **STEPS)
+        control = kinds["control"]()
+        getattr(kinds["flow"](), event)(arguments, state, control)
+        wishes.append(dataclasses.asdict(control))
+    return wishes
+
+
+@pytest.mark.parametrize("event", ["on_step_end", "on_epoch_end"])
+@pytest.mark.parametrize("strategy", ["no", "steps", "epoch"])
+def test_each_step_asks_for_what_it_asks_for_in_transformers(event: str, strategy: str) -> None:
+    for delay, first, save_steps in itertools.product((0, 2, 5), (False, True), (0, 5)):
+        ours, theirs = (
+            asked(kinds, event, Arguments(kinds, strategy, delay, first), save_steps) for kinds in (OURS, THEIRS)
+        )
+        assert ours == theirs, (delay, first, save_steps)
+
+
+# ---- A training that fails -------------------------------------------------------------------------------------------
+
+
+class Breaks(TrainerCallback):
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        raise self.error
+
+
+class Hears(TrainerCallback):
+    """Notes the error that training ended with, and raises one of its own."""
+
+    def __init__(self, raises: BaseException | None = None) -> None:
+        self.heard: list[BaseException] = []
+        self.raises = raises
+
+    def on_training_failed(self, args: Any, state: Any, error: BaseException) -> None:
+        self.heard.append(error)
+        if self.raises is not None:
+            raise self.raises
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("broken"), KeyboardInterrupt()])
+def test_a_callback_hears_what_training_ended_with(tmp_path: Path, error: BaseException) -> None:
+    first, second = Hears(ValueError("my own")), Hears()
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [first, Breaks(error), second]})
+    with pytest.raises(type(error)) as raised:
+        trainer.train()
+    assert raised.value is error
+    assert first.heard == second.heard == [error]
+
+
+def test_an_error_of_a_callback_that_hears_of_it_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    callbacks = [Hears(ValueError("my own")), Breaks(ZeroDivisionError())]
+    with pytest.raises(ZeroDivisionError):
+        quiet_trainer(tmp_path, given={"callbacks": callbacks}).train()
+    assert "Hears.on_training_failed failed" in caplog.text
+    assert "my own" in caplog.text
+
+
+def test_a_second_interruption_leaves_the_first_error_and_tells_nobody_else(tmp_path: Path) -> None:
+    first, second = Hears(KeyboardInterrupt()), Hears()
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [first, Breaks(ZeroDivisionError()), second]})
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    assert (len(first.heard), second.heard) == (1, [])
+
+
+def test_a_training_that_ends_well_tells_nobody(tmp_path: Path) -> None:
+    hears = Hears()
+    quiet_trainer(tmp_path, max_steps=1, given={"callbacks": [hears]}).train()
+    assert hears.heard == []
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("broken"), KeyboardInterrupt()])
+def test_the_bars_of_a_training_that_failed_are_closed(tmp_path: Path, error: BaseException) -> None:
+    class Keeps(TrainerCallback):
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            bars.append(progress.training_bar)
+
+    bars: list[Any] = []
+    trainer = quiet_trainer(tmp_path, disable_tqdm=False, given={"callbacks": [Keeps(), Breaks(error)]})
+    progress = next(one for one in trainer.callback_handler.callbacks if isinstance(one, ProgressCallback))
+    with pytest.raises(type(error)):
+        trainer.train()
+    # tqdm sets it where a bar is closed.
+    assert bars[0].disable
+    assert progress.training_bar is None
+
+
+# ---- States from a checkpoint ----------------------------------------------------------------------------------------
+
+
+class Counter(TrainerCallback, ExportableState):
+    """Counts, under a name that it is constructed with."""
+
+    def __init__(self, name: str = "unnamed") -> None:
+        self.name = name
+        self.count = 0
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {"name": self.name}, "attributes": {"count": self.count}}
+
+
+def counter(name: str, count: int) -> Counter:
+    made = Counter(name)
+    made.count = count
+    return made
+
+
+def restored(folder: Path, *callbacks: Any, states: dict[str, Any]) -> Trainer:
+    trainer = quiet_trainer(folder, given={"callbacks": list(callbacks)})
+    trainer.control = restore_callbacks(trainer.callback_handler, states, trainer.control)
+    return trainer
+
+
+def counts(trainer: Trainer) -> list[tuple[str, int]]:
+    return [(c.name, c.count) for c in trainer.callback_handler.callbacks if isinstance(c, Counter)]
+
+
+def test_a_callback_is_made_anew_from_its_state(tmp_path: Path) -> None:
+    given = Counter("given")
+    trainer = restored(tmp_path, given, states=exported_states([counter("saved", 3)]))
+    assert counts(trainer) == [("saved", 3)] and given.count == 0
+
+
+def test_of_the_states_that_transformers_adds_at_each_save_the_last_ones_count(tmp_path: Path) -> None:
+    saved = [counter(name, count) for count in (0, 1, 5) for name in ("a", "b")]
+    trainer = restored(tmp_path, Counter(), Counter(), states=exported_states(saved))
+    assert counts(trainer) == [("a", 5), ("b", 5)]
+
+
+def test_callbacks_of_one_class_go_on_from_the_states_of_the_checkpoint(tmp_path: Path) -> None:
+    class StepCounter(Counter):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.count += 1
+
+    def trainer(max_steps: int, *names: str) -> Trainer:
+        given = {"callbacks": [StepCounter(name) for name in names]}
+        changes = {"save_strategy": "steps", "save_steps": 1, "restore_callback_states_from_checkpoint": True}
+        return quiet_trainer(tmp_path, given=given, max_steps=max_steps, **changes)
+
+    trainer(2, "a", "b").train()
+    for step in (3, 4):
+        (resumed := trainer(step, "", "")).train(resume_from_checkpoint=True)
+        assert counts(resumed) == [("a", step), ("b", step)]
+
+
+def test_attributes_are_set_as_code_sets_them_and_a_state_may_lack_them(tmp_path: Path) -> None:
+    class Doubling(Counter):
+        @property
+        def count(self) -> int:
+            return self.kept // 2
+
+        @count.setter
+        def count(self, value: int) -> None:
+            self.kept = 2 * value
+
+    states = {"Doubling": counter("saved", 3).state(), "Counter": {}}
+    trainer = restored(tmp_path, Doubling(), Counter("given"), states=states)
+    doubling, plain = (c for c in trainer.callback_handler.callbacks if isinstance(c, Counter))
+    assert (doubling.name, doubling.kept, plain.name) == ("saved", 6, "unnamed")
+
+
+def test_states_without_a_callback_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    restored(tmp_path, states=exported_states([EarlyStoppingCallback(), counter("a", 1)]))
+    assert "this Trainer does not have: EarlyStoppingCallback, Counter." in caplog.text
+
+
+def test_a_callback_without_a_state_of_its_own_is_left_alone(tmp_path: Path) -> None:
+    class Plain(TrainerCallback):
+        pass
+
+    plain = Plain()
+    trainer = restored(tmp_path, plain, states={"Plain": {"args": {}, "attributes": {"x": 1}}})
+    assert plain in trainer.callback_handler.callbacks and not hasattr(plain, "x")
+
+
+def test_the_control_is_restored_too(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path)
+    trainer.control.should_epoch_stop = True
+    states = exported_states([trainer.control])
+    again = restored(tmp_path, states=states)
+    assert again.control.should_epoch_stop
+
+
+def test_a_switch_set_by_a_comparison_of_numpy_is_saved_as_a_truth_value(tmp_path: Path) -> None:
+    class Compares(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_save = np.float64(state.global_step) > 0
+
+    quiet_trainer(tmp_path, given={"callbacks": [Compares()]}, max_steps=1).train()
+    state = TrainerState.load_from_json(str(tmp_path / "checkpoint-1" / "trainer_state.json"))
+    assert state.stateful_callbacks["TrainerControl"]["args"]["should_save"] is True

@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.callbacks.published_metrics import publish
+from littrainer.callbacks.lightning_metrics import publish
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
@@ -228,19 +228,6 @@ def test_a_logger_that_fails_is_told_of_once_and_training_goes_on(
     assert trainer.train().global_step == 3
     told = [record for record in caplog.records if "no route" in record.getMessage()]
     assert len([record for record in told if record.levelno >= logging.WARNING]) == 1
-
-
-def test_a_user_callback_may_log_through_the_module(tmp_path: Path) -> None:
-    class Logging(pl.Callback):
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
-            module.log("own/loss", outputs["loss"])
-
-    logger = CSVLogger(str(tmp_path / "logs"))
-    given = {"callbacks": [Logging()], "lightning": {"logger": logger}}
-    trainer = quiet_trainer(tmp_path, given=given, max_steps=2, logging_strategy="steps", logging_steps=1)
-    trainer.train()
-    own = [float(row["own/loss"]) for row in rows_of(logger.log_dir) if "own/loss" in row]
-    assert own == [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 class LogsItsOwn(pl.Callback):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import (
     BasePredictionWriter,
-    LambdaCallback,
-    ModelSummary,
     RichModelSummary,
     RichProgressBar,
     SpikeDetection,
@@ -19,7 +16,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from littrainer import Trainer
-from tests.callbacks.test_lightning_callbacks import logged, trainer_with
+from tests.callbacks.test_lightning_callbacks import trainer_with
 from tests.scenarios.data import Rows, Stream, vector_rows
 
 
@@ -66,19 +63,6 @@ def test_rich_shows_the_model_and_its_progress(tmp_path: Path, capsys: pytest.Ca
     assert "VectorClassifier" in shown and "2/3" in shown
 
 
-def test_model_summary_tells_the_layers(tmp_path: Path) -> None:
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    teller = logging.getLogger("lightning.pytorch.callbacks.model_summary")
-    teller.addHandler(handler)
-    try:
-        trainer_with(tmp_path, ModelSummary(max_depth=2), max_steps=1).train()
-    finally:
-        teller.removeHandler(handler)
-    assert "VectorClassifier" in said[0] and "model.inner" in said[0]
-
-
 @pytest.mark.parametrize("interval", ["batch", "epoch"])
 def test_a_prediction_writer_gets_predictions_and_where_their_samples_stand(tmp_path: Path, interval: Any) -> None:
     written: list[Any] = []
@@ -105,13 +89,3 @@ def test_spike_detection_ends_training_at_a_loss_that_jumps(tmp_path: Path) -> N
     with pytest.raises(RuntimeError, match="spike detected in batch 2"):
         trainer.train()
     assert (tmp_path / "skip_batches.json").is_file()
-
-
-def test_functions_for_single_hooks_are_called(tmp_path: Path) -> None:
-    losses: list[float] = []
-    callback = LambdaCallback(
-        on_train_batch_end=lambda trainer, module, outputs, *_: losses.append(outputs["loss"].item())
-    )
-    trainer = trainer_with(tmp_path, callback, num_train_epochs=1, logging_strategy="steps", logging_steps=1)
-    trainer.train()
-    assert losses == logged(trainer, "loss")

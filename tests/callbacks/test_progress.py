@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,13 @@ from tqdm.std import tqdm
 
 from littrainer.callbacks import progress
 from littrainer.callbacks.base import TrainerCallback
-from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, readable, shows_bars
+from littrainer.callbacks.progress import (
+    PrinterCallback,
+    ProgressCallback,
+    default_progress_callback,
+    readable,
+    shows_bars,
+)
 from littrainer.callbacks.state import TrainerState
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.trainers import quiet_trainer
@@ -163,3 +170,88 @@ def test_other_processes_show_no_bar(bars: Bars) -> None:
         getattr(callback, event)(None, state, None, logs={"loss": 1.0})
     callback.on_prediction_step(None, state, None, eval_dataloader=[1])
     assert bars.made == [] and bars.written == []
+
+
+# ---- Notebooks -------------------------------------------------------------------------------------------------------
+
+
+CELL = re.compile(r"<(?:th|td)>(.*?)</(?:th|td)>", re.DOTALL)
+
+
+class Screen(ModuleType):
+    """What `IPython.display` offers, and what it shows: the last HTML of each output."""
+
+    def __init__(self) -> None:
+        super().__init__("IPython.display")
+        self.outputs: list[str] = []
+        self.drawn = 0
+
+    def HTML(self, text: str) -> str:
+        return text
+
+    def display(self, html: str, display_id: bool = False) -> Any:
+        place = len(self.outputs)
+        self.outputs.append(html)
+        self.drawn += 1
+
+        def update(changed: str) -> None:
+            self.outputs[place] = changed
+            self.drawn += 1
+
+        return SimpleNamespace(update=update)
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    """A notebook's output, in the place of IPython's."""
+    screen: Any = Screen()
+    kernel: Any = ModuleType("IPython")
+    kernel.get_ipython = lambda: SimpleNamespace(config={"IPKernelApp": {}})
+    kernel.display = screen
+    monkeypatch.setitem(sys.modules, "IPython", kernel)
+    monkeypatch.setitem(sys.modules, "IPython.display", screen)
+    # It keeps the display that it was imported with.
+    monkeypatch.delitem(sys.modules, "transformers.utils.notebook", raising=False)
+    return screen
+
+
+def rows_of(html: str) -> list[list[str]]:
+    return [CELL.findall(row) for row in re.findall(r"<tr[^>]*>(.*?)</tr>", html, re.DOTALL)]
+
+
+def test_in_a_notebook_transformers_table_shows_losses_and_metrics(tmp_path: Path, screen: Screen) -> None:
+    kind = default_progress_callback()
+    assert kind.__module__ == "transformers.utils.notebook"
+    trainer = quiet_trainer(
+        tmp_path,
+        given={"callbacks": [kind]},
+        max_steps=4,
+        logging_strategy="steps",
+        logging_steps=2,
+        eval_strategy="steps",
+        eval_steps=2,
+    )
+    trainer.train()
+    history = trainer.state.log_history
+    losses = [f"{entry['loss']:.6f}" for entry in history if "loss" in entry]
+    evaluated = [f"{entry['eval_loss']:.6f}" for entry in history if "eval_loss" in entry]
+    head, *lines = rows_of(screen.outputs[0])
+    assert head[:3] == ["Step", "Training Loss", "Validation Loss"]
+    assert [line[:3] for line in lines] == [["2", losses[0], evaluated[0]], ["4", losses[1], evaluated[1]]]
+
+
+def test_the_table_is_chosen_in_a_notebook_only(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel: Any = sys.modules["IPython"]
+    assert default_progress_callback() is not ProgressCallback
+    for shell in (SimpleNamespace(config={"TerminalIPythonApp": {}}), None):
+        kernel.get_ipython = lambda shell=shell: shell
+        assert default_progress_callback() is ProgressCallback
+    # marimo shows it where it has IPython.
+    monkeypatch.setitem(sys.modules, "marimo", ModuleType("marimo"))
+    for has_ipython in (True, False):
+        monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name, found=has_ipython: found or None)
+        assert (default_progress_callback() is not ProgressCallback) == has_ipython
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "transformers.utils.notebook", None)
+    monkeypatch.setattr(progress, "in_notebook", lambda: True)
+    assert default_progress_callback() is ProgressCallback

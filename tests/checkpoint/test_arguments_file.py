@@ -54,15 +54,9 @@ def test_the_file_opens_in_transformers_where_littrainer_is_not_installed(tmp_pa
     assert (done.returncode, done.stdout.strip()) == (0, "read True"), done.stderr
 
 
-# EvaluationStrategy is what transformers 4 called a class whose instances no argument holds any more; the notebook's
-# module needs IPython.
+# EvaluationStrategy is what transformers 4 called a class whose instances no argument holds any more.
 @pytest.mark.parametrize(
-    "ours",
-    [
-        one
-        for one, (module, name) in NAMES_IN_TRANSFORMERS.items()
-        if name != "EvaluationStrategy" and module != "transformers.utils.notebook"
-    ],
+    "ours", [one for one, (_, name) in NAMES_IN_TRANSFORMERS.items() if name != "EvaluationStrategy"]
 )
 def test_transformers_has_each_class_under_the_name_that_is_written(ours: str) -> None:
     module, name = NAMES_IN_TRANSFORMERS[ours]

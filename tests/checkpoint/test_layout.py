@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from transformers import trainer_utils as theirs
 
+from littrainer.checkpoint import atomic_write
 from littrainer.checkpoint import layout as ours
-from littrainer.checkpoint.manifest import write_manifest
+from littrainer.checkpoint.checksums import write_manifest
+from littrainer.checkpoint.verification import find_last_checkpoint, get_last_checkpoint
 
 # Folder names with the modification time of each, in seconds.
 FOLDERS: dict[str, dict[str, float]] = {
@@ -52,9 +54,9 @@ def test_the_last_checkpoint_is_the_one_that_transformers_finds(tmp_path: Path, 
     root = make_folders(tmp_path / "out", times)
     for folder in [path for path in root.glob("checkpoint-*") if path.is_dir()]:
         write_manifest(folder)
-    found = ours.get_last_checkpoint(str(root))
+    found = get_last_checkpoint(str(root))
     assert found == theirs.get_last_checkpoint(str(root))
-    assert ours.get_last_checkpoint(root) == found
+    assert get_last_checkpoint(root) == found
 
 
 @every_layout
@@ -65,7 +67,7 @@ def test_checkpoints_are_sorted_as_transformers_sorts_them(
     root = make_folders(tmp_path / "out", times)
     for best in (None, f"{root}//checkpoint-20/", str(root / "checkpoint-30"), "checkpoint-404"):
         expected = theirs.sort_checkpoints(str(root), best_model_checkpoint=best, **options)
-        assert ours.sort_checkpoints(str(root), best_model_checkpoint=best, **options) == expected, best
+        assert atomic_write.sort_checkpoints(str(root), best_model_checkpoint=best, **options) == expected, best
 
 
 @every_layout
@@ -76,7 +78,7 @@ def test_rotation_deletes_what_transformers_deletes(
 ) -> None:
     for limit in (None, 0, -1, 1, 2, 9):
         left = {}
-        for name, library in (("ours", ours), ("theirs", theirs)):
+        for name, library in (("ours", atomic_write), ("theirs", theirs)):
             root = make_folders(tmp_path / f"{name} {limit}", times)
             best_folder = None if best is None else str(root / best)
             library.rotate_checkpoints(
@@ -100,8 +102,8 @@ CLOCK_SET_BACK = {"checkpoint-2": 5000.0, "checkpoint-4": 5010.0, "checkpoint-6"
 
 def test_a_clock_that_was_set_back_does_not_make_a_new_checkpoint_an_old_one(tmp_path: Path) -> None:
     root = written_in_order(tmp_path / "out", CLOCK_SET_BACK)
-    assert [Path(path).name for path in ours.sort_checkpoints(root, use_mtime=True)] == list(CLOCK_SET_BACK)
-    ours.rotate_checkpoints(root, save_total_limit=1, use_mtime=True)
+    assert [Path(path).name for path in atomic_write.sort_checkpoints(root, use_mtime=True)] == list(CLOCK_SET_BACK)
+    atomic_write.rotate_checkpoints(root, save_total_limit=1, use_mtime=True)
     assert folders_in(root) == ["checkpoint-6"]
 
 
@@ -109,13 +111,13 @@ def test_a_new_training_in_an_old_folder_keeps_what_it_wrote_last(tmp_path: Path
     root = written_in_order(
         tmp_path / "out", {"checkpoint-20": 1000.0, "checkpoint-30": 1000.0, "checkpoint-10": 1000.0}
     )
-    ours.rotate_checkpoints(root, save_total_limit=1, use_mtime=True)
+    atomic_write.rotate_checkpoints(root, save_total_limit=1, use_mtime=True)
     assert folders_in(root) == ["checkpoint-10"]
 
 
 def test_the_checkpoint_said_to_be_the_newest_is_kept_whatever_its_time_says(tmp_path: Path) -> None:
     root = make_folders(tmp_path / "out", CLOCK_SET_BACK)
-    ours.rotate_checkpoints(root, save_total_limit=1, use_mtime=True, newest=str(root / "checkpoint-6"))
+    atomic_write.rotate_checkpoints(root, save_total_limit=1, use_mtime=True, newest=str(root / "checkpoint-6"))
     assert folders_in(root) == ["checkpoint-6"]
 
 
@@ -124,10 +126,10 @@ def test_folders_whose_names_go_on_after_the_step_are_nobodys_checkpoints(tmp_pa
     root = make_folders(tmp_path / "out", {"checkpoint-2": 1000, "checkpoint-3": 1000, **dict.fromkeys(names, 2000)})
     for name in names:
         write_manifest(root / name)
-    assert ours.sort_checkpoints(root) == [str(root / "checkpoint-2"), str(root / "checkpoint-3")]
-    ours.rotate_checkpoints(root, save_total_limit=1, use_mtime=True)
+    assert atomic_write.sort_checkpoints(root) == [str(root / "checkpoint-2"), str(root / "checkpoint-3")]
+    atomic_write.rotate_checkpoints(root, save_total_limit=1, use_mtime=True)
     assert all((root / name).is_dir() for name in names) and not (root / "checkpoint-2").exists()
-    assert ours.get_last_checkpoint(root) is None
+    assert get_last_checkpoint(root) is None
 
 
 def test_the_newest_intact_checkpoint_is_found_and_damaged_newer_ones_are_named(
@@ -135,18 +137,18 @@ def test_the_newest_intact_checkpoint_is_found_and_damaged_newer_ones_are_named(
 ) -> None:
     root = written_in_order(tmp_path / "out", {"checkpoint-1": 1000, "checkpoint-2": 1000, "checkpoint-3": 1000})
     (root / "checkpoint-3" / "file").unlink()
-    assert ours.get_last_checkpoint(str(root)) == str(root / "checkpoint-2")
+    assert get_last_checkpoint(str(root)) == str(root / "checkpoint-2")
     (warning,) = caplog.records
     assert "checkpoint-3: file is missing." in warning.getMessage()
     assert f"{root / 'checkpoint-2'} is the newest intact one" in warning.getMessage()
-    assert ours.find_last_checkpoint(root)[1].keys() == {str(root / "checkpoint-3")}
+    assert find_last_checkpoint(root)[1].keys() == {str(root / "checkpoint-3")}
 
 
 def test_a_folder_with_damaged_checkpoints_only_has_no_last_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "checkpoint-3").mkdir()
-    assert ours.get_last_checkpoint(tmp_path) is None
+    assert get_last_checkpoint(tmp_path) is None
     assert "checkpoint-3" in caplog.text and "no intact one before it" in caplog.text
 
 
@@ -160,7 +162,7 @@ def test_a_checkpoint_is_renamed_before_it_is_deleted(tmp_path: Path, monkeypatc
         original(path)
 
     monkeypatch.setattr(shutil, "rmtree", watch)
-    ours.delete_checkpoint(str(root / "checkpoint-1"))
+    atomic_write.delete_checkpoint(str(root / "checkpoint-1"))
     assert deleted == [".unfinished/checkpoint-1.deleted"] and folders_in(root) == []
 
 
@@ -181,7 +183,7 @@ def test_a_checkpoint_that_cannot_be_deleted_is_named_and_training_goes_on(
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr(shutil, "rmtree", refuse)
-    ours.rotate_checkpoints(root, save_total_limit=2)
+    atomic_write.rotate_checkpoints(root, save_total_limit=2)
     assert "checkpoint-3" in caplog.text and "Permission denied" in caplog.text
 
 

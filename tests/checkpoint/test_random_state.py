@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from littrainer.checkpoint.random_state import capture_random_states, restore_random_states
-from littrainer.seeds import set_seed
+from littrainer.errors.seeds import set_seed
 from tests.scenarios.trainers import quiet_arguments
 
 

@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from littrainer.checkpoint import verification
-from littrainer.checkpoint.manifest import MANIFEST_NAME, write_manifest
-from littrainer.checkpoint.summing import save_and_sum
+from littrainer.checkpoint.checksums import MANIFEST_NAME, save_and_sum, write_manifest
 from littrainer.checkpoint.verification import damage_in, edits_in
 from tests.scenarios.trainers import quiet_trainer
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from littrainer import Trainer
-from littrainer.checkpoint import layout
-from littrainer.checkpoint.manifest import read_manifest
+from littrainer.checkpoint import atomic_write
+from littrainer.checkpoint.checksums import read_manifest
 from littrainer.checkpoint.verification import damage_in
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, tiny_tokenizer, token_rows
@@ -167,7 +167,7 @@ def test_what_overrides_and_callbacks_do_to_a_checkpoint_is_part_of_it(tmp_path:
         manifest = read_manifest(folder)
         assert manifest is not None and {"before", "after", "trainer_state.json"} <= set(manifest.files)
         assert ("adapter/weights.safetensors" in manifest.files) == bool(given)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
+    assert sorted(path.name for path in tmp_path.glob("checkpoint*")) == ["checkpoint-1", "checkpoint-2"]
 
 
 def test_an_overridden_save_model_gets_a_folder_of_the_checkpoints_name(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_older_checkpoints_are_deleted_only_after_the_new_one_is_safe(
         assert damage_in(tmp_path / "checkpoint-2") == []
         deleted.append(Path(path).name)
 
-    monkeypatch.setattr(layout, "delete_checkpoint", watch)
+    monkeypatch.setattr(atomic_write, "delete_checkpoint", watch)
     quiet_trainer(tmp_path, save_total_limit=1, **EVERY_STEP).train()
     assert deleted == ["checkpoint-1"]
 
@@ -212,4 +212,4 @@ def test_saving_the_same_step_again_leaves_one_whole_checkpoint(tmp_path: Path) 
     assert damage_in(tmp_path / "checkpoint-2") == []
     saved = load_file(tmp_path / "checkpoint-2" / "model.safetensors")
     assert torch.equal(saved["head.weight"], trainer.model.head.weight)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-2"]
+    assert sorted(path.name for path in tmp_path.glob("checkpoint*")) == ["checkpoint-1", "checkpoint-2"]

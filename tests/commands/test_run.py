@@ -12,9 +12,9 @@ import pytest
 from littrainer.cli import main
 from littrainer.commands import run
 from littrainer.commands.run import _wait_for
-from littrainer.processes.launcher import Launch
+from littrainer.distributed.launcher import Launch
 from tests.compat.processes import environment, run_python
-from tests.processes.launchers import see_gpus, set_only
+from tests.distributed.launchers import see_gpus, set_only
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 
 REPORT = """
@@ -134,8 +134,7 @@ def test_a_missing_script_is_named_with_the_nearest_scripts_of_its_folder(
 ) -> None:
     (tmp_path / "finetune.py").touch()
     complaint = complaint_of(["run", str(tmp_path / "finetuen.py"), "--lr", "1"], capsys)
-    assert "finetuen.py'; did you mean" in complaint
-    assert str(tmp_path / "finetune.py") in complaint
+    assert "finetuen.py'; did you mean 'finetune.py'?" in complaint
 
 
 def test_a_missing_script_with_no_near_name_says_where_it_was_looked_for(
@@ -160,24 +159,6 @@ def test_a_folder_with_a_main_module_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "words"),
-    [
-        ("no_such_module", "'no_such_module' is not found"),
-        ("json.no_such_module", "'json.no_such_module' is not found"),
-        ("json", "'json' is a package without a __main__ module"),
-        ("glob.part", "'glob' is not a package"),
-        ("", "no module ''"),
-        ("folder/train.py", "leave it out before the path of a script"),
-        ("glob.py", "leave it out before the path of a script"),
-    ],
-)
-def test_a_module_that_cannot_be_run_is_refused_with_the_reason(
-    capsys: pytest.CaptureFixture[str], module: str, words: str
-) -> None:
-    assert words in complaint_of(["run", "-m", module], capsys)
-
-
-@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["run"], "no program is named; give a SCRIPT, or -m MODULE"),
@@ -193,12 +174,6 @@ def test_a_wrong_command_line_is_answered_in_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
 ) -> None:
     assert words in complaint_of(arguments, capsys)
-
-
-def test_a_module_in_folders_without_init_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "outer" / "inner").mkdir(parents=True)
-    (tmp_path / "outer" / "inner" / "train.py").write_text("print('from the inner folder')")
-    assert littrainer("run", "-m", "outer.inner.train", cwd=tmp_path).stdout == "from the inner folder\n"
 
 
 def test_a_script_whose_name_begins_with_a_dash_is_run_behind_two_dashes(tmp_path: Path) -> None:

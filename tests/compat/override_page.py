@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from littrainer.compat.earlier_signatures import SIGNATURES
-from littrainer.compat.members import NEVER_CALLED
+from littrainer.training.overrides import NEVER_CALLED, SIGNATURES
 from tests.fidelity.cases.overrides import (
     overriding_every_method_and_calling_the_parents,
     overriding_every_method_while_resuming,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from littrainer import Trainer
-from littrainer.compat.members import NEVER_CALLED
+from littrainer.training.overrides import NEVER_CALLED
 from tests.scenarios.overrides import OTHER_CALLS, OVERRIDE_POINTS
 from tests.scenarios.releases import ABSENT, earlier_release
 from tests.scenarios.trainers import quiet_trainer

@@ -252,7 +252,7 @@ def test_a_name_left_to_transformers_can_be_pickled_and_inspected(facts: Any) ->
 
 
 def test_star_import_takes_ours_and_theirs_and_nothing_private(facts: Any) -> None:
-    assert facts["star"] == ["littrainer.trainer", "littrainer.seeds", True, False]
+    assert facts["star"] == ["littrainer.trainer", "littrainer.errors.seeds", True, False]
 
 
 def test_hf_argument_parser_fills_a_subclass_of_our_arguments(facts: Any) -> None:
@@ -323,7 +323,7 @@ def test_later_imports_get_ours_although_transformers_own_were_loaded(late: Any)
 
 
 def test_names_that_transformers_has_withdrawn_are_answered_as_long_as_the_redirection_holds(late: Any) -> None:
-    assert late["withdrawn"] == ["littrainer.keras_models.training_arguments", True]
+    assert late["withdrawn"] == ["littrainer.keras.arguments", True]
     assert late["withdrawn after uninstall"] == [False, False]
 
 

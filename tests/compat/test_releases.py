@@ -14,21 +14,23 @@ from typing import Any
 import pytest
 import transformers
 
-from littrainer.compat.documentation import with_section
 from littrainer.compat.names import REPLACED
-from littrainer.compat.neighbours import LEFT_TO_TRANSFORMERS, MISSING_IN, RELEASES
 from littrainer.compat.shim import bindings_in
+from tests.compat.page import names_by_module
 from tests.compat.processes import environment
 from tests.compat.shapes import shape_of
 from tests.scenarios.once_per_session import carried_out_once
 from tests.scenarios.releases import ABSENT, earlier_release
 
-EARLIER, NEWEST = RELEASES
-PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+# The releases of transformers that the tables of the page are about.
+RELEASES = ("5.3.0", "5.23.0")
+NEWEST = RELEASES[-1]
 COLLECTOR = Path(__file__).with_name("release_facts.py")
+ANSWERED, LEFT = (
+    names_by_module(heading, RELEASES) for heading in ("module | littrainer's", "module | transformers' own")
+)
 NAMES: dict[str, list[str]] = {
-    module: sorted({*REPLACED.get(module, {}), *LEFT_TO_TRANSFORMERS.get(module, ())})
-    for module in sorted({*REPLACED, *LEFT_TO_TRANSFORMERS})
+    module: sorted({*ANSWERED.get(module, {}), *LEFT.get(module, {})}) for module in sorted({*ANSWERED, *LEFT})
 }
 OURS = {f"{module}.{name}": target for module, names in REPLACED.items() for name, target in names.items()}
 
@@ -60,8 +62,12 @@ def public_names(module: str, release: str) -> set[str]:
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_public_name_of_the_trainers_modules_is_answered_or_left_on_purpose(release: str) -> None:
-    for module, names in NAMES.items():
-        listed = set(names) - set(MISSING_IN[release].get(module, ()))
+    assert {module: set(names) for module, names in ANSWERED.items()} == {
+        module: set(names) for module, names in REPLACED.items()
+    }
+    for module in NAMES:
+        tables = (ANSWERED.get(module, {}), LEFT.get(module, {}))
+        listed = {name for names in tables for name, releases in names.items() if release in releases}
         assert public_names(module, release) - {"logger"} == listed, module
 
 
@@ -127,8 +133,6 @@ NOT_OFFERED: dict[str, set[str]] = {
     },
     "transformers.trainer_pt_utils.BatchRebalanceSampler": {"QUADRATIC_COST_COEF"},
     "transformers.trainer_pt_utils.AcceleratorConfig": {"pop"},
-    "transformers.utils.notebook.NotebookProgressBar": {"warmup", "update_every", "update_bar"},
-    "transformers.utils.notebook.NotebookTrainingTracker": {"warmup", "update_every", "update_bar"},
     # A module that was imported in the body of the class.
     "transformers.training_args.TrainingArguments": {"is_torch_greater_or_equal_than_2_8"},
     "transformers.training_args_seq2seq.Seq2SeqTrainingArguments": {"is_torch_greater_or_equal_than_2_8"},
@@ -184,8 +188,3 @@ def test_a_training_is_bit_for_bit_that_of_the_releases_own_trainer(facts: Any, 
     ours, theirs = facts[release]["redirected"]["training"], facts[release]["plain"]["training"]
     assert len(theirs["logs"]) > 8
     assert ours == theirs
-
-
-def test_the_committed_page_lists_the_names_of_the_tables() -> None:
-    written = PAGE.read_text(encoding="utf-8")
-    assert written == with_section(written), "run: python -m littrainer.compat.documentation docs/compatibility.md"

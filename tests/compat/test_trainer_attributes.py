@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from littrainer import Trainer
-from littrainer.compat.trainer_attributes import ANSWERED, REFUSED, MemoryTracker, documentation
+from littrainer.compat.trainer_attributes import REFUSED, MemoryTracker
+from tests.compat.page import table
 from tests.scenarios.models import tiny_bert_classifier
-from tests.scenarios.releases import ABSENT, ROOT, earlier_release
+from tests.scenarios.releases import ABSENT, earlier_release
 from tests.scenarios.trainers import quiet_trainer
 
-PAGE = ROOT / "docs" / "compatibility.md"
+ANSWERED = table("attribute of a Trainer | what it is")
 ONLY_IN_TRANSFORMERS_4 = {"is_tp_enabled"}
 SINCE_5_3 = {
     "_initial_global_step",
@@ -51,26 +52,15 @@ def test_the_table_names_each_attribute_that_the_trainer_of_5_3_sets() -> None:
     assert {*ANSWERED, *REFUSED} - found == ONLY_IN_TRANSFORMERS_4 | SINCE_5_3
 
 
-@pytest.fixture(scope="module")
-def untrained(tmp_path_factory: pytest.TempPathFactory) -> Trainer:
-    return quiet_trainer(tmp_path_factory.mktemp("untrained"))
-
-
-@pytest.mark.parametrize("name", ANSWERED)
-def test_each_attribute_of_the_table_is_there_before_training(untrained: Trainer, name: str) -> None:
-    getattr(untrained, name)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_an_attribute_that_is_not_offered_says_why(untrained: Trainer, name: str) -> None:
-    assert not hasattr(untrained, name)
-    with pytest.raises(AttributeError) as caught:
+def test_each_attribute_of_the_table_is_there_before_training_or_says_why_not(tmp_path: Path) -> None:
+    untrained = quiet_trainer(tmp_path)
+    for name in ANSWERED:
         getattr(untrained, name)
-    assert f"does not have {name}: {REFUSED[name]}" in str(caught.value)
-
-
-def test_the_page_shows_the_table() -> None:
-    assert documentation() in PAGE.read_text()
+    assert table("not offered | why") == REFUSED
+    for name, reason in REFUSED.items():
+        with pytest.raises(AttributeError) as caught:
+            getattr(untrained, name)
+        assert f"does not have {name}: {reason}" in str(caught.value)
 
 
 def test_neftunes_handle_is_there_while_it_trains(tmp_path: Path) -> None:

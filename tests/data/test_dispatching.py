@@ -18,7 +18,7 @@ from transformers import BatchEncoding
 from littrainer.data import dispatching
 from littrainer.data.dispatching import NO_BATCH, UNREAD_ROUND, Dispatch, cut_rows, first_dimension, joined_rows
 from littrainer.data.sharding import Share
-from littrainer.processes.agreement import FailedElsewhere
+from littrainer.distributed.failure_report import FailedElsewhere
 
 
 class Numbers(IterableDataset[dict[str, torch.Tensor]]):

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.verification import damage_in
 from littrainer.data import workers
-from littrainer.processes.agreement import is_running
+from littrainer.distributed.failure_report import is_running
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 from tests.scenarios.trainers import quiet_trainer

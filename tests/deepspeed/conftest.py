@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from littrainer.processes.deepspeed_communication import ALONE
+from littrainer.distributed.group import ALONE
 
 STAND_IN = Path(__file__).parent / "stand_in"
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from littrainer.arguments.deepspeed_config import DeepSpeedConfig
+from littrainer.arguments.deepspeed import DeepSpeedConfig
 from tests.deepspeed.variants import AUTO_BUCKETS, AUTO_SIZES, ENGINE_OPTIMIZER, ENGINE_SCHEDULE
 from tests.scenarios.trainers import quiet_arguments
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from littrainer import Trainer
-from littrainer.arguments.deepspeed_plugin import DeepSpeedPlugin
+from littrainer.arguments.deepspeed import DeepSpeedPlugin
 from tests.deepspeed.test_training import RUN, trained
 from tests.deepspeed.variants import stage
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
@@ -37,7 +37,7 @@ def test_a_trainer_shows_the_plugin_where_libraries_look_for_it(deepspeed: Any, 
     assert (plugin.zero_stage, plugin.offload_optimizer_device, plugin.offload_param_device) == (2, "cpu", "none")
     assert plugin.offload_optimizer_nvme_path is None and plugin.zero3_save_16bit_model is False
     assert plugin.gradient_accumulation_steps == 1 and plugin.gradient_clipping == 1.0
-    assert plugin.selected and not plugin.is_zero3_init_enabled()
+    assert not plugin.is_zero3_init_enabled()
     assert str(trainer.accelerator.distributed_type) == "DistributedType.DEEPSPEED"
     with pytest.raises(AttributeError, match="has no 'wrap'"):
         plugin.wrap  # noqa: B018

@@ -16,7 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 from torchmetrics.text import Perplexity
 
 from littrainer import Seq2SeqTrainer, Seq2SeqTrainingArguments, StreamingMetrics, Trainer
-from littrainer.processes import collectives
+from littrainer.distributed import collectives
 from tests.scenarios.collators import pad_tokens, pad_translations
 from tests.scenarios.data import Rows, language_rows, translation_rows, vector_rows
 from tests.scenarios.models import CLASSES, VectorClassifier, tiny_gpt2, tiny_t5

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 import littrainer.arguments.destinations
-import littrainer.mixed_precision
-from littrainer import Trainer, engine
-from littrainer.checkpoint.shards import whole_state_dict
+import littrainer.strategies.mixed_precision
+from littrainer import Trainer
+from littrainer.engine import run_lightning
+from littrainer.strategies.shards import whole_state_dict
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
@@ -86,9 +87,9 @@ def scaled_precision(args: Any) -> str:
 def scale_on_the_cpu() -> None:
     """Let the arguments ask for loss scaling, though the device is a CPU, and forward passes stay as they are."""
     littrainer.arguments.destinations.lightning_precision = scaled_precision
-    littrainer.mixed_precision.lightning_precision = scaled_precision
-    littrainer.mixed_precision.FORWARD_TYPES["16-mixed"] = torch.float32
-    engine.DERIVED_KEYWORDS["precision"] = scaled_precision
+    littrainer.strategies.mixed_precision.lightning_precision = scaled_precision
+    littrainer.strategies.mixed_precision.FORWARD_TYPES["16-mixed"] = torch.float32
+    run_lightning.DERIVED_KEYWORDS["precision"] = scaled_precision
 
 
 def main(folder: Path) -> None:

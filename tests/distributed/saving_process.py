@@ -27,12 +27,12 @@ import torch
 import torch.distributed as dist
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.checkpoint import places, resumed_together, together, weights, writer
-from littrainer.checkpoint.claims import give_back_claim, take_claim
-from littrainer.checkpoint.manifest import read_manifest
+from littrainer.checkpoint import distributed_resume, distributed_save, weights, writer
+from littrainer.checkpoint.checksums import read_manifest
+from littrainer.checkpoint.run_lock import give_back_claim, take_claim
 from littrainer.checkpoint.verification import damage_in
-from littrainer.engine import import_lightning
-from littrainer.processes.agreement import from_each, wait_for_each_other
+from littrainer.distributed.agreement import from_each, wait_for_each_other
+from littrainer.engine.run_lightning import import_lightning
 from tests.faults.signals import SignalIn
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import NoisyClassifier
@@ -200,7 +200,7 @@ def failures(folder: Path) -> Any:
     places: dict[str, tuple[Any, str, int, int]] = {
         "weights of the first": (weights, "_write_plain", 0, errno.ENOSPC),
         "random states of the second": (writer, "save_and_sum", 1, errno.EACCES),
-        "folder of the first": (together, "staged_checkpoint", 0, errno.EROFS),
+        "folder of the first": (distributed_save, "staged_checkpoint", 0, errno.EROFS),
     }
     for name, (owner, function, rank, number) in places.items():
         run = folder / name.replace(" ", "-")
@@ -261,7 +261,7 @@ def own_disk(folder: Path, first_of_its_node: bool) -> Iterator[Path]:
     if first_of_its_node:
         os.environ["LOCAL_RANK"] = "0"
     try:
-        with mock.patch.object(resumed_together, "_absolute", lambda path: f"/disk-of-node-{RANK}/{path}"):
+        with mock.patch.object(distributed_resume, "_absolute", lambda path: f"/disk-of-node-{RANK}/{path}"):
             yield node
     finally:
         os.environ["LOCAL_RANK"] = local_rank
@@ -351,7 +351,7 @@ def claims(folder: Path) -> Any:
 
 
 def _deleted_meanwhile(output_dir: Path) -> str | None:
-    look = places._first_seen
+    look = distributed_save._first_seen
 
     def delete_and_look(run_dir: Path, tokens: dict[int, str]) -> int | None:
         if RANK == 1:
@@ -359,7 +359,7 @@ def _deleted_meanwhile(output_dir: Path) -> str | None:
         wait_for_each_other()
         return look(run_dir, tokens)
 
-    with mock.patch.object(places, "_first_seen", delete_and_look):
+    with mock.patch.object(distributed_save, "_first_seen", delete_and_look):
         return error_of(make(output_dir).train)
 
 

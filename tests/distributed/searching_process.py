@@ -18,8 +18,8 @@ import optuna
 import torch
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.processes import last_words
-from littrainer.processes.agreement import LostProcess
+from littrainer.distributed import failure_report
+from littrainer.distributed.failure_report import LostProcess
 from littrainer.search import wandb_sweep
 from littrainer.search.record import read_record
 from tests.scenarios.data import Rows, vector_rows
@@ -271,7 +271,7 @@ class FailsBetween(TrainerCallback):
 
 def failing_between_steps(folder: Path) -> Any:
     """To come last: after it the processes can no longer agree."""
-    last_words.SECONDS_UNTIL_ALL_HAVE_FAILED = 1.0
+    failure_report.SECONDS_UNTIL_ALL_HAVE_FAILED = 1.0
     trainer = trainer_for(folder / "between", eval_strategy="no")
     trainer.add_callback(FailsBetween())
     try:

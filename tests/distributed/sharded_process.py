@@ -19,7 +19,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 from littrainer import Trainer
-from littrainer.checkpoint.shards import is_sharded, whole_state_dict
+from littrainer.strategies.shards import is_sharded, whole_state_dict
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows
 from tests.scenarios.models import tiny_llama

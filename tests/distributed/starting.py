@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.compat.processes import environment
-from tests.processes.launchers import PREFIXES, PYTORCH_VARIABLES
+from tests.distributed.launchers import PREFIXES, PYTORCH_VARIABLES
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
 # What a script sees of the processes between its arguments and its Trainer, in the file facts0.json or facts1.json.
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import littrainer.auto
 from littrainer import TrainingArguments
-from littrainer.processes import agreement
+from littrainer.distributed import agreement
 
 folder = pathlib.Path(__file__).parent
 # As scripts do that change to their output folder.

@@ -19,7 +19,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassStatScores
 
 from littrainer import Trainer, default_data_collator
-from littrainer.processes.layout import process_layout
+from littrainer.distributed.layout import process_layout
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows
 from tests.scenarios.models import CLASSES, FEATURES, VectorClassifier, tiny_llama

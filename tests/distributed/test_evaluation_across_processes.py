@@ -167,4 +167,5 @@ def test_processes_that_evaluate_different_things_are_refused_and_get_no_wrong_n
 def test_metrics_are_those_of_the_first_process_which_writes_them(found: list[dict[str, Any]]) -> None:
     first, second = (one["of_the_process"] for one in found[1:])
     assert (first["rank"], first["history"], second["rank"], second["history"]) == (0, 0, 0, 0)
-    assert first["files"] == ["all_results.json", "eval_results.json", "trainer_state.json"] and second["files"] == []
+    written = ["all_results.json", "eval_results.json", "littrainer_run.json", "trainer_state.json"]
+    assert first["files"] == written and second["files"] == []

@@ -130,7 +130,7 @@ def test_after_the_death_of_a_process_the_checkpoints_before_are_intact_and_the_
     trainer = make(run)
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 6
-    assert sorted(path.name for path in run.iterdir()) == WHOLE
+    assert sorted(path.name for path in run.iterdir()) == [*WHOLE, "littrainer_run.json"]
 
 
 def test_checkpoints_written_in_the_background_are_the_same(found: Found) -> None:

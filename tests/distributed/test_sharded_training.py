@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from littrainer.checkpoint.reader import checkpoint_to_resume
+from littrainer.checkpoint.distributed_resume import checkpoint_to_resume
 from tests.distributed import sharded_process
 from tests.distributed.sharded_process import CHECKS, STEPS, adapter, curve, llama, trainer_of
 from tests.distributed.together import found_in, run_together

@@ -83,7 +83,7 @@ def script(folder: Path) -> Names:
 def script_for_several_processes(folder: Path) -> Names:
     """A script that says only which process it is where there are several, each of which would import everything.
 
-    Trainings of several processes are in tests/processes and tests/distributed.
+    Trainings of several processes are in tests/distributed.
     """
     (folder / "train.py").write_text(SAYS_ITS_RANK + SCRIPT, encoding="utf-8")
     return {}

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import get_worker_info
 
 from littrainer import TrainingArguments
-from littrainer.errors.advice import advice_for
+from littrainer.engine.advice import advice_for
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer

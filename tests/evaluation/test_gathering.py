@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers.trainer_pt_utils import EvalLoopContainer
 
+from littrainer.errors.nested_values import concatenated
 from littrainer.evaluation import gathering
 from littrainer.evaluation.gathering import BatchCollection, HostRows
-from littrainer.nested_values import concatenated
 from tests.scenarios.nested import described, filled
 
 

@@ -13,8 +13,8 @@ import lightning.pytorch as pl
 import pytest
 
 from littrainer import Trainer, TrainerCallback
+from littrainer.engine.module import TrainerModule
 from littrainer.evaluation.batch_stream import BATCHES_PER_CHUNK
-from littrainer.module import TrainerModule
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import VectorClassifier

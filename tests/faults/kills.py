@@ -158,7 +158,7 @@ def outcome_of_a_kill(
         if not is_equal(final, expected):
             return "different"
         # What is left over would be found by a later run, or by a script that uploads the folder.
-        expected_names = {FINISHED, *(f"checkpoint-{step}" for step in steps_in(copy))}
+        expected_names = {FINISHED, "littrainer_run.json", *(f"checkpoint-{step}" for step in steps_in(copy))}
         left = {path.name for path in copy.iterdir()} - expected_names
         return f"exact, but {sorted(left)} left behind" if left else "exact"
     finally:
@@ -215,7 +215,7 @@ def main() -> None:
         for name in ("Trainer", "TrainingArguments", "TrainerCallback"):
             getattr(names, name)
     if options.trainer == "littrainer":
-        importlib.import_module("littrainer.engine").import_lightning()
+        importlib.import_module("littrainer.engine.run_lightning").import_lightning()
     with tempfile.TemporaryDirectory() as root:
         counts = kill_often(options.trainer, Path(root), options.kills, options.seed)
     print(f"{options.trainer}, killed {options.kills} times: {dict(counts)}")

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback, TrainingArguments
-from littrainer.checkpoint.layout import get_last_checkpoint
+from littrainer.checkpoint.verification import get_last_checkpoint
 from tests.faults.signals import SignalIn
 from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
@@ -308,13 +308,13 @@ def test_lightning_on_a_cluster_takes_no_signal_and_writes_no_checkpoint_of_its_
     assert handlers == [before] * 2
     stopped = make(tmp_path, SignalIn("on_step_end", 2, signal.SIGUSR1), jit_checkpoint_signals="SIGUSR1")
     assert stopped.train().global_step == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "littrainer_run.json"]
 
 
 SCRIPT = """
 import os, sys, time
 from littrainer import TrainerCallback
-from littrainer.engine import import_lightning
+from littrainer.engine.run_lightning import import_lightning
 from tests.scenarios.trainers import quiet_trainer
 
 class Telling(TrainerCallback):

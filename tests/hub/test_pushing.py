@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.checkpoint.whole_storage import WholeStorage
+from littrainer.checkpoint.storage import WholeStorage
 from littrainer.hub.progress import PushInProgress
 from littrainer.hub.snapshot import SNAPSHOT_DIR
 from tests.hub.runs import PUSHING, AtEnd, files_below, pushing_trainer

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from littrainer import TrainerCallback
-from littrainer.checkpoint import claims
+from littrainer.checkpoint import run_lock
 from littrainer.hub.progress import MOST_DELETED, Push, PushInProgress, Upload
 from littrainer.hub.silence import SilentHubError
 from littrainer.hub.snapshot import SNAPSHOT_DIR, new_snapshot, remove_abandoned_snapshots
@@ -212,7 +212,7 @@ def test_snapshots_of_a_push_that_goes_on_are_left_alone_and_those_of_a_killed_r
     monkeypatch.setattr("littrainer.hub.snapshot.is_held_here", lambda folder: False)
     remove_abandoned_snapshots(tmp_path)
     assert [entry.name for entry in (tmp_path / SNAPSHOT_DIR).iterdir()] == [own.name]
-    claims._forget_in_child()
+    run_lock._forget_in_child()
     remove_abandoned_snapshots(tmp_path)
     assert not (tmp_path / SNAPSHOT_DIR).exists()
 

@@ -32,7 +32,12 @@ needs_libraries = pytest.mark.skipif(not PYTHON.exists(), reason="`make test-all
 LIMIT_SECONDS = 600
 SHOWN_CHARACTERS = 6000
 # Files that only a checkpoint of littrainer has.
-OWN_FILES = ("littrainer_manifest.json", "littrainer_resume.pt", "littrainer_trained_beside_adapters.pt")
+OWN_FILES = (
+    "littrainer_manifest.json",
+    "littrainer_resume.pt",
+    "littrainer_run.json",
+    "littrainer_trained_beside_adapters.pt",
+)
 # Parts of the names of logged values that tell time.
 TIMES = ("runtime", "per_second", "step_time", "preparation_time", "profiling/")
 

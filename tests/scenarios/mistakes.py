@@ -9,8 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from littrainer import EarlyStoppingCallback, Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
-from littrainer.data.collators import DataCollatorForLanguageModeling, DataCollatorWithPadding
+from littrainer import (
+    DataCollatorWithPadding,
+    EarlyStoppingCallback,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    TrainingArguments,
+)
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 from tests.scenarios.trainers import QUIET_RUN
@@ -164,20 +170,6 @@ def labels_as_texts(folder: Path) -> object:
 def samples_of_unequal_length(folder: Path) -> object:
     rows = [{"input_ids": [5] * (2 + number), "labels": 1} for number in range(8)]
     return trainer(folder, tiny_bert_classifier(), rows).train()
-
-
-class Tokenizer:
-    """What a language modelling collator asks of a tokenizer, without a padding token."""
-
-    pad_token = None
-    padding_side = "right"
-
-
-@mistake
-def tokenizer_without_a_padding_token(folder: Path) -> object:
-    rows = [[5] * (2 + number) for number in range(8)]
-    collator = DataCollatorForLanguageModeling(Tokenizer(), mlm=False)
-    return trainer(folder, tiny_bert_classifier(), rows, {"data_collator": collator}).train()
 
 
 @mistake

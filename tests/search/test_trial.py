@@ -183,7 +183,7 @@ def test_checkpoints_of_a_trial_lie_in_a_folder_of_its_own(tmp_path: Path) -> No
         run_trial(trainer, fixed(number=8))
         assert trainer.state.trial_name == "rate 0.01"
     assert sorted(os.listdir(tmp_path)) == ["rate 0.01", "run-7"]
-    assert sorted(os.listdir(tmp_path / "run-7")) == ["checkpoint-1", "checkpoint-2"]
+    assert sorted(os.listdir(tmp_path / "run-7")) == ["checkpoint-1", "checkpoint-2", "littrainer_run.json"]
 
 
 @pytest.mark.parametrize("is_dict", [False, True])
@@ -299,7 +299,7 @@ def test_a_training_that_is_no_trial_keeps_its_arguments_and_its_folder(tmp_path
     trainer.train()
     assert trainer.args.learning_rate == 0.01
     assert (trainer._trial, trainer.state.is_hyper_param_search) == (None, False)
-    assert os.listdir(tmp_path) == ["checkpoint-2"]
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-2", "littrainer_run.json"]
 
 
 def test_a_model_init_that_makes_no_new_model_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

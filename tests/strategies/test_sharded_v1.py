@@ -21,10 +21,8 @@ from tests.scenarios.trainers import quiet_arguments
 def strategy(model: Any = None, given: Any = None, words: Any = True, **config: Any) -> Any:
     args = quiet_arguments("unused", fsdp=words, fsdp_config={"version": 1, **config}, **(given or {}))
     assert strategy_name(args) == "FSDP version 1"
-    trainer: Any = SimpleNamespace(
-        args=args, model=tiny_llama() if model is None else model, optimizer=None, training_run=None
-    )
-    return first_version_strategy(trainer)
+    trained: Any = SimpleNamespace(args=args, model=tiny_llama() if model is None else model, optimizer=None)
+    return first_version_strategy(trained)
 
 
 def test_defaults_are_those_of_transformers() -> None:
@@ -116,6 +114,7 @@ def test_trained_parts_of_an_adapter_are_wrapped_each_for_itself() -> None:
 
 def test_an_optimizer_made_beforehand_is_refused() -> None:
     args = quiet_arguments("unused", fsdp=True, fsdp_config={"version": 1})
-    trainer: Any = SimpleNamespace(args=args, model=tiny_llama(), optimizer=object(), training_run=None)
+    model = tiny_llama()
+    trained: Any = SimpleNamespace(args=args, model=model, model_wrapped=model, optimizer=object())
     with pytest.raises(ValueError, match="version"):
-        first_version_strategy(trainer)
+        first_version_strategy(trained)

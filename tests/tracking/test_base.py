@@ -1,14 +1,21 @@
+"""What the callbacks of all trackers share."""
+
+from __future__ import annotations
+
 import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from littrainer.callbacks.base import EVENTS, listens_to
-from littrainer.tracking import SERVICES, TrackerCallback
-from littrainer.tracking.base import hyperparameters, survives_failure
+from littrainer.tracking import SERVICES, TrackerCallback, base
+from littrainer.tracking.base import as_number, hyperparameters, only_numbers, survives_failure, with_tracked_names
 from littrainer.tracking.selection import tracker_class
+from littrainer.tracking.services import SwanLabCallback
 from tests.scenarios.trainers import quiet_trainer
 
 LOGGED: dict[str, Any] = {"logging_strategy": "steps", "logging_steps": 1, "max_steps": 3}
@@ -168,3 +175,76 @@ def test_a_wrapped_event_keeps_its_name_and_documentation() -> None:
         """Saved."""
 
     assert (survives_failure(on_save).__name__, survives_failure(on_save).__doc__) == ("on_save", "Saved.")
+
+
+NAMES = {
+    "loss": 1.0,
+    "eval_loss": 2.0,
+    "eval_first_accuracy": 3.0,
+    "test_runtime": 4.0,
+    "train_loss": 5.0,
+    "evaluation": 6.0,
+    "eval_": 7.0,
+}
+
+
+def test_metrics_have_the_names_that_transformers_gives_them() -> None:
+    from transformers.integrations.integration_utils import rewrite_logs
+
+    assert with_tracked_names(NAMES) == rewrite_logs(NAMES)
+    assert list(with_tracked_names({"eval_loss": 0, "loss": 0})) == ["eval/loss", "train/loss"]
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (3, 3),
+        (0.5, 0.5),
+        (True, True),
+        (torch.tensor(1.5), 1.5),
+        (torch.tensor([2]), 2),
+        (np.float32(0.25), 0.25),
+        (np.int64(7), 7),
+        (np.array([4.0]), 4.0),
+        ("text", None),
+        (None, None),
+        ([1.0], None),
+        (torch.ones(2), None),
+        (torch.tensor(1j), None),
+        (np.array(["a"]), None),
+        (int, None),
+        (torch.tensor(float("nan")), float("nan")),
+    ],
+    ids=str,
+)
+def test_tensors_and_arrays_of_one_number_are_numbers(value: Any, number: Any) -> None:
+    assert as_number(value) == number or (number != number and as_number(value) != as_number(value))
+
+
+def test_what_is_no_number_is_named_once_for_each_service(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "_told", set())
+    with caplog.at_level(logging.WARNING):
+        for service in ("one", "one", "two"):
+            assert only_numbers({"kept": 1, "matrix": [[1]]}, service) == {"kept": 1}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{service}: the logged value 'matrix' is left out, since it is a list and no number: [[1]]."
+        for service in ("one", "two")
+    ]
+
+
+def badge(log_model: str | None, run: Any) -> str | None:
+    """What the callback says of a run, without SwanLab, which it asks for when it is made."""
+    callback = SwanLabCallback.__new__(SwanLabCallback)
+    callback._swanlab, callback._log_model = SimpleNamespace(get_run=lambda: run), log_model
+    return callback.card_badge()
+
+
+def test_a_badge_links_to_a_run_in_the_cloud_where_the_environment_asks_for_it() -> None:
+    address = "https://swanlab.cn/@me/mine/runs/1"
+    run = SimpleNamespace(public=SimpleNamespace(cloud=SimpleNamespace(experiment_url=address)))
+    assert str(badge("checkpoint", run)).endswith(f"({address})")
+    assert badge(None, run) is None
+    assert badge("checkpoint", None) is None
+    assert badge("checkpoint", SimpleNamespace(public=None)) is None

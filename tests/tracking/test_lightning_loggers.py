@@ -186,7 +186,7 @@ def test_a_logger_that_fails_in_lightnings_own_logging_is_told_once(
 def test_a_shared_logger_is_one_of_its_kind_and_knows_its_run(tmp_path: Path) -> None:
     callback = TensorBoardCallback()
     trainer = quiet_trainer(tmp_path, given={"callbacks": [callback]}, max_steps=1)
-    (shared,) = loggers_of(trainer)
+    (shared,) = loggers_of(trainer.callback_handler.callbacks)
     assert isinstance(shared, Logger)
     assert (shared.name, shared.version, shared.save_dir, shared.log_dir) == ("", "", None, None)
     assert not hasattr(shared, "experiment")
@@ -197,7 +197,7 @@ def test_a_shared_logger_is_one_of_its_kind_and_knows_its_run(tmp_path: Path) ->
     assert shared.experiment is callback.tb_writer
     shared.finalize("success")
     shared.log_metrics({"b": 2.0}, step=3)
-    callback.close()
+    callback.release()
     assert read_events(tmp_path / "events")["scalars"] == {"b": [(3, 2.0)]}
 
 

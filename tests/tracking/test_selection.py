@@ -1,5 +1,10 @@
+"""From `report_to` to callbacks, and the table of trackers."""
+
+from __future__ import annotations
+
 import importlib.util
 import logging
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from littrainer import TrainerCallback, TrainingArguments
-from littrainer.tracking import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback, services
-from littrainer.tracking.selection import tracker_classes, trackers_for
-from littrainer.tracking.services import SERVICES, available_services, is_installed
+from littrainer import TrainerCallback, TrainingArguments, tracking
+from littrainer.arguments import report_to as table
+from littrainer.arguments.report_to import SERVICES, TAKEN_ELSEWHERE, available_services, is_installed
+from littrainer.tracking import MLflowCallback, TensorBoardCallback, TrackioCallback, WandbCallback
+from littrainer.tracking.base import TrackerCallback
+from littrainer.tracking.selection import tracker_class, tracker_classes, trackers_for
 from tests.scenarios.trainers import quiet_trainer
 
 FOUR = ["mlflow", "tensorboard", "wandb", "trackio"]
@@ -20,7 +27,7 @@ FOUR = ["mlflow", "tensorboard", "wandb", "trackio"]
 def four_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DISABLE_MLFLOW_INTEGRATION", "WANDB_DISABLED"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(services, "is_installed", lambda name: name in FOUR)
+    monkeypatch.setattr(table, "is_installed", lambda name: name in FOUR)
 
 
 def only_importable(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
@@ -60,14 +67,14 @@ def test_all_leaves_out_what_the_environment_switches_off(
 
 
 def test_all_writes_to_azure_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "is_installed", lambda name: name in ("azure_ml", "mlflow"))
+    monkeypatch.setattr(table, "is_installed", lambda name: name in ("azure_ml", "mlflow"))
     assert available_services() == ["mlflow"]
-    monkeypatch.setattr(services, "is_installed", lambda name: name == "azure_ml")
+    monkeypatch.setattr(table, "is_installed", lambda name: name == "azure_ml")
     assert available_services() == ["azure_ml"]
 
 
 def test_all_includes_comet_only_where_it_has_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "is_installed", lambda name: name == "comet_ml")
+    monkeypatch.setattr(table, "is_installed", lambda name: name == "comet_ml")
     keys: dict[str, str] = {}
     monkeypatch.setitem(sys.modules, "comet_ml", SimpleNamespace(config=SimpleNamespace(get_config=keys.get)))
     assert available_services() == []
@@ -78,7 +85,7 @@ def test_all_includes_comet_only_where_it_has_a_key(monkeypatch: pytest.MonkeyPa
 def test_the_names_are_those_that_transformers_documents() -> None:
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-    assert {*SERVICES, *services.TAKEN_ELSEWHERE} == INTEGRATION_TO_CALLBACK.keys()
+    assert {*SERVICES, *TAKEN_ELSEWHERE} == INTEGRATION_TO_CALLBACK.keys()
     classes = {name: service.callback.partition(":")[2] for name, service in SERVICES.items()}
     assert classes == {name: INTEGRATION_TO_CALLBACK[name].__name__ for name in SERVICES}
 
@@ -184,3 +191,40 @@ def test_wandb_switched_off_is_told_once_for_each_trainer(
     with caplog.at_level(logging.WARNING):
         assert trackers_for(["wandb", "wandb"]) == []
     assert caplog.text.count("WANDB_DISABLED switches it off") == 1
+
+
+PAGE = Path(__file__).parents[2] / "docs/tracking.md"
+PACKAGE = Path(tracking.__file__).parent
+
+
+def test_the_page_lists_each_service_with_what_it_needs() -> None:
+    rows = [line for line in PAGE.read_text("utf-8").splitlines() if "pip install" in line and line.startswith("|")]
+    assert rows == [
+        f"| `{name}` | {service.about} | `pip install {service.install}` | `{service.callback.partition(':')[2]}` |"
+        for name, service in SERVICES.items()
+    ]
+
+
+def test_the_page_names_each_environment_variable_of_its_services() -> None:
+    described = set(re.findall(r"[A-Z]+(?:_[A-Z]+)+", PAGE.read_text("utf-8")))
+    read = {service.switch for service in SERVICES.values() if service.switch is not None}
+    for path in PACKAGE.glob("*.py"):
+        read |= set(
+            re.findall(r'(?:environ\.get|environment_says)\(\s*"([A-Z]+(?:_[A-Z]+)+)"', path.read_text("utf-8"))
+        )
+    assert {"DISABLE_MLFLOW_INTEGRATION", "WANDB_LOG_MODEL"} < read <= described
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_each_service_has_a_callback_that_names_it(name: str) -> None:
+    callback = tracker_class(name)
+    assert issubclass(callback, TrackerCallback)
+    assert callback.service == name
+    assert getattr(tracking, callback.__name__) is callback
+
+
+def test_the_package_offers_its_callbacks_and_nothing_unknown() -> None:
+    assert "WandbCallback" in dir(tracking)
+    with pytest.raises(AttributeError, match="NeptuneCallback"):
+        tracking.NeptuneCallback  # noqa: B018
+    assert not set(TAKEN_ELSEWHERE) & set(SERVICES)

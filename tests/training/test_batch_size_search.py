@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from littrainer import Trainer
-from littrainer.training.batch_size_search import ran_out_of_memory
+from littrainer.training.batch_size_search import empty_device_cache, ran_out_of_memory
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
@@ -122,3 +122,31 @@ def test_a_subclass_is_told_of_each_size_before_it_is_tried(tmp_path: Path) -> N
     trainer.train()
     assert Told.told == [(10, 0), (9, 1), (8, 2)] and model.sizes == [10, 9, 8]
     assert trainer.model_wrapped is model
+
+
+@pytest.fixture
+def emptied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A note for each time the cache of a GPU, which is made to exist, is emptied."""
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
+    return calls
+
+
+def test_the_cache_of_the_accelerator_is_emptied(emptied: list[str]) -> None:
+    empty_device_cache()
+    assert emptied == ["emptied"]
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(None, 0), (1, 6), (2, 4), (3, 2)])
+def test_the_cache_is_emptied_in_every_so_many_optimizer_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int | None, expected: int
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr("littrainer.training.batch_size_search.empty_device_cache", lambda: calls.append("emptied"))
+    # Three optimizer steps of two micro-batches each.
+    trainer = quiet_trainer(
+        tmp_path, rows=24, max_steps=3, gradient_accumulation_steps=2, torch_empty_cache_steps=steps
+    )
+    trainer.train()
+    assert len(calls) == expected

@@ -11,7 +11,15 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from littrainer import TrainerCallback
-from littrainer.training.loss import PendingLosses, add_to_running_loss, items_in_window, loss_and_outputs, normalised
+from littrainer.training.loss import (
+    LabelSmoother,
+    RunningLoss,
+    add_to_running_loss,
+    items_in_window,
+    loss_and_outputs,
+    normalised,
+    predicts_next_token,
+)
 from tests.scenarios.models import (
     CountingClassifier,
     KeywordClassifier,
@@ -19,6 +27,8 @@ from tests.scenarios.models import (
     LosslessClassifier,
     TupleClassifier,
     VectorClassifier,
+    tiny_bert_classifier,
+    tiny_llama,
 )
 from tests.scenarios.trainers import quiet_trainer
 
@@ -73,20 +83,20 @@ def test_a_loss_that_is_no_number_counts_as_the_mean_so_far_where_filtered(
 
 
 def added(losses: list[torch.Tensor], waiting: bool, filtered: bool, running: torch.Tensor) -> torch.Tensor:
-    pending = PendingLosses()
+    record = RunningLoss()
+    record.since_last_log = running
     for steps, loss in enumerate(losses):
         if waiting:
-            pending.append(running, loss, steps // 2, filtered)
+            record.add(loss, steps // 2, filtered)
         else:
             add_to_running_loss(running, loss, steps // 2, filtered)
-    pending.add_to(running)
-    return running
+    return record.since_last_log
 
 
 @pytest.mark.parametrize("filtered", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("odd_one", [1e-3, 3e7, float("nan"), float("-inf")])
-@pytest.mark.parametrize("number", [1, 2, 3, 40, PendingLosses.MOST + 5])
+@pytest.mark.parametrize("number", [1, 2, 3, 40, RunningLoss.MOST_WAITING + 5])
 def test_losses_that_waited_have_the_sum_of_those_that_did_not_bit_for_bit(
     number: int, odd_one: float, dtype: torch.dtype, filtered: bool
 ) -> None:
@@ -98,11 +108,11 @@ def test_losses_that_waited_have_the_sum_of_those_that_did_not_bit_for_bit(
 
 
 def test_a_loss_that_is_changed_after_it_was_noted_counts_as_it_was() -> None:
-    pending, loss, running = PendingLosses(), torch.tensor(2.0), torch.tensor(1.0)
-    pending.append(running, loss, 0, True)
+    record, loss = RunningLoss(), torch.tensor(2.0)
+    record.since_last_log = torch.tensor(1.0)
+    record.add(loss, 0, True)
     loss.fill_(100.0)
-    pending.add_to(running)
-    assert running.item() == 3.0
+    assert record.since_last_log.item() == 3.0
 
 
 def test_whoever_asks_for_the_sum_in_training_gets_all_of_it(tmp_path: Path) -> None:
@@ -261,3 +271,67 @@ def test_missing_labels_are_told_from_a_model_that_ignores_them(tmp_path: Path) 
         loss_of(tmp_path, LosslessClassifier(), {"x": BATCH["x"]})
     with pytest.raises(ValueError, match="under the key 'loss'"):
         loss_of(tmp_path, LosslessClassifier())
+
+
+def scores(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(4))
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.7])
+def test_the_loss_is_torchs_smoothed_cross_entropy_over_labels_that_count(epsilon: float) -> None:
+    logits, labels = scores(2, 4, 5), torch.tensor([[1, -100, 4, 0], [2, 2, -100, 3]])
+    expected = nn.functional.cross_entropy(logits.view(-1, 5), labels.view(-1), label_smoothing=epsilon)
+    torch.testing.assert_close(LabelSmoother(epsilon)({"logits": logits}, labels), expected)
+    torch.testing.assert_close(LabelSmoother(epsilon)((logits,), labels.unsqueeze(-1)), expected)
+
+
+def test_a_given_number_of_labels_divides_the_sum() -> None:
+    logits, labels = scores(3, 5), torch.tensor([1, 2, 4])
+    mean = LabelSmoother(0.2)((logits,), labels)
+    for number in (6, torch.tensor(6.0)):
+        torch.testing.assert_close(LabelSmoother(0.2)((logits,), labels, num_items_in_batch=number), mean / 2)
+
+
+def test_shifted_labels_are_compared_with_the_position_before() -> None:
+    logits, labels = scores(2, 4, 5), torch.tensor([[1, 0, 4, 0], [2, 2, 3, 3]])
+    shifted = LabelSmoother(0.2)((logits,), labels, shift_labels=True)
+    assert shifted == LabelSmoother(0.2)((logits[:, :-1],), labels[:, 1:])
+
+
+def test_the_inputs_keep_their_values() -> None:
+    logits, labels = scores(2, 5), torch.tensor([1, -100])
+    LabelSmoother()((logits,), labels)
+    assert torch.equal(logits, scores(2, 5)) and labels.tolist() == [1, -100]
+
+
+def test_only_causal_language_models_predict_the_next_token() -> None:
+    assert predicts_next_token(tiny_llama())
+    assert not predicts_next_token(tiny_bert_classifier())
+    assert not predicts_next_token(VectorClassifier())
+
+
+def test_a_compiled_causal_model_still_predicts_the_next_token(tmp_path: Path) -> None:
+    model = tiny_llama()
+    trainer = quiet_trainer(tmp_path, model, label_smoothing_factor=0.3)
+    batch = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "labels": torch.tensor([[5, 6, 7, 8]])}
+    compiled: Any = torch.compile(model, backend="eager")
+    losses = [trainer.compute_loss(one, dict(batch)) for one in (model, compiled)]
+    assert losses[0] == losses[1]
+
+
+def test_a_trainer_smooths_the_labels_of_a_model_without_a_config(tmp_path: Path) -> None:
+    batch = {"x": torch.ones(2, 6), "labels": torch.tensor([0, 2])}
+    plain = quiet_trainer(tmp_path)
+    smoothed = quiet_trainer(tmp_path, plain.model, label_smoothing_factor=0.3)
+    loss: Any = smoothed.compute_loss(smoothed.model, dict(batch))
+    logits = plain.model.logits(batch["x"])
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(logits, batch["labels"], label_smoothing=0.3))
+    assert loss != plain.compute_loss(plain.model, dict(batch))
+
+
+def test_several_true_labels_at_once_are_not_smoothed_and_a_warning_says_so(tmp_path: Path) -> None:
+    model = VectorClassifier()
+    model.config = SimpleNamespace(problem_type="multi_label_classification")  # type: ignore[assignment]
+    with pytest.warns(UserWarning, match=r"label_smoothing_factor=0\.3 has no effect"):
+        trainer = quiet_trainer(tmp_path, model, label_smoothing_factor=0.3)
+    assert trainer.label_smoother is None

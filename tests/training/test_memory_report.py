@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from littrainer.training.memory_report import MemoryReport
+from littrainer.training.reports import MemoryReport
 from tests.scenarios.trainers import quiet_trainer
 
 MIB = 2**20

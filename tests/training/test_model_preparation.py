@@ -1,14 +1,29 @@
 from __future__ import annotations
 
+import copy
+import functools
+import logging
+import sys
 import warnings
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from transformers.trainer_utils import align_special_tokens as their_alignment
 
-from littrainer.training.model_preparation import enable_activation_checkpointing
-from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
-from tests.scenarios.trainers import quiet_trainer
+from littrainer.training.model_preparation import (
+    DebugUnderflowOverflow,
+    align_special_tokens,
+    enable_activation_checkpointing,
+    noisy_embeddings,
+)
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import Rows, language_rows, tiny_tokenizer
+from tests.scenarios.models import BreakingClassifier, VectorClassifier, tiny_bert_classifier, tiny_gpt2, tiny_llama
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 
 class NewName(VectorClassifier):
@@ -30,7 +45,7 @@ KEYWORDS = {"use_reentrant": True, "every_n_layers": 3}
 
 
 def given_to(folder: Path, model: Any, **changes: Any) -> Any:
-    enable_activation_checkpointing(quiet_trainer(folder, model, **changes))
+    enable_activation_checkpointing(model, quiet_arguments(folder, **changes))
     return getattr(model, "given", None)
 
 
@@ -75,4 +90,283 @@ def test_a_keyword_that_checkpointing_does_not_take_is_refused_by_the_arguments_
     wrong = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrent": False}}
     trainer = quiet_trainer(tmp_path, tiny_bert_classifier(), **wrong)
     with pytest.raises(ValueError, match=r"gradient_checkpointing_kwargs.*'use_reentrent'"):
-        enable_activation_checkpointing(trainer)
+        enable_activation_checkpointing(trainer.model, trainer.args)
+
+
+@pytest.fixture
+def applied(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What a stand-in for liger-kernel was asked to do; the library itself needs a GPU."""
+    calls: list[dict[str, Any]] = []
+    library, kernels = ModuleType("liger_kernel"), ModuleType("liger_kernel.transformers")
+    kernels._apply_liger_kernel_to_instance = lambda **keywords: calls.append(keywords)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "liger_kernel", library)
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", kernels)
+    return calls
+
+
+def language_trainer(folder: Path, model: Any, **changes: Any) -> Any:
+    rows = Rows(language_rows(4))
+    return quiet_trainer(
+        folder,
+        model,
+        given={"train_dataset": rows, "eval_dataset": rows, "data_collator": pad_tokens},
+        max_steps=1,
+        **changes,
+    )
+
+
+def test_the_kernels_that_the_config_names_are_put_into_the_model(
+    tmp_path: Path, applied: list[dict[str, Any]]
+) -> None:
+    model = tiny_llama()
+    language_trainer(tmp_path, model, use_liger_kernel=True, liger_kernel_config={"rope": False}).train()
+    assert applied == [{"model": model, "rope": False}]
+
+
+def test_a_config_alone_switches_nothing_on(tmp_path: Path, applied: list[dict[str, Any]]) -> None:
+    language_trainer(tmp_path, tiny_llama(), liger_kernel_config={"rope": True}).train()
+    assert applied == []
+
+
+def test_a_model_that_is_none_of_transformers_is_left_alone_with_a_warning(
+    tmp_path: Path, applied: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        quiet_trainer(tmp_path, max_steps=1, use_liger_kernel=True).train()
+    assert applied == []
+    assert "use_liger_kernel=True changes nothing" in caplog.text and "VectorClassifier" in caplog.text
+
+
+def test_an_evaluation_of_the_loss_alone_asks_for_no_logits(tmp_path: Path, applied: list[dict[str, Any]]) -> None:
+    asked: list[Any] = []
+    model = tiny_llama()
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def noting(**inputs: Any) -> Any:
+        asked.append(inputs.pop("skip_logits", None))
+        return forward(**inputs)
+
+    trainer = language_trainer(tmp_path, model, use_liger_kernel=True)
+    model.forward = noting
+    trainer.evaluate()
+    trainer.predict(trainer.eval_dataset)
+    assert set(asked[:2]) == {True} and set(asked[2:]) == {None}
+
+
+def test_a_missing_library_is_named_with_the_way_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", None)
+    trainer = language_trainer(tmp_path, tiny_llama(), use_liger_kernel=True)
+    with pytest.raises(ImportError, match=r"use_liger_kernel=True.*pip install liger-kernel"):
+        trainer.train()
+
+
+IDS = torch.tensor([[1, 2, 3], [4, 5, 6]])
+
+
+class Embedder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(8, 4)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.words
+
+
+def test_the_noise_is_uniform_within_alpha_over_the_root_of_a_rows_length() -> None:
+    model, alpha = Embedder(), 6.0
+    clean = model.words(IDS)
+    bound = alpha / (3 * 4) ** 0.5
+    with noisy_embeddings(model, alpha):
+        noise = torch.stack([model.words(IDS) - clean for _ in range(500)])
+    assert noise.abs().max() <= bound + 1e-6
+    assert noise.abs().max() > 0.95 * bound
+    assert noise.mean().abs() < 0.05 * bound
+
+
+def test_there_is_no_noise_in_evaluation_mode_nor_after_the_block() -> None:
+    model = Embedder()
+    clean = model.words(IDS)
+    with noisy_embeddings(model, 6.0):
+        model.eval()
+        assert torch.equal(model.words(IDS), clean)
+        model.train()
+        assert not torch.equal(model.words(IDS), clean)
+    assert torch.equal(model.words(IDS), clean)
+    assert not hasattr(model.words, "neftune_noise_alpha")
+
+
+def test_an_error_in_the_block_leaves_no_noise_behind() -> None:
+    model = Embedder()
+    with pytest.raises(KeyError), noisy_embeddings(model, 6.0):
+        raise KeyError
+    assert not model.words._forward_hooks
+
+
+def test_unset_alpha_asks_nothing_of_the_model() -> None:
+    with noisy_embeddings(VectorClassifier(), None):
+        pass
+
+
+def test_a_model_that_does_not_name_its_embeddings_is_refused_before_training(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, neftune_noise_alpha=5.0)
+    with pytest.raises(ValueError, match=r"neftune_noise_alpha=5\.0.*VectorClassifier.*get_input_embeddings"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+BATCH = torch.ones(2, 6)
+
+
+def test_a_healthy_model_runs_on_and_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    model = VectorClassifier()
+    watch = DebugUnderflowOverflow(model)
+    expected = model.logits(BATCH)
+    for _ in range(3):
+        assert torch.equal(model(BATCH)["logits"], expected)
+    assert watch.batch_number == 3
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_weight_that_is_not_finite_stops_the_run_at_its_module(
+    capsys: pytest.CaptureFixture[str], value: float
+) -> None:
+    model = VectorClassifier()
+    DebugUnderflowOverflow(model)
+    model(BATCH)
+    with torch.no_grad():
+        model.norm.weight[2] = value
+    with pytest.raises(ValueError, match=r"forward pass of norm \(LayerNorm\) in batch 1"):
+        model(BATCH)
+    printed = capsys.readouterr().out
+    assert "inner Linear" in printed and "norm LayerNorm" in printed
+    assert "head Linear" in printed.split("inner Linear")[1], "frames of the batch before lead to this one"
+    assert printed.rstrip().endswith("output")
+
+
+def test_an_input_that_overflows_is_found_at_the_first_module_that_gets_it() -> None:
+    model = VectorClassifier()
+    DebugUnderflowOverflow(model)
+    with pytest.raises(ValueError, match=r"forward pass of inner \(Linear\) in batch 0"):
+        model(BATCH * float("inf"))
+
+
+def test_an_output_inside_tuples_and_dicts_is_found() -> None:
+    class Nested(nn.Module):
+        def forward(self, x: torch.Tensor) -> object:
+            return {"hidden": (x, (None, x / 0))}
+
+    model = Nested()
+    DebugUnderflowOverflow(model)
+    with pytest.raises(ValueError, match=r"the model itself \(Nested\)"):
+        model(torch.ones(2))
+
+
+def test_only_the_last_frames_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    model = VectorClassifier()
+    watch = DebugUnderflowOverflow(model, max_frames_to_save=2)
+    for _ in range(4):
+        model(BATCH)
+    assert len(watch.frames) == 2
+    assert "head Linear" in watch.frames[0]
+    assert "VectorClassifier" in watch.frames[1]
+
+
+def test_traced_batches_are_printed_and_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    model = VectorClassifier()
+    DebugUnderflowOverflow(model, trace_batch_nums=[1])
+    model(BATCH)
+    assert capsys.readouterr().out == ""
+    model(BATCH * float("nan"))
+    assert "inner Linear" in capsys.readouterr().out
+    model(BATCH)
+
+
+def test_a_run_can_be_stopped_after_a_batch() -> None:
+    model = VectorClassifier()
+    DebugUnderflowOverflow(model, abort_after_batch_num=1)
+    model(BATCH)
+    with pytest.raises(ValueError, match="stops after batch 1"):
+        model(BATCH)
+
+
+def test_debug_stops_a_training_at_the_first_loss_that_is_no_number(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, BreakingClassifier(broken=(2,)), rows=20, debug="underflow_overflow")
+    with pytest.raises(ValueError, match=r"debug='underflow_overflow'.*in batch 2"):
+        trainer.train()
+    assert trainer.state.global_step == 2
+
+
+def test_the_hooks_are_gone_after_training(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, max_steps=1, debug="underflow_overflow")
+    trainer.train()
+    assert not any(module._forward_hooks for module in trainer.model.modules())
+
+
+TOKENS = ("eos_token_id", "bos_token_id", "pad_token_id")
+
+# What the tokenizer has, what the model's config has, what its generation config has.
+CASES: list[tuple[dict[str, str], dict[str, Any], dict[str, Any]]] = [
+    ({}, {}, {}),
+    ({"eos_token": "[SEP]", "bos_token": "[CLS]"}, {}, {}),
+    ({"eos_token": "[SEP]"}, {"eos_token_id": 3}, {"eos_token_id": 3}),
+    ({"eos_token": "[SEP]"}, {"eos_token_id": 3}, {"eos_token_id": 7}),
+    ({"eos_token": "[SEP]"}, {"eos_token_id": 7}, {"eos_token_id": [3, 7]}),
+    ({"eos_token": "[SEP]"}, {"eos_token_id": [7, 3]}, {"eos_token_id": [7, 8]}),
+    ({"eos_token": "[SEP]"}, {"eos_token_id": None, "pad_token_id": None}, {"eos_token_id": None}),
+    ({"bos_token": "[CLS]"}, {"bos_token_id": 9}, {"bos_token_id": 9}),
+]
+
+
+def model_with(config: dict[str, Any], generation: dict[str, Any]) -> Any:
+    torch.manual_seed(0)
+    model = tiny_gpt2()
+    for name, value in config.items():
+        setattr(model.config, name, value)
+    for name, value in generation.items():
+        setattr(model.generation_config, name, value)
+    return model
+
+
+def tokens_of(model: Any) -> list[Any]:
+    return [getattr(place, name) for place in (model.config, model.generation_config) for name in TOKENS]
+
+
+@pytest.mark.parametrize(("tokenizer", "config", "generation"), CASES, ids=range(len(CASES)))
+def test_configs_get_the_special_tokens_that_transformers_gives_them(
+    tokenizer: dict[str, str], config: dict[str, Any], generation: dict[str, Any]
+) -> None:
+    processing_class = tiny_tokenizer()
+    for name, value in tokenizer.items():
+        setattr(processing_class, name, value)
+    ours, theirs = model_with(config, generation), model_with(copy.deepcopy(config), copy.deepcopy(generation))
+    align_special_tokens(ours, processing_class)
+    their_alignment(theirs, processing_class)
+    assert tokens_of(ours) == tokens_of(theirs)
+
+
+def test_a_change_is_announced_and_agreement_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    model = model_with({}, {})
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = "[SEP]"
+    align_special_tokens(model, tokenizer)
+    assert "eos_token_id" in caplog.text
+    caplog.clear()
+    align_special_tokens(model, tokenizer)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("processing_class", [None, object()])
+def test_without_a_tokenizer_a_config_stays_as_it_is(processing_class: Any) -> None:
+    model = model_with({}, {})
+    before = tokens_of(model)
+    align_special_tokens(model, processing_class)
+    assert tokens_of(model) == before
+
+
+def test_a_model_without_configs_is_left_alone() -> None:
+    align_special_tokens(VectorClassifier(), tiny_tokenizer())
+    model = tiny_bert_classifier()
+    align_special_tokens(model, tiny_tokenizer())
+    assert model.config.pad_token_id == 0

@@ -84,7 +84,7 @@ def test_fewer_samples_than_a_batch_are_named_as_the_reason_where_incomplete_bat
 
 def test_an_empty_loader_of_the_users_own_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="empty"):
-        plan_training(quiet_trainer(tmp_path), [])
+        plan_training(quiet_trainer(tmp_path), [], 8, len)
 
 
 def test_an_overridden_length_of_the_training_is_followed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.checkpoint.names import RESUME_RECORD_NAME, TRAINER_STATE_NAME
+from littrainer.checkpoint.layout import RESUME_RECORD_NAME, TRAINER_STATE_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.compat.redirect import RedirectFinder
 from littrainer.training.resuming import read_resume_record

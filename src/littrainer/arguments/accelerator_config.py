@@ -10,8 +10,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.json_values import read_json_object
-from littrainer.arguments.nearest import suggestion
 
 if TYPE_CHECKING:
     import torch

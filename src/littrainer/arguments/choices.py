@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import enum
+import os
+import sys
 import warnings
 from enum import Enum
+from types import FrameType
 from typing import Any
 
-from littrainer.arguments.nearest import nearest_name
-from littrainer.arguments.script_line import stacklevel_of_script
+from littrainer.arguments.did_you_mean import nearest_name
+
+PACKAGE_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+# Constructors of dataclasses, enumerations that look for what a text means, and parsers that ask them.
+BETWEEN = frozenset({"<string>", enum.__file__, os.path.join(os.path.dirname(os.__file__), "argparse.py")})
+
+
+def stacklevel_of_script() -> int:
+    """`stacklevel` for a `warnings.warn` in the function that calls this: how far away the first frame is that is not
+    this package's; 1 where there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name not in BETWEEN and not name.startswith(PACKAGE_FOLDER):
+            return level
+        frame = frame.f_back
+        level += 1
+    return 1
 
 
 class ExplicitEnum(str, Enum):

@@ -1,18 +1,23 @@
-"""Argument names that earlier transformers releases took and the newest does not, and what each means today.
-
-The table is data: the constructor, the command line, attribute access and the documentation read it.
-"""
+"""Names and spellings that earlier transformers releases took: what each means today, and who understands them."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
 import os
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from littrainer.arguments.accelerator_config import AcceleratorConfig
+from littrainer.arguments.choices import stacklevel_of_script
+from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.fields import default_of
 from littrainer.arguments.json_values import parse_json_object, read_json_object
+from littrainer.errors.tracebacks import ShortTraceback
 
 Current = Callable[[str], Any]
 """Takes the name of an argument, returns what the script has given for it, or its default."""
@@ -25,13 +30,13 @@ class EarlierName:
     Parameters:
         advice: what to write instead, as the end of the sentence "X is no longer an argument: ...".
         meaning: takes a value and the current values of today's arguments, returns those of today's arguments that
-            follow; None where nothing does, so that every value but the `idle` ones is refused.
-        replaced_by: the argument that took over, None where there is none.
-        idle: values that ask for nothing, the former default among them and first.
+            follow; None refuses every value but the `idle` ones.
+        replaced_by: the argument that took over, None if there is none.
+        idle: values that ask for nothing, the former default first.
         kind: how a command line reads the value.
-        extends: the meaning adds to a value that is given besides, instead of contradicting it.
-        harmless: no value ever changed the numbers of a run, so that each may be dropped.
-        read: takes arguments, returns what a script finds under the earlier name; None where it finds what it gave.
+        extends: the meaning adds to a value of today's argument instead of contradicting it.
+        harmless: no value ever changed the numbers of a run, so each may be dropped.
+        read: takes arguments, returns what a script finds under the earlier name; None if it finds what it gave.
     """
 
     advice: str
@@ -110,12 +115,6 @@ def _tokens_counted(_: Any, current: Current) -> dict[str, Any]:
     return {"include_num_input_tokens_seen": "all" if counted in (False, None, "no") else counted}
 
 
-def _tpu_debug_too(_: Any, current: Current) -> dict[str, Any]:
-    options = current("debug") or []
-    options = options.split() if isinstance(options, str) else [getattr(option, "value", option) for option in options]
-    return {"debug": " ".join(dict.fromkeys([*options, "tpu_metrics_debug"]))}
-
-
 def _within_organization(organization: str, current: Current) -> dict[str, Any]:
     folder = os.path.basename(os.path.normpath(current("output_dir") or "trainer_output"))
     return {"hub_model_id": f"{organization}/{(current('hub_model_id') or folder).rpartition('/')[2]}"}
@@ -158,15 +157,6 @@ EARLIER_NAMES: Mapping[str, EarlierName] = MappingProxyType(
             extends=True,
             read=lambda args: args.include_num_input_tokens_seen != "no",
         ),
-        "tpu_metrics_debug": EarlierName(
-            'use debug="tpu_metrics_debug"',
-            _tpu_debug_too,
-            "debug",
-            (False, None),
-            bool,
-            extends=True,
-            read=lambda args: "tpu_metrics_debug" in args.debug,
-        ),
         # The organisation goes in front of the name, so the name comes first.
         "push_to_hub_model_id": EarlierName(
             'use hub_model_id="name" or "organisation/name"',
@@ -186,6 +176,7 @@ EARLIER_NAMES: Mapping[str, EarlierName] = MappingProxyType(
         "dispatch_batches": _entry("accelerator_config", "dispatch_batches", bool),
         "split_batches": _entry("accelerator_config", "split_batches", bool),
         # Set through the environment today.
+        "tpu_metrics_debug": _gone("drop it, nothing here runs on TPUs", False, kind=bool),
         "tpu_num_cores": _gone("set the environment variable TPU_NUM_CORES", kind=int),
         "ray_scope": _gone("set the environment variable RAY_SCOPE", "last"),
         # The feature is gone.
@@ -206,3 +197,174 @@ EARLIER_NAMES: Mapping[str, EarlierName] = MappingProxyType(
     }
 )
 """Earlier name -> what it means, in the order in which the meanings are worked out."""
+
+
+# ---- Construction and attributes -------------------------------------------------------------------------------------
+
+
+def earlier_names_of(cls: type, names: Any) -> list[str]:
+    """Return those of `names` that mean something to a class under an earlier spelling, in the order of their table."""
+    own: Any = cls.__dataclass_fields__  # type: ignore[attr-defined]
+    return [name for name in EARLIER_NAMES if name in names and name not in own]
+
+
+def translated(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keywords with each earlier name replaced by what it means today; each is a FutureWarning.
+
+    Parameters:
+        cls: the argument class that the keywords are for.
+        given: keywords under any mixture of names.
+
+    Raises:
+        ValueError: names what asks for something that is gone, or contradicts a keyword that is given besides.
+    """
+    names = earlier_names_of(cls, given)
+    today = {name: value for name, value in given.items() if name not in names}
+    errors = []
+    for name in names:
+        rule, value = EARLIER_NAMES[name], given[name]
+        try:
+            found = _meaning(rule, name, value, functools.partial(_current, cls, today))
+            for new, meant in found.items():
+                # Command-line parsers give every argument, so one that is at its default may not have been meant.
+                present = _current(cls, today, new)
+                if not rule.extends and present not in (meant, _default(cls, new)):
+                    raise ValueError(f"{_shown(name, value)} contradicts {_shown(new, present)}; {rule.advice} alone")
+        except ValueError as error:
+            errors.append(str(error))
+            continue
+        today.update(found)
+        warnings.warn(_told(rule, name, value, found), FutureWarning, stacklevel=stacklevel_of_script())
+    if errors:
+        raise ValueError(f"{cls.__name__}: {'; '.join(errors)}.")
+    return today
+
+
+def _meaning(rule: EarlierName, name: str, value: Any, current: Callable[[str], Any]) -> dict[str, Any]:
+    if rule.asks_for_nothing(value):
+        return {}
+    if rule.meaning is None:
+        raise ValueError(f"{_shown(name, value)} is no longer possible: {rule.advice}")
+    return rule.meaning(value, current)
+
+
+def _current(cls: type, today: Mapping[str, Any], name: str) -> Any:
+    return today[name] if name in today else _default(cls, name)
+
+
+def _default(cls: type, name: str) -> Any:
+    return default_of(cls.__dataclass_fields__[name])  # type: ignore[attr-defined]
+
+
+def _told(rule: EarlierName, name: str, value: Any, found: Mapping[str, Any]) -> str:
+    if not found:
+        advice = rule.advice if rule.harmless else "leave it out"
+        return f"{_shown(name, value)} changes nothing and {name} is no longer an argument: {advice}."
+    meant = ", ".join(_shown(new, meant) for new, meant in found.items())
+    return f"{_shown(name, value)} is an earlier spelling: write {meant}."
+
+
+def _shown(name: str, value: Any) -> str:
+    return name if name.endswith("_token") else f"{name}={getattr(value, 'value', value)!r}"
+
+
+class EarlierAttribute:
+    """One earlier name as an attribute: scripts read and set fields of the arguments they parsed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, args: Any, owner: type) -> Any:
+        # A dataclass would take what the class answers here for the default of a subclass's field.
+        if args is None:
+            raise AttributeError(f"type object {owner.__name__!r} has no attribute {self.name!r}")
+        if self.name in vars(args):
+            return vars(args)[self.name]
+        if self._is_field_of(args):
+            raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
+        rule = EARLIER_NAMES[self.name]
+        return rule.idle[0] if rule.read is None else rule.read(args)
+
+    def __set__(self, args: Any, value: Any) -> None:
+        rule = EARLIER_NAMES[self.name]
+        if self._is_field_of(args):
+            vars(args)[self.name] = value
+            return
+        found = _meaning(rule, self.name, value, functools.partial(getattr, args))
+        if not found and rule.read is not None and rule.kind is bool and rule.read(args) and rule.replaced_by:
+            found = {rule.replaced_by: _default(type(args), rule.replaced_by)}
+        warnings.warn(_told(rule, self.name, value, found), FutureWarning, stacklevel=stacklevel_of_script())
+        for name, meant in found.items():
+            setattr(args, name, meant)
+        if rule.read is None:
+            vars(args)[self.name] = value
+
+    def _is_field_of(self, args: Any) -> bool:
+        return self.name in type(args).__dataclass_fields__
+
+
+class UnderstandsEarlierNames:
+    """Base of argument classes whose constructors and attributes take earlier names too, and refuse unknown ones.
+
+    A subclass's dataclass decorator generates a constructor that calls no other one, after the class was made. So names
+    are checked, and constructors prepared, in `__new__`, which each instance passes first and which pickling and
+    copying call without arguments. A constructor that takes `**kwargs` is left alone: it does its own sorting, and
+    hands on what it does not know.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if kwargs:
+            parameters = _parameters_of(cls.__init__)
+            unknown = [name for name in kwargs if name not in parameters and name not in EARLIER_NAMES]
+            if unknown and not _takes_any(parameters):
+                raise TypeError(unknown_names_message(cls.__name__, unknown, list(parameters)[1:]))
+            for owner in cls.__mro__:
+                if issubclass(owner, UnderstandsEarlierNames) and dataclasses.is_dataclass(owner):
+                    _prepare_constructor(owner)
+        return super().__new__(cls)
+
+
+for _name in EARLIER_NAMES:
+    setattr(UnderstandsEarlierNames, _name, EarlierAttribute(_name))
+
+
+# With 121 parameters, reading them is half of what making arguments costs; a search makes them for each trial.
+@functools.lru_cache(maxsize=16)
+def _parameters_of(constructor: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(constructor).parameters
+
+
+def _takes_any(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+
+
+def unknown_names_message(class_name: str, unknown: Iterable[str], known: Iterable[str]) -> str:
+    """Return one sentence that lists each unknown name with the name it probably stands for."""
+    known = list(known)
+    return f"{class_name}: {'; '.join(f'{name!r} is unknown, {suggestion(name, known)}' for name in unknown)}"
+
+
+def _prepare_constructor(owner: type) -> None:
+    constructor = vars(owner).get("__init__")
+    if constructor is None or hasattr(constructor, "takes_earlier_names"):
+        return
+    parameters = _parameters_of(constructor)
+    if _takes_any(parameters):
+        return
+
+    @functools.wraps(constructor)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        names = [name for name in earlier_names_of(type(self), kwargs) if name not in parameters]
+        with ShortTraceback():
+            if names:
+                # The folder, which a name on the Hub may follow from, usually comes first and without its name.
+                positional = dict(zip(list(parameters)[1:], args, strict=False))
+                constructor(self, **translated(type(self), {**positional, **kwargs}))
+            else:
+                constructor(self, *args, **kwargs)
+        for name in names:
+            if EARLIER_NAMES[name].read is None:
+                vars(self)[name] = kwargs[name]
+
+    __init__.takes_earlier_names = True  # type: ignore[attr-defined]
+    owner.__init__ = __init__  # type: ignore[misc]

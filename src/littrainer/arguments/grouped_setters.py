@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
 from littrainer.arguments.fields import ArgumentFields
-from littrainer.arguments.normalization import trackers_in
-from littrainer.arguments.value_checks import check_values
+from littrainer.arguments.report_to import trackers_in
+from littrainer.arguments.rules import check_values
 
 if TYPE_CHECKING:
     from typing_extensions import Self

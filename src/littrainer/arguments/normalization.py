@@ -18,12 +18,11 @@ from littrainer.arguments.choices import (
     OptimizerNames,
     SaveStrategy,
     SchedulerType,
+    stacklevel_of_script,
 )
 from littrainer.arguments.fields import ArgumentFields
 from littrainer.arguments.json_values import parse_json_object, plain_values
-from littrainer.arguments.script_line import stacklevel_of_script
-from littrainer.ecosystem import is_a
-from littrainer.log_levels import level_in_force
+from littrainer.arguments.report_to import available_services, trackers_in
 
 DEFAULT_OUTPUT_DIR = "trainer_output"
 
@@ -73,8 +72,7 @@ def normalize(args: ArgumentFields, dict_fields: Iterable[str]) -> None:
     _normalize_console(args)
     _derive_evaluation(args)
     _derive_best_model(args)
-    _derive_signals(args)
-    _derive_compilation(args)
+    _derive_switches(args)
     _derive_loading(args)
     args.accelerator_config = AcceleratorConfig.from_argument(args.accelerator_config)
 
@@ -141,17 +139,9 @@ def _convert_choices(args: ArgumentFields) -> None:
 
 
 def _normalize_debug(args: ArgumentFields) -> None:
-    if args.debug is None:
-        args.debug = []
-    elif isinstance(args.debug, str):
-        args.debug = _debug_options(args.debug.split())
-    else:
-        args.debug = _debug_options(args.debug)
-
-
-def _debug_options(names: Iterable[str]) -> list[DebugOption]:
+    names = args.debug.split() if isinstance(args.debug, str) else args.debug or []
     try:
-        return [DebugOption(name) for name in names]
+        args.debug = [DebugOption(name) for name in names]
     except ValueError as error:
         raise ValueError(f"debug: {error}") from None
 
@@ -164,45 +154,16 @@ def _normalize_report_to(args: ArgumentFields) -> None:
             FutureWarning,
             stacklevel=stacklevel_of_script(),
         )
-    args.report_to = trackers_in(args.report_to)
-    if args.report_to == ["all"]:
-        from littrainer.tracking.services import available_services
-
-        args.report_to = available_services()
-
-
-def trackers_in(report_to: Any) -> list[Any]:
-    """The trackers in a value of `report_to`, names or Lightning loggers, as a list; `none` and None are none.
-
-    Raises:
-        TypeError: it holds something else.
-    """
-    if report_to is None:
-        return []
-    found = list(report_to) if isinstance(report_to, list | tuple | set) else [report_to]
-    for item in found:
-        if not isinstance(item, str) and not is_a(item, "lightning logger"):
-            raise TypeError(
-                f"report_to={item!r} is a {type(item).__name__}; give names of trackers or Lightning loggers, one or "
-                'a list of them, "all" or "none".'
-            )
-    return [] if found == ["none"] else found
-
-
-def tracker_label(tracker: Any) -> str:
-    """A tracker as text: its name, or the class of a Lightning logger."""
-    return tracker if isinstance(tracker, str) else type(tracker).__name__
+    named = trackers_in(args.report_to)
+    args.report_to = available_services() if named == ["all"] else named
 
 
 def _normalize_console(args: ArgumentFields) -> None:
     if args.disable_tqdm is None:
-        args.disable_tqdm = _someone_asked_for_quiet()
+        loggers = (logging.getLogger(name) for name in ("littrainer", "transformers"))
+        args.disable_tqdm = max(one.getEffectiveLevel() for one in loggers) > logging.WARNING
     if isinstance(args.include_num_input_tokens_seen, bool):
         args.include_num_input_tokens_seen = "all" if args.include_num_input_tokens_seen else "no"
-
-
-def _someone_asked_for_quiet() -> bool:
-    return max(level_in_force(), logging.getLogger("transformers").getEffectiveLevel()) > logging.WARNING
 
 
 def _derive_evaluation(args: ArgumentFields) -> None:
@@ -225,12 +186,9 @@ def _derive_best_model(args: ArgumentFields) -> None:
         args.greater_is_better = not args.metric_for_best_model.endswith("loss")
 
 
-def _derive_signals(args: ArgumentFields) -> None:
+def _derive_switches(args: ArgumentFields) -> None:
     if args.jit_checkpoint_signals:
         args.enable_jit_checkpoint = True
-
-
-def _derive_compilation(args: ArgumentFields) -> None:
     if args.torch_compile_mode is not None or args.torch_compile_backend is not None:
         args.torch_compile = True
     if args.torch_compile and args.torch_compile_backend is None:

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import os
+import sys
+import warnings
 from collections.abc import Iterator
 from datetime import timedelta
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.accelerate_state import partial_state
 from littrainer.arguments.accelerator_config import configured_device
 from littrainer.arguments.choices import ParallelMode
+from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.fields import ArgumentFields
-from littrainer.processes import environment
+from littrainer.arguments.sharding import sharding_plan
+from littrainer.distributed import environment
 
 if TYPE_CHECKING:
     import torch
 
-LOG_LEVEL_NUMBERS = {
-    "critical": logging.CRITICAL,
-    "error": logging.ERROR,
-    "warning": logging.WARNING,
-    "info": logging.INFO,
-    "debug": logging.DEBUG,
-    "detail": logging.DEBUG,
-}
+
+logger = logging.getLogger(__name__)
 
 # Truths as launchers write them.
 TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
@@ -35,7 +34,7 @@ TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
 @functools.cache
 def _warn_of_idle_gpus(count: int) -> None:
     if count > 1:
-        logging.getLogger(__name__).warning(
+        logger.warning(
             "This process trains on one of %d GPUs, where transformers would use DataParallel and a batch %d times as "
             "large. `littrainer run SCRIPT` trains on all of them, with a process for each.",
             count,
@@ -131,7 +130,7 @@ class ProcessFacts(ArgumentFields):
 
     def _join_other_processes(self) -> None:
         """Connect with the processes that a launcher has started together with this one, if it says where they meet."""
-        from littrainer.processes.parent_watch import end_with_starter
+        from littrainer.distributed.failure_report import end_with_starter
 
         end_with_starter()
         if environment.is_launched():
@@ -139,7 +138,7 @@ class ProcessFacts(ArgumentFields):
             self.local_rank = self.local_process_index
         if environment.meeting_point() is None:
             return
-        from littrainer.processes.group import ensure_process_group
+        from littrainer.distributed.group import ensure_process_group
 
         ensure_process_group(self)
 
@@ -209,7 +208,7 @@ class ProcessFacts(ArgumentFields):
         name = self.log_level if self.should_log else self.log_level_replica
         if name == "passive":
             return logging.getLogger("transformers").getEffectiveLevel()
-        return LOG_LEVEL_NUMBERS[name]
+        return logging.DEBUG if name == "detail" else getattr(logging, name.upper())
 
     @contextlib.contextmanager
     def main_process_first(self, local: bool = True, desc: str = "work") -> Iterator[None]:
@@ -227,7 +226,6 @@ class ProcessFacts(ArgumentFields):
             return
         barrier = self._barrier()
         goes_first = (self.local_process_index if local else self.process_index) == 0
-        logger = logging.getLogger(__name__)
         if not goes_first:
             logger.debug("Process %d waits for the main process: %s.", self.process_index, desc)
             barrier()
@@ -241,7 +239,7 @@ class ProcessFacts(ArgumentFields):
     def _barrier(self, caller: str = "main_process_first") -> Any:
         import torch.distributed
 
-        from littrainer.processes.group import ensure_process_group
+        from littrainer.distributed.group import ensure_process_group
 
         try:
             ensure_process_group(self)
@@ -255,3 +253,161 @@ class ProcessFacts(ArgumentFields):
         # They belong to the process that found them.
         own = ("_device", "_distributed_state", "_layout_of_model")
         return {name: value for name, value in self.__dict__.items() if name not in own}
+
+
+# ---- The state of accelerate -----------------------------------------------------------------------------------------
+
+
+class DistributedType(str, Enum):
+    """Those of accelerate's kinds of set-ups that occur here; members equal accelerate's of the same name."""
+
+    NO = "NO"
+    MULTI_CPU = "MULTI_CPU"
+    MULTI_GPU = "MULTI_GPU"
+    DEEPSPEED = "DEEPSPEED"
+    FSDP = "FSDP"
+
+    __str__ = Enum.__str__
+    __hash__ = str.__hash__
+
+
+def accelerate_is_loaded() -> bool:
+    """Whether something in this process has imported accelerate's state."""
+    return hasattr(sys.modules.get("accelerate.state"), "AcceleratorState")
+
+
+def distributed_type(args: ProcessFacts) -> Any:
+    """Whether processes train together and on what, as accelerate names it."""
+    kind = DistributedType.NO
+    if asks_for_deepspeed(args):
+        kind = DistributedType.DEEPSPEED
+    elif args.world_size > 1 and sharding_plan(args) is not None:
+        kind = DistributedType.FSDP
+    elif args.world_size > 1:
+        kind = DistributedType.MULTI_CPU if args.device.type == "cpu" else DistributedType.MULTI_GPU
+    return sys.modules["accelerate.state"].DistributedType(kind.value) if accelerate_is_loaded() else kind
+
+
+def partial_state(args: ProcessFacts, load: bool = False) -> Any:
+    """accelerate's PartialState with the facts of these arguments; None where accelerate is not there.
+
+    A state that says otherwise is made anew, as transformers does with each TrainingArguments, unless
+    `use_configured_state` asks for the one that a script has set up.
+
+    Parameters:
+        load: import accelerate if it is installed; else only what is loaded counts.
+    """
+    if load:
+        try:
+            importlib.import_module("accelerate.state")
+        except ImportError:
+            return None
+    if not accelerate_is_loaded() or not (load or _needs_no_rendezvous(args)):
+        return None
+    state: Any = sys.modules["accelerate.state"]
+    shared = state.PartialState._shared_state
+    # Not `args.device`, which keeps what it finds: a script may still set use_cpu.
+    on_cpu = (vars(args).get("_device") or args._find_device()).type == "cpu"
+    if shared and not getattr(args.accelerator_config, "use_configured_state", False):
+        facts = {"num_processes": args.world_size, "process_index": args.process_index}
+        agrees = all(shared.get(name) == value for name, value in facts.items())
+        agrees = agrees and (shared.get("distributed_type") == DistributedType.DEEPSPEED) == asks_for_deepspeed(args)
+        if not agrees or (getattr(shared.get("device"), "type", None) == "cpu") != on_cpu:
+            state.AcceleratorState._reset_state(reset_partial_state=True)
+    made = state.PartialState(cpu=on_cpu, backend=args.ddp_backend, timeout=args.ddp_timeout_delta)
+    if asks_for_deepspeed(args):
+        shared["distributed_type"] = state.DistributedType.DEEPSPEED
+    return made
+
+
+def _needs_no_rendezvous(args: ProcessFacts) -> bool:
+    import torch.distributed
+
+    # Where a launcher has set ranks, making the state brings the process group up, which waits for the others.
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return True
+    return args.world_size == 1 and ("LOCAL_RANK" not in os.environ or "MASTER_ADDR" in os.environ)
+
+
+# ---- What depends on the hardware ------------------------------------------------------------------------------------
+
+# Compute capability from which NVIDIA GPUs have TF32 (Ampere).
+TF32_CAPABILITY = 8
+# As a compiler's backend: compile nothing.
+NO_COMPILATION = "no"
+
+
+def apply_hardware_choices(args: Any) -> None:
+    """Check bf16, fp16 and the compiler's backend, and switch TF32 matrix products on or off.
+
+    Raises:
+        ValueError: the device or torch lacks what an argument asks for.
+    """
+    if (args.bf16 or args.bf16_full_eval) and not args.use_cpu and not _has_bf16():
+        name = "bf16" if args.bf16 else "bf16_full_eval"
+        raise ValueError(
+            f"{name}=True needs a GPU with bfloat16 (NVIDIA Ampere or newer), and there is none here. Set use_cpu=True "
+            f"to compute in bfloat16 on the CPU, or {name}=False."
+        )
+    if args.mixed_precision == "fp16" and args.device.type == "cpu":
+        warnings.warn(
+            "fp16 has no effect on a CPU, which trains in the model's own precision; use bf16=True, or a GPU.",
+            UserWarning,
+            stacklevel=2,
+        )
+    if args.torch_compile:
+        _check_compiler(args.torch_compile_backend)
+    if args.tf32 is not None or args.torch_compile:
+        _set_tf32(args)
+
+
+def _has_bf16() -> bool:
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported()
+    if torch.xpu.is_available():
+        return torch.xpu.is_bf16_supported()
+    return torch.backends.mps.is_available() and torch.backends.mps.is_macos_or_newer(14, 0)
+
+
+def _check_compiler(backend: str) -> None:
+    import torch
+
+    if backend.lower() not in (NO_COMPILATION, *torch.compiler.list_backends(exclude_tags=())):
+        raise ValueError(
+            f"torch_compile_backend={backend!r} is no backend that torch.compile has here; choose eager or one of "
+            f"{', '.join(torch.compiler.list_backends())}."
+        )
+
+
+def _set_tf32(args: Any) -> None:
+    import torch
+
+    if not _has_tf32():
+        if args.tf32:
+            raise ValueError(
+                "tf32=True needs an NVIDIA GPU of the Ampere generation or newer, and there is none here; leave tf32 "
+                "unset."
+            )
+        return
+    allowed = args.tf32
+    if allowed is None:
+        if args.fp16 and not args.bf16:
+            return
+        logger.info("torch_compile=True lets matrix products run in TF32; set tf32=False to forbid it.")
+        allowed = True
+    if hasattr(torch.backends, "fp32_precision"):
+        # torch 2.9 and newer, where the older switches must not be set too.
+        torch.backends.fp32_precision = "tf32" if allowed else "ieee"
+    else:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        torch.backends.cudnn.allow_tf32 = allowed
+
+
+def _has_tf32() -> bool:
+    import torch
+
+    if not torch.cuda.is_available() or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).major >= TF32_CAPABILITY

@@ -1,33 +1,253 @@
-"""The one resolved plan for sharded training, from `fsdp` and `fsdp_config` or from the environment of accelerate."""
+"""Sharded training: the keys of `fsdp_config`, and the one plan that arguments or accelerate's environment ask for."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from littrainer.arguments.nearest import suggestion
-from littrainer.arguments.sharding_keys import (
-    FALSE_WORDS,
-    KEYS,
-    MEANINGLESS_IN_2,
-    OTHER_NAMES,
-    POLICY_ENTRIES,
-    RESHARDING,
-    SHARDING_STRATEGIES,
-    TPU_KEYS,
-    TRUE_WORDS,
-    VARIABLES,
-    WRAP_POLICIES,
-    BadKey,
-)
+from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.json_values import read_json_object
 
 if TYPE_CHECKING:
     from littrainer.arguments.fields import ArgumentFields
+
+
+TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
+FALSE_WORDS = ("0", "false", "no", "off", "n", "f")
+
+WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+SHARDING_STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
+PREFETCHES = ("BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH")
+STATE_DICT_TYPES = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
+# Strategies of version 1 -> whether version 2 frees the parameters of a layer after its forward pass.
+RESHARDING: Mapping[str, bool] = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
+# Short names of number formats in a mixed precision policy -> torch's, which are taken too.
+NUMBER_FORMATS: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+# Entries of a mixed precision policy, by the version that has them.
+POLICY_ENTRIES: Mapping[int, tuple[str, ...]] = {
+    1: ("param_dtype", "reduce_dtype", "buffer_dtype", "cast_forward_inputs"),
+    2: ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs"),
+}
+
+
+class BadKey(ValueError):
+    """A value of `fsdp_config` that cannot be meant; says what can."""
+
+
+def truth(value: Any) -> bool:
+    """True or false, as JSON, Python and environment variables write them."""
+    if isinstance(value, str) and value.strip().lower() in (*TRUE_WORDS, *FALSE_WORDS):
+        return value.strip().lower() in TRUE_WORDS
+    if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    raise BadKey("give true or false")
+
+
+def _whole_number(value: Any) -> int:
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise BadKey("give a whole number from 0 up")
+    return value
+
+
+def _word_of(words: tuple[str, ...], numbered_from: int | None = None) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        text = str(value.name if isinstance(value, Enum) else value).strip().upper()
+        if numbered_from is not None and text.isdecimal() and 0 <= int(text) - numbered_from < len(words):
+            return words[int(text) - numbered_from]
+        if text not in words:
+            raise BadKey(f"choose from {', '.join(words)}")
+        return text
+
+    return read
+
+
+def _class_names(value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple, set)) or not all(isinstance(name, str) for name in names):
+        raise BadKey("give the names of layer classes, such as LlamaDecoderLayer")
+    return tuple(name.strip() for name in names if name.strip()) or None
+
+
+def _version(value: Any) -> int:
+    if str(value).strip() not in ("1", "2"):
+        raise BadKey("give 1 or 2")
+    return int(value)
+
+
+def _resharding(value: Any) -> bool | str:
+    for read in (truth, _word_of(SHARDING_STRATEGIES, numbered_from=1)):
+        with contextlib.suppress(BadKey):
+            return read(value)
+    raise BadKey(f"give true or false, or for version 1 one of {', '.join(SHARDING_STRATEGIES)}")
+
+
+def _pattern(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value or None
+    raise BadKey("give a regular expression that matches the names of modules")
+
+
+def _precision_policy(value: Any) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    policy = dict.fromkeys(("param_dtype", "reduce_dtype"), value) if isinstance(value, str) else value
+    if not isinstance(policy, Mapping):
+        raise BadKey("give a dict with some of param_dtype, reduce_dtype and output_dtype, or the name of one format")
+    read: dict[str, Any] = {}
+    for entry, wanted in policy.items():
+        if entry == "cast_forward_inputs":
+            read[entry] = truth(wanted)
+            continue
+        if entry not in (*POLICY_ENTRIES[1], *POLICY_ENTRIES[2]):
+            raise BadKey(f"{entry!r} is no entry of it ({suggestion(str(entry), POLICY_ENTRIES[2])})")
+        name = str(wanted).removeprefix("torch.")
+        read[entry] = None if wanted is None else NUMBER_FORMATS.get(name, name)
+        if read[entry] not in (None, *NUMBER_FORMATS.values()):
+            raise BadKey(f"{entry} has to be one of {', '.join((*NUMBER_FORMATS, *NUMBER_FORMATS.values()))}")
+    return read
+
+
+class Key(NamedTuple):
+    """One key of `fsdp_config`.
+
+    Parameters:
+        read: from what is given to what is meant; raises `BadKey`.
+        default: if the key is not given.
+        in_2, in_1: what torch's or Lightning's argument it becomes in that version; None has no use for the key.
+        only: version -> the values that this version carries out, if not all of them.
+    """
+
+    read: Callable[[Any], Any]
+    default: Any
+    in_2: str
+    in_1: str | None
+    only: Mapping[int, tuple[Any, ...]] = {}
+
+    @property
+    def becomes(self) -> dict[int, str]:
+        """What the key becomes, by version."""
+        return {2: self.in_2} if self.in_1 is None else {2: self.in_2, 1: self.in_1}
+
+
+IN_FILES = "how checkpoints hold weights and optimizer: in one file, or each process its part"
+FROM_THE_FIRST = "`from_pretrained` is told that only the first process needs weights; the others get them"
+
+KEYS: dict[str, Key] = {
+    "version": Key(_version, 2, "`ModelParallelStrategy` and `fully_shard`", "`FSDPStrategy`"),
+    "reshard_after_forward": Key(
+        _resharding, True, "`fully_shard(reshard_after_forward=)`", "`FSDPStrategy(sharding_strategy=)`"
+    ),
+    "cpu_offload": Key(
+        truth, False, "`fully_shard(offload_policy=CPUOffloadPolicy())`", "`FSDPStrategy(cpu_offload=)`"
+    ),
+    "auto_wrap_policy": Key(
+        _word_of(WRAP_POLICIES),
+        None,
+        "the modules that `fully_shard` is called for",
+        "`FSDPStrategy(auto_wrap_policy=)`",
+    ),
+    "transformer_layer_cls_to_wrap": Key(
+        _class_names,
+        None,
+        "the classes of these modules; by default the model's own list",
+        "`transformer_auto_wrap_policy`",
+    ),
+    "min_num_params": Key(
+        _whole_number,
+        0,
+        "how many parameters such a module has at least",
+        "`size_based_auto_wrap_policy(min_num_params=)`",
+    ),
+    "state_dict_type": Key(
+        _word_of(("FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"), numbered_from=1),
+        "FULL_STATE_DICT",
+        IN_FILES,
+        IN_FILES,
+        {2: STATE_DICT_TYPES, 1: STATE_DICT_TYPES},
+    ),
+    "activation_checkpointing": Key(
+        truth,
+        False,
+        "each wrapped layer runs in `torch.utils.checkpoint.checkpoint`",
+        "`FSDPStrategy(activation_checkpointing_policy=)`",
+    ),
+    "activation_checkpointing_offload": Key(
+        truth, False, "`torch.autograd.graph.save_on_cpu` around it", None, {1: (False,)}
+    ),
+    "cpu_ram_efficient_loading": Key(truth, False, FROM_THE_FIRST, FROM_THE_FIRST),
+    "sync_module_states": Key(
+        truth,
+        True,
+        "the first process's weights are sent to all before `fully_shard`",
+        "`FSDPStrategy(sync_module_states=)`",
+    ),
+    "forward_prefetch": Key(
+        truth, False, "`FSDPModule.set_modules_to_forward_prefetch`", "`FSDPStrategy(forward_prefetch=)`"
+    ),
+    "backward_prefetch": Key(
+        _word_of(PREFETCHES, numbered_from=1),
+        "NO_PREFETCH",
+        "nothing to set: version 2 gathers ahead by itself",
+        "`FSDPStrategy(backward_prefetch=)`",
+        {2: ("NO_PREFETCH", "BACKWARD_PRE")},
+    ),
+    "limit_all_gathers": Key(
+        truth, True, "nothing to set: version 2 always does", "`FSDPStrategy(limit_all_gathers=)`", {2: (True,)}
+    ),
+    "use_orig_params": Key(
+        truth, True, "nothing to set: version 2 always does", "`FSDPStrategy(use_orig_params=)`", {2: (True,)}
+    ),
+    "ignored_modules": Key(_pattern, None, "`fully_shard(ignored_params=)`", "`FSDPStrategy(ignored_modules=)`"),
+    "mixed_precision_policy": Key(
+        _precision_policy,
+        None,
+        "`fully_shard(mp_policy=MixedPrecisionPolicy())`",
+        "`FSDPStrategy(mixed_precision=MixedPrecision())`",
+    ),
+}
+
+# Other names of keys, as accelerate's configuration files have them.
+OTHER_NAMES: Mapping[str, str] = {
+    "offload_params": "cpu_offload",
+    "sharding_strategy": "reshard_after_forward",
+    "transformer_cls_names_to_wrap": "transformer_layer_cls_to_wrap",
+    "transformer_cls_to_wrap": "transformer_layer_cls_to_wrap",
+}
+# Keys about TPUs, which no strategy of Lightning's carries out, with what they hold where they ask for nothing.
+TPU_KEYS: Mapping[str, Any] = {
+    "xla": False,
+    "xla_fsdp_v2": False,
+    "xla_fsdp_grad_ckpt": False,
+    "xla_fsdp_settings": None,
+}
+# Environment variable of `accelerate launch` -> key; what no argument of the launcher says is left out.
+VARIABLES: Mapping[str, str] = {
+    "FSDP_SHARDING_STRATEGY": "sharding_strategy",
+    "FSDP_OFFLOAD_PARAMS": "cpu_offload",
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": "transformer_layer_cls_to_wrap",
+    **{
+        f"FSDP_{key.upper()}": key
+        for key in KEYS
+        if key not in ("cpu_offload", "transformer_layer_cls_to_wrap", "limit_all_gathers", "mixed_precision_policy")
+    },
+}
+# Keys that its environment holds whatever was asked for, and that mean nothing to version 2.
+MEANINGLESS_IN_2 = frozenset(
+    {"sharding_strategy", "use_orig_params", "sync_module_states", "forward_prefetch", "backward_prefetch"}
+)
+
+
+# ---- The plan --------------------------------------------------------------------------------------------------------
+
 
 PREFIX = "fsdp_"
 SWITCH_VARIABLE = "ACCELERATE_USE_FSDP"
@@ -80,7 +300,6 @@ def sharding_plan(args: Any) -> ShardingPlan | None:
     Raises:
         ValueError: a word, key or value that means nothing, or that the version cannot carry out.
         NotImplementedError: it asks for TPUs.
-        OSError: the file that `fsdp_config` names cannot be read.
     """
     words = _words(args.fsdp)
     if words is not None:
@@ -97,13 +316,15 @@ def settle_sharding(args: ArgumentFields) -> None:
     """Bring `fsdp` and `fsdp_config` into the form in which scripts read them, and refuse what cannot be carried out.
 
     Raises:
-        ValueError, NotImplementedError, OSError: as `sharding_plan`; or `fsdp` together with `deepspeed` or the model's
+        ValueError, NotImplementedError: as `sharding_plan`; or `fsdp` together with `deepspeed` or the model's
             own activation checkpointing.
     """
     attributes: Any = args
     words = _words(args.fsdp)
     if words is None:
-        if args.fsdp_config and not _asks_for_nothing(args.fsdp_config):
+        given = args.fsdp_config
+        entries = given.items() if isinstance(given, Mapping) else [("", given)]
+        if any(value for name, value in entries if str(name).removeprefix(PREFIX) != "version"):
             warnings.warn(
                 f"fsdp_config={args.fsdp_config!r} has no effect, since fsdp is not switched on. Set fsdp=True.",
                 stacklevel=1,
@@ -169,7 +390,7 @@ def check_processes(args: Any) -> None:
     Raises:
         ValueError: either is asked for.
     """
-    from littrainer.processes.environment import is_launched
+    from littrainer.distributed.environment import is_launched
 
     plan = sharding_plan(args)
     if plan is None:
@@ -187,32 +408,16 @@ def check_processes(args: Any) -> None:
 
 
 def read_config(given: Any) -> dict[str, Any]:
-    """A config without the prefix that its keys may have, from a dict or the path of a JSON file.
+    """Return a config without the prefix that its keys may have, from a dict or the path of a JSON file.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: it holds no JSON object.
+        ValueError: the file cannot be read, or holds no JSON object.
     """
-    if given is None:
-        return {}
     if isinstance(given, (str, os.PathLike)):
-        path = Path(given)
-        try:
-            content = json.loads(path.read_text("utf-8"))
-        except OSError as error:
-            raise type(error)(
-                f"fsdp_config={str(path)!r} cannot be read ({error}); give a JSON file or a dict."
-            ) from error
-        except ValueError as error:
-            raise ValueError(f"fsdp_config={str(path)!r} is not readable as JSON ({error}).") from error
-        if not isinstance(content, dict):
-            raise ValueError(
-                f"fsdp_config={str(path)!r} holds no JSON object with keys and values; correct it, or give a dict."
-            )
-        given = content
-    if not isinstance(given, Mapping):
+        given = read_json_object(given, f"fsdp_config={os.fspath(given)!r}")
+    if given is not None and not isinstance(given, Mapping):
         raise ValueError(f"fsdp_config={given!r} is not usable; give a dict, or the path of a JSON file.")
-    return {str(name).removeprefix(PREFIX): value for name, value in given.items()}
+    return {str(name).removeprefix(PREFIX): value for name, value in (given or {}).items()}
 
 
 # ---- Words, environment and keys -------------------------------------------------------------------------------------
@@ -362,12 +567,6 @@ def _check_precision_policy(version: int, policy: Mapping[str, Any] | None, sour
             f"{source} has {', '.join(others)} in mixed_precision_policy, which FSDP version {version} does not know; "
             f"it knows {', '.join(POLICY_ENTRIES[version])}."
         )
-
-
-def _asks_for_nothing(config: Any) -> bool:
-    return isinstance(config, Mapping) and not any(
-        value for name, value in config.items() if str(name).removeprefix(PREFIX) not in ("version",)
-    )
 
 
 def _check_beside(args: Any, plan: ShardingPlan) -> None:

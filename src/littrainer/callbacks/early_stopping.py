@@ -24,8 +24,6 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         early_stopping_threshold: by how much the metric has to beat the best one to count as improved.
     """
 
-    _told_of_missing = False
-
     def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float | None = 0.0):
         self.early_stopping_patience = early_stopping_patience
         self.early_stopping_threshold = early_stopping_threshold
@@ -79,13 +77,11 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         name = name if name.startswith("eval_") else f"eval_{name}"
         value = (metrics or {}).get(name)
         if value is None:
-            if not self._told_of_missing:
-                logger.warning(
-                    "Early stopping does nothing at an evaluation without %s, as this one with %s is.",
-                    name,
-                    sorted(metrics or {}),
-                )
-                self._told_of_missing = True
+            logger.warning(
+                "Early stopping does nothing at an evaluation without %s, as this one with %s is.",
+                name,
+                sorted(metrics or {}),
+            )
             return
         self.check_metric_value(args, state, control, value)
         if self.early_stopping_patience_counter >= self.early_stopping_patience:

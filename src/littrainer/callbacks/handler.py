@@ -1,26 +1,66 @@
-"""`CallbackHandler`: calls each callback at each event, in order."""
+"""`CallbackHandler`: calls each callback at each event, in order; and what callbacks have to be."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
-from littrainer.callbacks.base import TrainerCallback, listens_to
-from littrainer.callbacks.checks import check_answer, new_callback
-from littrainer.callbacks.flow import DefaultFlowCallback
-from littrainer.callbacks.state import ControlSwitchError, TrainerControl
-from littrainer.ecosystem import is_a
-from littrainer.errors.notes import add_note
+from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
+from littrainer.callbacks.base import EVENTS, TrainerCallback, listens_to
+from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
+from littrainer.errors.lazy_isinstance import is_a, known_classes
+from littrainer.errors.notes import add_note, kind_of
 
 logger = logging.getLogger(__name__)
 
 # What each event is given by keyword, read from the handler.
 OFFERED = ("model", "processing_class", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
 read_offered = attrgetter(*OFFERED)
+# An object of no callback class is taken for a callback if it has these; of what else it lacks it is not told.
+NEEDED_EVENTS = ("on_train_begin", "on_step_end")
+ENDED_FOR_CALLBACKS = "_has_ended_for_callbacks"
+"""Set on an error before which the callbacks heard on_train_end, as when a search prunes its trial."""
 # How the note begins that an error of a callback is given.
 FROM_CALLBACK = "It came from the callback"
+
+
+class DefaultFlowCallback(TrainerCallback):
+    """Sets the control's switches from the logging, evaluation and save strategies."""
+
+    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        """Due intervals of the `steps` strategies; at the last step also what is still outstanding."""
+        step = state.global_step
+        is_last = step >= state.max_steps
+        if args.logging_strategy == IntervalStrategy.STEPS and step % state.logging_steps == 0:
+            control.should_log = True
+        if args.logging_first_step and step == 1:
+            control.should_log = True
+        if (
+            args.eval_strategy == IntervalStrategy.STEPS
+            and step >= args.eval_delay
+            and (is_last or step % state.eval_steps == 0)
+        ):
+            control.should_evaluate = True
+        if args.save_strategy == SaveStrategy.STEPS and (
+            is_last or (state.save_steps > 0 and step % state.save_steps == 0)
+        ):
+            control.should_save = True
+        if is_last:
+            control.should_training_stop = True
+        return control
+
+    def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> TrainerControl:
+        """What the `epoch` strategies ask for."""
+        if args.logging_strategy == IntervalStrategy.EPOCH:
+            control.should_log = True
+        if args.eval_strategy == IntervalStrategy.EPOCH and state.epoch >= args.eval_delay:
+            control.should_evaluate = True
+        if args.save_strategy == SaveStrategy.EPOCH:
+            control.should_save = True
+        return control
 
 
 def _forwarded(event: str, *cleared: str) -> Callable[..., TrainerControl]:
@@ -136,11 +176,7 @@ class CallbackHandler(TrainerCallback):
         return self.call_event("on_log", args, state, control, logs=logs, **kwargs)
 
     def call_event(self, event: str, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
-        """Call one event on each callback that overrides it, and return the control to go on with.
-
-        Raises:
-            TypeError: an event returned something else than a control, or set a switch to neither on nor off.
-        """
+        """Call one event on each callback that overrides it, and return the control to go on with."""
         nothing = getattr(TrainerCallback, event, None)
         # Not over a copy: a callback that another one adds is called for the same event.
         for callback in self.callbacks:
@@ -157,9 +193,7 @@ class CallbackHandler(TrainerCallback):
                     **dict(zip(OFFERED, read_offered(self), strict=True)),
                     **kwargs,
                 )
-                if answer is not None and answer is not control:
-                    check_answer(answer, callback, event)
-                    control = answer
+                control = control if answer is None else answer
             except Exception as error:
                 _say_where(error, callback, event, state)
                 raise
@@ -168,8 +202,123 @@ class CallbackHandler(TrainerCallback):
 
 def _say_where(error: Exception, callback: Any, event: str, state: Any) -> None:
     where = f"{type(callback).__name__}.{event}"
-    if isinstance(error, ControlSwitchError) and where not in str(error):
-        error.args = (f"{where}: {error}",)
     add_note(error, f"{FROM_CALLBACK} {where}, at optimizer step {getattr(state, 'global_step', '?')}.")
     if isinstance(error, TypeError) and f"{event}() got an unexpected keyword argument" in str(error):
         add_note(error, f"Events are called with further keywords: def {event}(self, args, state, control, **kwargs).")
+
+
+def callbacks_in_list(callbacks: Any) -> list[Any]:
+    """What a script gave as `callbacks`, as a list; None is none.
+
+    Raises:
+        TypeError: it is no list, but one callback perhaps.
+    """
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, (str, bytes, type)) or not isinstance(callbacks, Iterable):
+        given = f"the class {callbacks.__name__}" if isinstance(callbacks, type) else kind_of(callbacks)
+        raise TypeError(f"callbacks takes a list of callbacks, and was given {given}: write callbacks=[...].")
+    return list(callbacks)
+
+
+def new_callback(callback: Any) -> Any:
+    """A callback that was handed over as itself, or as a class to make one of.
+
+    Raises:
+        TypeError: it is no callback of a Trainer, or its class takes arguments.
+    """
+    is_class = isinstance(callback, type)
+    kind: type = callback if is_class else type(callback)
+    if issubclass(kind, known_classes("lightning callback")):
+        raise TypeError(
+            f"{kind.__name__} is a Lightning callback, which the Trainer's callback handler does not call: add it with "
+            "trainer.add_callback(...), or give it in callbacks=[...]."
+        )
+    own = [name for name in EVENTS if callable(getattr(callback, name, None))]
+    if not issubclass(kind, TrainerCallback) and not set(NEEDED_EVENTS) <= set(own):
+        what = f"the class {kind.__name__}" if is_class else f"{callback!r} ({kind_of(callback)})"
+        has = f" It has {', '.join(own)} only." if own else ""
+        raise TypeError(
+            f"A callback was given that is neither a TrainerCallback nor a Lightning callback: {what}.{has} Derive its "
+            "class from TrainerCallback, and override the events of interest."
+        )
+    if not is_class:
+        return callback
+    try:
+        return callback()
+    except TypeError as error:
+        add_note(error, f"Of the class {kind.__name__} a callback is made without arguments; give an instance instead.")
+        raise
+
+
+# ---- Ends and beginnings ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def callbacks_told_of_failure(handler: CallbackHandler, args: Any, state: Callable[[], TrainerState]) -> Iterator[None]:
+    """While a training runs: when it ends with an error or an interruption, tell the callbacks, and pass it on.
+
+    A callback that has to close what `on_train_begin` opened has a method `on_training_failed(args, state, error)`.
+    An error in one is logged.
+
+    Parameters:
+        state: returns the state of the training.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not getattr(error, ENDED_FOR_CALLBACKS, False):
+            _tell(list(handler.callbacks), args, state(), error)
+        raise
+
+
+def _tell(callbacks: list[Any], args: Any, state: TrainerState, error: BaseException) -> None:
+    for callback in callbacks:
+        try:
+            told = getattr(callback, "on_training_failed", None)
+            if callable(told):
+                told(args, state, error)
+        except Exception:
+            logger.warning("%s.on_training_failed failed:", type(callback).__name__, exc_info=True)
+        except BaseException:
+            # Who interrupts again does not want to wait, and is to see what ended the training.
+            return
+
+
+def restore_callbacks(handler: CallbackHandler, saved_states: dict[str, Any], control: Any) -> Any:
+    """Replace callbacks by ones made from the saved states of their class; these come after all others.
+
+    Several callbacks of a class get the states in the order in which they were saved. States of classes that the
+    Trainer has no callback of are named in a warning.
+
+    Parameters:
+        saved_states: by class name, as `TrainerState.stateful_callbacks` holds them.
+        control: the one there is.
+
+    Returns:
+        the control to go on with.
+    """
+    restored: list[Any] = []
+    replaced: set[int] = set()
+    without_callback = []
+    for class_name, saved in saved_states.items():
+        states = saved if isinstance(saved, list) else [saved]
+        if class_name == type(control).__name__:
+            control = TrainerControl.from_state(states[0])
+            continue
+        present = [callback for callback in handler.callbacks if type(callback).__name__ == class_name]
+        if not present:
+            without_callback.append(class_name)
+        if len(present) > 1 and len(states) % len(present) == 0:
+            # Each save adds the states of several callbacks; those of the last one count.
+            states = states[-len(present) :]
+        for callback, state in zip(present, states, strict=False):
+            if is_exportable(callback):
+                replaced.add(id(callback))
+                restored.append(type(callback).from_state({"args": {}, "attributes": {}, **state}))
+    handler.callbacks[:] = [*(one for one in handler.callbacks if id(one) not in replaced), *restored]
+    if without_callback:
+        logger.warning(
+            "The checkpoint has states of callbacks that this Trainer does not have: %s.", ", ".join(without_callback)
+        )
+    return control

@@ -12,7 +12,7 @@ import torch
 from littrainer.data.position import loads_safely
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    import lightning.pytorch as pl
 
 logger = logging.getLogger(__name__)
 
@@ -22,13 +22,16 @@ WEIGHTS = "state_dict"
 THE_MODELS_WEIGHTS = "the weights of the model"
 
 
-def states_of_lightning_callbacks(trainer: Trainer) -> dict[str, Any]:
+def states_of_lightning_callbacks(module: pl.LightningModule | None) -> dict[str, Any]:
     """What `state_dict()` of each Lightning callback returns, by its `state_key`.
 
     One that holds what could not be loaded safely is left out, and named in a warning.
+
+    Parameters:
+        module: that of the training that runs; None where none does.
     """
     states = {}
-    for callback in _callbacks(trainer):
+    for callback in _callbacks(module):
         state = callback.state_dict()
         if not state:
             continue
@@ -39,34 +42,33 @@ def states_of_lightning_callbacks(trainer: Trainer) -> dict[str, Any]:
     return states
 
 
-def additions_of_lightning_callbacks(trainer: Trainer) -> dict[str, Any]:
+def additions_of_lightning_callbacks(module: pl.LightningModule | None, global_step: int) -> dict[str, Any]:
     """What `on_save_checkpoint` of each Lightning callback adds to a checkpoint, or replaces in it, by its `state_key`.
 
     One that holds what could not be loaded safely is left out, and named in a warning.
     """
     additions = {}
-    for callback in _callbacks(trainer):
-        if not _has_own(callback, "on_save_checkpoint"):
+    for callback in _callbacks(module):
+        if module is None or not _has_own(callback, "on_save_checkpoint"):
             continue
-        module = trainer.lightning_module
-        offered = _as_lightning_has_it(trainer)
+        offered = _lightning_checkpoint(module, global_step)
         checkpoint = dict(offered)
-        callback.on_save_checkpoint(trainer.lightning_trainer, module, checkpoint)
+        callback.on_save_checkpoint(module.trainer, module, checkpoint)
         added = {
             name: THE_MODELS_WEIGHTS if value is offered[WEIGHTS] else value
             for name, value in checkpoint.items()
             if value is not offered.get(name)
         }
-        if not added:
-            continue
-        if loads_safely(_outline(added)):
+        if added and loads_safely(_outline(added)):
             additions[callback.state_key] = copy.deepcopy(added)
-        else:
+        elif added:
             _warn_that_left_out(callback, "on_save_checkpoint")
     return additions
 
 
-def restore_lightning_callbacks(trainer: Trainer, record: dict[str, Any] | None) -> None:
+def restore_lightning_callbacks(
+    module: pl.LightningModule | None, global_step: int, record: dict[str, Any] | None
+) -> None:
     """Give Lightning callbacks what the checkpoint has for them.
 
     Parameters:
@@ -74,7 +76,7 @@ def restore_lightning_callbacks(trainer: Trainer, record: dict[str, Any] | None)
     """
     states = (record or {}).get("lightning_callbacks", {})
     additions = (record or {}).get("lightning_additions", {})
-    for callback in _callbacks(trainer):
+    for callback in _callbacks(module):
         key = callback.state_key
         if key in states:
             try:
@@ -86,36 +88,29 @@ def restore_lightning_callbacks(trainer: Trainer, record: dict[str, Any] | None)
                     type(error).__name__,
                     error,
                 )
-        if key in additions or (record is not None and _has_own(callback, "on_load_checkpoint")):
-            _load_additions(trainer, callback, additions.get(key, {}))
+        is_told = key in additions or (record is not None and _has_own(callback, "on_load_checkpoint"))
+        if module is not None and is_told:
+            checkpoint = _lightning_checkpoint(module, global_step)
+            weights = checkpoint[WEIGHTS]
+            for name, value in additions.get(key, {}).items():
+                stands_for_weights = isinstance(value, str) and value == THE_MODELS_WEIGHTS
+                checkpoint[name] = weights if stands_for_weights else value
+            callback.on_load_checkpoint(module.trainer, module, checkpoint)
 
 
-def _load_additions(trainer: Trainer, callback: Any, added: dict[str, Any]) -> None:
-    checkpoint = _as_lightning_has_it(trainer)
-    weights = checkpoint[WEIGHTS]
-    for name, value in added.items():
-        stands_for_weights = isinstance(value, str) and value == THE_MODELS_WEIGHTS
-        checkpoint[name] = weights if stands_for_weights else value
-    callback.on_load_checkpoint(trainer.lightning_trainer, trainer.lightning_module, checkpoint)
-
-
-def _as_lightning_has_it(trainer: Trainer) -> dict[str, Any]:
+def _lightning_checkpoint(module: pl.LightningModule, global_step: int) -> dict[str, Any]:
     from lightning.pytorch import __version__
 
-    module, running = trainer.lightning_module, trainer.lightning_trainer
-    assert running is not None
     return {
-        "epoch": running.current_epoch,
-        "global_step": trainer.state.global_step,
+        "epoch": module.trainer.current_epoch,
+        "global_step": global_step,
         "pytorch-lightning_version": __version__,
         WEIGHTS: module.state_dict(),
     }
 
 
-def _callbacks(trainer: Trainer) -> list[Any]:
-    if trainer.lightning_module is None or trainer.lightning_trainer is None:
-        return []
-    return list(trainer.lightning_trainer.callbacks)  # type: ignore[attr-defined]
+def _callbacks(module: pl.LightningModule | None) -> list[Any]:
+    return [] if module is None else list(module.trainer.callbacks)  # type: ignore[attr-defined]
 
 
 def _has_own(callback: Any, hook: str) -> bool:
@@ -130,14 +125,11 @@ def _outline(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return torch.empty(0)
     if isinstance(value, Mapping):
-        return type(value)((key, _outline(item)) for key, item in value.items()) if _is_plain(value) else value  # type: ignore[call-arg]
+        is_plain = type(value) is dict or type(value).__name__ == "OrderedDict"
+        return type(value)((key, _outline(item)) for key, item in value.items()) if is_plain else value  # type: ignore[call-arg]
     if type(value) in (list, tuple, set):
         return type(value)(map(_outline, value))
     return value
-
-
-def _is_plain(value: Any) -> bool:
-    return type(value) is dict or type(value).__name__ == "OrderedDict"
 
 
 def _warn_that_left_out(callback: Any, where: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
+from contextlib import suppress
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -132,3 +134,21 @@ class PrinterCallback(TrainerCallback):
         logs.pop("total_flos", None)
         if state.is_local_process_zero:
             print(readable(logs))
+
+
+def in_notebook() -> bool:
+    """Whether this is a notebook in which HTML can be shown: a Jupyter kernel, Colab, or marimo with IPython."""
+    if "marimo" in sys.modules:
+        return importlib.util.find_spec("IPython") is not None
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+def default_progress_callback() -> type[Any]:
+    """The callback that shows progress here: in a notebook transformers' table, if transformers is installed."""
+    if in_notebook():
+        with suppress(ImportError):
+            from transformers.utils.notebook import NotebookProgressCallback
+
+            return NotebookProgressCallback
+    return ProgressCallback

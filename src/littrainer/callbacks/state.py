@@ -6,14 +6,13 @@ import dataclasses
 import json
 import logging
 import math
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from littrainer.errors.atomic_files import write_whole
 from littrainer.errors.notes import kind_of
-from littrainer.whole_files import write_whole
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -59,39 +58,13 @@ class TrainerControl(ExportableState):
     should_evaluate: bool = field(default=False)
     should_log: bool = field(default=False)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Seen here, the traceback ends in the line of the script that set it.
-        if value is not True and value is not False and name in SWITCHES:
-            value = as_switch(name, value)
-        super().__setattr__(name, value)
-
     def state(self) -> dict[str, Any]:
         """The five switches; there is nothing else to restore."""
-        return {"args": dataclasses.asdict(self), "attributes": {}}
+        # A comparison of NumPy's or torch's numbers gives a truth value that JSON does not know.
+        return {"args": {name: bool(getattr(self, name)) for name in SWITCHES}, "attributes": {}}
 
 
 SWITCHES: tuple[str, ...] = tuple(entry.name for entry in dataclasses.fields(TrainerControl))
-
-
-class ControlSwitchError(TypeError):
-    """A switch of the control was set to something that is neither on nor off."""
-
-
-def as_switch(name: str, value: Any) -> bool:
-    """The value of a switch as a bool.
-
-    Parameters:
-        value: a bool, 0 or 1, or one truth value of NumPy or torch.
-
-    Raises:
-        ControlSwitchError: it is anything else, such as a text, None or an array.
-    """
-    if isinstance(value, numbers.Integral) and value in (0, 1):
-        return bool(value)
-    # NumPy's and torch's truth values, without importing either.
-    if str(getattr(value, "dtype", "")) in ("bool", "torch.bool") and math.prod(value.shape) == 1:
-        return bool(value)
-    raise ControlSwitchError(f"control.{name} is set to {value!r} ({kind_of(value)}); it has to be True or False.")
 
 
 # Units of the fields below.
@@ -174,7 +147,7 @@ class TrainerState:
 
         Raises:
             OSError: it cannot be read.
-            ValueError: the file is not JSON, counts no steps, or a field is not of its type.
+            ValueError: the file is not JSON, or counts no steps.
         """
         try:
             content = json.loads(Path(json_path).read_text("utf-8"))
@@ -185,7 +158,6 @@ class TrainerState:
                 raise TypeError("global_step is missing")
             known = {entry.name for entry in dataclasses.fields(cls)}
             state = cls(**{name: value for name, value in content.items() if name in known})
-            check_types(state)
         except (ValueError, TypeError) as error:
             raise ValueError(
                 f"{json_path} is not a readable trainer state: {error}. Correct the file, or resume from another "
@@ -239,35 +211,6 @@ def hp_params(trial: Any) -> dict[str, Any]:
             f"A trial is {kind_of(trial)}, and has to be an Optuna trial, or a dict of parameters by name."
         )
     return dict(found)
-
-
-# What trainer_state.json may hold, by field; any but global_step may be absent.
-KINDS_OF_FIELDS: dict[type | tuple[type, ...], tuple[str, ...]] = {
-    int: ("global_step", "max_steps", "num_train_epochs", "num_input_tokens_seen"),
-    (int, float): ("epoch", "total_flos", "logging_steps", "eval_steps", "save_steps"),
-    (int, type(None)): ("train_batch_size", "best_global_step"),
-    (int, float, type(None)): ("best_metric",),
-    (str, type(None)): ("best_model_checkpoint", "trial_name"),
-    list: ("log_history",),
-    bool: ("is_world_process_zero", "is_local_process_zero", "is_hyper_param_search"),
-    dict: ("stateful_callbacks",),
-    (dict, type(None)): ("trial_params",),
-}
-
-
-def check_types(state: TrainerState) -> None:
-    """See that each field of a state that was read is of its type.
-
-    Raises:
-        TypeError: one is not; the error names it.
-    """
-    for kinds, names in KINDS_OF_FIELDS.items():
-        for name in names:
-            value = getattr(state, name)
-            if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-                wanted = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
-                text = " or ".join("null" if name == "NoneType" else name for name in wanted)
-                raise TypeError(f"{name} is {value!r} and has to be of type {text}")
 
 
 def is_exportable(callback: Any) -> bool:

@@ -1,24 +1,31 @@
-"""training_args.bin, for other tools: it names transformers' classes, and so opens where littrainer is not installed.
+"""The arguments of a run as files: training_args.bin for other tools, littrainer_run.json for `littrainer report`.
 
-Nothing here reads such a file.
+The first names transformers' classes, and so opens where littrainer is not installed. Nothing here reads either.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import pickle
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer.arguments.normalization import trackers_in
-from littrainer.arguments.secrets import without_secrets
+from littrainer import __version__
+from littrainer.arguments.report_to import trackers_in
+from littrainer.arguments.secrets import holds_a_secret, without_secrets
+from littrainer.arguments.shown_arguments import as_text
+from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.compat.names import REPLACED
+from littrainer.errors.atomic_files import write_whole
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
+
 
 # Our class, as "module:name" -> the module of transformers that has it, and its name there.
 NAMES_IN_TRANSFORMERS: dict[str, tuple[str, str]] = {
@@ -37,6 +44,21 @@ def write_arguments(args: TrainingArguments, path: Path | str) -> None:
     vars(shared)["distributed_state"] = None
     shared.report_to = [tracker for tracker in trackers_in(args.report_to) if isinstance(tracker, str)]
     torch.save(shared, path, pickle_module=_naming_transformers())
+
+
+def write_run_record(args: TrainingArguments, run_dir: Path | str) -> None:
+    """Write littrainer_run.json, with the arguments of a run without secrets and the versions that it runs on.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    # `lightning` may hold objects of any size.
+    shown = {name: value for name, value in args.to_dict().items() if name != "lightning" and not holds_a_secret(name)}
+    versions = {
+        name: getattr(sys.modules.get(name), "__version__", None) for name in ("torch", "lightning", "transformers")
+    }
+    record = {"versions": {"littrainer": __version__, **versions}, "arguments": without_secrets(shown)}
+    write_whole(Path(run_dir, RUN_RECORD_NAME), json.dumps(record, indent=2, default=as_text, skipkeys=True) + "\n")
 
 
 def _naming_transformers() -> ModuleType:

@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.layout import OPTIMIZER_NAME, SCALER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
-from littrainer.checkpoint.names import RESUME_RECORD_NAME, resume_record_name
+from littrainer.checkpoint.layout import (
+    OPTIMIZER_NAME,
+    RESUME_RECORD_NAME,
+    SCALER_NAME,
+    SCHEDULER_NAME,
+    TRAINER_STATE_NAME,
+    resume_record_name,
+)
 from littrainer.checkpoint.random_state import find_random_states, portable_states
 from littrainer.checkpoint.safe_loading import load_tensors
 
@@ -20,6 +26,9 @@ LOSS_SCALING = "MixedPrecision"
 # Under which name Lightning keeps the state of a `TrainerDataModule`, and the version of what that returns.
 DATA_MODULE = "TrainerDataModule"
 DATA_VERSION = 1
+# Marks a checkpoint of Lightning that a `TransformersModule` has written.
+MARK = "transformers_module"
+MARK_VERSION = 1
 
 
 @dataclass

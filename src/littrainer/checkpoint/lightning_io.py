@@ -19,15 +19,14 @@ from lightning.pytorch import __version__ as lightning_version
 from lightning.pytorch.plugins.io import CheckpointIO
 from torch import nn
 
-from littrainer.checkpoint.layout import TRAINER_STATE_NAME
+from littrainer.checkpoint.atomic_write import set_aside_and_delete, staged_folder
+from littrainer.checkpoint.checksums import MANIFEST_NAME
+from littrainer.checkpoint.layout import LIGHTNING_STATE_NAME, TRAINER_STATE_NAME
 from littrainer.checkpoint.lightning_format import lightning_checkpoint, states_in
-from littrainer.checkpoint.manifest import MANIFEST_NAME
-from littrainer.checkpoint.names import LIGHTNING_STATE_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.checkpoint.staging import set_aside_and_delete, staged_folder
 from littrainer.checkpoint.verification import refuse_damage
 from littrainer.checkpoint.weights import load_weights, write_weights
-from littrainer.processes.agreement import are_several, failing_together
+from littrainer.distributed.agreement import are_several, failing_together
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -197,7 +196,7 @@ class TrainerCheckpointIO(TransformersCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write a folder, as the Trainer writes its own; all processes call this together."""
-        from littrainer.checkpoint.together import staged_together
+        from littrainer.checkpoint.distributed_save import staged_together
         from littrainer.checkpoint.writer import fill_checkpoint, note_best_checkpoint
 
         _refuse_storage_options(storage_options)

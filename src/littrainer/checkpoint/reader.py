@@ -3,126 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from littrainer.callbacks.state import TrainerState
-from littrainer.checkpoint.fsdp_files import read_optimizer_state
 from littrainer.checkpoint.layout import (
+    FSDP_OPTIMIZER_NAME,
+    OPTIMIZER_FOLDER,
     OPTIMIZER_NAME,
-    PREFIX_CHECKPOINT_DIR,
     RANDOM_STATE_NAME,
+    RESUME_RECORD_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
-    get_last_checkpoint,
+    holds_parts,
 )
-from littrainer.checkpoint.names import ENGINE_PARTS, OPTIMIZER_PARTS, RESUME_RECORD_NAME
 from littrainer.checkpoint.random_state import random_state_name, restore_random_states
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.checkpoint.shards import is_by_name, numbered_for
-from littrainer.checkpoint.state_checks import (
-    fitted_to_groups,
-    optimizer_differences,
-    scaler_differences,
-    schedule_differences,
-)
-from littrainer.checkpoint.verification import refuse_damage
+from littrainer.strategies.shards import is_by_name, numbered_for
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
-NEEDED_TO_RESUME = (TRAINER_STATE_NAME, OPTIMIZER_NAME, SCHEDULER_NAME, RANDOM_STATE_NAME)
-# A Trainer's method that a subclass may have its own of -> the files that it reads.
-READ_BY = {
-    "_load_optimizer_and_scheduler": (OPTIMIZER_NAME, SCHEDULER_NAME),
-    "_load_rng_state": (RANDOM_STATE_NAME,),
-}
-# What a training that pushes its checkpoints to the hub has there, and where a download of it lies.
-LAST_CHECKPOINT = "last-checkpoint"
 RANDOM_STATES_OF_EACH = "rng_state_*.pth"
-
-
-def needed_to_resume(trainer: Trainer) -> tuple[str, ...]:
-    """Files that a checkpoint has to hold; not those that a subclass reads with a method of its own."""
-    its_own = {name for method in trainer._own_methods(*READ_BY) for name in READ_BY[method]}
-    return tuple(name for name in NEEDED_TO_RESUME if name not in its_own)
-
-
-def checkpoint_to_resume(
-    resume_from_checkpoint: str | bool | None,
-    output_dir: str,
-    needed: Sequence[str] = NEEDED_TO_RESUME,
-    without: Collection[str] = (),
-) -> Path | None:
-    """The folder that `train(resume_from_checkpoint=...)` means; None for a fresh start.
-
-    Parameters:
-        resume_from_checkpoint: a folder; True for the newest intact one in `output_dir`; or "last-checkpoint" for the
-            folder of that name there, which a push to the hub makes, and where there is none for the newest one.
-        needed: files without which it cannot be resumed.
-        without: names of checkpoints that do not count where the newest one is meant.
-
-    Raises:
-        ValueError: there is no checkpoint, it is damaged, or it lacks what an exact resume needs.
-    """
-    if not resume_from_checkpoint:
-        return None
-    given: str | bool = resume_from_checkpoint
-    if given == LAST_CHECKPOINT and not Path(LAST_CHECKPOINT).is_dir():
-        pushed = Path(output_dir) / LAST_CHECKPOINT
-        given = str(pushed) if pushed.is_dir() else True
-    if given is True:
-        newest = get_last_checkpoint(output_dir, without) if Path(output_dir).is_dir() else None
-        if newest is None:
-            raise ValueError(
-                f"No valid checkpoint found in output directory ({output_dir}): resume_from_checkpoint="
-                f"{resume_from_checkpoint}, but there is no intact checkpoint-<step> folder. Start without resuming, "
-                "or give the checkpoint's folder."
-            )
-        given = newest
-    folder = Path(str(given))
-    if not folder.is_dir():
-        told = str(given).lower() in ("true", "false")
-        raise ValueError(
-            f"Can't find a valid checkpoint at {folder}: there is no such folder. "
-            + (
-                f"{given!r} is text: write {str(given).capitalize()} without quotes."
-                if told
-                else "Give the path of a checkpoint-<step> folder, or True for the newest one in output_dir."
-            )
-        )
-    missing = [name for name in needed if not _is_there(folder, name)]
-    if missing:
-        within = next(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), None)
-        raise ValueError(
-            f"Can't find a valid checkpoint at {folder}: {', '.join(missing)} is missing, so it cannot be resumed "
-            "exactly. "
-            + (
-                f"There are checkpoints in it: give one of these, such as {within}."
-                if within is not None
-                else "Resume from another checkpoint, or load its model with from_pretrained and start a new training."
-            )
-        )
-    refuse_damage(
-        folder, "Resume from another checkpoint, or give resume_from_checkpoint=True to take the newest intact one."
-    )
-    return folder
-
-
-def _is_there(folder: Path, name: str) -> bool:
-    # A training with several processes has a file of random states for each.
-    if name == RANDOM_STATE_NAME and any(folder.glob(RANDOM_STATES_OF_EACH)):
-        return True
-    if name == OPTIMIZER_NAME and any(any(folder.glob(pattern)) for pattern in OPTIMIZER_PARTS):
-        return True
-    # DeepSpeed's engine keeps a schedule that it steps by itself.
-    if name == SCHEDULER_NAME and any(folder.glob(ENGINE_PARTS)):
-        return True
-    return (folder / name).is_file()
 
 
 def processes_that_wrote(folder: Path) -> int:
@@ -158,6 +66,24 @@ def read_state(folder: Path) -> TrainerState:
         logger.warning("The best checkpoint so far, %s, is gone; it is not loaded.", state.best_model_checkpoint)
         state.best_model_checkpoint = None
     return state
+
+
+def read_optimizer_state(folder: Path) -> tuple[Path, Any]:
+    """The state of the optimizer in a checkpoint, whole, with numbers or names of parameters, and where it was found.
+
+    Raises:
+        ValueError: a file is damaged, or could run code.
+    """
+    if (folder / OPTIMIZER_NAME).is_file() or not (
+        (folder / FSDP_OPTIMIZER_NAME).is_file() or holds_parts(folder / OPTIMIZER_FOLDER)
+    ):
+        return folder / OPTIMIZER_NAME, load_tensors(folder / OPTIMIZER_NAME)
+    if (folder / FSDP_OPTIMIZER_NAME).is_file():
+        return folder / FSDP_OPTIMIZER_NAME, load_tensors(folder / FSDP_OPTIMIZER_NAME)
+
+    from littrainer.checkpoint.sharded_files import nested_state, read_whole
+
+    return folder / OPTIMIZER_FOLDER, nested_state(read_whole(folder / OPTIMIZER_FOLDER))
 
 
 def load_optimizer(trainer: Trainer, folder: Path) -> None:
@@ -237,3 +163,104 @@ def _refuse(path: Path, what: str, differences: list[str]) -> None:
             f"{path} does not fit the {what} of this training: {'; '.join(differences)}. Set up model and arguments as "
             "they were when the checkpoint was written, or load its model and start a new training."
         )
+
+
+# Entries of torch's optimizers that have the shape of their parameter.
+SHAPED_AS_PARAMETER = frozenset(
+    {
+        "acc_delta",
+        "ax",
+        "exp_avg",
+        "exp_avg_sq",
+        "exp_inf",
+        "grad_avg",
+        "max_exp_avg_sq",
+        "momentum_buffer",
+        "prev",
+        "square_avg",
+        "step_size",
+        "sum",
+    }
+)
+# Entries of torch's schedules with one value for each parameter group.
+SCHEDULED_BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas")
+# Sentences in an error; the rest is counted.
+LONGEST_LIST = 6
+
+
+def optimizer_differences(optimizer: Any, state: Any, names: Mapping[int, str] | None = None) -> list[str]:
+    """What keeps a state from being loaded into an optimizer; empty where it fits.
+
+    Parameters:
+        names: the names of parameters, by `id`.
+    """
+    if type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict:
+        # It may keep its state in a form of its own.
+        return []
+    if not isinstance(state, dict) or not {"state", "param_groups"} <= set(state):
+        return ["it holds no optimizer's state"]
+    groups, own_groups = state["param_groups"], optimizer.param_groups
+    if not isinstance(groups, list) or not all(isinstance(group, dict) and "params" in group for group in groups):
+        return ["its param_groups are not parameter groups"]
+    if len(groups) != len(own_groups):
+        return [f"it has {len(groups)} parameter groups and the optimizer has {len(own_groups)}"]
+    differences = [
+        f"parameter group {number} has {len(group['params'])} parameters in it and {len(own['params'])} in training"
+        for number, (group, own) in enumerate(zip(groups, own_groups, strict=True))
+        if len(group["params"]) != len(own["params"])
+    ]
+    if differences or not type(optimizer).__module__.startswith("torch.optim"):
+        return differences
+    for number, (group, own) in enumerate(zip(groups, own_groups, strict=True)):
+        for index, parameter in zip(group["params"], own["params"], strict=True):
+            name = (names or {}).get(id(parameter), f"parameter {index}")
+            differences += _shape_differences(number, name, parameter, state["state"].get(index, {}))
+    more = len(differences) - LONGEST_LIST
+    return differences[:LONGEST_LIST] + ([f"and {more} more"] if more > 0 else [])
+
+
+def _shape_differences(group: int, name: str, parameter: torch.Tensor, entries: Any) -> list[str]:
+    if not isinstance(entries, dict):
+        return [f"the entry of {name} in parameter group {group} is no state"]
+    return [
+        f"{entry} of {name} (parameter group {group}) is {tuple(value.shape)} in the checkpoint and the parameter "
+        f"{tuple(parameter.shape)}"
+        for entry, value in entries.items()
+        if entry in SHAPED_AS_PARAMETER and isinstance(value, torch.Tensor) and value.shape != parameter.shape
+    ]
+
+
+def fitted_to_groups(state: Any, groups: int) -> Any:
+    """A schedule's state for another number of parameter groups, where it is the same for all of them.
+
+    A model that is split between processes has more groups than one that is whole.
+    """
+    if not isinstance(state, dict):
+        return state
+    fitted = dict(state)
+    for name in SCHEDULED_BY_GROUP:
+        values = state.get(name)
+        if isinstance(values, list) and values and len(values) != groups and all(one == values[0] for one in values):
+            fitted[name] = values[:1] * groups
+    return fitted
+
+
+def schedule_differences(schedule: Any, state: Any) -> list[str]:
+    """What keeps a state from being loaded into a schedule; empty where it fits."""
+    if not isinstance(state, dict):
+        return ["it holds no schedule's state"]
+    stored, own = state.get("base_lrs"), getattr(schedule, "base_lrs", None)
+    if isinstance(stored, list) and isinstance(own, list) and len(stored) != len(own):
+        return [f"it has {len(stored)} base learning rates and the schedule has {len(own)}"]
+    return []
+
+
+def scaler_differences(scaler: Any, state: Any) -> list[str]:
+    """What keeps a state from being loaded into a loss scaling; empty where it fits."""
+    if not isinstance(state, dict):
+        return ["it holds no state of a loss scaling"]
+    absent = sorted(set(scaler.state_dict()) - set(state))
+    wrong = sorted(name for name, value in state.items() if not isinstance(value, (int, float)))
+    return ([f"it lacks {', '.join(absent)}"] if absent else []) + (
+        [f"{', '.join(wrong)} is no number"] if wrong else []
+    )

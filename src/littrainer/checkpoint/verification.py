@@ -5,25 +5,28 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import re
 import struct
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import NamedTuple
 
-from littrainer.checkpoint.manifest import (
+from littrainer.checkpoint.checksums import (
     MANIFEST_NAME,
     DamagedManifest,
     FileRecord,
     Manifest,
+    Stamp,
     file_record,
     files_in,
     leaves_folder,
     read_manifest,
+    stamp_of,
 )
-from littrainer.checkpoint.names import (
+from littrainer.checkpoint.layout import (
     ENGINE_PARTS,
     OPTIMIZER_NAME,
     OPTIMIZER_PARTS,
@@ -35,8 +38,8 @@ from littrainer.checkpoint.names import (
     TRAINER_STATE_NAME,
     WEIGHT_PARTS,
     WEIGHTS_NAME,
+    checkpoint_step,
 )
-from littrainer.checkpoint.sealing import Stamp, stamp_of
 
 logger = logging.getLogger(__name__)
 
@@ -314,3 +317,47 @@ FORMATS: dict[re.Pattern[str], Callable[[Path], str | None]] = {
     re.compile(r"(littrainer_.*|lightning_state)\.pt"): archive_damage,
     re.compile(r"(.*/)?(pytorch_model|adapter_model).*\.bin"): archive_damage,
 }
+
+
+def get_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> str | None:
+    """The newest intact checkpoint in a folder, or None where there is none.
+
+    Newer ones that are damaged are passed over with a warning that names the damaged files.
+
+    Parameters:
+        folder: an output folder, which holds the `checkpoint-<step>` folders.
+        without: names of checkpoints that do not count.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+    """
+    found, damaged = find_last_checkpoint(folder, without)
+    for name, damage in damaged.items():
+        going_on = f"{found} is the newest intact one." if found else "There is no intact one before it."
+        logger.warning("Passing over the damaged checkpoint %s: %s %s", name, " ".join(damage), going_on)
+    return found
+
+
+def find_last_checkpoint(folder: str | Path, without: Collection[str] = ()) -> tuple[str | None, dict[str, list[str]]]:
+    """The intact checkpoint with the highest step, and those with a higher one that are damaged.
+
+    Parameters:
+        without: names of checkpoints that do not count.
+
+    Returns:
+        the checkpoint's path, or None; and what is damaged in each that was passed over, by its path.
+    """
+    steps = {
+        entry: checkpoint_step(entry)
+        for entry in Path(folder).iterdir()
+        if entry.is_dir() and entry.name not in without
+    }
+    found = {step: entry for entry, step in steps.items() if step is not None}
+    damaged: dict[str, list[str]] = {}
+    for step in sorted(found, reverse=True):
+        path = os.path.join(folder, found[step].name)
+        damage = damage_in(found[step])
+        if not damage:
+            return path, damaged
+        damaged[path] = damage
+    return None, damaged

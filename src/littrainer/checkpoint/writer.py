@@ -10,23 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.callbacks.state import exported_states, is_exportable
 from littrainer.checkpoint.arguments_file import write_arguments
+from littrainer.checkpoint.atomic_write import name_final_folder
+from littrainer.checkpoint.checksums import Seal, note_changes, save_and_sum
+from littrainer.checkpoint.distributed_save import place_of, staged_together
 from littrainer.checkpoint.layout import (
     OPTIMIZER_NAME,
     PREFIX_CHECKPOINT_DIR,
+    RESUME_RECORD_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
     TRAINING_ARGS_NAME,
+    resume_record_name,
 )
-from littrainer.checkpoint.names import RESUME_RECORD_NAME, resume_record_name
-from littrainer.checkpoint.places import place_of
 from littrainer.checkpoint.random_state import capture_random_states, random_state_name
-from littrainer.checkpoint.sealing import Seal, note_changes
-from littrainer.checkpoint.staging import name_final_folder
-from littrainer.checkpoint.summing import save_and_sum
-from littrainer.checkpoint.together import staged_together
 from littrainer.checkpoint.weights import write_weights
-from littrainer.processes.agreement import are_several, from_each
+from littrainer.distributed.agreement import are_several, from_each
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

@@ -13,17 +13,22 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
 from typing import TYPE_CHECKING, Any
 
-from littrainer.commands.command_parser import CommandParser, complain
+from littrainer.commands.command_line import CommandParser, complain, suggested
 from littrainer.compat.redirect import extend_to_children
-from littrainer.processes.accelerate_launch import FALSE_WORDS, TRUE_WORDS, USE_DEEPSPEED, USE_FSDP
-from littrainer.processes.environment import adopt_launcher_variables, is_launched
-from littrainer.processes.parent_watch import SECONDS_TO_SAVE
+from littrainer.distributed.environment import (
+    FALSE_WORDS,
+    TRUE_WORDS,
+    USE_DEEPSPEED,
+    USE_FSDP,
+    adopt_launcher_variables,
+    is_launched,
+)
+from littrainer.distributed.failure_report import SECONDS_TO_SAVE
 
 if TYPE_CHECKING:
-    from littrainer.processes.launcher import Launch
+    from littrainer.distributed.launcher import Launch
 
 # In the place of a script's name, as python has it.
 STANDARD_INPUT = "-"
@@ -141,9 +146,7 @@ def _run(program: list[str], options: argparse.Namespace) -> int:
         raise BadInput("python runs with -E, -I or -S, which keep littrainer out of the script; start it without")
     if not sys.executable:
         raise BadInput("this process does not know its python interpreter (sys.executable is empty)")
-    if program[0] == "-m":
-        _check_module(program[1])
-    else:
+    if program[0] != "-m":
         _check_script(program[0])
     environment = {**os.environ, **_variables_of_strategy(options.strategy)}
     extend_to_children(environment)
@@ -155,7 +158,7 @@ def _run(program: list[str], options: argparse.Namespace) -> int:
     is_asked_for = any(getattr(options, name) is not None for name in ("devices", "nodes", "strategy"))
     if is_asked_for or (not _is_started_by_launcher() and _count_gpus(program) > 1):
         # What starts processes takes longer to load than all else here.
-        from littrainer.processes.launcher import LaunchError
+        from littrainer.distributed.launcher import LaunchError
 
         try:
             launch = _launch(options, program)
@@ -193,7 +196,7 @@ def _wait_for(command: list[str], environment: dict[str, str]) -> int:
 
 def _launch(options: argparse.Namespace, program: list[str]) -> Launch:
     """What to start, from the options of the command line."""
-    from littrainer.processes.launcher import Launch, check
+    from littrainer.distributed.launcher import Launch, check
 
     gpus = _count_gpus(program)
     devices = max(gpus, 1)
@@ -251,7 +254,7 @@ def _asks_for_cpu(program: list[str]) -> bool:
 
 def _start(launch: Launch, command: list[str], environment: dict[str, str]) -> int:
     """Run the command in several processes; they inherit this one's environment."""
-    from littrainer.processes.launcher import run_processes
+    from littrainer.distributed.launcher import run_processes
 
     os.environ.update(environment)
     return run_processes(launch, command)
@@ -275,50 +278,5 @@ def _near_script(script: str) -> str:
     folder, name = os.path.split(script)
     if not os.path.isdir(folder or "."):
         return f": there is no folder {folder!r}"
-    scripts = [entry for entry in os.listdir(folder or ".") if entry.endswith(".py")]
-    near = [os.path.join(folder, entry) for entry in _near(name, scripts)]
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else f" (looked in {os.path.abspath(folder)})"
-
-
-def _near(name: str, known: Sequence[str]) -> list[str]:
-    import difflib
-
-    return difflib.get_close_matches(name, known, n=2)
-
-
-def _check_module(name: str) -> None:
-    """Look a module up without importing the packages it lies in, which may take seconds and would happen twice."""
-    import importlib.util
-
-    top, *rest = name.split(".")
-    # As for `python -m`, the working directory comes first.
-    spec = PathFinder.find_spec(top, [os.getcwd()]) or (importlib.util.find_spec(top) if top else None)
-    fullname = top
-    for part in [*rest, "__main__"]:
-        if spec is None:
-            break
-        folders = spec.submodule_search_locations
-        if folders is None:
-            if part == "__main__":
-                return
-            raise BadInput(f"no module {name!r}: {fullname!r} is not a package{_hint_at_path(name)}")
-        fullname = f"{fullname}.{part}"
-        spec = _part_of_package(fullname, list(folders))
-        if spec is None and part == "__main__":
-            raise BadInput(f"{name!r} is a package without a __main__ module; name a module in it")
-    if spec is None:
-        hint = _hint_at_path(name) or "; is its package installed, or the folder right?"
-        raise BadInput(f"no module {name!r}: {fullname!r} is not found{hint}")
-
-
-def _part_of_package(fullname: str, folders: list[str]) -> ModuleSpec | None:
-    try:
-        return PathFinder.find_spec(fullname, folders)
-    except KeyError:
-        # A folder without an __init__.py, whose parent Python expects to be imported.
-        return PathFinder.find_spec(fullname.rpartition(".")[2], folders)
-
-
-def _hint_at_path(name: str) -> str:
-    is_path = name.endswith(".py") or "/" in name or os.sep in name
-    return "; -m takes a name such as package.train: leave it out before the path of a script" if is_path else ""
+    hint = suggested(name, [entry for entry in os.listdir(folder or ".") if entry.endswith(".py")])
+    return f"; {hint}" if hint else f" (looked in {os.path.abspath(folder)})"

@@ -6,14 +6,13 @@ Names that a transformers module only imports from another one need no row: the 
 
 CHOICES = "littrainer.arguments.choices"
 LAYOUT = "littrainer.checkpoint.layout"
-NOTEBOOK = "littrainer.callbacks.notebook"
 RESULTS = "littrainer.evaluation.results"
 SEARCH = "littrainer.search"
 
 REPLACED: dict[str, dict[str, str]] = {
     "transformers.debug_utils": {
         "DebugOption": f"{CHOICES}:DebugOption",
-        "DebugUnderflowOverflow": "littrainer.training.overflow_detection:DebugUnderflowOverflow",
+        "DebugUnderflowOverflow": "littrainer.training.model_preparation:DebugUnderflowOverflow",
     },
     "transformers.hf_argparser": {
         "HfArg": "littrainer.arguments.parser:HfArg",
@@ -28,23 +27,23 @@ REPLACED: dict[str, dict[str, str]] = {
         "default_hp_search_backend": f"{SEARCH}.backends:default_hp_search_backend",
     },
     "transformers.integrations.integration_utils": {
-        "AzureMLCallback": "littrainer.tracking.azure_ml:AzureMLCallback",
+        "AzureMLCallback": "littrainer.tracking.services:AzureMLCallback",
         "ClearMLCallback": "littrainer.tracking.clearml:ClearMLCallback",
-        "CodeCarbonCallback": "littrainer.tracking.codecarbon:CodeCarbonCallback",
-        "CometCallback": "littrainer.tracking.comet_ml:CometCallback",
-        "DVCLiveCallback": "littrainer.tracking.dvclive:DVCLiveCallback",
-        "DagsHubCallback": "littrainer.tracking.dagshub:DagsHubCallback",
-        "FlyteCallback": "littrainer.tracking.flyte:FlyteCallback",
+        "CodeCarbonCallback": "littrainer.tracking.services:CodeCarbonCallback",
+        "CometCallback": "littrainer.tracking.services:CometCallback",
+        "DVCLiveCallback": "littrainer.tracking.services:DVCLiveCallback",
+        "DagsHubCallback": "littrainer.tracking.mlflow:DagsHubCallback",
+        "FlyteCallback": "littrainer.tracking.services:FlyteCallback",
         "MLflowCallback": "littrainer.tracking.mlflow:MLflowCallback",
-        "SwanLabCallback": "littrainer.tracking.swanlab:SwanLabCallback",
+        "SwanLabCallback": "littrainer.tracking.services:SwanLabCallback",
         "TensorBoardCallback": "littrainer.tracking.tensorboard:TensorBoardCallback",
         "TrackioCallback": "littrainer.tracking.trackio:TrackioCallback",
         "WandbCallback": "littrainer.tracking.wandb:WandbCallback",
         "WandbLogModel": "littrainer.tracking.wandb:WandbLogModel",
-        "get_available_reporting_integrations": "littrainer.tracking.services:available_services",
+        "get_available_reporting_integrations": "littrainer.arguments.report_to:available_services",
         "get_reporting_integration_callbacks": "littrainer.tracking.selection:tracker_classes",
         "hp_params": "littrainer.callbacks.state:hp_params",
-        "rewrite_logs": "littrainer.tracking.metric_names:with_tracked_names",
+        "rewrite_logs": "littrainer.tracking.base:with_tracked_names",
         "run_hp_search_optuna": f"{SEARCH}.optuna_study.study:run_hp_search_optuna",
         "run_hp_search_ray": f"{SEARCH}.ray_tune.running:run_hp_search_ray",
         "run_hp_search_wandb": f"{SEARCH}.wandb_sweep:run_hp_search_wandb",
@@ -62,7 +61,7 @@ REPLACED: dict[str, dict[str, str]] = {
     },
     "transformers.trainer_callback": {
         "CallbackHandler": "littrainer.callbacks.handler:CallbackHandler",
-        "DefaultFlowCallback": "littrainer.callbacks.flow:DefaultFlowCallback",
+        "DefaultFlowCallback": "littrainer.callbacks.handler:DefaultFlowCallback",
         "EarlyStoppingCallback": "littrainer.callbacks.early_stopping:EarlyStoppingCallback",
         "ExportableState": "littrainer.callbacks.state:ExportableState",
         "PrinterCallback": "littrainer.callbacks.progress:PrinterCallback",
@@ -73,7 +72,7 @@ REPLACED: dict[str, dict[str, str]] = {
     },
     "transformers.trainer_pt_utils": {
         "AcceleratorConfig": "littrainer.arguments.accelerator_config:AcceleratorConfig",
-        "LabelSmoother": "littrainer.training.label_smoothing:LabelSmoother",
+        "LabelSmoother": "littrainer.training.loss:LabelSmoother",
         "BatchRebalanceSampler": "littrainer.data.samplers:BatchRebalanceSampler",
         "LengthGroupedSampler": "littrainer.data.samplers:LengthGroupedSampler",
         "get_length_grouped_indices": "littrainer.data.samplers:get_length_grouped_indices",
@@ -99,13 +98,13 @@ REPLACED: dict[str, dict[str, str]] = {
         "default_hp_space_ray": f"{SEARCH}.spaces:default_hp_space_ray",
         "default_hp_space_wandb": f"{SEARCH}.spaces:default_hp_space_wandb",
         "denumpify_detensorize": f"{RESULTS}:denumpify_detensorize",
-        "enable_full_determinism": "littrainer.seeds:enable_full_determinism",
-        "get_last_checkpoint": f"{LAYOUT}:get_last_checkpoint",
+        "enable_full_determinism": "littrainer.errors.seeds:enable_full_determinism",
+        "get_last_checkpoint": "littrainer.checkpoint.verification:get_last_checkpoint",
         "has_length": "littrainer.data.loaders:has_length",
-        "rotate_checkpoints": f"{LAYOUT}:rotate_checkpoints",
-        "seed_worker": "littrainer.seeds:seed_worker",
-        "set_seed": "littrainer.seeds:set_seed",
-        "sort_checkpoints": f"{LAYOUT}:sort_checkpoints",
+        "rotate_checkpoints": "littrainer.checkpoint.atomic_write:rotate_checkpoints",
+        "seed_worker": "littrainer.errors.seeds:seed_worker",
+        "set_seed": "littrainer.errors.seeds:set_seed",
+        "sort_checkpoints": "littrainer.checkpoint.atomic_write:sort_checkpoints",
         "speed_metrics": f"{RESULTS}:speed_metrics",
     },
     "transformers.training_args": {
@@ -114,19 +113,11 @@ REPLACED: dict[str, dict[str, str]] = {
         "TrainingArguments": "littrainer.arguments.training_arguments:TrainingArguments",
     },
     "transformers.training_args_seq2seq": {
-        "Seq2SeqTrainingArguments": "littrainer.arguments.seq2seq_arguments:Seq2SeqTrainingArguments",
-    },
-    "transformers.utils.notebook": {
-        "NotebookProgressBar": f"{NOTEBOOK}:NotebookProgressBar",
-        "NotebookProgressCallback": f"{NOTEBOOK}:NotebookProgressCallback",
-        "NotebookTrainingTracker": f"{NOTEBOOK}:NotebookTrainingTracker",
-        "format_time": f"{NOTEBOOK}:format_time",
-        "html_progress_bar": f"{NOTEBOOK}:html_progress_bar",
-        "text_to_html_table": f"{NOTEBOOK}:text_to_html_table",
+        "Seq2SeqTrainingArguments": "littrainer.arguments.training_arguments:Seq2SeqTrainingArguments",
     },
 }
 """transformers module -> name in it -> where littrainer has it, as "module:attribute"."""
 
-DERIVED: tuple[str, ...] = ("transformers.trainer_jit_checkpoint",)
+DERIVED: tuple[str, ...] = ("transformers.trainer_jit_checkpoint", "transformers.utils.notebook")
 """transformers modules whose classes derive from names in REPLACED. Where they were imported before the redirection,
 they are imported once more, on top of littrainer's classes."""

@@ -83,7 +83,7 @@ def install() -> None:
     if not is_installed():
         sys.meta_path.insert(0, RedirectFinder())
         if any(name in sys.modules for name in (*REPLACED, *DERIVED)):
-            from littrainer.compat.early import replace_early_imports
+            from littrainer.compat.already_imported import replace_early_imports
 
             replace_early_imports()
         if PACKAGE in sys.modules:
@@ -95,7 +95,7 @@ def uninstall() -> None:
     """Undo `install`: later imports get transformers' own modules again, in this process and in those it starts."""
     if is_installed():
         sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, RedirectFinder)]
-        from littrainer.compat.early import forget_redirected_modules
+        from littrainer.compat.already_imported import forget_redirected_modules
 
         forget_redirected_modules()
         if PACKAGE in sys.modules:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from littrainer.arguments.nearest import suggestion
-from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, rotate_checkpoints, sort_checkpoints
-from littrainer.compat.earlier_signatures import SIGNATURES, accept_earlier_signature
-from littrainer.nested_values import as_numpy
-from littrainer.training.neftune import noisy_embeddings
+from littrainer.arguments.did_you_mean import suggestion
+from littrainer.checkpoint.atomic_write import rotate_checkpoints, sort_checkpoints
+from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
+from littrainer.errors.nested_values import as_numpy
+from littrainer.training.model_preparation import noisy_embeddings
+from littrainer.training.overrides import SIGNATURES, accept_earlier_signature
 
 if TYPE_CHECKING:
     from torch import nn

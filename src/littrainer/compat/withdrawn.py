@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 PACKAGE = "transformers"
 
 WITHDRAWN: dict[str, dict[str, str]] = {
-    "transformers.trainer_tf": {"TFTrainer": "littrainer.keras_models.tf_trainer:TFTrainer"},
-    "transformers.training_args_tf": {
-        "TFTrainingArguments": "littrainer.keras_models.training_arguments:TFTrainingArguments"
-    },
+    "transformers.trainer_tf": {"TFTrainer": "littrainer.keras.trainer:TFTrainer"},
+    "transformers.training_args_tf": {"TFTrainingArguments": "littrainer.keras.arguments:TFTrainingArguments"},
 }
 """Module of an earlier transformers -> name in it, and in the package -> where littrainer has it."""
 

@@ -9,10 +9,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol
 
-from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message
-from littrainer.data.collators.default import text_in
+from littrainer.data.collators import RemoveColumnsCollator, dropped_columns_message, text_in
 from littrainer.errors.notes import add_note, kind_of
-from littrainer.model_facts import base_model, catch_all_name
+from littrainer.model.facts import base_model, catch_all_name
 
 logger = logging.getLogger(__name__)
 

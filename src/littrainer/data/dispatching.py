@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from littrainer.data.sharding import Share, in_rounds
-from littrainer.nested_values import map_nested
-from littrainer.processes.agreement import FailedElsewhere, from_each, from_first_to_each
+from littrainer.distributed.agreement import FailedElsewhere, from_each, from_first_to_each
+from littrainer.errors.nested_values import map_nested
 
 
 def first_dimension(batch: Any) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import ConcatDataset, Subset
 
-from littrainer.ecosystem import known_classes
+from littrainer.errors.lazy_isinstance import known_classes
 
 # Formats in which a list of `n` values is something of length `n`.
 FORMATS = (None, "numpy", "torch")

@@ -20,9 +20,9 @@ from littrainer.data.samplers import (
 from littrainer.data.sharding import Share, SharedBatches, SharedStream, length_of, share_of, tell_epoch
 from littrainer.data.stream_end import CommonEnd
 from littrainer.data.workers import read_batches, without_reports
-from littrainer.ecosystem import is_a, known_classes
-from littrainer.processes.agreement import from_first
-from littrainer.seeds import seed_worker
+from littrainer.distributed.agreement import from_first
+from littrainer.errors.lazy_isinstance import is_a, known_classes
+from littrainer.errors.seeds import seed_worker
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

@@ -25,7 +25,7 @@ from littrainer.data.samplers import EpochSeededSampler
 from littrainer.data.sharding import SharedBatches, tell_epoch
 from littrainer.data.stream_end import CommonEnd
 from littrainer.data.workers import WorkerStates, read_batches, reporting_workers
-from littrainer.processes.agreement import are_several
+from littrainer.distributed.agreement import are_several
 
 logger = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ class DataProgress:
         self._batches_in_hand = 0
         self.data_has_ended = False
         self._drawn_from: set[str] = set()
-        # Whether the order goes by the seed of a training that crossed over, and not by this one's.
+        # Whether the order goes by the seed of the training that wrote the checkpoint, and not by this one's.
         self._order_is_kept = False
 
     # ---- What a checkpoint keeps -------------------------------------------------------------------------------------

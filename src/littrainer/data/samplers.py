@@ -12,11 +12,12 @@ import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from littrainer.data.lengths import sample_lengths, whole_numbers
-from littrainer.ecosystem import is_a
-from littrainer.processes.layout import data_parallel_rank, data_parallel_size
+from littrainer.distributed.layout import data_parallel_rank, data_parallel_size
+from littrainer.errors.lazy_isinstance import is_a
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
+
 
 logger = logging.getLogger(__name__)
 

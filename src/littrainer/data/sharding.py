@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.utils.data import IterableDataset, Sampler
 
-from littrainer.processes.layout import data_parallel_rank, data_parallel_size
+from littrainer.distributed.layout import data_parallel_rank, data_parallel_size
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from littrainer.data.sharding import length_of
-from littrainer.processes.agreement import agreed, are_several, from_each
+from littrainer.distributed.agreement import agreed, are_several, from_each
 
 logger = logging.getLogger(__name__)
 

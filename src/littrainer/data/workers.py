@@ -24,7 +24,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from littrainer.data.generators import HostStates, drawn_from, host_states, set_host_states
-from littrainer.interruptions import UpdateGuard
+from littrainer.errors.interruptions import UpdateGuard
 
 if TYPE_CHECKING:
     pass

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 
-from littrainer.ecosystem import package_of
-from littrainer.log_levels import tells_everything
+from littrainer.errors.lazy_isinstance import package_of
+from littrainer.errors.log_levels import tells_everything
 
 # Set to "full", it leaves tracebacks as they are; so does log_level="debug".
 SWITCH, FULL = "LITTRAINER_TRACEBACK", "full"
@@ -27,7 +27,7 @@ INTERNAL = frozenset({"littrainer", "lightning", "lightning_fabric", "lightning_
 # What may stand between two calls of the former: decorators and contexts, the wrapper of an optimizer's step.
 CARRYING = frozenset({"torch", "contextlib", "functools"})
 # Where the handlers of Ctrl-C are.
-ANSWERING = "littrainer.interruptions"
+ANSWERING = "littrainer.errors.interruptions"
 
 
 class _Nesting(threading.local):

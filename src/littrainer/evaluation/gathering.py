@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from littrainer.nested_values import PADDING, as_numpy, concatenated, different_kinds, different_shapes, map_nested
+from littrainer.errors.nested_values import (
+    PADDING,
+    as_numpy,
+    concatenated,
+    different_kinds,
+    different_shapes,
+    map_nested,
+)
 
 # Batches wait to be written in one piece until they are as large.
 WAITING_BYTES = 1 << 20

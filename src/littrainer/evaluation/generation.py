@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from littrainer.arguments.fields_generation import GenerationConfig
-from littrainer.arguments.nearest import nearest_name
-from littrainer.ecosystem import is_a
+from littrainer.arguments.did_you_mean import nearest_name
+from littrainer.arguments.fields import GenerationConfig
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import kind_of
 
 logger = logging.getLogger(__name__)

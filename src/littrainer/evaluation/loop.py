@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
-from littrainer.checkpoint.shards import free_gathered
 from littrainer.data.limits import limited_number
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
 from littrainer.data.sharding import length_of
 from littrainer.data.stream_end import check_equal_lengths
+from littrainer.distributed.agreement import failing_together, from_first
+from littrainer.distributed.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
+from littrainer.errors.nested_values import PADDING, truncated
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.evaluation.metrics import (
     NotedLogits,
@@ -29,14 +31,13 @@ from littrainer.evaluation.metrics import (
 from littrainer.evaluation.prediction import ExactLossMean, mean_over_samples
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
 from littrainer.evaluation.streaming import StreamingMetrics, TaskFacts, facts_of_task, streaming_metrics
-from littrainer.model_walk import eval_all
-from littrainer.model_wrapping import move_to_device, prepared_model
-from littrainer.nested_values import PADDING, truncated
-from littrainer.processes.agreement import failing_together, from_first
-from littrainer.processes.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
+from littrainer.model.traversal import eval_all
+from littrainer.strategies.model_wrapping import move_to_device, prepared_model
+from littrainer.strategies.shards import free_gathered
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,35 @@ class BatchOutputs(NamedTuple):
     def first_rows(self, number: int) -> BatchOutputs:
         """The same with no more than so many samples."""
         return BatchOutputs(*(None if value is None else truncated(value, number) for value in self))
+
+    def for_metrics(self, wanted: Sequence[str]) -> EvalPrediction:
+        """What a metric function is given.
+
+        Parameters:
+            wanted: as `include_for_metrics` has it.
+        """
+        losses, inputs = self.losses if "loss" in wanted else None, self.inputs if "inputs" in wanted else None
+        return EvalPrediction(predictions=self.predictions, label_ids=self.labels, losses=losses, inputs=inputs)
+
+
+def main_inputs(model: Any, wanted: Sequence[str], inputs: Any) -> Any:
+    """The model's main input among a batch, if metrics want it.
+
+    Parameters:
+        wanted: as `include_for_metrics` has it.
+
+    Raises:
+        ValueError: the batch does not have it.
+    """
+    if "inputs" not in wanted:
+        return None
+    name = getattr(model, "main_input_name", "input_ids")
+    if name not in inputs:
+        raise ValueError(
+            f"include_for_metrics has 'inputs', and the batch has no {name!r} but {', '.join(inputs)}; set "
+            "main_input_name of the model to one of these."
+        )
+    return inputs[name]
 
 
 class EvaluationPass:
@@ -227,7 +257,7 @@ class EvaluationPass:
         # A function may fail in one process alone, and the others would wait for it.
         with failing_together("computing the metrics of an evaluation"):
             if trainer.compute_metrics is not None and is_complete and is_for_all_batches:
-                metrics = call_metric_function(trainer, self._for_metrics(everything))
+                metrics = call_metric_function(trainer, everything.for_metrics(args.include_for_metrics))
             if self.has_called_for == {False}:
                 warn_without_result(trainer.compute_metrics)
             metrics = checked_metrics(trainer, metrics)
@@ -254,24 +284,14 @@ class EvaluationPass:
             exact.add(loss, weight)
         # A batch's mean loss stands once for each of its samples, so that the mean over all weighs batches by size.
         losses = None if loss is None else loss.repeat(trainer.args.eval_batch_size)
-        main_inputs = self._padded(self._main_inputs(inputs))
+        found = main_inputs(trainer.model, trainer.args.include_for_metrics, inputs)
+        if found is not None:
+            found = self._padded(trainer._prepare_input(found))
         labels, logits = self._padded(labels), self._padded(logits)
         if logits is not None and trainer.preprocess_logits_for_metrics is not None:
             with NotedLogits(trainer, logits, labels):
                 logits = trainer.preprocess_logits_for_metrics(logits, labels)
-        return BatchOutputs(losses, logits, labels, main_inputs)
-
-    def _main_inputs(self, inputs: Any) -> Any:
-        trainer = self.trainer
-        if "inputs" not in trainer.args.include_for_metrics:
-            return None
-        name = getattr(trainer.model, "main_input_name", "input_ids")
-        if name not in inputs:
-            raise ValueError(
-                f"include_for_metrics has 'inputs', and the batch has no {name!r} but {', '.join(inputs)}; set "
-                "main_input_name of the model to one of these."
-            )
-        return trainer._prepare_input(inputs[name])
+        return BatchOutputs(losses, logits, labels, found)
 
     def _padded(self, value: Any) -> Any:
         if value is None:
@@ -295,7 +315,8 @@ class EvaluationPass:
     def _update_batch_metrics(self, batch: BatchOutputs, is_last: bool) -> None:
         if self.trainer.compute_metrics is not None and batch.predictions is not None and batch.labels is not None:
             self.has_called_for.add(is_last)
-            self.metrics = call_metric_function(self.trainer, self._for_metrics(batch), compute_result=is_last)
+            prediction = batch.for_metrics(self.trainer.args.include_for_metrics)
+            self.metrics = call_metric_function(self.trainer, prediction, compute_result=is_last)
 
     def _update_streaming_metrics(
         self, streaming: StreamingMetrics, own: BatchOutputs, everywhere: BatchOutputs, rows: int | None
@@ -312,16 +333,8 @@ class EvaluationPass:
             size = first_dimension(own.predictions) or 0
             own = own.first_rows(min(max(rows - data_parallel_rank(args) * size, 0), size))
         with noting_where(self.trainer):
-            streaming.update(self._for_metrics(own), self._for_metrics(everywhere))
-
-    def _for_metrics(self, outputs: BatchOutputs) -> EvalPrediction:
-        wanted = self.trainer.args.include_for_metrics
-        return EvalPrediction(
-            predictions=outputs.predictions,
-            label_ids=outputs.labels,
-            losses=outputs.losses if "loss" in wanted else None,
-            inputs=outputs.inputs if "inputs" in wanted else None,
-        )
+            wanted = args.include_for_metrics
+            streaming.update(own.for_metrics(wanted), everywhere.for_metrics(wanted))
 
     def _prefixed(self, metrics: dict[str, Any]) -> dict[str, Any]:
         prefix = f"{self.prefix}_"

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from littrainer.arguments.choices import SaveStrategy
+from littrainer.errors.nested_values import described
 from littrainer.errors.notes import add_note, kind_of
 from littrainer.evaluation.results import EvalPrediction, denumpify_detensorize
-from littrainer.nested_values import described
 
 
 class MetricPlace(Protocol):

@@ -12,7 +12,7 @@ import torch
 from littrainer.data.columns import check_has_names
 from littrainer.data.loaders import first_dimension
 from littrainer.data.windows import count_label_tokens
-from littrainer.nested_values import detached
+from littrainer.errors.nested_values import detached
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from littrainer.ecosystem import is_a, known_classes
+from littrainer.errors.lazy_isinstance import is_a, known_classes
+from littrainer.errors.nested_values import PADDING, described
 from littrainer.evaluation.results import EvalPrediction
-from littrainer.model_facts import base_model, predicts_next_token, users_model
-from littrainer.nested_values import PADDING, described
+from littrainer.model.facts import base_model, predicts_next_token, users_model
 
 # What a metric's update is called with: positional arguments, or keywords.
 Arguments = tuple[Any, ...] | dict[str, Any]

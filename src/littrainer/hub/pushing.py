@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HubStrategy, SaveStrategy
 from littrainer.callbacks.state import TrainerState
+from littrainer.checkpoint.atomic_write import own_place
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
-from littrainer.checkpoint.staging import own_place
+from littrainer.distributed.agreement import agreed, are_several, failing_together, from_first, longest_wait
 from littrainer.hub.card.remote import settle_card
 from littrainer.hub.progress import Push, PushInProgress, Upload
 from littrainer.hub.repository import is_repository_made, make_branch, token_for
@@ -27,10 +28,10 @@ from littrainer.hub.snapshot import (
     take_model,
 )
 from littrainer.hub.tokens import secrets_of
-from littrainer.processes.agreement import agreed, are_several, failing_together, from_first, longest_wait
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 

@@ -15,22 +15,23 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
-from littrainer.checkpoint.claims import give_back_claim, holder_of_claim, is_claimed, is_held_here, take_claim
-from littrainer.checkpoint.manifest import MANIFEST_NAME
-from littrainer.checkpoint.names import (
+from littrainer.checkpoint.atomic_write import own_place
+from littrainer.checkpoint.checksums import MANIFEST_NAME
+from littrainer.checkpoint.layout import (
     LIGHTNING_STATE_NAME,
     OPTIMIZER_NAME,
     OPTIMIZER_PARTS,
     PREFIX_CHECKPOINT_DIR,
+    RUN_RECORD_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
     WEIGHT_PARTS,
 )
-from littrainer.checkpoint.staging import own_place
+from littrainer.checkpoint.run_lock import give_back_claim, holder_of_claim, is_claimed, is_held_here, take_claim
+from littrainer.distributed.failure_report import is_running
 from littrainer.hub.card.block import CARD_NAME
 from littrainer.hub.tokens import holds_secret
-from littrainer.processes.agreement import is_running
 
 # Beside the checkpoints, on the same file system.
 SNAPSHOT_DIR = ".littrainer_push"
@@ -42,6 +43,7 @@ NEVER_PUSHED = (
     f"*/{PREFIX_CHECKPOINT_DIR}-*/*",
     f"{LAST_CHECKPOINT}/*",
     ".littrainer_*",
+    RUN_RECORD_NAME,
     "*/.littrainer_*",
     ".unfinished/*",
     "*/.unfinished/*",

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from littrainer.arguments.choices import OptimizerNames, ParallelMode
-from littrainer.arguments.nearest import suggestion
+from littrainer.arguments.did_you_mean import suggestion
 from littrainer.optim.layerwise import LayerwiseOptimizer, step_at_each_gradient
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from littrainer.arguments.choices import SchedulerType
-from littrainer.arguments.nearest import suggestion
-from littrainer.ecosystem import is_a
+from littrainer.arguments.did_you_mean import suggestion
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.optim.greedy import GreedyLR
 from littrainer.optim.layerwise import LayerwiseOptimizer, LayerwiseSchedule
 

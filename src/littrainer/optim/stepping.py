@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from littrainer.processes.collectives import whole_tensor
+from littrainer.distributed.collectives import whole_tensor
 
 
 def updates_during_backward(optimizer: Any) -> bool:

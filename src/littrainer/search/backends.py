@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from littrainer.arguments.choices import HPSearchBackend
-from littrainer.arguments.nearest import suggestion
+from littrainer.arguments.did_you_mean import suggestion
 from littrainer.errors.notes import kind_of
 from littrainer.search.results import BestRun
 from littrainer.search.spaces import default_hp_space_optuna, default_hp_space_ray, default_hp_space_wandb

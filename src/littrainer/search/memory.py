@@ -6,13 +6,12 @@ import traceback
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import torch
-
-from littrainer.callbacks.validation_rounds import ValidationRounds
-from littrainer.training.device_memory import empty_device_cache
+from littrainer.callbacks.lightning_metrics import ValidationRounds
+from littrainer.training.batch_size_search import empty_device_cache
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
 
 # What refers to a model, its gradients or its optimizer after a training.
 OF_A_TRAINING = (
@@ -45,7 +44,7 @@ def release_memory(trainer: Trainer) -> None:
     trainer._created_lr_scheduler = False
     trainer.validation_rounds = ValidationRounds()
     trainer._eval_dataloaders = {}
-    trainer._tr_loss = torch.tensor(0.0)
+    trainer.session = type(trainer.session)()
     # It also collects what refers to itself in circles, as Lightning's objects do.
     trainer.accelerator.clear()
     empty_device_cache()

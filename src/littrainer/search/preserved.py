@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.callbacks.lightning_callbacks import PACKAGES
 from littrainer.callbacks.state import is_exportable
-from littrainer.checkpoint.shards import is_sharded
-from littrainer.model_walk import model_device, stays_in_place
+from littrainer.model.traversal import model_device, stays_in_place
 from littrainer.search.memory import OF_THE_HANDLER, release_memory
 from littrainer.search.trial_parameters import differs
+from littrainer.strategies.shards import is_sharded
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -45,15 +45,9 @@ KEPT_ATTRIBUTES = (
     "_signature_columns",
     "_described_model_class",
     "_train_batch_size",
-    "current_gradient_accumulation_steps",
-    "current_flos",
     "_memory",
     "_model_is_prepared",
-    "_tr_loss",
-    "_total_loss_scalar",
-    "_globalstep_last_logged",
-    "_initial_global_step",
-    "_initial_num_input_tokens_seen",
+    "session",
 )
 
 

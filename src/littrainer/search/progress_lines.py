@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from littrainer.arguments.secrets import without_secrets
-from littrainer.log_levels import level_in_force
+from littrainer.errors.log_levels import level_in_force
 from littrainer.search.record import FAILED, PRUNED, TrialRecord
 
 LONGEST_VALUE = 60

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from littrainer.arguments.secrets import without_secrets
-from littrainer.whole_files import write_whole
+from littrainer.errors.atomic_files import write_whole
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HPSearchBackend
-from littrainer.callbacks.failures import ENDED_FOR_CALLBACKS
+from littrainer.callbacks.handler import ENDED_FOR_CALLBACKS
 from littrainer.errors.notes import kind_of
 from littrainer.search.failures import SearchMistake
 from littrainer.search.objective import checked_objective

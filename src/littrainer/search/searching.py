@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HPSearchBackend
-from littrainer.arguments.nearest import suggestion
+from littrainer.arguments.did_you_mean import suggestion
 from littrainer.errors.notes import kind_of
 from littrainer.search.backends import chosen_backend
 from littrainer.search.objective import default_compute_objective

@@ -10,18 +10,18 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.checkpoint.layout import sort_checkpoints
-from littrainer.checkpoint.places import leads
-from littrainer.checkpoint.staging import set_aside_and_delete
-from littrainer.ecosystem import is_a
+from littrainer.checkpoint.atomic_write import set_aside_and_delete, sort_checkpoints
+from littrainer.checkpoint.distributed_save import leads
+from littrainer.checkpoint.layout import RUN_RECORD_NAME
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.search.failures import TRIAL_FAILURES
 from littrainer.search.memory import release_frames, release_memory
 from littrainer.search.objective import refuse_nan
 from littrainer.search.reporting import id_of, objective_in
 from littrainer.search.trial_parameters import differs, parameters_of, set_parameters, settle_pairs
 from littrainer.training.checks import check_arguments
-from littrainer.training.label_smoothing import smoother_for
-from littrainer.training.memory_report import MemoryReport
+from littrainer.training.loss import smoother_for
+from littrainer.training.reports import MemoryReport
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
@@ -211,4 +211,5 @@ def delete_checkpoints(folder: str, but: Collection[str] = ()) -> None:
                 logger.warning("%s of a pruned trial could not be deleted (%s): delete it by hand.", checkpoint, error)
     # It may never have been made, or hold something else.
     with contextlib.suppress(OSError):
+        Path(folder, RUN_RECORD_NAME).unlink(missing_ok=True)
         Path(folder).rmdir()

@@ -15,15 +15,15 @@ from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Union
 
-from littrainer.arguments.earlier_spelling import earlier_names_of
-from littrainer.arguments.nearest import nearest_name, suggestion
+from littrainer.arguments.did_you_mean import nearest_name, suggestion
+from littrainer.arguments.earlier_names import earlier_names_of
 from littrainer.arguments.normalization import ALIASES, CHOICE_FIELDS, apply_warmup_ratio, join_aliases
-from littrainer.arguments.parser_values import truth
+from littrainer.arguments.parser import truth
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.callbacks.state import hp_params
-from littrainer.ecosystem import is_a
+from littrainer.distributed.failure_report import FailedElsewhere, LostProcess
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import kind_of
-from littrainer.processes.agreement import FailedElsewhere, LostProcess
 from littrainer.search.failures import SearchMistake
 
 if TYPE_CHECKING:

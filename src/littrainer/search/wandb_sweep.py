@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.nearest import suggestion
-from littrainer.processes.agreement import LostProcess
+from littrainer.arguments.did_you_mean import suggestion
+from littrainer.distributed.agreement import LostProcess
 from littrainer.search.distributions import CATEGORICAL, FLOAT, INTEGER
 from littrainer.search.failures import SearchMistake, fails_trial_only
 from littrainer.search.memory import release_frames
@@ -34,6 +34,7 @@ from littrainer.tracking.wandb import WandbCallback
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 

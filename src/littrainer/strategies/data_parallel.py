@@ -7,7 +7,7 @@ Trainer are handed, and only what runs in its forward is searched for unused par
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,44 +17,25 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from littrainer.ecosystem import is_a
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import add_note
-from littrainer.model_walk import stays_in_place
-from littrainer.strategies.launched import LaunchedProcesses
-from littrainer.strategies.resident import release_plugins
+from littrainer.model.traversal import stays_in_place
+from littrainer.strategies.single_device import LaunchedProcesses, release_plugins
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-    from littrainer.trainer import Trainer
+    from littrainer.strategies.choice import TrainedModel
 
 
-def _finds_unused_parameters(trainer: Trainer) -> bool:
-    given = trainer.args.ddp_find_unused_parameters
-    if given is not None:
-        return given
-    # The search and a recomputed forward exclude one another in models that recompute their layers reentrantly.
-    model = trainer.model
-    if not is_a(model, "pretrained model"):
-        return True
-    # Releases of transformers know one of these names, and warn of the other.
-    names = ("is_activation_checkpointing", "is_gradient_checkpointing")
-    recomputes = next((getattr(model, name) for name in names if hasattr(type(model), name)), False)
-    return not (recomputes or trainer.args.activation_checkpointing)
-
-
-def _as_given(name: str) -> Callable[[Trainer], Any]:
-    return lambda trainer: getattr(trainer.args, name)
-
-
-# Argument -> keyword of Lightning's DDPStrategy, and its value; where that is None, torch's default holds.
-DDP_KEYWORDS: dict[str, tuple[str, Callable[[Trainer], Any]]] = {
-    "ddp_find_unused_parameters": ("find_unused_parameters", _finds_unused_parameters),
-    "ddp_bucket_cap_mb": ("bucket_cap_mb", _as_given("ddp_bucket_cap_mb")),
-    "ddp_broadcast_buffers": ("broadcast_buffers", _as_given("ddp_broadcast_buffers")),
-    "ddp_static_graph": ("static_graph", _as_given("ddp_static_graph")),
-    "ddp_backend": ("process_group_backend", _as_given("ddp_backend")),
-    "ddp_timeout": ("timeout", _as_given("ddp_timeout_delta")),
+# Argument -> keyword of Lightning's DDPStrategy. Where an argument is not set, torch's default holds.
+DDP_KEYWORDS: dict[str, str] = {
+    "ddp_find_unused_parameters": "find_unused_parameters",
+    "ddp_bucket_cap_mb": "bucket_cap_mb",
+    "ddp_broadcast_buffers": "broadcast_buffers",
+    "ddp_static_graph": "static_graph",
+    "ddp_backend": "process_group_backend",
+    "ddp_timeout": "timeout",
 }
 
 # What torch says -> the argument of the Trainer that changes it.
@@ -145,15 +126,29 @@ class ResidentDDPStrategy(ModelInDDP, DDPStrategy):
     """Lightning's DDPStrategy for a Trainer's model."""
 
 
-def ddp_keywords(trainer: Trainer) -> dict[str, Any]:
+def ddp_keywords(args: Any, model: Any) -> dict[str, Any]:
     """The keywords for Lightning's DDPStrategy that the arguments stand for."""
-    values = {keyword: value(trainer) for keyword, value in DDP_KEYWORDS.values()}
+    values = {keyword: getattr(args, argument) for argument, keyword in DDP_KEYWORDS.items()}
+    values["timeout"] = args.ddp_timeout_delta
+    if values["find_unused_parameters"] is None:
+        values["find_unused_parameters"] = not _recomputes_layers(args, model)
     return {keyword: value for keyword, value in values.items() if value is not None}
 
 
-def data_parallel_strategy(trainer: Trainer) -> ResidentDDPStrategy:
+def _recomputes_layers(args: Any, model: Any) -> bool:
+    # The search for unused parameters and a recomputed forward exclude one another in models that recompute their
+    # layers reentrantly. Releases of transformers know one of these names, and warn of the other.
+    if not is_a(model, "pretrained model"):
+        return False
+    names = ("is_activation_checkpointing", "is_gradient_checkpointing")
+    recomputes = next((getattr(model, name) for name in names if hasattr(type(model), name)), False)
+    return bool(recomputes or args.activation_checkpointing)
+
+
+def data_parallel_strategy(trained: TrainedModel) -> ResidentDDPStrategy:
     """The strategy for a copy of the model in each process."""
-    return ResidentDDPStrategy(cluster_environment=LaunchedProcesses(trainer.args), **ddp_keywords(trainer))
+    args = trained.args
+    return ResidentDDPStrategy(cluster_environment=LaunchedProcesses(args), **ddp_keywords(args, trained.model))
 
 
 def still_exchanges(wrapped: Any, model: nn.Module) -> bool:

@@ -1,7 +1,14 @@
-"""DeepSpeed as a Lightning strategy: optimizer states, gradients and parameters sharded over the processes (ZeRO)."""
+"""DeepSpeed: optimizer states, gradients and parameters sharded over the processes (ZeRO), by its engine.
+
+The engine is around the user's model. It steps the optimizer within the backward pass of a window's last micro-batch,
+clips gradients by itself and scales the losses of fp16. If its configuration says so it makes optimizer and schedule
+too, and steps the latter.
+"""
 
 from __future__ import annotations
 
+import importlib
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,33 +19,40 @@ from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 
+from littrainer.arguments.choices import SchedulerType
 from littrainer.arguments.destinations import lightning_precision
-from littrainer.ecosystem import is_a
-from littrainer.processes import deepspeed_communication
-from littrainer.strategies import deepspeed_engine
-from littrainer.strategies.launched import LaunchedProcesses
-from littrainer.strategies.resident import release_plugins
+from littrainer.distributed.group import start_deepspeed_communication
+from littrainer.distributed.layout import tensor_parallel_size
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.optim.stepping import OptimizerAround, updates_during_backward
+from littrainer.strategies.compilation import compile_keywords
+from littrainer.strategies.single_device import LaunchedProcesses, release_plugins
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    from littrainer.arguments.deepspeed import DeepSpeedConfig
+    from littrainer.strategies.choice import TrainedModel
+
+logger = logging.getLogger(__name__)
 
 
 class EnginePrecision(DeepSpeedPrecision):
     """Backward pass and step by the engine, which computes in the precision of its configuration.
 
     Parameters:
-        trainer: the Trainer whose engine it is.
+        args: training arguments.
     """
 
-    def __init__(self, trainer: Trainer):
-        precision: Any = lightning_precision(trainer.args)
+    # The one that has stepped last.
+    _optimizer: Any = None
+
+    def __init__(self, args: Any):
+        precision: Any = lightning_precision(args)
         super().__init__(precision)
-        self._trainer = trainer
 
     @property
     def step_was_skipped(self) -> bool:
         """Whether gradients of fp16 were not finite at the last step."""
-        return deepspeed_engine.step_was_skipped(self._trainer)
+        return bool(getattr(self._optimizer, "step_was_skipped", False))
 
     def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
         """Leave the model to the engine."""
@@ -57,16 +71,21 @@ class EnginePrecision(DeepSpeedPrecision):
         """Do nothing: the engine has divided its scale out."""
 
     def backward(self, tensor: torch.Tensor, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Backward pass, and at the end of a window the step."""
+        """Backward pass, and with the last micro-batch of a window the step."""
         if model.automatic_optimization:
             # The Trainer has divided by the true size of the window.
             kwargs["scale_wrt_gas"] = False
-        deepspeed_engine.backward(self._trainer, tensor, **kwargs)
+        engine, closes_window = model.owner.deepspeed, model.owner.accelerator.sync_gradients
+        engine.set_gradient_accumulation_boundary(is_boundary=closes_window)
+        engine.backward(tensor, **kwargs)
+        if closes_window:
+            engine.step()
 
     def optimizer_step(  # type: ignore[override]
         self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
     ) -> Any:
         """What surrounds the step that the engine has taken within the backward pass."""
+        self._optimizer = optimizer
         result = closure()
         self._after_closure(model, optimizer)
         # A schedule watches whether its optimizer steps.
@@ -81,20 +100,20 @@ class TrainerDeepSpeedStrategy(DeepSpeedStrategy):
     transformers does. It makes the windows of optimizer steps too; here they are the Trainer's.
 
     Parameters:
-        trainer: the Trainer.
+        trained: the model, and the arguments.
     """
 
-    def __init__(self, trainer: Trainer):
-        args: Any = trainer.args
+    def __init__(self, trained: TrainedModel):
+        args = trained.args
         super().__init__(
             config=args.hf_deepspeed_config.config,
             cluster_environment=LaunchedProcesses(args),
             process_group_backend=args.ddp_backend,
             timeout=args.ddp_timeout_delta,
             logging_level=args.get_process_log_level(),
-            exclude_frozen_parameters=is_a(trainer.model, "peft model"),
+            exclude_frozen_parameters=is_a(trained.model, "peft model"),
         )
-        self._trainer = trainer
+        self._args = args
         # Lightning would fill in its own values; the Trainer's are in it when the engine is made.
         self._config_initialized = True
 
@@ -106,7 +125,8 @@ class TrainerDeepSpeedStrategy(DeepSpeedStrategy):
     @property
     def deepspeed_engine(self) -> Any:
         """The engine, around the user's model."""
-        return self._trainer.deepspeed
+        module: Any = self.lightning_module
+        return module.owner.deepspeed
 
     def setup_environment(self) -> None:
         """Take the device, and bring communication up."""
@@ -117,7 +137,7 @@ class TrainerDeepSpeedStrategy(DeepSpeedStrategy):
         """Bring communication up, on whatever device DeepSpeed works on."""
         self.set_world_ranks()
         self._process_group_backend = self._get_process_group_backend()
-        deepspeed_communication.start(self._trainer.args)
+        start_deepspeed_communication(self._args)
 
     @contextmanager
     def model_sharded_context(self) -> Iterator[None]:
@@ -126,14 +146,15 @@ class TrainerDeepSpeedStrategy(DeepSpeedStrategy):
 
     def setup(self, trainer: pl.Trainer) -> None:
         """Let the module's `configure_optimizers` make the engine; without training only a sharded model needs one."""
-        assert self.accelerator is not None and self.lightning_module is not None
+        module: Any = self.lightning_module
+        assert self.accelerator is not None
         self.accelerator.setup(trainer)
-        self.model = self.lightning_module
+        self.model = module
         self.setup_precision_plugin()
         if trainer.state.fn == TrainerFn.FITTING:
             DDPStrategy.setup_optimizers(self, trainer)
         else:
-            deepspeed_engine.start_for_evaluation(self._trainer)
+            start_for_evaluation(module.owner)
         self.barrier()
 
     def teardown(self) -> None:
@@ -141,6 +162,249 @@ class TrainerDeepSpeedStrategy(DeepSpeedStrategy):
         release_plugins(self)
 
 
-def deepspeed_strategy(trainer: Trainer) -> TrainerDeepSpeedStrategy:
-    """The strategy for a training that DeepSpeed carries out."""
-    return TrainerDeepSpeedStrategy(trainer)
+class EngineOptimizer(OptimizerAround):
+    """The optimizer of an engine as a Trainer holds it: to be looked at, since the engine steps it by itself.
+
+    Parameters:
+        optimizer: DeepSpeed's.
+        made_by_user: whether it was made of one that was given to the Trainer.
+    """
+
+    def __init__(self, optimizer: Any, made_by_user: bool = False):
+        super().__init__(optimizer)
+        self.made_by_user = made_by_user
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the engine left the last step out, since gradients of fp16 were not finite."""
+        return bool(getattr(self.optimizer, "overflow", False))
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Do nothing: the engine has stepped."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Do nothing: the engine clears gradients when it has stepped."""
+
+
+class EngineSchedule:
+    """A schedule that the engine steps.
+
+    Parameters:
+        scheduler: the one that does the work; everything else is asked of it.
+    """
+
+    # Its state is in the engine's part of a checkpoint.
+    is_kept_by_engine = True
+
+    def __init__(self, scheduler: Any):
+        self.scheduler = scheduler
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "scheduler":
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)
+
+    def get_last_lr(self) -> list[float]:
+        """The rates of the last step; 0 where the engine has skipped all steps so far, as fp16 begins."""
+        try:
+            return self.scheduler.get_last_lr()
+        except AssertionError:
+            # DeepSpeed's schedules have none before their first step.
+            return [0.0]
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: the engine has stepped it."""
+
+
+# ---- Making the engine -----------------------------------------------------------------------------------------------
+
+
+def optimizer_and_schedule(trainer: Any, max_steps: int) -> tuple[Any, Any]:
+    """Make the engine for a training, with optimizer and schedule, and hand these to the Trainer.
+
+    Parameters:
+        max_steps: optimizer steps of the training.
+
+    Raises:
+        ValueError: the configuration contradicts the arguments, or what was given to the Trainer.
+    """
+    config = resolved_config(trainer.args, trainer.model, trainer._train_batch_size, max_steps)
+    start_deepspeed_communication(trainer.args)
+    if isinstance(trainer.optimizer, EngineOptimizer) and trainer.optimizer.made_by_user:
+        raise ValueError(
+            "DeepSpeed has taken the optimizer apart that was given as `optimizers`, so a second train() cannot go on "
+            "with it: make a new Trainer, or let the arguments name the optimizer."
+        )
+    if trainer._created_lr_scheduler:
+        trainer.lr_scheduler, trainer._created_lr_scheduler = None, False
+    settings = config.config
+    for section, method, given in (
+        ("optimizer", "create_optimizer", trainer.optimizer),
+        ("scheduler", "create_scheduler", trainer.lr_scheduler),
+    ):
+        there = _of_script(trainer, method, given)
+        if section in settings and there is not None:
+            raise ValueError(
+                f'There are two: "{section}" of the DeepSpeed configuration, and {there}. Take one of them out.'
+            )
+    if "optimizer" in settings and trainer.lr_scheduler is not None:
+        raise ValueError(
+            "The schedule given as `optimizers` drives another optimizer than the one that DeepSpeed makes by the "
+            'section "optimizer" of its configuration. Take that section out, or leave the schedule to the arguments.'
+        )
+    _warn_of_what_has_no_effect(trainer.args)
+    if trainer.deepspeed is not None:
+        trainer.deepspeed.destroy()
+        trainer.deepspeed, trainer.model_wrapped = None, trainer.model
+    if isinstance(trainer.optimizer, EngineOptimizer):
+        trainer.optimizer = None
+    keywords: dict[str, Any] = {}
+    made_by_user = trainer.optimizer is not None
+    if "optimizer" not in settings:
+        trainer.create_optimizer()
+        if updates_during_backward(trainer.optimizer):
+            raise ValueError(
+                f"{type(trainer.optimizer).__name__} updates the weights during the backward pass, and DeepSpeed's "
+                "engine steps after it: set `optim` to another one."
+            )
+        keywords["optimizer"] = _for_engine(trainer.optimizer, config)
+        settings["zero_allow_untested_optimizer"] = True
+    elif "scheduler" not in settings:
+        keywords["lr_scheduler"] = lambda optimizer: _schedule_for(trainer, optimizer, max_steps)
+    parameters = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+    engine, optimizer, schedule = _initialize(
+        trainer.args, trainer.model, settings, model_parameters=parameters, **keywords
+    )
+    trainer.deepspeed = trainer.model_wrapped = engine
+    trainer.optimizer = EngineOptimizer(optimizer, made_by_user and "optimizer" not in settings)
+    if schedule is not None:
+        trainer.lr_scheduler, trainer._created_lr_scheduler = EngineSchedule(schedule), True
+    else:
+        trainer.create_scheduler(num_training_steps=max_steps, optimizer=trainer.optimizer)
+    trainer._model_is_prepared = True
+    return trainer.optimizer, trainer.lr_scheduler
+
+
+def start_for_evaluation(trainer: Any) -> None:
+    """Make an engine without optimizer around a model whose parameters are sharded, unless there is one."""
+    if trainer.deepspeed is not None:
+        return
+    config = resolved_config(trainer.args, trainer.model, trainer._train_batch_size, 0)
+    if not config.is_zero3():
+        return
+    start_deepspeed_communication(trainer.args)
+    without_training = {name: value for name, value in config.config.items() if name not in ("optimizer", "scheduler")}
+    engine, _, _ = _initialize(trainer.args, trainer.model, without_training)
+    trainer.deepspeed = trainer.model_wrapped = engine
+    trainer._model_is_prepared = True
+
+
+def resolved_config(args: Any, model: Any, train_batch_size: int, max_steps: int) -> DeepSpeedConfig:
+    """The configuration with all its values, as arguments, model and length of the training are now.
+
+    Raises:
+        ValueError: it contradicts the arguments, or leaves a value open that nothing says.
+    """
+    config: DeepSpeedConfig = args.hf_deepspeed_config
+    config.trainer_config_process(args, args.auto_find_batch_size, train_batch_size)
+    config.trainer_config_finalize(args, model, max_steps)
+    return config
+
+
+def _initialize(args: Any, model: Any, settings: dict[str, Any], **keywords: Any) -> tuple[Any, Any, Any]:
+    deepspeed: Any = importlib.import_module("deepspeed")
+    importlib.import_module("deepspeed.utils").logger.setLevel(args.get_process_log_level())
+    args.deepspeed_plugin.set_moe_leaf_modules(model)
+    engine, optimizer, _, schedule = deepspeed.initialize(
+        model=model, config=settings, dist_init_required=False, **keywords
+    )
+    compilation = compile_keywords(args)
+    if compilation is not None:
+        backend = compilation.pop("backend")
+        engine.compile(backend=backend, compile_kwargs=compilation)
+    return engine, optimizer, schedule
+
+
+def _of_script(trainer: Any, method: str, given: Any) -> str | None:
+    """What a script has of optimizer or schedule: an override of the method that makes it, or one that was given."""
+    if trainer._own_methods(method):
+        return f"{type(trainer).__name__}.{method}"
+    is_engines = given is None or isinstance(given, (EngineOptimizer, EngineSchedule))
+    return None if is_engines else f"the one given as `optimizers` ({given})"
+
+
+def _schedule_for(trainer: Any, optimizer: Any, max_steps: int) -> Any:
+    trainer.lr_scheduler = None
+    trainer.create_scheduler(num_training_steps=max_steps, optimizer=optimizer)
+    return trainer.lr_scheduler
+
+
+def _for_engine(optimizer: Any, config: DeepSpeedConfig) -> Any:
+    """An optimizer as the engine takes it; where its states lie on the host, DeepSpeed's own of that kind."""
+    place = config.get_value("zero_optimization.offload_optimizer.device", "none")
+    if place in (None, "none") or not config.get_value("zero_force_ds_cpu_optimizer", True):
+        return optimizer
+    settings = {name: value for name, value in optimizer.defaults.items() if name in ("lr", "weight_decay")}
+    if isinstance(optimizer, torch.optim.Adagrad):
+        return importlib.import_module("deepspeed.ops.adagrad").DeepSpeedCPUAdagrad(optimizer.param_groups, **settings)
+    adam: Any = importlib.import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
+    return adam(optimizer.param_groups, adamw_mode=isinstance(optimizer, torch.optim.AdamW), **settings)
+
+
+def in_number_format(args: Any, data: torch.Tensor) -> torch.Tensor:
+    """A model's input in the number format that the engine holds the model in; integers as they are."""
+    return data.to(args.hf_deepspeed_config.dtype()) if data.is_floating_point() or data.is_complex() else data
+
+
+# ---- Checks ----------------------------------------------------------------------------------------------------------
+
+
+def check_deepspeed(args: Any, lightning_keywords: dict[str, Any]) -> None:
+    """Refuse what DeepSpeed cannot do together.
+
+    Parameters:
+        lightning_keywords: what was given for the `lightning.Trainer`, from all places.
+
+    Raises:
+        ValueError: names the two things of which one has to go.
+    """
+    config: DeepSpeedConfig = args.hf_deepspeed_config
+    refused = {
+        "save_only_model=True together with load_best_model_at_end=True: the best model is loaded from the files of "
+        "DeepSpeed's engine, which are left out": args.save_only_model and args.load_best_model_at_end,
+        "auto_find_batch_size=True in stage 3: an engine that ran out of memory leaves parts of parameters behind. Use "
+        "stage 1 or 2": args.auto_find_batch_size and config.is_zero3(),
+        "async_save=True: its engine writes checkpoints itself, in all processes together": args.async_save,
+        '"tensor_parallel" in its configuration: leave it out, or leave `deepspeed` out and set parallelism_config': (
+            config.get_value("tensor_parallel.autotp_size", 1) not in (0, 1)
+        ),
+        "tensor parallelism (parallelism_config with a tp_size): set one of the two": tensor_parallel_size(args) > 1,
+        "a strategy given as lightning={'strategy': ...}: set one of the two": ("strategy" in lightning_keywords),
+    }
+    for what, is_asked_for in refused.items():
+        if is_asked_for:
+            raise ValueError(f"`deepspeed` does not go with {what}.")
+
+
+def _warn_of_what_has_no_effect(args: Any) -> None:
+    """Say, in the process that logs, which arguments the configuration leaves without effect."""
+    config: dict[str, Any] = args.hf_deepspeed_config.config
+    # Argument -> whether it has none, and why.
+    idle = {
+        "max_grad_norm": (
+            args.max_grad_norm and "gradient_clipping" not in config,
+            'write "gradient_clipping": "auto" into the configuration',
+        ),
+        "optim": (
+            "optimizer" in config and args.optim != type(args).default_optim,
+            'the configuration has a section "optimizer"',
+        ),
+        "lr_scheduler_type": (
+            "scheduler" in config and args.lr_scheduler_type != SchedulerType.LINEAR,
+            'the configuration has a section "scheduler"',
+        ),
+    }
+    for name, (has_none, why) in idle.items():
+        if has_none and args.should_log:
+            value = getattr(args, name)
+            logger.warning("%s=%s has no effect under `deepspeed`: %s.", name, getattr(value, "value", value), why)

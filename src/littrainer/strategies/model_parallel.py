@@ -10,14 +10,14 @@ import torch.distributed as dist
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from torch import nn
 
-from littrainer.processes.layout import data_parallel_size, device_mesh, tensor_parallel_size
-from littrainer.strategies.launched import LaunchedProcesses
-from littrainer.strategies.resident import release_plugins
+from littrainer.distributed.layout import data_parallel_size, device_mesh, tensor_parallel_size
+from littrainer.strategies.shards import spread_like
+from littrainer.strategies.single_device import LaunchedProcesses, release_plugins
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from littrainer.trainer import Trainer
+    from littrainer.strategies.choice import TrainedModel
 
 # Argument -> keyword of Lightning's ModelParallelStrategy, and its value.
 MODEL_PARALLEL_KEYWORDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -27,30 +27,26 @@ MODEL_PARALLEL_KEYWORDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "ddp_timeout": ("timeout", lambda args: args.ddp_timeout_delta),
 }
 
-# Splits a model over a mesh with the dimensions of `processes.layout`, in place; does nothing to one that is split.
-Parallelize = Callable[[nn.Module, "DeviceMesh"], None]
-
 
 class ResidentModelParallelStrategy(ModelParallelStrategy):
     """Lightning's ModelParallelStrategy over the layout of a Trainer's processes; the model stays where it is.
 
     Parameters:
-        trainer: the Trainer.
-        parallelize: splits its model.
+        trained: the model, which subclasses split, and its optimizer.
         replicas, shards: sizes of the first two dimensions of the mesh.
     """
 
-    # In a micro-batch, beside `block_backward_sync`: so LeanEpochLoop carries it out.
+    # In a micro-batch, beside `block_backward_sync`: so FastEpochLoop carries it out.
     acts_behind_backward_passes_only = True
 
-    def __init__(self, trainer: Trainer, parallelize: Parallelize, replicas: int, shards: int):
-        args = trainer.args
+    def __init__(self, trained: TrainedModel, replicas: int, shards: int):
+        args = trained.args
         super().__init__(
             save_distributed_checkpoint=False,
             **{keyword: value(args) for keyword, value in MODEL_PARALLEL_KEYWORDS.values()},
         )
         self.cluster_environment = LaunchedProcesses(args)
-        self._parallelize = parallelize
+        self.trained = trained
         self._make_mesh = lambda: device_mesh(args, replicas, shards)
 
     def setup_environment(self) -> None:
@@ -63,8 +59,21 @@ class ResidentModelParallelStrategy(ModelParallelStrategy):
         module._device_mesh = self._device_mesh
 
     def parallelize(self, model: nn.Module) -> None:
-        """Split the Trainer's model, unless it is split already; Lightning asks for it before each run."""
-        self._parallelize(model, self.device_mesh)
+        """Split the model, unless it is split already, and let an optimizer that was made before go on with its parts.
+
+        Lightning asks for it before each run.
+
+        Raises:
+            ValueError: it cannot be split as the arguments ask for.
+        """
+        before = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.split(model, self.device_mesh)
+        if self.trained.optimizer is not None:
+            exchange_parameters(self.trained.optimizer, before, dict(model.named_parameters()))
+
+    def split(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        """Split a model in place over a mesh with the dimensions of `distributed.layout`; leave a split one alone."""
+        raise NotImplementedError
 
     def teardown(self) -> None:
         """Release what the plugins hold, and leave the model where it is, split."""
@@ -93,3 +102,19 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: Any) -> None:
     for index, is_found in enumerate(found.tolist() if left_out else ()):
         if not is_found:
             trained[index].grad = None
+
+
+def exchange_parameters(optimizer: Any, names: dict[int, str], sharded: dict[str, nn.Parameter]) -> None:
+    """Put the parts of parameters, and of their states, in the place of those that an optimizer was made with.
+
+    Parameters:
+        names: of the parameters before, by `id`.
+        sharded: the parameters by name.
+    """
+    for group in optimizer.param_groups:
+        group["params"] = [sharded.get(names.get(id(one), ""), one) for one in group["params"]]
+    for parameter, entries in list(optimizer.state.items()):
+        now = sharded.get(names.get(id(parameter), ""))
+        if now is not None and now is not parameter:
+            del optimizer.state[parameter]
+            optimizer.state[now] = {entry: spread_like(now, value) for entry, value in entries.items()}

@@ -6,32 +6,37 @@ The model is sharded in place: its modules stay the user's objects, and its para
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from littrainer.arguments.sharding import ShardingPlan, sharding_plan
-from littrainer.checkpoint.shards import free_gathered, spread_like
-from littrainer.ecosystem import is_a
-from littrainer.mixed_precision import forward_type
-from littrainer.processes.layout import sharding_sizes, tensor_parallel_size
+from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.sharding import NO_WRAP, SIZE_BASED, TRANSFORMER_BASED, ShardingPlan, sharding_plan
+from littrainer.distributed.layout import sharding_sizes, tensor_parallel_size
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.strategies.consistency_checks import check_same_model
+from littrainer.strategies.mixed_precision import forward_type
 from littrainer.strategies.model_parallel import ResidentModelParallelStrategy, average_gradients
-from littrainer.strategies.set_up_alike import check_same_model
-from littrainer.strategies.sharding_units import Unit, ignored_parameters, layers_of, units_of
+from littrainer.strategies.shards import free_gathered
 
 if TYPE_CHECKING:
+    import lightning.pytorch as pl
     from torch.distributed.device_mesh import DeviceMesh
 
-    from littrainer.trainer import Trainer
+    from littrainer.strategies.choice import TrainedModel
 
 # Marks a layer whose activations are computed again in the backward pass.
 RECOMPUTES = "_littrainer_recomputes"
+
+# Modules that only hold others: torch shards what has a forward pass.
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 
 
 class ShardedStrategy(ResidentModelParallelStrategy):
@@ -39,13 +44,13 @@ class ShardedStrategy(ResidentModelParallelStrategy):
 
     _whole_parameters: Sequence[nn.Parameter] = ()
 
-    def setup(self, trainer: Any) -> None:
+    def setup(self, trainer: pl.Trainer) -> None:
         """Prepare a run as Lightning does; sharding has put each parameter where it belongs."""
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
         self.model = self.precision_plugin.convert_module(self.model)
         if trainer.state.fn == "fit":
-            self._whole_parameters = _not_sharded(trainer.lightning_module.owner)
+            self._whole_parameters = _not_sharded(self.trained.model, self.trained.args)
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
 
@@ -72,39 +77,33 @@ class ShardedStrategy(ResidentModelParallelStrategy):
         finally:
             model.set_requires_gradient_sync(True)
 
+    def split(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        """Shard the model in place.
 
-def sharded_strategy(trainer: Trainer) -> ShardedStrategy:
-    """The strategy for a model that the processes share."""
-    replicas, shards = sharding_sizes(trainer.args)
-    return ShardedStrategy(trainer, functools.partial(shard_model_of, trainer), replicas, shards)
+        One that is sharded already lets go of what forward passes have gathered and kept: an optimizer would train
+        that in the place of the shards.
 
-
-def shard_model_of(trainer: Trainer, model: nn.Module, mesh: DeviceMesh) -> None:
-    """Shard a Trainer's model in place, and let an optimizer that was made before go on with its shards.
-
-    A model that is sharded already lets go of what forward passes have gathered and kept: an optimizer would train
-    that in the place of the shards.
-
-    Parameters:
-        mesh: all processes, with the dimensions of `processes.layout`.
-
-    Raises:
-        ValueError: as `shard`; or the processes have different models.
-    """
-    before = {id(parameter): name for name, parameter in model.named_parameters()}
-    if is_a(model, "resharding module"):
-        free_gathered(model)
-    else:
-        plan = sharding_plan(trainer.args)
+        Raises:
+            ValueError: as `shard`; or the processes have different models.
+        """
+        if is_a(model, "resharding module"):
+            free_gathered(model)
+            return
+        args = self.trained.args
+        plan = sharding_plan(args)
         assert plan is not None
         check_same_model(model)
-        if tensor_parallel_size(trainer.args) > 1:
+        if tensor_parallel_size(args) > 1:
             from littrainer.strategies.tensor_parallel import split_layers
 
             split_layers(model, mesh)
-        shard(model, plan, _data_parallel_dimensions(mesh), trainer.args.device, forward_type(trainer.args))
-    if trainer.optimizer is not None:
-        exchange_parameters(trainer.optimizer, before, dict(model.named_parameters()))
+        over = mesh["dp_shard"] if mesh["dp_replicate"].size() == 1 else mesh["dp_replicate", "dp_shard"]
+        shard(model, plan, over, args.device, forward_type(args))
+
+
+def sharded_strategy(trained: TrainedModel) -> ShardedStrategy:
+    """The strategy for a model that the processes share."""
+    return ShardedStrategy(trained, *sharding_sizes(trained.args))
 
 
 def shard(
@@ -155,10 +154,7 @@ def fully_shard_keywords(
     # Outputs stay as they come: the loss in the float32 that models compute it in.
     policy: dict[str, Any] = dict.fromkeys(("param_dtype", "reduce_dtype"), computes_in)
     if plan.mixed_precision_policy is not None:
-        policy = {
-            name: getattr(torch, value) if isinstance(value, str) else value
-            for name, value in plan.mixed_precision_policy.items()
-        }
+        policy = types_by_name(plan.mixed_precision_policy)
     keywords: dict[str, Any] = {
         "mesh": mesh,
         "reshard_after_forward": plan.reshard_after_forward,
@@ -172,20 +168,9 @@ def fully_shard_keywords(
     return keywords
 
 
-def exchange_parameters(optimizer: Any, names: dict[int, str], sharded: dict[str, nn.Parameter]) -> None:
-    """Put sharded parameters, and shards of their states, in the place of those that an optimizer was made with.
-
-    Parameters:
-        names: of the parameters before, by `id`.
-        sharded: the parameters by name.
-    """
-    for group in optimizer.param_groups:
-        group["params"] = [sharded.get(names.get(id(one), ""), one) for one in group["params"]]
-    for parameter, entries in list(optimizer.state.items()):
-        now = sharded.get(names.get(id(parameter), ""))
-        if now is not None and now is not parameter:
-            del optimizer.state[parameter]
-            optimizer.state[now] = {entry: spread_like(now, value) for entry, value in entries.items()}
+def types_by_name(policy: Mapping[str, Any]) -> dict[str, Any]:
+    """A policy of mixed precision with torch's number formats in the place of their names."""
+    return {name: getattr(torch, value) if isinstance(value, str) else value for name, value in policy.items()}
 
 
 # ---- Activations -----------------------------------------------------------------------------------------------------
@@ -290,13 +275,173 @@ def _train_in_float32(modules: Iterable[nn.Module]) -> None:
                 parameter.data = parameter.data.float()
 
 
-def _not_sharded(trainer: Trainer) -> list[nn.Parameter]:
+def _not_sharded(model: nn.Module, args: Any) -> list[nn.Parameter]:
     """Parameters of modules that the plan leaves out, in an order that is the same in all processes."""
-    plan = sharding_plan(trainer.args)
+    plan = sharding_plan(args)
     assert plan is not None
-    ignored = {id(parameter) for parameter in ignored_parameters(trainer.model, plan.ignored_modules)}
-    return [parameter for parameter in trainer.model.parameters() if id(parameter) in ignored]
+    ignored = {id(parameter) for parameter in ignored_parameters(model, plan.ignored_modules)}
+    return [parameter for parameter in model.parameters() if id(parameter) in ignored]
 
 
-def _data_parallel_dimensions(mesh: DeviceMesh) -> DeviceMesh:
-    return mesh["dp_shard"] if mesh["dp_replicate"].size() == 1 else mesh["dp_replicate", "dp_shard"]
+# ---- What is sharded each for itself ---------------------------------------------------------------------------------
+
+
+class Unit(NamedTuple):
+    """Modules whose parameters are gathered and freed together.
+
+    Parameters:
+        reshards: whether they are freed after the forward pass, where the plan says that they are at all.
+    """
+
+    modules: tuple[nn.Module, ...]
+    reshards: bool = True
+
+
+def layers_of(model: nn.Module, plan: ShardingPlan) -> list[nn.Module]:
+    """The layers that the plan wraps, inner ones first.
+
+    Raises:
+        ValueError: a class that it names is not in the model.
+    """
+    if plan.auto_wrap_policy == NO_WRAP:
+        return []
+    owned = _Owners(model)
+    if plan.auto_wrap_policy == SIZE_BASED:
+        return _by_size(model, plan.min_num_params, owned)
+    classes = layer_classes(model, plan)
+    return [
+        module
+        for module in bottom_up(model)
+        if module is not model and type(module) in classes and owned.are_only_in([module])
+    ]
+
+
+def layer_classes(model: nn.Module, plan: ShardingPlan) -> set[type[nn.Module]]:
+    """The classes of layers that the plan names, or of those that the model itself wants to be kept in one piece.
+
+    Raises:
+        ValueError: one that the plan names is not in the model.
+    """
+    known = {type(module).__name__: type(module) for module in model.modules()}
+    named = plan.transformer_layer_cls_to_wrap
+    if named is None:
+        own: Any = getattr(model, "_no_split_modules", None) or ()
+        return {known[name] for name in own if name in known}
+    for name in named:
+        if name not in known:
+            raise ValueError(
+                f"fsdp_config has transformer_layer_cls_to_wrap={name!r}, and {type(model).__name__} has no module of "
+                f"that class ({suggestion(name, known)})."
+            )
+    return {known[name] for name in named}
+
+
+def units_of(model: nn.Module, plan: ShardingPlan) -> list[Unit]:
+    """What is sharded each for itself, inner modules first; the model, with what is left of it, comes after them."""
+    layers = layers_of(model, plan)
+    units = [Unit((layer,)) for layer in layers]
+    if plan.auto_wrap_policy != TRANSFORMER_BASED or not layers:
+        return units
+    owned, within = _Owners(model), {id(part) for layer in layers for part in layer.modules()}
+    embedding, head = (_embedding(model, name) for name in ("get_input_embeddings", "get_output_embeddings"))
+    if embedding is not None and id(embedding) not in within and owned.are_only_in([embedding]):
+        units.append(Unit((embedding,)))
+    norm = _last_norm(model)
+    if head is not None and norm is not None and not {id(head), id(norm)} & within and owned.are_only_in([head, norm]):
+        # They are the last ones of the forward pass and the first ones of the backward pass. The norm runs first, also
+        # where a loss reads the head's weight past its forward.
+        units.append(Unit((norm, head), reshards=False))
+    return units
+
+
+def ignored_parameters(model: nn.Module, pattern: str | None) -> set[nn.Parameter]:
+    """The parameters of modules whose names match; they stay whole in each process.
+
+    Raises:
+        ValueError: it is no regular expression, or matches nothing.
+    """
+    modules = [] if pattern is None else ignored_modules(model, pattern)
+    return {parameter for module in modules for parameter in module.parameters()}
+
+
+def ignored_modules(model: nn.Module, pattern: str) -> list[nn.Module]:
+    """The modules whose whole names match.
+
+    Raises:
+        ValueError: the pattern is no regular expression, or matches nothing.
+    """
+    try:
+        matches = re.compile(pattern).fullmatch
+    except re.error as error:
+        raise ValueError(
+            f"fsdp_config has ignored_modules={pattern!r}, which is no regular expression: {error}."
+        ) from error
+    modules = [module for name, module in model.named_modules() if matches(name)]
+    if not modules:
+        raise ValueError(
+            f"fsdp_config has ignored_modules={pattern!r}, which matches the whole name of no module of "
+            f"{type(model).__name__}. Write it for names as model.named_modules() has them, such as 'encoder.*'."
+        )
+    return modules
+
+
+def bottom_up(model: nn.Module) -> Iterator[nn.Module]:
+    """All modules, each once and after those in it."""
+    seen: set[int] = set()
+
+    def walk(module: nn.Module) -> Iterator[nn.Module]:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        for child in module.children():
+            yield from walk(child)
+        yield module
+
+    return walk(model)
+
+
+class _Owners:
+    """Which modules hold each parameter; one that is shared cannot be sharded with one of them alone."""
+
+    def __init__(self, model: nn.Module):
+        self._holders: dict[int, set[int]] = {}
+        for module in model.modules():
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    self._holders.setdefault(id(parameter), set()).add(id(module))
+
+    def are_only_in(self, modules: Iterable[nn.Module]) -> bool:
+        """Whether there are parameters in the modules, all of which nothing else holds."""
+        modules = list(modules)
+        inside = {id(part) for module in modules for part in module.modules()}
+        held = [self._holders[id(parameter)] for module in modules for parameter in module.parameters()]
+        return bool(held) and all(holders <= inside for holders in held)
+
+
+def _by_size(model: nn.Module, smallest: int, owned: _Owners) -> list[nn.Module]:
+    chosen: list[nn.Module] = []
+    taken: set[int] = set()
+    for module in bottom_up(model):
+        if module is model or isinstance(module, CONTAINERS):
+            continue
+        left = [parameter for parameter in module.parameters() if id(parameter) not in taken]
+        if sum(parameter.numel() for parameter in left) >= smallest and owned.are_only_in([module]):
+            chosen.append(module)
+            taken.update(map(id, left))
+    return chosen
+
+
+def _embedding(model: nn.Module, method: str) -> nn.Module | None:
+    try:
+        found = getattr(model, method)()
+    except (AttributeError, NotImplementedError):
+        return None
+    return found if isinstance(found, nn.Module) else None
+
+
+def _last_norm(model: Any) -> nn.Module | None:
+    """The norm between the last layer and the head, a direct part of the model without its head."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = getattr(inner, getattr(inner, "base_model_prefix", "") or "", inner)
+    norms = [part for part in base.children() if "norm" in type(part).__name__.lower()]
+    return norms[-1] if norms else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,40 +15,41 @@ from lightning.pytorch.strategies import FSDPStrategy
 from torch import nn
 
 from littrainer.arguments.sharding import SIZE_BASED, TRANSFORMER_BASED, ShardingPlan, sharding_plan
-from littrainer.ecosystem import is_a
-from littrainer.mixed_precision import forward_type, run_forward_in
-from littrainer.processes.layout import sharding_sizes
-from littrainer.strategies.launched import LaunchedProcesses
-from littrainer.strategies.resident import release_plugins
-from littrainer.strategies.sharding_units import ignored_modules, layer_classes
+from littrainer.distributed.layout import sharding_sizes
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.strategies.mixed_precision import forward_type, run_forward_in
+from littrainer.strategies.sharded import ignored_modules, layer_classes, types_by_name
+from littrainer.strategies.single_device import LaunchedProcesses, release_plugins
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    import lightning.pytorch as pl
+
+    from littrainer.strategies.choice import TrainedModel
 
 
 class FirstVersionStrategy(FSDPStrategy):
     """Lightning's FSDPStrategy for a Trainer's model, which stays wrapped where it is.
 
     Parameters:
-        trainer: the Trainer.
+        trained: the model, which is wrapped here.
         keywords: for Lightning's strategy.
     """
 
-    def __init__(self, trainer: Trainer, keywords: dict[str, Any]):
-        super().__init__(cluster_environment=LaunchedProcesses(trainer.args), **keywords)
-        self._trainer = trainer
+    def __init__(self, trained: TrainedModel, keywords: dict[str, Any]):
+        super().__init__(cluster_environment=LaunchedProcesses(trained.args), **keywords)
+        self._trained = trained
 
     def parallelize(self, model: nn.Module) -> None:
         """Wrap the Trainer's model, unless an earlier run has; Lightning asks for it before each run."""
-        trainer = self._trainer
-        if is_a(trainer.model_wrapped, "flat sharded module"):
+        trained = self._trained
+        if is_a(trained.model_wrapped, "flat sharded module"):
             return
-        dtype = forward_type(trainer.args)
+        dtype = forward_type(trained.args)
         if dtype is not None:
-            run_forward_in(model, trainer.args.device.type, dtype)
-        trainer.model_wrapped = self._setup_model(model)
+            run_forward_in(model, trained.args.device.type, dtype)
+        trained.model_wrapped = self._setup_model(model)
 
-    def setup(self, trainer: Any) -> None:
+    def setup(self, trainer: pl.Trainer) -> None:
         """Prepare a run as Lightning does, without wrapping its module."""
         assert self.accelerator is not None and self.model is not None
         self.accelerator.setup(trainer)
@@ -62,33 +62,31 @@ class FirstVersionStrategy(FSDPStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """One micro-batch, by the module itself: the wrapper is within it."""
-        return self._module_itself().training_step(*args, **kwargs)
+        return self._own_module.training_step(*args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """One batch of an evaluation, by the module itself, which calls the wrapped model."""
         self._evaluate_wrapped_model()
-        return self._module_itself().validation_step(*args, **kwargs)
+        return self._own_module.validation_step(*args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """One batch of a prediction, by the module itself, which calls the wrapped model."""
         self._evaluate_wrapped_model()
-        return self._module_itself().predict_step(*args, **kwargs)
+        return self._own_module.predict_step(*args, **kwargs)
 
-    def _module_itself(self) -> Any:
-        module = self.lightning_module
-        assert module is not None
-        return module
+    @property
+    def _own_module(self) -> Any:
+        return self.lightning_module
 
     def _evaluate_wrapped_model(self) -> None:
         # The pass has begun before an evaluation that comes first has wrapped the model.
-        evaluation_pass = self._module_itself().evaluation_pass
-        if evaluation_pass.model is self._trainer.model:
-            evaluation_pass.model = self._trainer.model_wrapped
+        evaluation_pass = self._own_module.evaluation_pass
+        if evaluation_pass.model is self._trained.model:
+            evaluation_pass.model = self._trained.model_wrapped
 
     def block_backward_sync(self) -> Any:
         """A context in which gradients are added up in each process and not exchanged, unless each is to be."""
-        module: Any = self.lightning_module
-        no_sync = getattr(self._trainer.model_wrapped, "no_sync", None)
+        module, no_sync = self._own_module, getattr(self._trained.model_wrapped, "no_sync", None)
         if module is None or module.exchanges_gradients or no_sync is None:
             return contextlib.nullcontext()
         return no_sync()
@@ -98,27 +96,26 @@ class FirstVersionStrategy(FSDPStrategy):
         release_plugins(self)
 
 
-def first_version_strategy(trainer: Trainer) -> FirstVersionStrategy:
+def first_version_strategy(trained: TrainedModel) -> FirstVersionStrategy:
     """The strategy for a model that the processes share, by FSDP's first version.
 
     Raises:
         ValueError: it does not go with something else that is asked for.
     """
-    plan = sharding_plan(trainer.args)
-    assert plan is not None
-    if trainer.optimizer is not None and trainer.training_run is None:
+    if trained.optimizer is not None and not is_a(trained.model_wrapped, "flat sharded module"):
         raise ValueError(
             "`optimizers` were made with the parameters of a whole model, and FSDP version 1 puts others in their "
             "place. Override create_optimizer, pass `optimizer_cls_and_kwargs`, or set fsdp_config={'version': 2}."
         )
-    return FirstVersionStrategy(trainer, first_version_keywords(trainer, plan))
+    return FirstVersionStrategy(trained, first_version_keywords(trained.args, trained.model))
 
 
-def first_version_keywords(trainer: Trainer, plan: ShardingPlan) -> dict[str, Any]:
+def first_version_keywords(args: Any, model: nn.Module) -> dict[str, Any]:
     """The keywords of Lightning's FSDPStrategy that the arguments stand for."""
     from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision
 
-    args, model = trainer.args, trainer.model
+    plan = sharding_plan(args)
+    assert plan is not None
     policy = _wrap_policy(model, plan)
     keywords: dict[str, Any] = {
         "process_group_backend": args.ddp_backend,
@@ -140,19 +137,14 @@ def first_version_keywords(trainer: Trainer, plan: ShardingPlan) -> dict[str, An
         keywords["activation_checkpointing_policy"] = policy if policy is not None else {type(model)}
     if plan.ignored_modules is not None:
         keywords["ignored_modules"] = ignored_modules(model, plan.ignored_modules)
+    dtype = forward_type(args)
     if plan.mixed_precision_policy is not None:
-        keywords["mixed_precision"] = MixedPrecision(
-            **{
-                {"cast_forward_inputs": "cast_root_forward_inputs"}.get(name, name): (
-                    getattr(torch, value) if isinstance(value, str) else value
-                )
-                for name, value in plan.mixed_precision_policy.items()
-            }
-        )
-    else:
-        dtype = forward_type(args)
-        if dtype is not None:
-            keywords["mixed_precision"] = MixedPrecision(param_dtype=dtype, reduce_dtype=dtype, buffer_dtype=dtype)
+        given = types_by_name(plan.mixed_precision_policy)
+        if "cast_forward_inputs" in given:
+            given["cast_root_forward_inputs"] = given.pop("cast_forward_inputs")
+        keywords["mixed_precision"] = MixedPrecision(**given)
+    elif dtype is not None:
+        keywords["mixed_precision"] = MixedPrecision(param_dtype=dtype, reduce_dtype=dtype, buffer_dtype=dtype)
     if plan.cpu_ram_efficient_loading:
         keywords["param_init_fn"] = functools.partial(_without_values, device=args.device)
     return keywords
@@ -171,18 +163,13 @@ def _wrap_policy(model: nn.Module, plan: ShardingPlan) -> Any:
     if plan.auto_wrap_policy != TRANSFORMER_BASED:
         return None
     classes = layer_classes(model, plan)
-    if is_a(model, "peft model"):
-        return CustomPolicy(_layers_and_adapters(classes))
-    return ModuleWrapPolicy(classes) if classes else None
-
-
-def _layers_and_adapters(classes: set[type[nn.Module]]) -> Callable[[nn.Module], bool]:
-    """Wrap layers, and what is trained of an adapter each for itself, so that frozen weights are not joined to it."""
+    if not is_a(model, "peft model"):
+        return ModuleWrapPolicy(classes) if classes else None
 
     def is_wrapped(module: nn.Module) -> bool:
-        if type(module) in classes:
-            return True
+        # Layers, and what is trained of an adapter each for itself, so that frozen weights are not joined to it.
         weight = getattr(module, "weight", None)
-        return not list(module.children()) and isinstance(weight, nn.Parameter) and weight.requires_grad
+        is_trained = not list(module.children()) and isinstance(weight, nn.Parameter) and weight.requires_grad
+        return type(module) in classes or is_trained
 
-    return is_wrapped
+    return CustomPolicy(is_wrapped)

@@ -1,19 +1,87 @@
-"""One process on one device."""
+"""One process on one device, and what all strategies of a Trainer have in common.
+
+The model stays on its device at the end, and the launcher's ranks count.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
-from littrainer.model_walk import is_on, stays_in_place
-from littrainer.strategies.resident import release_plugins
+from littrainer.distributed.environment import LOCAL_ADDRESS, USUAL_PORT, meeting_point
+from littrainer.model.traversal import is_on, stays_in_place
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-    from littrainer.trainer import Trainer
+    from littrainer.strategies.choice import TrainedModel
+
+
+class LaunchedProcesses(ClusterEnvironment):
+    """The processes as the arguments know them, so that Lightning and the Trainer never disagree about ranks.
+
+    Parameters:
+        args: training arguments.
+    """
+
+    def __init__(self, args: Any):
+        super().__init__()
+        self._args = args
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """Yes: a launcher has started them."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """Host of the first process."""
+        point = meeting_point()
+        return LOCAL_ADDRESS if point is None else point.address
+
+    @property
+    def main_port(self) -> int:
+        """Port on which the first process is found."""
+        point = meeting_point()
+        return USUAL_PORT if point is None else point.port
+
+    @staticmethod
+    def detect() -> bool:
+        """Never by itself: the Trainer hands it to its strategies."""
+        return False
+
+    def world_size(self) -> int:
+        """Number of all processes."""
+        return self._args.world_size
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: the launcher has decided."""
+
+    def global_rank(self) -> int:
+        """Rank among all processes."""
+        return self._args.process_index
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: the launcher has decided."""
+
+    def local_rank(self) -> int:
+        """Rank among the processes of this node."""
+        return self._args.local_process_index
+
+    def node_rank(self) -> int:
+        """Number of this node."""
+        return self._args.process_index // self._args.local_world_size
+
+
+def release_plugins(strategy: Any) -> None:
+    """Let a strategy's plugins go, and leave model and optimizer where they are."""
+    strategy.precision_plugin.teardown()
+    if strategy.accelerator is not None:
+        strategy.accelerator.teardown()
+    strategy.checkpoint_io.teardown()
 
 
 class ModelStaysOnDevice:
@@ -48,6 +116,6 @@ class ResidentSingleDeviceStrategy(ModelStaysOnDevice, SingleDeviceStrategy):
     """Lightning's SingleDeviceStrategy for a Trainer's model."""
 
 
-def single_device_strategy(trainer: Trainer) -> ResidentSingleDeviceStrategy:
-    """The strategy of a Trainer that is one process with one device."""
-    return ResidentSingleDeviceStrategy(device=trainer.args.device)
+def single_device_strategy(trained: TrainedModel) -> ResidentSingleDeviceStrategy:
+    """The strategy of one process with one device."""
+    return ResidentSingleDeviceStrategy(device=trained.args.device)

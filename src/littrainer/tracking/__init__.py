@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from littrainer.tracking.services import SERVICES
+from littrainer.arguments.report_to import SERVICES
 
 _PLACES = {
     **{service.callback.partition(":")[2]: service.callback for service in SERVICES.values()},

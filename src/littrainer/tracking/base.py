@@ -1,4 +1,4 @@
-"""`TrackerCallback`: what the callbacks of all experiment trackers share."""
+"""`TrackerCallback`, and the metrics, arguments and files that the callbacks of all experiment trackers write."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import contextlib
 import functools
 import inspect
 import logging
+import numbers
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from littrainer.arguments.normalization import tracker_label, trackers_in
+from littrainer.arguments.report_to import require_installed, tracker_label, trackers_in
 from littrainer.arguments.secrets import without_secrets
 from littrainer.callbacks.base import TrainerCallback
-from littrainer.tracking.services import require_installed
+from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, TRAINING_ARGS_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ class TrackerCallback(TrainerCallback):
     """The name of the service in `report_to`."""
     reports_predictions: ClassVar[bool] = False
     """Whether metrics of `predict()` are reported, by `write_prediction_metrics`."""
+    uploads_checkpoints: bool = False
+    """Whether checkpoints are uploaded, by `write_checkpoint`."""
 
     # On the class, so that a subclass whose __init__ leaves this one out still has them.
     _initialized: bool = False
@@ -121,7 +124,8 @@ class TrackerCallback(TrainerCallback):
             self._initialized = False
 
     def end_trial(self) -> None:
-        """End the run of a trial, if it is open; called on the first process only."""
+        """End the run of a trial, if it is open; called on the first process only. By default as `release` does."""
+        self.release()
 
     def run_name(self, args: Any, state: Any) -> str | None:
         """What a run is called: `args.run_name`, and after it the name of the trial, in a search.
@@ -171,13 +175,48 @@ class TrackerCallback(TrainerCallback):
             self.write_prediction_metrics(dict(metrics or {}), args, state)
 
     @survives_failure
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Upload the checkpoint, if the service is asked to."""
+        if self.uploads_checkpoints and self._initialized and state.is_world_process_zero:
+            folder = newest_checkpoint(args, state, self.trial_folder)
+            if folder is not None:
+                self.write_checkpoint(folder, args, state)
+
+    def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
+        """Upload a checkpoint; called on the first process only, if `uploads_checkpoints`.
+
+        Parameters:
+            folder: the checkpoint's.
+            args: the training arguments.
+            state: the Trainer's state.
+        """
+
+    @survives_failure
+    def on_train_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, processing_class: Any = None, **kwargs: Any
+    ) -> None:
+        """End the run, if the service does so with the training."""
+        if self._initialized and state.is_world_process_zero:
+            self.end_run(args, state, model, processing_class)
+
+    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
+        """Write what belongs to a training that is complete, and end its run; called on the first process only.
+
+        Parameters:
+            args: the training arguments.
+            state: the Trainer's state.
+            model: the model.
+            processing_class: the tokenizer or processor, or None.
+        """
+
+    @survives_failure
     def on_training_failed(self, args: Any, state: Any, error: BaseException) -> None:
         """Training has ended with an error or an interruption, and no `on_train_end` will come."""
         if self._initialized and state.is_world_process_zero:
             self.end_failed_run(args, state, error)
 
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
-        """Mark the run as failed; called on the first process only. By default a trial's run ends as it always does.
+        """Mark the run as failed; called on the first process only. By default it ends as `release` does.
 
         Parameters:
             args: the training arguments.
@@ -186,11 +225,17 @@ class TrackerCallback(TrainerCallback):
         """
         if self._is_trial:
             self.end_trial()
+        else:
+            self.release()
 
     def set_up_once(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
         """Call `setup`, with the keywords that it takes, unless it has been called."""
         if not self._initialized:
-            self.setup(args, state, model, **_accepted(self.setup, kwargs))
+            parameters = inspect.signature(self.setup).parameters
+            takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+            self.setup(
+                args, state, model, **{name: value for name, value in kwargs.items() if takes_all or name in parameters}
+            )
             self._initialized = True
 
     def give_up(self, error: BaseException) -> None:
@@ -208,7 +253,7 @@ class TrackerCallback(TrainerCallback):
             self.release()
 
     def release(self) -> None:
-        """Close the file or end the run that is open, since the service has failed; an error of it is not told."""
+        """Close the file or end the run that is open, since the training or the service has failed."""
 
     def forget_failure(self) -> None:
         """Be ready to set up again, if the service has failed."""
@@ -222,13 +267,6 @@ class TrackerCallback(TrainerCallback):
     def lightning_loggers(self) -> list[Any]:
         """Loggers for a `lightning.Trainer`, by which Lightning's callbacks write to the same run."""
         return []
-
-
-def _accepted(function: Callable[..., Any], keywords: dict[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(function).parameters
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return keywords
-    return {name: value for name, value in keywords.items() if name in parameters}
 
 
 def model_config_of(model: Any) -> dict[str, Any]:
@@ -260,8 +298,129 @@ def _plain_or_class_name(value: Any) -> Any:
     return getattr(value, "__name__", type(value).__name__)
 
 
+def flattened(nested: dict[str, Any], separator: str, prefix: str = "") -> dict[str, Any]:
+    """Return nested dicts as one, whose names are joined by a separator; empty ones stay."""
+    found: dict[str, Any] = {}
+    for key, value in nested.items():
+        name = f"{prefix}{key}"
+        is_nested = isinstance(value, dict) and value
+        found.update(flattened(value, separator, name + separator) if is_nested else {name: value})
+    return found
+
+
 def hyperparameters(args: Any, model: Any) -> dict[str, Any]:
     """What most services show as the parameters of a run: the model's configuration, and the arguments over it."""
     found = {**model_config_of(model), **shown_arguments(args)}
     peft_config = getattr(model, "peft_config", None)
     return found if peft_config is None else {"peft_config": peft_config, **found}
+
+
+# ---- Names and values of metrics -------------------------------------------------------------------------------------
+
+
+logger = logging.getLogger(__name__)
+
+# Splits whose metrics carry their name as a prefix; all else belongs to the training.
+PREFIXED_SPLITS = ("eval", "test")
+
+# Results of a whole training: some services keep them as the summary of the run and not as a curve.
+SUMMARY_VALUES = (
+    "train_loss",
+    "total_flos",
+    "train_runtime",
+    *(f"train_{unit}_per_second" for unit in ("samples", "steps")),
+)
+
+# What has been warned about: service and name.
+_told: set[tuple[str, str]] = set()
+
+
+def tracked_name(name: str) -> str:
+    """A metric's name with its split in front: `loss` is `train/loss`, `eval_accuracy` is `eval/accuracy`."""
+    for split in PREFIXED_SPLITS:
+        if name.startswith(f"{split}_"):
+            return f"{split}/{name.removeprefix(f'{split}_')}"
+    return f"train/{name}"
+
+
+def with_tracked_names(logs: dict[str, Any]) -> dict[str, Any]:
+    """Logged values under the names that trackers show."""
+    return {tracked_name(name): value for name, value in logs.items()}
+
+
+def as_number(value: Any) -> float | int | None:
+    """A value as a plain number: tensors and arrays of one number too; None for everything else."""
+    if isinstance(value, (int, float)):
+        return value
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if getattr(value, "size", None) == 1 or (hasattr(value, "numel") and value.numel() == 1):
+        number = value.item()
+        return number if isinstance(number, (int, float)) else None
+    return None
+
+
+def only_numbers(logs: dict[str, Any], service: str) -> dict[str, float | int]:
+    """The values that a service can draw as curves; each other one is named in a warning, once.
+
+    Parameters:
+        service: the service's name, for the warning.
+    """
+    found = {}
+    for name, value in logs.items():
+        number = as_number(value)
+        if number is None:
+            warn_of_left_out(service, name, value)
+        else:
+            found[name] = number
+    return found
+
+
+def warn_of_left_out(service: str, name: str, value: Any) -> None:
+    """Say once for each service and name that a value is not reported, since it is no number."""
+    if (service, name) not in _told:
+        _told.add((service, name))
+        logger.warning(
+            "%s: the logged value %r is left out, since it is a %s and no number: %.80r.",
+            service,
+            name,
+            type(value).__name__,
+            value,
+        )
+
+
+# ---- Models and checkpoints as files ---------------------------------------------------------------------------------
+
+
+logger = logging.getLogger(__name__)
+
+ARCHITECTURE_NAME = "model_architecture.txt"
+
+
+def newest_checkpoint(args: Any, state: Any, trial_folder: Path | None = None) -> Path | None:
+    """The checkpoint of the current optimizer step; None, with a warning, where there is none.
+
+    Parameters:
+        trial_folder: where a trial's checkpoints lie; `output_dir` outside of a search.
+    """
+    folder = Path(trial_folder or args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+    if folder.is_dir():
+        return folder
+    logger.warning("The checkpoint %s is not uploaded, since there is no such folder.", folder)
+    return None
+
+
+def write_final_model(folder: str, args: Any, model: Any, processing_class: Any) -> None:
+    """Write a model as `Trainer.save_model` does."""
+    from littrainer.checkpoint.arguments_file import write_arguments
+    from littrainer.checkpoint.weights import write_weights
+
+    write_weights(model, folder)
+    if processing_class is not None:
+        processing_class.save_pretrained(folder)
+    write_arguments(args, os.path.join(folder, TRAINING_ARGS_NAME))
+
+
+def write_architecture(folder: str, model: Any) -> None:
+    """Write a model's modules as text."""
+    Path(folder, ARCHITECTURE_NAME).write_text(f"{model}\n", encoding="utf-8")

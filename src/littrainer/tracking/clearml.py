@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
+from pathlib import Path
 from typing import Any, ClassVar
 
+from littrainer.arguments.report_to import TRUE_VALUES
 from littrainer.arguments.secrets import holds_a_secret
-from littrainer.ecosystem import is_a
-from littrainer.tracking.base import TrackerCallback, model_config_of, shown_arguments, survives_failure
-from littrainer.tracking.metric_names import PREFIXED_SPLITS, SUMMARY_VALUES, only_numbers
-from littrainer.tracking.saved_models import newest_checkpoint
-from littrainer.tracking.services import TRUE_VALUES
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.tracking.base import (
+    PREFIXED_SPLITS,
+    SUMMARY_VALUES,
+    TrackerCallback,
+    flattened,
+    model_config_of,
+    only_numbers,
+    shown_arguments,
+    survives_failure,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +56,6 @@ class ClearMLCallback(TrackerCallback):
         self._clearml: Any = clearml
         self._clearml_task: Any = None
         self._closes_task = False
-        self._log_model = False
         self._checkpoints_saved: list[Any] = []
 
     @survives_failure
@@ -83,7 +90,7 @@ class ClearMLCallback(TrackerCallback):
                 output_uri=True,
             )
         self._closes_task = started_here and task_class.running_locally()
-        self._log_model = os.environ.get("CLEARML_LOG_MODEL", str(started_here)).upper() in TRUE_VALUES
+        self.uploads_checkpoints = os.environ.get("CLEARML_LOG_MODEL", str(started_here)).upper() in TRUE_VALUES
         ClearMLCallback._train_run_counter += 1
         count = ClearMLCallback._train_run_counter
         self.log_suffix = "" if count == 1 else f"_{count}"
@@ -107,7 +114,7 @@ class ClearMLCallback(TrackerCallback):
         shown = {
             f"{section}/{name}": value for name, value in shown_arguments(args).items() if not holds_a_secret(name)
         }
-        self._clearml_task.update_parameters(_flat(shown))
+        self._clearml_task.update_parameters(flattened(shown, "/"))
 
     def _write_model_config(self, model: Any, count: int) -> None:
         name = self._model_config_section + self.log_suffix
@@ -137,13 +144,8 @@ class ClearMLCallback(TrackerCallback):
                 iteration=state.global_step,
             )
 
-    @survives_failure
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Upload the checkpoint, where models are, and delete those beyond `save_total_limit` from the server."""
-        wanted = self._log_model and self._clearml_task is not None and state.is_world_process_zero
-        folder = newest_checkpoint(args, state, self.trial_folder) if wanted else None
-        if folder is None:
-            return
+    def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
+        """Upload the checkpoint, and delete those beyond `save_total_limit` from the server."""
         model = self._clearml.OutputModel(task=self._clearml_task, name=folder.name + self.log_suffix)
         model.connect(task=self._clearml_task, name=folder.name + self.log_suffix)
         model.update_weights_package(
@@ -166,8 +168,7 @@ class ClearMLCallback(TrackerCallback):
             return False
         return True
 
-    @survives_failure
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """Close the task, if this callback started it."""
         self.release()
 
@@ -180,23 +181,8 @@ class ClearMLCallback(TrackerCallback):
                 self._clearml_task.mark_stopped(force=True)
         self.release()
 
-    def end_trial(self) -> None:
-        """Close the task, if this callback started it."""
-        self.release()
-
     def release(self) -> None:
         """Close the task, if this callback started it."""
         if self._closes_task and self._clearml_task is not None:
             self._closes_task = False
             self._clearml_task.close()
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    """Nested dicts as single parameters, whose names are joined by a slash."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            found.update(_flat({f"{name}/{key}": item for key, item in value.items()}))
-        else:
-            found[name] = value
-    return found

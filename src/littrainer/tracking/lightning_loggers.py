@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from littrainer.ecosystem import is_a
-from littrainer.tracking.base import TrackerCallback, hyperparameters, survives_failure
-from littrainer.tracking.metric_names import only_numbers, with_tracked_names
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.tracking.base import (
+    TrackerCallback,
+    hyperparameters,
+    only_numbers,
+    survives_failure,
+    with_tracked_names,
+)
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    pass
+
+
+# What Lightning reads of a logger -> its value as long as the run has not started.
+BEFORE_ITS_RUN = {"name": "", "version": "", "save_dir": None, "log_dir": None, "group_separator": "/"}
 
 
 class SharedLogger:
@@ -50,38 +59,9 @@ class SharedLogger:
 
     def __getattr__(self, name: str) -> Any:
         found = self._found()
-        if found is None:
+        if found is None and name not in BEFORE_ITS_RUN:
             raise AttributeError(f"{name!r}: the run of {self._tracker.shown_name} has not started")
-        return getattr(found, name)
-
-    @property
-    def name(self) -> str | None:
-        """The logger's name for its run, or none before it starts."""
-        return self._known("name", "")
-
-    @property
-    def version(self) -> Any:
-        """The logger's version of its run, or none before it starts."""
-        return self._known("version", "")
-
-    @property
-    def save_dir(self) -> str | None:
-        """The logger's folder, or None."""
-        return self._known("save_dir", None)
-
-    @property
-    def log_dir(self) -> str | None:
-        """The folder of the logger's run, or None."""
-        return self._known("log_dir", None)
-
-    @property
-    def group_separator(self) -> str:
-        """What the logger puts between the parts of a metric's name."""
-        return self._known("group_separator", "/")
-
-    def _known(self, name: str, otherwise: Any) -> Any:
-        found = self._found()
-        return otherwise if found is None else getattr(found, name, otherwise)
+        return BEFORE_ITS_RUN[name] if found is None else getattr(found, name)
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Write metrics at an optimizer step."""
@@ -152,8 +132,7 @@ class LightningLoggersCallback(TrackerCallback):
         for tracker in self.trackers:
             tracker.write(logs, state)
 
-    @survives_failure
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """End each logger's run."""
         for tracker in self.trackers:
             tracker.finalize("success", state)
@@ -214,16 +193,11 @@ class _OneLogger(TrackerCallback):
         return [SharedLogger(self, lambda: self.lightning_logger)]
 
 
-def loggers_of(trainer: Trainer) -> list[Any]:
-    """Loggers for a `lightning.Trainer`, on the runs of the trackers that a Trainer reports to.
+def loggers_of(callbacks: Iterable[Any]) -> list[Any]:
+    """Return loggers for a `lightning.Trainer`, on the runs of the trackers among a Trainer's callbacks.
 
     Lightning's callbacks write to them. What a tracker callback starts only when training begins is found when it is
     used first.
     """
-    callbacks = trainer.callback_handler.callbacks
-    return [
-        shared
-        for callback in callbacks
-        if isinstance(callback, TrackerCallback)
-        for shared in callback.lightning_loggers()
-    ]
+    trackers = [callback for callback in callbacks if isinstance(callback, TrackerCallback)]
+    return [shared for tracker in trackers for shared in tracker.lightning_loggers()]

@@ -1,4 +1,4 @@
-"""MLflow, by Lightning's MLFlowLogger on MLflow's active run."""
+"""MLflow, by Lightning's MLFlowLogger on MLflow's active run; and DagsHub, whose server is one of MLflow's."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import logging
 import os
 import re
 import time
+from pathlib import Path
 from typing import Any
 
-from littrainer.ecosystem import is_a
-from littrainer.tracking.base import TrackerCallback, model_config_of, shown_arguments, survives_failure
+from littrainer.arguments.report_to import SERVICES, environment_says, require_installed
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.tracking.base import (
+    TrackerCallback,
+    flattened,
+    model_config_of,
+    only_numbers,
+    shown_arguments,
+    survives_failure,
+)
 from littrainer.tracking.lightning_loggers import SharedLogger
-from littrainer.tracking.metric_names import only_numbers
-from littrainer.tracking.saved_models import newest_checkpoint
-from littrainer.tracking.services import SERVICES, environment_says
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +52,6 @@ class MLflowCallback(TrackerCallback):
         self._MAX_PARAM_VAL_LENGTH = validation.MAX_PARAM_VAL_LENGTH
         self._MAX_PARAMS_TAGS_PER_BATCH = validation.MAX_PARAMS_TAGS_PER_BATCH
         self._auto_end_run = False
-        self._log_artifacts = False
         self._pending: Any = None
 
     @survives_failure
@@ -70,7 +75,7 @@ class MLflowCallback(TrackerCallback):
         MLFLOW_MAX_LOG_PARAMS limits their number; HF_MLFLOW_LOG_ARTIFACTS uploads each checkpoint.
         """
         self._initialized = True
-        self._log_artifacts = environment_says("HF_MLFLOW_LOG_ARTIFACTS")
+        self.uploads_checkpoints = environment_says("HF_MLFLOW_LOG_ARTIFACTS")
         if not state.is_world_process_zero:
             return
         self._start_run(args, state)
@@ -96,7 +101,7 @@ class MLflowCallback(TrackerCallback):
 
     def _log_parameters(self, parameters: dict[str, Any]) -> None:
         if environment_says("MLFLOW_FLATTEN_PARAMS"):
-            parameters = _flat(parameters)
+            parameters = flattened(parameters, ".")
         too_long = [name for name, value in parameters.items() if len(str(value)) > self._MAX_PARAM_VAL_LENGTH]
         if too_long:
             logger.warning(
@@ -160,20 +165,14 @@ class MLflowCallback(TrackerCallback):
         """The MLFlowLogger, once there is a run."""
         return [SharedLogger(self, lambda: self._run_logger() if self._initialized else None)]
 
-    @survives_failure
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Upload the checkpoint as artifacts in a folder of its name, where HF_MLFLOW_LOG_ARTIFACTS asks for it."""
-        wanted = self._initialized and self._log_artifacts and state.is_world_process_zero
-        folder = newest_checkpoint(args, state, self.trial_folder) if wanted else None
-        if folder is not None:
-            run_logger = self._run_logger()
-            run_logger.experiment.log_artifacts(run_logger.run_id, str(folder), artifact_path=folder.name)
+    def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
+        """Upload the checkpoint as artifacts in a folder of its name."""
+        run_logger = self._run_logger()
+        run_logger.experiment.log_artifacts(run_logger.run_id, str(folder), artifact_path=folder.name)
 
-    @survives_failure
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """End the run, if this callback started it."""
-        if self._initialized and state.is_world_process_zero:
-            self._end_run("FINISHED")
+        self._end_run("FINISHED")
 
     def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
         """End the run as failed, or as killed where the training was interrupted, if this callback started it."""
@@ -195,12 +194,48 @@ class MLflowCallback(TrackerCallback):
             self._ml_flow.end_run(status)
 
 
-def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in nested.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
-            found.update(_flat(value, f"{name}."))
-        else:
-            found[name] = value
-    return found
+class DagsHubCallback(MLflowCallback):
+    """Reports to the MLflow server of a DagsHub repository, as `MLflowCallback` does to any.
+
+    Raises:
+        ImportError: dagshub or MLflow is not installed.
+    """
+
+    service = "dagshub"
+
+    def __init__(self) -> None:
+        require_installed(self.service)
+        super().__init__()
+        from dagshub.upload import Repo
+
+        self.Repo: Any = Repo
+        self.repo: Any = None
+        self.log_artifacts = False
+        self.path = Path("artifacts")
+
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        """Start a run, as `MLflowCallback.setup` does.
+
+        Environment variables beside those: MLFLOW_TRACKING_URI names the repository, and has to be set, as
+        `dagshub.init()` does it; HF_DAGSHUB_LOG_ARTIFACTS uploads the output_dir when training ends, into the branch
+        BRANCH (main by default).
+
+        Raises:
+            RuntimeError: MLFLOW_TRACKING_URI is not set, or names no repository.
+        """
+        self.log_artifacts = environment_says("HF_DAGSHUB_LOG_ARTIFACTS")
+        self.remote = os.environ.get("MLFLOW_TRACKING_URI")
+        if not self.remote:
+            raise RuntimeError("MLFLOW_TRACKING_URI is not set; call dagshub.init(repo_owner=..., repo_name=...)")
+        owner, _, repository = self.remote.rstrip("/").rpartition("/")
+        owner = owner.rpartition("/")[2]
+        if not owner or not repository:
+            raise RuntimeError(f"MLFLOW_TRACKING_URI={self.remote!r} does not end in /OWNER/REPOSITORY.mlflow")
+        self.repo = self.Repo(owner=owner, name=repository.partition(".")[0], branch=os.environ.get("BRANCH") or "main")
+        super().setup(args, state, model, **kwargs)
+
+    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
+        """Upload the output_dir, if HF_DAGSHUB_LOG_ARTIFACTS asks for it, and end the run."""
+        if self.log_artifacts:
+            self.repo.directory(str(self.path)).add_dir(args.output_dir)
+        super().end_run(args, state, model, processing_class)

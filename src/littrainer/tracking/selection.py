@@ -1,22 +1,25 @@
-"""From `report_to` to the callbacks that report."""
+"""From `report_to` to the callbacks that report, and what they learn of a trial."""
 
 from __future__ import annotations
 
 import importlib
 import logging
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-from littrainer.arguments.normalization import trackers_in
-from littrainer.ecosystem import is_a
-from littrainer.tracking.lightning_loggers import LightningLoggersCallback
-from littrainer.tracking.services import (
+from littrainer.arguments.report_to import (
     SERVICES,
     TAKEN_ELSEWHERE,
     available_services,
     require_installed,
     require_known,
+    trackers_in,
 )
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.tracking.base import TrackerCallback
+from littrainer.tracking.lightning_loggers import LightningLoggersCallback
 
 logger = logging.getLogger(__name__)
 
@@ -79,3 +82,15 @@ def _is_wanted(name: Any) -> bool:
     if reason is not None:
         logger.warning("Nothing is reported to %s: %s.", name, reason)
     return reason is None
+
+
+def tell_trackers_of_trial(callbacks: Iterable[Any], folder: str | None) -> None:
+    """Let the trackers know the folder of the trial that begins, after which its runs are called.
+
+    Parameters:
+        callbacks: those of a Trainer.
+        folder: where the trial saves; None for a training outside of a search.
+    """
+    for callback in callbacks:
+        if isinstance(callback, TrackerCallback):
+            callback.trial_folder = None if folder is None else Path(folder)

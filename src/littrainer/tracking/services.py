@@ -1,164 +1,441 @@
-"""The experiment trackers that `report_to` can name, as a table, and whether the package of each is installed."""
+"""Trackers that take a few calls each: Azure Machine Learning, CodeCarbon, Comet, DVCLive, Flyte and SwanLab."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
+import logging
 import os
-from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, Literal
 
-from littrainer.arguments.nearest import suggestion
-
-TRUE_VALUES = ("1", "ON", "YES", "TRUE")
-
-
-def environment_says(name: str) -> bool:
-    """Whether an environment variable is set to 1, on, yes or true."""
-    return os.environ.get(name, "").upper() in TRUE_VALUES
-
-
-def _mlflow_is_switched_off() -> str | None:
-    if environment_says("DISABLE_MLFLOW_INTEGRATION"):
-        return "the environment variable DISABLE_MLFLOW_INTEGRATION switches it off"
-    return None
-
-
-def _wandb_is_switched_off() -> str | None:
-    if environment_says("WANDB_DISABLED"):
-        return "the environment variable WANDB_DISABLED switches it off"
-    return None
+from littrainer.arguments.report_to import environment_says
+from littrainer.tracking.base import (
+    SUMMARY_VALUES,
+    TrackerCallback,
+    hyperparameters,
+    model_config_of,
+    only_numbers,
+    shown_arguments,
+    survives_failure,
+    warn_of_left_out,
+    with_tracked_names,
+    write_final_model,
+)
+from littrainer.tracking.lightning_loggers import SharedLogger
 
 
-class Service(NamedTuple):
-    """An experiment tracker.
+class AzureMLCallback(TrackerCallback):
+    """Reports to a run of Azure Machine Learning, under the names that metrics are logged with.
 
     Parameters:
-        callback: the callback that reports to it, as "module:class".
-        modules: what has to be importable; where an entry is a tuple, one of its modules is enough.
-        install: what to hand to `pip install`.
-        about: the service and what is written to it, in half a sentence.
-        switched_off: why it is not to be used although its package is installed; None where it is to be.
-        in_all: whether `report_to="all"` includes it.
+        azureml_run: the run; by default that of the job that this process belongs to.
+
+    Raises:
+        ImportError: azureml-core is not installed.
     """
 
-    callback: str
-    modules: tuple[str | tuple[str, ...], ...]
-    install: str
-    about: str
-    switched_off: Callable[[], str | None] = lambda: None
-    in_all: bool = True
+    service = "azure_ml"
+
+    def __init__(self, azureml_run: Any = None) -> None:
+        super().__init__()
+        self.azureml_run: Any = azureml_run
+
+    @survives_failure
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Look up the job's run, unless one was given."""
+        from azureml.core.run import Run
+
+        if self.azureml_run is None and state.is_world_process_zero:
+            self.azureml_run = Run.get_context()
+
+    def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
+        """Write numbers as metrics."""
+        if self.azureml_run is None:
+            return
+        for name, value in only_numbers(logs, self.service).items():
+            self.azureml_run.log(name, value, description=name)
 
 
-# In the order in which `report_to="all"` names them.
-SERVICES: dict[str, Service] = {
-    "azure_ml": Service(
-        "littrainer.tracking.azure_ml:AzureMLCallback",
-        ("azureml.core.run",),
-        "azureml-core",
-        "Azure Machine Learning",
-    ),
-    "comet_ml": Service("littrainer.tracking.comet_ml:CometCallback", ("comet_ml",), "comet-ml>=3.43.2", "Comet"),
-    "dagshub": Service(
-        "littrainer.tracking.dagshub:DagsHubCallback", ("dagshub", "mlflow"), "dagshub mlflow", "DagsHub, by MLflow"
-    ),
-    "dvclive": Service("littrainer.tracking.dvclive:DVCLiveCallback", ("dvclive",), "dvclive", "DVCLive"),
-    "mlflow": Service(
-        "littrainer.tracking.mlflow:MLflowCallback", ("mlflow",), "mlflow", "MLflow", _mlflow_is_switched_off
-    ),
-    "tensorboard": Service(
-        "littrainer.tracking.tensorboard:TensorBoardCallback",
-        (("tensorboard", "tensorboardX"),),
-        "tensorboard",
-        "TensorBoard event files",
-    ),
-    "wandb": Service(
-        "littrainer.tracking.wandb:WandbCallback", ("wandb",), "wandb", "Weights & Biases", _wandb_is_switched_off
-    ),
-    "codecarbon": Service(
-        "littrainer.tracking.codecarbon:CodeCarbonCallback", ("codecarbon",), "codecarbon", "CodeCarbon emissions"
-    ),
-    "clearml": Service("littrainer.tracking.clearml:ClearMLCallback", ("clearml",), "clearml", "ClearML"),
-    "swanlab": Service("littrainer.tracking.swanlab:SwanLabCallback", ("swanlab",), "swanlab", "SwanLab"),
-    "trackio": Service("littrainer.tracking.trackio:TrackioCallback", ("trackio",), "trackio", "Trackio"),
-    "flyte": Service("littrainer.tracking.flyte:FlyteCallback", ("flytekit",), "flytekit", "Flyte", in_all=False),
-}
+class CodeCarbonCallback(TrackerCallback):
+    """Measures a training with CodeCarbon, one process of each node; emissions.csv is written into `output_dir`.
 
-# Names that transformers takes, and what to do instead.
-TAKEN_ELSEWHERE: dict[str, str] = {
-    "neptune": "Neptune has no callback here; log to it with Lightning's NeptuneLogger in report_to",
-    "kubeflow": "Kubeflow's progress server has no callback here; pass one of your own in callbacks=[...]",
-}
+    CodeCarbon's own environment variables and .codecarbon.config hold. `tracker` may be set to a tracker of the
+    script's own, an `OfflineEmissionsTracker` say, before the callback is given to a Trainer.
+
+    Raises:
+        ImportError: CodeCarbon is not installed.
+        RuntimeError: torch runs on ROCm, whose devices CodeCarbon does not measure.
+    """
+
+    service = "codecarbon"
+    _measures: bool = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        import codecarbon
+        import torch
+
+        if torch.version.hip:
+            raise RuntimeError("CodeCarbonCallback: CodeCarbon does not measure AMD ROCm; take it out of report_to.")
+        self._codecarbon: Any = codecarbon
+        self.tracker: Any = None
+
+    @survives_failure
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Make the tracker, unless there is one."""
+        if self.tracker is None and state.is_local_process_zero:
+            os.makedirs(args.output_dir, exist_ok=True)
+            self.tracker = self._codecarbon.EmissionsTracker(output_dir=args.output_dir)
+
+    @survives_failure
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Begin to measure."""
+        if self.tracker is not None and state.is_local_process_zero:
+            self.tracker.start()
+            self._measures = True
+
+    @survives_failure
+    def on_train_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, processing_class: Any = None, **kwargs: Any
+    ) -> None:
+        """Stop to measure, and write the emissions."""
+        self.release()
+
+    @survives_failure
+    def on_training_failed(self, args: Any, state: Any, error: BaseException) -> None:
+        """Stop to measure, and write the emissions so far."""
+        self.release()
+
+    def release(self) -> None:
+        """Stop to measure, and write the emissions so far."""
+        if self.tracker is not None and self._measures:
+            self._measures = False
+            self.tracker.stop()
 
 
-def is_installed(name: str) -> bool:
-    """Whether the packages of a service are importable; none of them is imported."""
-    return all(
-        any(map(_is_importable, (module,) if isinstance(module, str) else module)) for module in SERVICES[name].modules
-    )
+logger = logging.getLogger(__name__)
+
+MODES = ("get", "get_or_create", "create")
+
+
+class CometCallback(TrackerCallback):
+    """Reports to Comet; see `setup` for what the environment decides.
+
+    The experiment stays open after training, for the script to log more to; the end of the process closes it.
+
+    Raises:
+        ImportError: comet_ml is not installed.
+    """
+
+    service = "comet_ml"
+    reports_predictions = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._experiment: Any = None
+        self._log_assets = False
+
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        """Start an experiment, or go on with one, and write arguments and the model's configuration.
+
+        Environment variables: COMET_MODE is `get`, `create` or `get_or_create` (the default); COMET_EXPERIMENT_KEY the
+        experiment to get; COMET_START_ONLINE=False keeps it in a file (in COMET_OFFLINE_DIRECTORY); COMET_PROJECT_NAME
+        the project; COMET_LOG_ASSETS uploads `output_dir` when training ends.
+        """
+        self._initialized = True
+        self._log_assets = environment_says("COMET_LOG_ASSETS")
+        if not state.is_world_process_zero:
+            return
+        mode: Any = os.environ.get("COMET_MODE", "").lower() or None
+        if mode is not None and mode not in MODES:
+            raise ValueError(f"the environment variable COMET_MODE={mode} is none of {', '.join(MODES)}")
+        if state.is_hyper_param_search:
+            # Each trial is an experiment of its own.
+            mode = "create"
+        from lightning.pytorch.loggers import CometLogger
+
+        self.lightning_logger = CometLogger(mode=mode, name=self.run_name(args, state))
+        self._experiment = self.lightning_logger.experiment
+        self._experiment.log_other("Created from", "littrainer")
+        parameters = {
+            "args": shown_arguments(args),
+            "config": model_config_of(model) or None,
+            "peft_config": getattr(model, "peft_config", None),
+        }
+        known = {name: value for name, value in parameters.items() if value is not None}
+        self.lightning_logger.log_hyperparams(known)
+        if model is not None:
+            self._experiment.set_model_graph(str(model))
+        if state.is_hyper_param_search:
+            self._experiment.log_optimization(optimization_id=state.trial_name, parameters=state.trial_params)
+
+    def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
+        """Write metrics at their step and epoch."""
+        self.lightning_logger.log_metrics({**with_tracked_names(logs), "epoch": state.epoch}, step=state.global_step)
+
+    def write_prediction_metrics(self, metrics: dict[str, Any], args: Any, state: Any) -> None:
+        """Write the metrics of `predict()`."""
+        self.write_logs(metrics, args, state)
+
+    def lightning_loggers(self) -> list[Any]:
+        """The CometLogger, once there is an experiment."""
+        return [SharedLogger(self, lambda: self.lightning_logger)]
+
+    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
+        """Upload `output_dir`, if COMET_LOG_ASSETS asks for it, and hand over what waits in memory."""
+        if self._log_assets:
+            self._experiment.log_asset_folder(
+                args.output_dir, recursive=True, log_file_name=True, step=state.global_step
+            )
+        self.lightning_logger.finalize("success")
+        if state.is_hyper_param_search:
+            self.end_trial()
+
+    def end_trial(self) -> None:
+        """End the experiment."""
+        self._experiment.clean()
+        self._initialized = False
+
+
+# By which DVCLive knows the metrics' names, to put them under train, eval and test.
+FRAMEWORK = "dvclive.huggingface"
+
+
+class DVCLiveCallback(TrackerCallback):
+    """Reports to DVCLive.
+
+    Parameters:
+        live: a `dvclive.Live` to report to; one is made when training begins by default.
+        log_model: track models as artifacts: True the last or best one when training ends, "all" the whole
+            `output_dir` at each checkpoint. By default the environment variable HF_DVCLIVE_LOG_MODEL says it.
+
+    Raises:
+        ImportError: DVCLive is not installed.
+        TypeError: `live` is something else.
+    """
+
+    service = "dvclive"
+    _made_here: bool = False
+
+    def __init__(self, live: Any = None, log_model: Literal["all"] | bool | None = None, **kwargs: Any) -> None:
+        super().__init__()
+        from dvclive import Live
+
+        if live is not None and not isinstance(live, Live):
+            raise TypeError(
+                f"DVCLiveCallback: live has to be a dvclive.Live, got a {type(live).__name__}: pass dvclive.Live(...)."
+            )
+        self.live: Any = live
+        if log_model is None:
+            is_all = os.environ.get("HF_DVCLIVE_LOG_MODEL", "").lower() == "all"
+            log_model = "all" if is_all else environment_says("HF_DVCLIVE_LOG_MODEL")
+        self._log_model = log_model
+
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        """Make a `dvclive.Live`, unless there is one, and write the arguments.
+
+        The environment variable HF_DVCLIVE_LOG_MODEL, true or all, is `log_model` where that is not given.
+        """
+        self._initialized = True
+        if not state.is_world_process_zero:
+            return
+        if self.live is None:
+            from dvclive import Live
+
+            self.live = Live(**self._folder_of_trial(state))
+            self._made_here = True
+        self.live.log_params(shown_arguments(args))
+
+    def _folder_of_trial(self, state: Any) -> dict[str, str]:
+        trial = self.trial_name(state)
+        return {} if trial is None else {"dir": os.path.join("dvclive", trial)}
+
+    def end_trial(self) -> None:
+        """Part from the run, if it was made here: the next trial has another one."""
+        if self._made_here:
+            self.release()
+            self.live, self._made_here = None, False
+
+    def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
+        """Write what DVCLive can log, as one of its steps."""
+        from dvclive.plots import Metric
+        from dvclive.utils import standardize_metric_name
+
+        for name, value in logs.items():
+            if Metric.could_log(value):
+                self.live.log_metric(standardize_metric_name(name, FRAMEWORK), value)
+            else:
+                warn_of_left_out(self.service, name, value)
+        self.live.next_step()
+
+    @survives_failure
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Track the output_dir, where all checkpoints are wanted."""
+        if self._log_model == "all" and self._initialized and state.is_world_process_zero:
+            self.live.log_artifact(args.output_dir)
+
+    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
+        """Track the model in `output_dir/best` or `output_dir/last`, if it is wanted, and end DVCLive's run."""
+        if self._log_model is True:
+            name = "best" if args.load_best_model_at_end else "last"
+            folder = os.path.join(args.output_dir, name)
+            os.makedirs(folder, exist_ok=True)
+            write_final_model(folder, args, model, processing_class)
+            self.live.log_artifact(folder, name=name, type="model", copy=True)
+        self.live.end()
+
+    def release(self) -> None:
+        """End DVCLive's run, where there is one."""
+        if self.live is not None:
+            self.live.end()
+
+
+# What a table on a Deck takes beside flytekit itself.
+DECK_MODULES = ("flytekitplugins.deck", "pandas")
+
+
+class FlyteCallback(TrackerCallback):
+    """Shows a training on a Deck of the Flyte task that it runs in, and saves its checkpoints there.
+
+    Parameters:
+        save_log_history: show everything logged as a table when training ends; takes flytekitplugins-deck-standard
+            and pandas.
+        sync_checkpoints: save each checkpoint, from which the task resumes after an interruption with
+            `trainer.train(resume_from_checkpoint=current_context().checkpoint.restore())`.
+
+    Raises:
+        ImportError: flytekit is not installed.
+    """
+
+    service = "flyte"
+
+    def __init__(self, save_log_history: bool = True, sync_checkpoints: bool = True) -> None:
+        super().__init__()
+        missing = [name for name in DECK_MODULES if not _is_importable(name)]
+        if save_log_history and missing:
+            logger.warning(
+                "flyte: the log history is not shown, since %s is not installed: run `pip install "
+                "flytekitplugins-deck-standard pandas`.",
+                " and ".join(missing),
+            )
+        from flytekit import current_context
+
+        self.cp: Any = current_context().checkpoint
+        self.save_log_history = save_log_history and not missing
+        self.uploads_checkpoints = sync_checkpoints
+
+    def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
+        """Save the checkpoint in the task."""
+        self.cp.save(str(folder))
+
+    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
+        """Show everything that was logged as a table on the Deck `Log History`."""
+        if not self.save_log_history:
+            return
+        import pandas
+        from flytekit import Deck
+        from flytekitplugins.deck.renderer import TableRenderer
+
+        Deck("Log History", TableRenderer().to_html(pandas.DataFrame(state.log_history)))
 
 
 def _is_importable(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError, AttributeError):
-        # A parent package is missing, or cannot be imported itself.
+    except ImportError:
+        # The package it would lie in is missing.
         return False
 
 
-def require_installed(name: str) -> None:
-    """Refuse a service whose package is missing.
+logger = logging.getLogger(__name__)
+
+BADGE_PICTURE = "https://raw.githubusercontent.com/SwanHubX/assets/main/badge1.svg"
+
+
+class SwanLabCallback(TrackerCallback):
+    """Reports to SwanLab; see `setup` for what the environment decides.
+
+    A run that is active (`swanlab.init`) is used. The run stays open after training, for what is logged later; SwanLab
+    ends it with the process.
 
     Raises:
-        ImportError: names the service, the package and how to install it.
+        ImportError: SwanLab is not installed.
     """
-    if is_installed(name):
-        return
-    service = SERVICES[name]
-    missing = [module if isinstance(module, str) else " or ".join(module) for module in service.modules]
-    raise ImportError(
-        f"report_to={name!r} needs {' and '.join(missing)}, which is not installed: run `pip install "
-        f'"{service.install}"`, or take {name!r} out of report_to.'
-    )
 
+    service = "swanlab"
+    reports_predictions = True
+    _started_here: bool = False
 
-def require_known(name: object) -> None:
-    """Refuse a name that is none of the services'.
+    def __init__(self) -> None:
+        super().__init__()
+        import swanlab
 
-    Raises:
-        ValueError: names what was meant most likely, or what there is.
-    """
-    if name in SERVICES:
-        return
-    if name in TAKEN_ELSEWHERE:
-        raise ValueError(f"report_to={name!r}: {TAKEN_ELSEWHERE[str(name)]}.")
-    if isinstance(name, str) and "," in name:
-        raise ValueError(f"report_to={name!r} is one text; give each tracker as a word of its own, or a list of them.")
-    if name in ("none", "all"):
-        raise ValueError(f"report_to has {name!r} beside other names; give it alone, or leave it out.")
-    hint = (
-        suggestion(name, SERVICES) if isinstance(name, str) else "trackers are given by name, or as Lightning loggers"
-    )
-    raise ValueError(f"report_to={name!r} is no tracker ({hint}). Known: {', '.join(SERVICES)}, all, none.")
+        self._swanlab: Any = swanlab
+        self._log_model = os.environ.get("SWANLAB_LOG_MODEL")
 
+    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+        """Start a run, unless one is active, and write arguments and the model's configuration.
 
-def available_services() -> list[str]:
-    """The services that `report_to="all"` stands for: those installed and not switched off."""
-    found = [
-        name
-        for name, service in SERVICES.items()
-        if service.in_all and is_installed(name) and service.switched_off() is None
-    ]
-    if "mlflow" in found and "azure_ml" in found:
-        # Azure Machine Learning is an MLflow server too, and would get everything twice.
-        found.remove("azure_ml")
-    if "comet_ml" in found and not _comet_is_configured():
-        found.remove("comet_ml")
-    return found
+        Environment variables: SWANLAB_PROJECT is the project; SWANLAB_RUN_ID a run to go on with, as SWANLAB_RESUME
+        (must, allow or never) says; SWANLAB_MODE whether the run is kept in the cloud or in a folder, and
+        SWANLAB_LOG_DIR which. SwanLab itself reads SWANLAB_API_KEY, SWANLAB_API_HOST and SWANLAB_WEB_HOST.
+        SWANLAB_LOG_MODEL has no effect, since SwanLab keeps no models.
+        """
+        self._initialized = True
+        if not state.is_world_process_zero:
+            return
+        if self._log_model is not None:
+            logger.warning("swanlab: SWANLAB_LOG_MODEL has no effect, since SwanLab keeps no models.")
+        if self._active_run() is None:
+            self._swanlab.init(**self._settings(args, state))
+            self._started_here = True
+        config = self._swanlab.config
+        config["FRAMEWORK"] = "\N{HUGGING FACE}transformers"
+        config.update(hyperparameters(args, model))
+        if hasattr(model, "num_parameters"):
+            config.update({"model_num_parameters": model.num_parameters()})
+        if hasattr(model, "get_nb_trainable_parameters"):
+            trainable, all_of_them = model.get_nb_trainable_parameters()
+            config.update({"peft_model_trainable_params": trainable, "peft_model_all_param": all_of_them})
 
+    def end_trial(self) -> None:
+        """End the run, if this callback started it."""
+        if self._started_here and self._active_run() is not None:
+            self._started_here = False
+            self._swanlab.finish()
 
-def _comet_is_configured() -> bool:
-    # An experiment without a key ends in an error, or in a question on the terminal.
-    import comet_ml
+    def _active_run(self) -> Any:
+        try:
+            return self._swanlab.get_run()
+        except RuntimeError:
+            # How releases from 0.10 on say that there is none.
+            return None
 
-    return comet_ml.config.get_config("comet.api_key") is not None
+    def _settings(self, args: Any, state: Any) -> dict[str, Any]:
+        settings: dict[str, Any] = {"project": os.environ.get("SWANLAB_PROJECT")}
+        name = self.run_name(args, state)
+        if name is not None:
+            settings["experiment_name"] = name
+        if "SWANLAB_RUN_ID" in os.environ:
+            settings["id"] = os.environ["SWANLAB_RUN_ID"]
+        resume = os.environ.get("SWANLAB_RESUME") or ("allow" if args.resume_from_checkpoint else None)
+        if resume is not None:
+            settings["resume"] = resume
+        return settings
+
+    def card_badge(self) -> str | None:
+        """A link to the run in the cloud, where SWANLAB_LOG_MODEL is set."""
+        run = self._active_run() if self._log_model is not None else None
+        url = getattr(getattr(getattr(run, "public", None), "cloud", None), "experiment_url", None)
+        return f"[![SwanLab]({BADGE_PICTURE})]({url})" if url else None
+
+    def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
+        """Write numbers as curves, and the results of the whole training as single values."""
+        found = only_numbers(logs, self.service)
+        singles = {f"single_value/{name}": value for name, value in found.items() if name in SUMMARY_VALUES}
+        curves = with_tracked_names({name: value for name, value in found.items() if name not in SUMMARY_VALUES})
+        self._swanlab.log({**singles, **curves, "train/global_step": state.global_step}, step=state.global_step)
+
+    def write_prediction_metrics(self, metrics: dict[str, Any], args: Any, state: Any) -> None:
+        """Write the metrics of `predict()`."""
+        self._swanlab.log(with_tracked_names(only_numbers(metrics, self.service)))

@@ -9,9 +9,15 @@ import socket
 from typing import Any
 
 from littrainer.arguments.secrets import without_secrets
-from littrainer.tracking.base import TrackerCallback, shown_arguments, survives_failure
+from littrainer.tracking.base import (
+    TrackerCallback,
+    as_number,
+    shown_arguments,
+    survives_failure,
+    warn_of_left_out,
+    with_tracked_names,
+)
 from littrainer.tracking.lightning_loggers import SharedLogger
-from littrainer.tracking.metric_names import as_number, warn_of_left_out, with_tracked_names
 
 
 class TensorBoardCallback(TrackerCallback):
@@ -51,7 +57,7 @@ class TensorBoardCallback(TrackerCallback):
             self._outside_search = self.logging_dir
         if self.lightning_logger is not None and (self._is_trial or state.is_hyper_param_search):
             # An evaluation may have opened a file again.
-            self.close()
+            self.release()
         self.part_from_trial(state)
         self._initialized = False
         self.logging_dir = self._folder_of_trial(args, state) if self._is_trial else self._outside_search
@@ -75,7 +81,10 @@ class TensorBoardCallback(TrackerCallback):
         self.tb_writer.add_text("args", json.dumps(shown_arguments(args), indent=2, default=str))
         config: Any = getattr(model, "config", None)
         if hasattr(config, "to_json_string"):
-            self.tb_writer.add_text("model_config", _json_without_secrets(config.to_json_string()))
+            values = json.loads(config.to_json_string())
+            shown = without_secrets(values)
+            text = config.to_json_string() if shown is values else json.dumps(shown, indent=2, sort_keys=True)
+            self.tb_writer.add_text("model_config", text)
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
         """Write numbers as scalars and text as text."""
@@ -91,36 +100,21 @@ class TensorBoardCallback(TrackerCallback):
                 warn_of_left_out(self.service, name, value)
         self.tb_writer.flush()
 
-    @survives_failure
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """Close the event file; what is logged later goes into another one in the same folder."""
-        self.close()
+        self.release()
 
-    def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
-        """Close the event file."""
-        self.close()
-
-    def close(self) -> None:
-        """Close the event file, where one is open."""
+    def release(self) -> None:
+        """Close the event file, if one is open."""
         writer, self.tb_writer, self.lightning_logger = self.tb_writer, None, None
         if writer is not None:
             writer.close()
-
-    def release(self) -> None:
-        """Close the event file."""
-        self.close()
 
     def lightning_loggers(self) -> list[Any]:
         """The TensorBoardLogger, unless a writer was given."""
         if self.tb_writer is not None and self.lightning_logger is None:
             return []
         return [SharedLogger(self, lambda: self.lightning_logger)]
-
-
-def _json_without_secrets(text: str) -> str:
-    values = json.loads(text)
-    shown = without_secrets(values)
-    return text if shown is values else json.dumps(shown, indent=2, sort_keys=True)
 
 
 def _folder_of_now(args: Any) -> str:

@@ -7,8 +7,13 @@ import re
 import secrets
 from typing import Any
 
-from littrainer.tracking.base import TrackerCallback, hyperparameters, survives_failure
-from littrainer.tracking.metric_names import SUMMARY_VALUES, with_tracked_names
+from littrainer.tracking.base import (
+    SUMMARY_VALUES,
+    TrackerCallback,
+    hyperparameters,
+    survives_failure,
+    with_tracked_names,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +52,7 @@ class TrackioCallback(TrackerCallback):
         if self._training_is_over:
             # An evaluation may have opened its run again.
             if self._initialized and state.is_world_process_zero:
-                self._finish()
+                self.release()
             self._initialized = self._training_is_over = False
             self._run_name = None
         self.set_up_once(args, state, model, **kwargs)
@@ -85,13 +90,9 @@ class TrackioCallback(TrackerCallback):
         """Write the metrics of `predict()`."""
         self._trackio.log(with_tracked_names(metrics))
 
-    @survives_failure
-    def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """Finish the run, and publish a Space's results as a static one, unless `trackio_static_space_id` is False."""
-        if not state.is_world_process_zero or not self._initialized:
-            return
-        self._training_is_over = True
-        self._finish()
+        self.release()
         if self._space_id and args.trackio_static_space_id is not False:
             self._static_space_id = self._trackio.freeze(
                 space_id=self._space_id,
@@ -101,16 +102,9 @@ class TrackioCallback(TrackerCallback):
             )
             self._tag_model(model)
 
-    def end_failed_run(self, args: Any, state: Any, error: BaseException) -> None:
-        """Finish the run."""
-        self.release()
-
     def release(self) -> None:
         """Finish the run."""
         self._training_is_over = True
-        self._finish()
-
-    def _finish(self) -> None:
         try:
             self._trackio.finish()
         finally:

@@ -10,11 +10,18 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from littrainer.ecosystem import is_a
-from littrainer.tracking.base import TrackerCallback, hyperparameters, model_config_of, survives_failure
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.tracking.base import (
+    SUMMARY_VALUES,
+    TrackerCallback,
+    hyperparameters,
+    model_config_of,
+    survives_failure,
+    with_tracked_names,
+    write_architecture,
+    write_final_model,
+)
 from littrainer.tracking.lightning_loggers import SharedLogger
-from littrainer.tracking.metric_names import SUMMARY_VALUES, with_tracked_names
-from littrainer.tracking.saved_models import newest_checkpoint, write_architecture, write_final_model
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +80,7 @@ class WandbCallback(TrackerCallback):
 
         self._wandb: Any = wandb
         self._log_model = WandbLogModel(os.environ.get("WANDB_LOG_MODEL", "false"))
+        self.uploads_checkpoints = self._log_model is WandbLogModel.CHECKPOINT
 
     @survives_failure
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -162,25 +170,17 @@ class WandbCallback(TrackerCallback):
         """The WandbLogger, once there is a run."""
         return [SharedWandbLogger(self, lambda: self._run_logger() if self._initialized and self._wandb.run else None)]
 
-    @survives_failure
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Upload the checkpoint, where WANDB_LOG_MODEL=checkpoint."""
-        wanted = self._log_model is WandbLogModel.CHECKPOINT and self._initialized and state.is_world_process_zero
-        folder = newest_checkpoint(args, state, self.trial_folder) if wanted else None
-        if folder is None:
-            return
+    def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
+        """Upload the checkpoint."""
         metadata = {**self._summary_numbers(), PARAMETER_COUNT: self._wandb.config.get(PARAMETER_COUNT)}
         artifact = self._wandb.Artifact(name=self._model_name(args), type="model", metadata=metadata)
         artifact.add_dir(str(folder))
         aliases = [f"epoch_{round(state.epoch or 0, 2)}", f"checkpoint_global_step_{state.global_step}"]
         self._wandb.run.log_artifact(artifact, aliases=aliases)
 
-    @survives_failure
-    def on_train_end(
-        self, args: Any, state: Any, control: Any, model: Any = None, processing_class: Any = None, **kwargs: Any
-    ) -> None:
-        """Upload the model, where WANDB_LOG_MODEL is `end` or `checkpoint`."""
-        if not (self._log_model.is_enabled and self._initialized and state.is_world_process_zero):
+    def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
+        """Upload the model, if WANDB_LOG_MODEL is `end` or `checkpoint`."""
+        if not self._log_model.is_enabled:
             return
         if args.load_best_model_at_end:
             metadata = {

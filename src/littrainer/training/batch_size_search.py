@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from littrainer.processes.agreement import agreed, all_arrive, failing_together
-from littrainer.training.device_memory import empty_device_cache
+import torch
+
+from littrainer.distributed.agreement import agreed, all_arrive, failing_together
 
 if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 
@@ -47,16 +50,18 @@ def ran_out_of_memory(error: Exception) -> bool:
     return any(message in str(error.args[0]) for message in OUT_OF_MEMORY_MESSAGES)
 
 
-def failures_agreed_on(trainer: Trainer) -> AbstractContextManager[Any]:
+def failures_agreed_on(args: TrainingArguments, steps: int, is_trial: bool) -> AbstractContextManager[Any]:
     """A context for a forward pass, after which all processes know of what training goes on after: together.
 
     That is memory that ran out where a size is searched for, in the first steps of a try, and in a trial of a
     hyperparameter search any error. With one process, or in another training, it does nothing.
+
+    Parameters:
+        steps: optimizer steps of this try.
+        is_trial: whether it is one of a hyperparameter search.
     """
-    steps = trainer.state.global_step - trainer._initial_global_step
-    searches_size = trainer.args.auto_find_batch_size and steps < STEPS_AGREED_ON
-    is_trial = trainer.hp_search_backend is not None
-    if not (searches_size or is_trial) or trainer.args.world_size == 1:
+    searches_size = args.auto_find_batch_size and steps < STEPS_AGREED_ON
+    if not (searches_size or is_trial) or args.world_size == 1:
         return nullcontext()
     if not is_trial:
         return _agreeing()
@@ -80,17 +85,17 @@ def _agreeing() -> Iterator[None]:
         raise RanOutTogether(f"{'This' if ran_out else 'Another'} process ran out of memory.")
 
 
-def check_that_all_ran_out(trainer: Trainer, error: Exception) -> None:
+def check_that_all_ran_out(args: TrainingArguments, error: Exception) -> None:
     """Make sure that all processes start over.
 
     Raises:
         RuntimeError: some have not run out of memory, and wait for gradients of this one.
     """
-    if trainer.args.world_size == 1 or isinstance(error, RanOutTogether):
+    if args.world_size == 1 or isinstance(error, RanOutTogether):
         return
     if not all_arrive(SECONDS_UNTIL_ALL_RAN_OUT):
         raise RuntimeError(
-            f"auto_find_batch_size: memory ran out in process {trainer.args.process_index}, outside of a forward pass "
+            f"auto_find_batch_size: memory ran out in process {args.process_index}, outside of a forward pass "
             f"or after {STEPS_AGREED_ON} steps, and not in all processes within {SECONDS_UNTIL_ALL_RAN_OUT} seconds; "
             "the others wait for its gradients and cannot start over. Lower per_device_train_batch_size."
         ) from error
@@ -119,7 +124,7 @@ def with_fitting_batch_size(trainer: Trainer, train: Callable[[], Result]) -> Re
         except Exception as error:
             if not ran_out_of_memory(error):
                 raise
-            check_that_all_ran_out(trainer, error)
+            check_that_all_ran_out(trainer.args, error)
         else:
             if size != first_size:
                 logger.warning(
@@ -150,3 +155,20 @@ def _free_memory(trainer: Trainer) -> None:
     trainer.model_wrapped = trainer.model
     gc.collect()
     empty_device_cache()
+
+
+def empty_device_cache() -> None:
+    """Give memory that torch holds and does not use back to the accelerator; without one, do nothing."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    elif torch.backends.mps.is_available():
+        torch.mps.empty_cache()
+    elif torch.xpu.is_available():
+        torch.xpu.empty_cache()
+
+
+def empty_device_cache_if_due(args: TrainingArguments, global_step: int) -> None:
+    """Do so between forward and backward pass, every `torch_empty_cache_steps` optimizer steps."""
+    steps = args.torch_empty_cache_steps
+    if steps is not None and global_step % steps == 0:
+        empty_device_cache()

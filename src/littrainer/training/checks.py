@@ -1,32 +1,184 @@
-"""What a Trainer refuses when it is constructed, before anything is computed."""
+"""What a Trainer is given in the place of something else: a path for a dataset, a class for a model."""
 
 from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from littrainer.arguments.accelerator_config import settle_accelerator_config
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
+from littrainer.arguments.deepspeed import check_settled
+from littrainer.arguments.rules import check_loader_processes, check_values, refuse_unsupported
 from littrainer.arguments.sharding import check_processes
-from littrainer.arguments.support import refuse_unsupported
-from littrainer.arguments.validation import check_loader_processes
-from littrainer.arguments.value_checks import check_values
 from littrainer.data.limits import check_limits
 from littrainer.data.loaders import has_length
+from littrainer.distributed.group import ensure_process_group
+from littrainer.distributed.layout import process_layout
+from littrainer.errors.log_levels import apply_log_level
 from littrainer.errors.notes import kind_of
 from littrainer.evaluation.streaming import streaming_metrics
-from littrainer.log_levels import apply_log_level
-from littrainer.processes.group import ensure_process_group
-from littrainer.processes.layout import process_layout
-from littrainer.strategies.deepspeed_checks import check_deepspeed
-from littrainer.training.input_kinds import check_is_dataset, check_is_trainable, check_model_kind
+from littrainer.training.overrides import accept_earlier_signatures, own_methods, refuse_ignored_overrides
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.trainer import Trainer
 
+
 logger = logging.getLogger(__name__)
+
+BY_KEYWORD = "Give the Trainer's parameters by their names: model=..., args=..., train_dataset=..."
+
+
+def check_args(args: Any) -> None:
+    """Refuse what is no training arguments.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if hasattr(args, "per_device_train_batch_size") and not isinstance(args, type):
+        return
+    if isinstance(args, Mapping):
+        advice = "Make TrainingArguments(**args) of it."
+    elif isinstance(args, type):
+        advice = f"Make an instance, as {args.__name__}('folder')."
+    elif isinstance(args, str):
+        advice = f"Make TrainingArguments({args!r}), where it names the folder for checkpoints."
+    else:
+        advice = BY_KEYWORD + "."
+    raise TypeError(f"args has to be TrainingArguments, and is {_shown(args)}. {advice}")
+
+
+def check_model_kind(model: Any, model_init: Any) -> None:
+    """Refuse what is no model, and what makes none.
+
+    Raises:
+        TypeError: one of them is something else.
+    """
+    if isinstance(model_init, nn.Module) or (model_init is not None and not callable(model_init)):
+        advice = "pass it as model" if isinstance(model_init, nn.Module) else "such as a function without parameters"
+        raise TypeError(f"model_init has to be a function that makes the model, and is {_shown(model_init)}: {advice}.")
+    if model is None or (hasattr(model, "parameters") and not isinstance(model, type)):
+        return
+    if isinstance(model, str):
+        advice = f"Load it first, such as AutoModelForSequenceClassification.from_pretrained({model!r})."
+    elif isinstance(model, type):
+        advice = f"Make an instance of it, or pass model_init={model.__name__}."
+    elif hasattr(model, "model_type"):
+        advice = "It is a configuration: make the model of it, such as AutoModelForCausalLM.from_config(config)."
+    else:
+        advice = BY_KEYWORD + "."
+    raise TypeError(f"model has to be a torch.nn.Module, and is {_shown(model)}. {advice}")
+
+
+def check_is_trainable(model: Any) -> None:
+    """Refuse to train integers.
+
+    Raises:
+        ValueError: the model is quantized, and has neither adapters nor a quantization that can be trained.
+    """
+    if not getattr(model, "is_quantized", False) or isinstance(model, torch.Tensor):
+        return
+    quantizer = getattr(model, "hf_quantizer", None)
+    if getattr(quantizer, "is_qat_trainable", False):
+        return
+    carries_adapters = getattr(model, "_hf_peft_config_loaded", False) or hasattr(model, "peft_config")
+    method = getattr(getattr(quantizer, "quantization_config", None), "quant_method", None)
+    how = "" if method is None else f" by {getattr(method, 'value', method)}"
+    if not carries_adapters:
+        raise ValueError(
+            f"{type(model).__name__} is quantized{how}, and quantized weights cannot be trained. Add adapters, such as "
+            "peft.get_peft_model(model, LoraConfig(...)), or load it without quantization."
+        )
+    if quantizer is not None and not getattr(quantizer, "is_trainable", True):
+        raise ValueError(
+            f"{type(model).__name__} is quantized{how}, through which no gradients pass, so that its adapters "
+            "cannot be trained either. Load it with another quantization, such as bitsandbytes in 4 bits."
+        )
+
+
+def check_is_dataset(dataset: Any, name: str, method: str) -> None:
+    """Refuse what samples cannot be read from, where one dataset is asked for.
+
+    Parameters:
+        name: the dataset's, for the error.
+        method: the Trainer's method that a loader belongs into.
+
+    Raises:
+        TypeError: it is something else than a dataset.
+    """
+    if isinstance(dataset, DataLoader):
+        raise TypeError(
+            f"{name} is a {type(dataset).__name__}, and the Trainer makes one from a dataset: pass its dataset, or "
+            f"override {method}() to return the loader itself."
+        )
+    if isinstance(dataset, str):
+        raise TypeError(
+            f"{name} is text ({dataset!r}), and has to be a dataset: load it first, such as with "
+            "datasets.load_dataset(...)."
+        )
+    if isinstance(dataset, Iterator) and not isinstance(dataset, IterableDataset):
+        raise TypeError(
+            f"{name} is {kind_of(dataset)}, which can be gone through only once and has no length: pass list(...) of "
+            "it, or a torch.utils.data.IterableDataset whose __iter__ begins anew."
+        )
+    # A dict of samples numbered from 0 can be read as a list can.
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        names = ", ".join(map(repr, dataset))
+        raise TypeError(
+            f"{name} is {kind_of(dataset)} with {names}, and has to be one dataset: where these are splits, pass "
+            f"one of them; where they are columns, pass datasets.Dataset.from_dict(...)."
+        )
+    if type(dataset).__name__ == "DataFrame" and hasattr(dataset, "iloc"):
+        raise TypeError(
+            f"{name} is a DataFrame, and has to be a dataset of samples: pass datasets.Dataset.from_pandas(frame), or "
+            'frame.to_dict("records").'
+        )
+
+
+def checked_optimizers(optimizers: Any) -> tuple[Any, Any]:
+    """The pair of an optimizer and a schedule.
+
+    Raises:
+        TypeError: it is no pair, or holds a class.
+    """
+    if not isinstance(optimizers, (tuple, list)) or len(optimizers) != 2:
+        raise TypeError(
+            f"optimizers has to be a pair (optimizer, schedule), and is {_shown(optimizers)}: pass "
+            "optimizers=(optimizer, None), and the arguments name the schedule."
+        )
+    for one in optimizers:
+        if isinstance(one, type):
+            raise TypeError(
+                f"optimizers has the class {one.__name__}: make an instance of it over model.parameters(), or pass "
+                f"optimizer_cls_and_kwargs=({one.__name__}, {{...}})."
+            )
+    return optimizers[0], optimizers[1]
+
+
+def checked_lightning_keywords(lightning: Any) -> dict[str, Any]:
+    """Further keywords of `lightning.Trainer`, as a dict of its own.
+
+    Raises:
+        TypeError: they are no dict.
+    """
+    if lightning is not None and not isinstance(lightning, Mapping):
+        raise TypeError(
+            f"lightning has to be a dict of keywords for lightning.Trainer, and is {_shown(lightning)}: write "
+            'lightning={"profiler": "simple"}, for one.'
+        )
+    return dict(lightning or {})
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"text ({value!r})" if isinstance(value, str) else kind_of(value)
 
 
 def check_arguments(args: TrainingArguments) -> None:
@@ -74,11 +226,15 @@ def check_construction(trainer: Trainer) -> None:
         TypeError: a collator that is not callable, or metrics that are neither a function nor metrics.
     """
     if trainer.is_deepspeed_enabled:
-        check_deepspeed(trainer)
+        from littrainer.strategies.deepspeed import check_deepspeed
+
+        args: Any = trainer.args
+        check_deepspeed(args, {**(args.lightning or {}), **trainer.lightning_keywords})
     check_limits(trainer)
     _check_optimizers(trainer)
-    _check_metrics(trainer)
-    _say_if_nothing_is_generated(trainer)
+    _check_metrics(trainer.args, trainer.compute_metrics, trainer.eval_dataset)
+    if not (hasattr(trainer, "_gen_kwargs") or own_methods(trainer, ("prediction_step", "evaluation_loop"))):
+        _say_if_nothing_is_generated(trainer.args)
     collator: Any = trainer.data_collator
     if not callable(collator):
         raise TypeError(
@@ -107,16 +263,14 @@ def _check_optimizers(trainer: Trainer) -> None:
         )
 
 
-def _say_if_nothing_is_generated(trainer: Trainer) -> None:
-    can_generate = hasattr(trainer, "_gen_kwargs") or trainer._own_methods("prediction_step", "evaluation_loop")
-    idle = [name for name in ("predict_with_generate", "generation_config") if getattr(trainer.args, name, None)]
-    if idle and not can_generate:
+def _say_if_nothing_is_generated(args: TrainingArguments) -> None:
+    idle = [name for name in ("predict_with_generate", "generation_config") if getattr(args, name, None)]
+    if idle:
         logger.warning("%s: without effect in a plain Trainer; use Seq2SeqTrainer.", ", ".join(idle))
 
 
-def _check_metrics(trainer: Trainer) -> None:
-    args = trainer.args
-    if args.eval_strategy not in (None, IntervalStrategy.NO) and trainer.eval_dataset is None:
+def _check_metrics(args: TrainingArguments, compute_metrics: Any, eval_dataset: Any) -> None:
+    if args.eval_strategy not in (None, IntervalStrategy.NO) and eval_dataset is None:
         strategy = IntervalStrategy(args.eval_strategy).value
         raise ValueError(
             f"eval_strategy={strategy!r} asks for evaluations, but there is no eval_dataset. Pass one to the Trainer, "
@@ -128,7 +282,6 @@ def _check_metrics(trainer: Trainer) -> None:
             "`args.metric_for_best_model` must be provided for save_strategy='best' and load_best_model_at_end: set it "
             "to 'loss', or to a name that compute_metrics returns."
         )
-    compute_metrics = trainer.compute_metrics
     if streaming_metrics(compute_metrics) is not None or not args.batch_eval_metrics or compute_metrics is None:
         return
     if "compute_result" not in inspect.signature(compute_metrics).parameters:
@@ -138,26 +291,29 @@ def _check_metrics(trainer: Trainer) -> None:
         )
 
 
-def check_datasets(trainer: Trainer) -> None:
+def check_datasets(args: TrainingArguments, train_dataset: Any, eval_dataset: Any, own_evaluation: bool) -> None:
     """Refuse to train on nothing; a Trainer that only evaluates may have an empty train_dataset.
+
+    Parameters:
+        own_evaluation: whether a subclass evaluates, whose metrics may have any name.
 
     Raises:
         ValueError: the train_dataset is empty, or an eval_dataset is that will be evaluated on.
     """
-    if trainer.args.eval_strategy not in (None, IntervalStrategy.NO):
-        datasets = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
+    if args.eval_strategy not in (None, IntervalStrategy.NO):
+        datasets = eval_dataset if isinstance(eval_dataset, dict) else {"": eval_dataset}
         if not datasets:
             raise ValueError("eval_dataset is a dict without any dataset: name one, or set eval_strategy='no'.")
         for name, dataset in datasets.items():
             check_not_empty(dataset, f"eval_dataset {name!r}" if name else "eval_dataset")
-        _check_name_of_best_metric(trainer)
-    check_not_empty(trainer.train_dataset, "train_dataset")
+        if isinstance(eval_dataset, dict) and not own_evaluation:
+            _check_name_of_best_metric(args.metric_for_best_model, eval_dataset)
+    check_not_empty(train_dataset, "train_dataset")
 
 
-def _check_name_of_best_metric(trainer: Trainer) -> None:
+def _check_name_of_best_metric(wanted: str | None, datasets: dict[str, Any]) -> None:
     # Each evaluation of a dict puts the dataset's name into all its metrics' names, so that others cannot be found.
-    wanted, datasets = trainer.args.metric_for_best_model, trainer.eval_dataset
-    if wanted is None or not isinstance(datasets, dict) or trainer.overrides_evaluation():
+    if wanted is None:
         return
     name = wanted if wanted.startswith("eval_") else f"eval_{wanted}"
     if not any(name.startswith(f"eval_{key}_") for key in datasets):
@@ -212,3 +368,18 @@ def check_not_empty(dataset: Any, name: str) -> None:
         raise ValueError(
             f"The {name} is empty (length 0): there is nothing to work on. Check how it was filtered or split."
         )
+
+
+def check_before_training(trainer: Trainer) -> None:
+    """Refuse a training that cannot go well, before anything is begun.
+
+    Raises:
+        ValueError: data or arguments that no training can be made of.
+        NotImplementedError: an argument that is not supported was set after the arguments were made.
+    """
+    refuse_unsupported(trainer.args)
+    # Methods may have been set on the instance since it was made.
+    refuse_ignored_overrides(trainer)
+    accept_earlier_signatures(trainer)
+    check_settled(trainer.args, trainer.is_deepspeed_enabled)
+    check_datasets(trainer.args, trainer.train_dataset, trainer.eval_dataset, trainer.overrides_evaluation())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.base import TrainerCallback
-from littrainer.data.limits import DEVELOPMENT_RUN, development_batches
+from littrainer.data.limits import DEVELOPMENT_RUN, HasKeywords, development_batches
 from littrainer.tracking.base import TrackerCallback
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ class _SavesNothing(TrainerCallback):
     on_epoch_end = on_log = on_evaluate = _leave_out
 
 
-def pushes_by_itself(trainer: Trainer) -> bool:
+def pushes_by_itself(source: HasKeywords) -> bool:
     """Whether the Hub is told of the model without being asked by the script; in a trial it is not."""
-    return bool(trainer.args.push_to_hub) and not development_batches(trainer)
+    return bool(source.args.push_to_hub) and not development_batches(source)
 
 
-def trackers_reported_to(trainer: Trainer) -> Any:
+def trackers_reported_to(source: HasKeywords) -> Any:
     """What `report_to` names, and nothing in a trial."""
-    return "none" if development_batches(trainer) else trainer.args.report_to
+    return "none" if development_batches(source) else source.args.report_to
 
 
 @contextmanager

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
-from littrainer.compat.earlier_signatures import returns_the_mean
-from littrainer.data.collators.default import LABEL_NAMES, TEXT_LABELS, text_in
+from littrainer.data.collators import LABEL_NAMES, TEXT_LABELS, text_in
 from littrainer.data.columns import check_has_names, first_sample, renaming
-from littrainer.data.windows import count_label_tokens
-from littrainer.processes.collectives import gathered, process_count, reduced
-from littrainer.training.label_smoothing import smoothed_loss
+from littrainer.data.windows import IGNORED_LABEL, count_label_tokens
+from littrainer.distributed.collectives import gathered, process_count, reduced
+from littrainer.model.facts import predicts_next_token, users_model
 
 logger = logging.getLogger(__name__)
+
+# Set on an override that loses `num_items_in_batch`: its loss is the mean of its micro-batch, whatever the model does.
+RETURNS_THE_MEAN = "_returns_the_mean"
 
 
 class LossSettings(Protocol):
@@ -38,7 +42,7 @@ class LossSettings(Protocol):
 
 
 def loss_and_outputs(
-    trainer: LossSettings, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
+    settings: LossSettings, model: Any, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None
 ) -> tuple[torch.Tensor, Any]:
     """Run the model on a micro-batch; the loss is the model's, or that of `compute_loss_func` or of smoothed labels.
 
@@ -50,22 +54,22 @@ def loss_and_outputs(
         TypeError: the batch has no named entries to call the model with.
     """
     labels = None
-    if (trainer.compute_loss_func is not None or trainer.label_smoother is not None) and "labels" in inputs:
+    if (settings.compute_loss_func is not None or settings.label_smoother is not None) and "labels" in inputs:
         labels = inputs.pop("labels")
-    if trainer.model_accepts_loss_kwargs and num_items_in_batch is not None:
+    if settings.model_accepts_loss_kwargs and num_items_in_batch is not None:
         inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
     check_has_names(inputs, model)
     outputs = model(**inputs)
-    if trainer.compute_loss_func is not None:
+    if settings.compute_loss_func is not None:
         if labels is None:
             logger.warning("compute_loss_func is called with labels=None: the batch has no 'labels'.")
-        return trainer.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch), outputs
+        return settings.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch), outputs
     if labels is not None:
-        return smoothed_loss(trainer, model, outputs, labels, num_items_in_batch), outputs
-    return _loss_in(trainer, outputs, model, inputs), outputs
+        return smoothed_loss(settings, model, outputs, labels, num_items_in_batch), outputs
+    return _loss_in(settings, outputs, model, inputs), outputs
 
 
-def _loss_in(trainer: LossSettings, outputs: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+def _loss_in(settings: LossSettings, outputs: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
     loss: Any = None
     if isinstance(outputs, dict):
         loss = outputs.get("loss")
@@ -84,10 +88,10 @@ def _loss_in(trainer: LossSettings, outputs: Any, model: Any, inputs: dict[str, 
         returned, is_loss = _described(outputs), False
     if is_loss:
         return loss
-    missing = [name for name in trainer.label_names if name not in inputs]
+    missing = [name for name in settings.label_names if name not in inputs]
     hint = (
         f"The batch has no {' or '.join(missing)} (it has {', '.join(inputs)}): "
-        + _missing_labels(first_sample(trainer, not model.training), missing[0], model)
+        + _missing_labels(first_sample(settings, not model.training), missing[0], model)
         if missing
         else "Return the loss under the key 'loss' or as the first element of a tuple"
     )
@@ -115,21 +119,28 @@ def _described(value: Any) -> str:
 
 
 def normalised(
-    trainer: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+    settings: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
     """The loss as it goes into the backward pass.
 
     One that was already divided by the label tokens of the window stays as it is; a mean over the micro-batch is
     divided by the number of micro-batches in the window.
     """
-    is_divided = trainer.loss_is_scaled_for_ga
+    is_divided = settings.loss_is_scaled_for_ga
     if is_divided is None:
-        by_model = trainer.model_accepts_loss_kwargs and num_items_in_batch is not None
-        is_divided = by_model or trainer.compute_loss_func is not None
-        is_divided = is_divided and not returns_the_mean(trainer)
+        by_model = settings.model_accepts_loss_kwargs and num_items_in_batch is not None
+        is_divided = by_model or settings.compute_loss_func is not None
+        is_divided = is_divided and not returns_the_mean(settings)
     if loss is None:
         raise no_loss_returned(loss, "compute_loss")
-    return loss if is_divided else loss / trainer.current_gradient_accumulation_steps
+    return loss if is_divided else loss / settings.current_gradient_accumulation_steps
+
+
+def returns_the_mean(trainer: Any) -> bool:
+    """Return whether the loss comes from an override that knows nothing of the window of its optimizer step."""
+    # A mock in the place of a method has every attribute.
+    of_loss, of_step = getattr(trainer, "compute_loss", None), getattr(trainer, "training_step", None)
+    return getattr(of_loss, RETURNS_THE_MEAN, None) is True or getattr(of_step, RETURNS_THE_MEAN, None) is True
 
 
 def no_loss_returned(returned: Any, by: str) -> TypeError:
@@ -141,36 +152,36 @@ def no_loss_returned(returned: Any, by: str) -> TypeError:
     return TypeError(f"{by} returned {_described(returned)}, and has to return the loss, a tensor with one number.")
 
 
-def items_in_window(trainer: LossSettings, window: list[Any], device: torch.device) -> torch.Tensor | int | None:
+def items_in_window(settings: LossSettings, window: list[Any], device: torch.device) -> torch.Tensor | int | None:
     """Label tokens of a window, where the loss is divided by them; None where it is not."""
-    takes_number = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+    takes_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None
     # Of a batch without names it is said later what is wrong with it.
     if not takes_number or not window or not hasattr(window[0], "keys") or "labels" not in window[0]:
         return None
-    number = count_label_tokens(window, trainer._loss_shifts_labels)
-    if isinstance(number, torch.Tensor) and averages_over_processes(trainer):
+    number = count_label_tokens(window, settings._loss_shifts_labels)
+    if isinstance(number, torch.Tensor) and averages_over_processes(settings):
         # Processes that compute each layer together have counted the same labels.
-        number = reduced(number.to(device)) / trainer.get_tp_size()
+        number = reduced(number.to(device)) / settings.get_tp_size()
     # A float, as transformers has it: dividing a bfloat16 loss by it gives float32.
     return number.to(device) / 1 if isinstance(number, torch.Tensor) else number
 
 
-def averages_over_processes(trainer: LossSettings) -> bool:
+def averages_over_processes(settings: LossSettings) -> bool:
     """Whether label tokens are counted over all processes, so that each token weighs the same in all of them."""
-    return trainer.args.world_size > 1 and trainer.args.average_tokens_across_devices
+    return settings.args.world_size > 1 and settings.args.average_tokens_across_devices
 
 
 def scaled_for_mean_gradient(
-    trainer: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+    settings: LossSettings, loss: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
 ) -> torch.Tensor:
     """The loss, of which the mean of the processes' gradients is to be the gradient of their sum.
 
     One that is divided by the tokens of all processes is multiplied, in place, by their number; others stay as they
     are.
     """
-    takes_number = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
-    if takes_number and num_items_in_batch is not None and averages_over_processes(trainer):
-        loss *= trainer.args.world_size // trainer.get_tp_size()
+    takes_number = settings.model_accepts_loss_kwargs or settings.compute_loss_func is not None
+    if takes_number and num_items_in_batch is not None and averages_over_processes(settings):
+        loss *= settings.args.world_size // settings.get_tp_size()
     return loss
 
 
@@ -179,47 +190,70 @@ def mean_over_processes(value: torch.Tensor) -> float:
     return gathered(value).mean().item() if process_count() > 1 else value.item()
 
 
-class PendingLosses:
-    """Losses of micro-batches that are not in the running sum yet; they are added up when somebody looks at it.
+class RunningLoss:
+    """The sum of the micro-batches' losses: since it was last logged, and before.
 
-    Adding each at once, past the filter for numbers that are not finite, takes seven operations of torch for a
-    micro-batch. Nobody looks before the losses are logged, when they are read on the host anyway, and there the filter
-    asks once for all of them. The sum is the same, bit for bit.
+    Losses wait outside of the sum until somebody looks at it. Adding each at once, past the filter for numbers that are
+    not finite, takes seven operations of torch for a micro-batch. Nobody looks before the losses are logged, when they
+    are read on the host anyway, and there the filter asks once for all of them. The sum is the same, bit for bit.
+
+    Parameters:
+        device: where the sum is kept.
+        step: the optimizer step at which training begins.
+
+    Attributes:
+        before_last_log: the sum up to the last log, on the host.
+        step_of_last_log: the optimizer step of the last log.
     """
 
     # One tensor each, which on a GPU takes half a kilobyte.
-    MOST = 1024
+    MOST_WAITING = 1024
 
-    def __init__(self) -> None:
-        self._losses: list[torch.Tensor] = []
-        # Optimizer steps in the sum before each of them, since it was last logged.
-        self._steps: list[int] = []
+    def __init__(self, device: torch.device | None = None, step: int = 0):
+        self.before_last_log = 0.0
+        self.step_of_last_log = step
+        self._sum = torch.tensor(0.0, device=device)
+        # Each with the optimizer steps in the sum before it, since it was last logged.
+        self._waiting: list[tuple[torch.Tensor, int]] = []
         self._is_filtered = False
 
-    def take(self, trainer: Any, loss: torch.Tensor) -> None:
-        """Take the loss of the micro-batch at hand, for the sum of a Trainer."""
-        # Not by its name, since whoever asks for the sum by that has these losses added to it.
-        running = vars(trainer)["_tr_loss"]
-        steps_since_logging = trainer.state.global_step - trainer._globalstep_last_logged
-        self.append(running, loss, steps_since_logging, trainer.args.logging_nan_inf_filter)
+    @property
+    def since_last_log(self) -> torch.Tensor:
+        """The sum since the last log, a tensor with one element; it may be changed in place, or set."""
+        self._add_waiting()
+        return self._sum
 
-    def append(self, running: torch.Tensor, loss: torch.Tensor, steps_since_logging: int, filtered: bool) -> None:
-        """Take a loss, which `add_to_running_loss` would add to the running sum."""
+    @since_last_log.setter
+    def since_last_log(self, value: torch.Tensor) -> None:
+        self._sum, self._waiting = value, []
+
+    def add(self, loss: torch.Tensor, step: int, filter_non_finite: bool) -> None:
+        """Count the loss of a micro-batch.
+
+        Parameters:
+            loss: as it goes into the backward pass.
+            step: optimizer steps done.
+            filter_non_finite: a nan or infinite loss counts as the mean of the sum so far.
+
+        Raises:
+            TypeError: it is no tensor.
+            RuntimeError: it is more than one number.
+        """
+        steps_since_logging = step - self.step_of_last_log
         try:
             can_wait = (
-                loss.dim() == 0 and loss.dtype is torch.float32 is running.dtype and loss.device == running.device
+                loss.dim() == 0 and loss.dtype is torch.float32 is self._sum.dtype and loss.device == self._sum.device
             )
         except AttributeError:
             raise no_loss_returned(loss, "training_step or compute_loss") from None
-        if not can_wait or filtered is not self._is_filtered or len(self._losses) >= self.MOST:
-            self.add_to(running, reads=False)
-            self._is_filtered = filtered
+        if not can_wait or filter_non_finite is not self._is_filtered or len(self._waiting) >= self.MOST_WAITING:
+            self._add_waiting(reads=False)
+            self._is_filtered = filter_non_finite
         if can_wait:
             # A copy: graphs of a compiled model write the next loss to the same place.
-            self._losses.append(loss.detach().clone())
-            self._steps.append(steps_since_logging)
+            self._waiting.append((loss.detach().clone(), steps_since_logging))
         elif loss.numel() == 1:
-            add_to_running_loss(running, loss.detach(), steps_since_logging, filtered)
+            add_to_running_loss(self._sum, loss.detach(), steps_since_logging, filter_non_finite)
         else:
             # As torch's backward pass would have it, which comes next.
             raise RuntimeError(
@@ -227,29 +261,17 @@ class PendingLosses:
                 "reduction='mean' and loss.mean() do, in forward, compute_loss or compute_loss_func."
             )
 
-    def discard(self) -> None:
-        """The sum that they belong to is gone."""
-        self._losses, self._steps = [], []
-
-    def add_to(self, running: torch.Tensor, reads: bool = True) -> None:
-        """Add them to the running sum, in place.
-
-        Parameters:
-            reads: they may be read on the host.
-        """
-        if not self._losses:
-            return
-        losses, steps = self._losses, self._steps
-        self.discard()
+    def _add_waiting(self, reads: bool = True) -> None:
+        waiting, self._waiting = self._waiting, []
         # As few as these are added faster than they are read.
-        if reads and len(losses) > 2:
-            numbers = torch.stack([running, *losses]).cpu().numpy()
+        if reads and len(waiting) > 2:
+            numbers = torch.stack([self._sum, *(loss for loss, _ in waiting)]).cpu().numpy()
             if not self._is_filtered or np.isfinite(numbers[1:]).all():
                 # One by one in float32, as torch adds them.
-                running.fill_(float(np.add.accumulate(numbers)[-1]))
+                self._sum.fill_(float(np.add.accumulate(numbers)[-1]))
                 return
-        for loss, steps_since_logging in zip(losses, steps, strict=True):
-            add_to_running_loss(running, loss, steps_since_logging, self._is_filtered)
+        for loss, steps_since_logging in waiting:
+            add_to_running_loss(self._sum, loss, steps_since_logging, self._is_filtered)
 
 
 def add_to_running_loss(
@@ -264,3 +286,80 @@ def add_to_running_loss(
     if filter_non_finite:
         loss = torch.where(torch.isfinite(loss), loss, running / (1 + steps_since_logging))
     running += loss
+
+
+class LabelSmoother:
+    """Computes the smoothed loss from a model's logits.
+
+    Parameters:
+        epsilon: probability taken from the true label and spread evenly over all labels.
+        ignore_index: labels of this value do not count.
+    """
+
+    def __init__(self, epsilon: float = 0.1, ignore_index: int = IGNORED_LABEL):
+        self.epsilon = epsilon
+        self.ignore_index = ignore_index
+
+    def __call__(
+        self,
+        model_output: Any,
+        labels: torch.Tensor,
+        shift_labels: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """The loss, divided by `num_items_in_batch`, or by the labels of this micro-batch that count.
+
+        Parameters:
+            model_output: holds the logits under `"logits"` or as its first element.
+            shift_labels: each position predicts the label of the next one.
+        """
+        logits = model_output["logits"] if isinstance(model_output, dict) else model_output[0]
+        if shift_labels:
+            logits, labels = logits[..., :-1, :].contiguous(), labels[..., 1:].contiguous()
+        surprise = -nn.functional.log_softmax(logits, dim=-1)
+        if labels.dim() < surprise.dim():
+            labels = labels.unsqueeze(-1)
+        ignored = labels.eq(self.ignore_index)
+        # An ignored label is no index, and what is picked for it is masked.
+        of_label = surprise.gather(dim=-1, index=labels.clamp(min=0)).masked_fill(ignored, 0.0)
+        # Summed in float32, since half precision overflows over a large vocabulary.
+        of_all = surprise.sum(dim=-1, keepdim=True, dtype=torch.float32).masked_fill(ignored, 0.0)
+        count: Any = num_items_in_batch
+        if count is None:
+            count = ignored.numel() - ignored.long().sum()
+        elif isinstance(count, torch.Tensor):
+            count = count.to(of_label.device)
+        exact = of_label.sum() / count
+        spread = of_all.sum() / (count * surprise.shape[-1])
+        return (1 - self.epsilon) * exact + self.epsilon * spread
+
+
+def smoother_for(model: nn.Module, factor: float) -> LabelSmoother | None:
+    """What computes the smoothed loss of a model; None where labels are not smoothed.
+
+    Several labels that are true at once have no probability to spread: a model for them trains unsmoothed, with a
+    warning.
+    """
+    if factor == 0:
+        return None
+    if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
+        warnings.warn(
+            "Label smoothing is not compatible with multi-label classification (config.problem_type), so "
+            f"label_smoothing_factor={factor} has no effect.",
+            UserWarning,
+            stacklevel=2,
+        )
+        return None
+    return LabelSmoother(epsilon=factor)
+
+
+def smoothed_loss(
+    settings: LossSettings,
+    model: Any,
+    outputs: Any,
+    labels: torch.Tensor,
+    num_items_in_batch: torch.Tensor | int | None,
+) -> torch.Tensor:
+    """The smoothed loss of a micro-batch; a causal language model's labels are shifted by one position."""
+    shifted = predicts_next_token(users_model(model))
+    return settings.label_smoother(outputs, labels, shift_labels=shifted, num_items_in_batch=num_items_in_batch)

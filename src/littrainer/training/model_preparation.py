@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import warnings
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
 
 from littrainer.arguments.choices import DebugOption
-from littrainer.ecosystem import is_a
-from littrainer.model_wrapping import move_to_device
-from littrainer.training.fused_kernels import apply_liger_kernels
-from littrainer.training.neftune import noisy_embeddings
-from littrainer.training.overflow_detection import DebugUnderflowOverflow
-from littrainer.training.special_tokens import align_special_tokens
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.model.facts import base_model
+from littrainer.strategies.model_wrapping import move_to_device
 
 if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 # What torch.utils.checkpoint.checkpoint takes besides the function and its arguments.
 CHECKPOINT_KEYWORDS = {"use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"}
 # Keys of activation_checkpointing_kwargs that are the model's to carry out, with their defaults.
 LAYER_CHOICES: dict[str, Any] = {"every_n_layers": 1, "offload": False}
-
-
-class HasModelAndArguments(Protocol):
-    """What has a model, and training arguments that say what is done to it; a Trainer is one."""
-
-    model: Any
-    args: Any
 
 
 @contextmanager
@@ -40,20 +38,20 @@ def model_prepared_for_training(trainer: Trainer) -> Iterator[None]:
         ImportError: a library that an argument needs is not installed.
         ValueError: the model lacks what an argument needs.
     """
-    apply_liger_kernels(trainer)
+    apply_liger_kernels(trainer.model, trainer.args)
     casts_to_evaluate = trainer.args.fp16_full_eval or trainer.args.bf16_full_eval
     if casts_to_evaluate and trainer.model_init is None and not (trainer.is_fsdp_enabled or trainer.is_model_parallel):
         # So far it was left where it is, to be cast by an evaluation.
         trainer._move_model_to_device(trainer.model, trainer.args.device)
     move_to_device(trainer)
-    enable_activation_checkpointing(trainer)
+    enable_activation_checkpointing(trainer.model, trainer.args)
     align_special_tokens(trainer.model, trainer.processing_class)
     noise = noisy_embeddings(trainer.model, trainer.neftune_noise_alpha)
-    with noise as trainer.neftune_hook_handle, _watched_for_overflow(trainer):
+    with noise as trainer.neftune_hook_handle, _watched_for_overflow(trainer.model, trainer.args):
         yield
 
 
-def enable_activation_checkpointing(trainer: HasModelAndArguments) -> None:
+def enable_activation_checkpointing(model: Any, args: TrainingArguments) -> None:
     """Let the model recompute activations in the backward pass, where the arguments ask for it.
 
     `every_n_layers` and `offload` among the keywords are the model's to carry out, the others go to
@@ -62,12 +60,11 @@ def enable_activation_checkpointing(trainer: HasModelAndArguments) -> None:
     Raises:
         ValueError: the model cannot do so.
     """
-    if not trainer.args.activation_checkpointing:
+    if not args.activation_checkpointing:
         return
-    given: Any = trainer.args.activation_checkpointing_kwargs
+    given: Any = args.activation_checkpointing_kwargs
     keywords = dict(given or {})
     choices = {name: keywords.pop(name, default) for name, default in LAYER_CHOICES.items()}
-    model = trainer.model
     unknown = sorted(set(keywords) - CHECKPOINT_KEYWORDS) if is_a(model, "pretrained model") else []
     if unknown:
         raise ValueError(
@@ -109,12 +106,239 @@ def _enable_by_old_name(model: Any, keywords: dict[str, Any], choices: dict[str,
 
 
 @contextmanager
-def _watched_for_overflow(trainer: Trainer) -> Iterator[None]:
-    if DebugOption.UNDERFLOW_OVERFLOW not in trainer.args.debug:
+def _watched_for_overflow(model: nn.Module, args: TrainingArguments) -> Iterator[None]:
+    if DebugOption.UNDERFLOW_OVERFLOW not in args.debug:
         yield
         return
-    watch = DebugUnderflowOverflow(trainer.model)
+    watch = DebugUnderflowOverflow(model)
     try:
         yield
     finally:
         watch.remove()
+
+
+@contextmanager
+def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[Any]:
+    """Add noise to what the model's input embeddings return in training mode, for the length of a block.
+
+    Parameters:
+        alpha: strength of the noise; None adds none.
+
+    Raises:
+        ValueError: the model does not say which of its modules embeds the input.
+    """
+    if alpha is None:
+        yield None
+        return
+    embeddings: Any = _input_embeddings(model, alpha)
+    embeddings.neftune_noise_alpha = alpha
+    handle = embeddings.register_forward_hook(_add_noise)
+    try:
+        yield handle
+    finally:
+        handle.remove()
+        del embeddings.neftune_noise_alpha
+
+
+def _input_embeddings(model: nn.Module, alpha: float) -> nn.Module:
+    find = getattr(base_model(model), "get_input_embeddings", None)
+    if not callable(find):
+        raise ValueError(
+            f"neftune_noise_alpha={alpha} adds noise to the input embeddings, and {type(model).__name__} does not say "
+            "which module they are: give it a method get_input_embeddings(), or leave neftune_noise_alpha unset."
+        )
+    return find()
+
+
+def _add_noise(embeddings: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    if not embeddings.training:
+        return output
+    # Of a row's length, so that long rows are not drowned in noise. A tensor's square root, whose rounding decides the
+    # last bit.
+    width = torch.tensor(output.size(1) * output.size(2))
+    bound = embeddings.neftune_noise_alpha / torch.sqrt(width)
+    return output + torch.zeros_like(output).uniform_(-bound, bound)
+
+
+def apply_liger_kernels(model: Any, args: TrainingArguments) -> None:
+    """Replace the layers of a model that Liger has kernels for, as `liger_kernel_config` selects.
+
+    A model that is none of transformers' is left as it is, with a warning.
+
+    Raises:
+        ImportError: liger-kernel is not installed.
+    """
+    if not args.use_liger_kernel:
+        return
+    try:
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+    except ImportError as error:
+        raise ImportError(
+            "use_liger_kernel=True takes the package liger-kernel (0.3.0 or newer): install it with "
+            "`pip install liger-kernel`, or set use_liger_kernel=False."
+        ) from error
+    model = base_model(model)
+    if is_a(model, "pretrained model"):
+        _apply_liger_kernel_to_instance(model=model, **(args.liger_kernel_config or {}))
+    else:
+        logger.warning(
+            "use_liger_kernel=True changes nothing: Liger has kernels for models of transformers, and %s is none.",
+            type(model).__name__,
+        )
+
+
+# Name of the token id, and whether a config may hold several of them, any of which ends a generation.
+SPECIAL_TOKENS = {"eos_token_id": True, "bos_token_id": False, "pad_token_id": False}
+
+
+def align_special_tokens(model: Any, processing_class: Any) -> None:
+    """Write the tokenizer's special token ids into the model's config and generation config.
+
+    Only ids that the tokenizer defines are written, and an end-of-sequence id is added to a list of them rather than
+    put in its place, so that no token that ends a generation is lost. Anything but a tokenizer or a processor around
+    one, or a model without a config, is left alone.
+    """
+    if is_a(processing_class, "processor"):
+        tokenizer = processing_class.tokenizer
+    elif is_a(processing_class, "tokenizer"):
+        tokenizer = processing_class
+    else:
+        return
+    if not hasattr(model, "config"):
+        return
+    config = model.config.get_text_config()
+    generation_config = getattr(model, "generation_config", None)
+    changed: dict[str, int] = {}
+    for name, may_be_several in SPECIAL_TOKENS.items():
+        token_id = getattr(tokenizer, name)
+        if token_id is None:
+            continue
+        in_config = _ids(config, name)
+        in_generation_config = None if generation_config is None else _ids(generation_config, name)
+        if token_id in in_config and (in_generation_config is None or token_id in in_generation_config):
+            continue
+        changed[name] = token_id
+        keeps_list = may_be_several and isinstance(getattr(config, name, None), list)
+        setattr(config, name, _with_first(token_id, in_config) if keeps_list else token_id)
+        if in_generation_config is not None:
+            value = _with_first(token_id, in_generation_config) if may_be_several else token_id
+            setattr(generation_config, name, value)
+    if changed:
+        logger.warning(
+            "The tokenizer's special tokens differ from the model's; its config and generation config now have %s.",
+            changed,
+        )
+
+
+def _ids(config: Any, name: str) -> list[int]:
+    value = getattr(config, name, None)
+    return [one for one in (value if isinstance(value, list) else [value]) if one is not None]
+
+
+def _with_first(token_id: int, ids: list[int]) -> list[int]:
+    return [token_id, *(one for one in ids if one != token_id)]
+
+
+MARGIN = 17
+
+
+class DebugUnderflowOverflow:
+    """Watches every forward pass of a model and stops at the first nan or infinity, telling what led to it.
+
+    For each call of a module it keeps a frame: name and class of the module, and the smallest and largest absolute
+    value of each of its weights, inputs and outputs. Slow, and meant for debugging.
+
+    Parameters:
+        model: the model to watch.
+        max_frames_to_save: frames that are kept and printed.
+        trace_batch_nums: batches, counted from 0, whose frames are all printed; nothing is detected in them.
+        abort_after_batch_num: stop after this batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        max_frames_to_save: int = 21,
+        trace_batch_nums: Sequence[int] | None = None,
+        abort_after_batch_num: int | None = None,
+    ):
+        self.model = model
+        self.trace_batch_nums = tuple(trace_batch_nums or ())
+        self.abort_after_batch_num = abort_after_batch_num
+        self.frames: deque[str] = deque(maxlen=max_frames_to_save)
+        self.batch_number = 0
+        self.detected_overflow = False
+        self._names = {module: name for name, module in model.named_modules()}
+        self._handles = [module.register_forward_hook(self._after_forward) for module in self._names]
+
+    def remove(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        frame = self._frame(module, inputs, output)
+        if self.batch_number in self.trace_batch_nums:
+            print(frame)
+            self.detected_overflow = False
+        else:
+            self.frames.append(frame)
+        if self.detected_overflow:
+            self._stop_at_overflow(module)
+        if module is self.model:
+            self._end_batch()
+
+    def _frame(self, module: nn.Module, inputs: Any, output: Any) -> str:
+        lines = [f"{'':{MARGIN}} {self._names[module]} {type(module).__name__}"]
+        values = [
+            *module.named_parameters(recurse=False),
+            *_named_leaves("input", inputs),
+            *_named_leaves("output", output),
+        ]
+        for name, value in values:
+            lines.append(f"{self._range_of(value):>{MARGIN}} {name}")
+        return "\n".join(lines)
+
+    def _range_of(self, value: Any) -> str:
+        if value is None:
+            return "None"
+        if not isinstance(value, torch.Tensor):
+            return "not a tensor"
+        if value.numel() == 0:
+            return "empty"
+        size = value.detach().abs()
+        if not torch.isfinite(size).all():
+            self.detected_overflow = True
+        return f"{size.min():8.2e} {size.max():8.2e}"
+
+    def _stop_at_overflow(self, module: nn.Module) -> None:
+        print(
+            f"\nA number that is not finite appeared in batch {self.batch_number}. The last {len(self.frames)} frames:"
+        )
+        print("\n".join([f"{'abs min':8} {'abs max':8} of", *self.frames]))
+        name = self._names[module] or "the model itself"
+        raise ValueError(
+            f"debug='underflow_overflow': nan or infinity in the forward pass of {name} ({type(module).__name__}) in "
+            f"batch {self.batch_number}. The values that led to it are printed above; lower the learning rate, or "
+            "train in bf16 or float32 where they are large."
+        )
+
+    def _end_batch(self) -> None:
+        last = self.abort_after_batch_num
+        self.batch_number += 1
+        if last is not None and self.batch_number > last:
+            raise ValueError(f"DebugUnderflowOverflow stops after batch {last}, as abort_after_batch_num asks.")
+
+
+def _named_leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    parts: Iterable[tuple[Any, Any]]
+    if isinstance(value, Mapping):
+        parts = value.items()
+    elif isinstance(value, tuple):
+        parts = enumerate(value)
+    else:
+        yield name, value
+        return
+    for key, part in parts:
+        yield from _named_leaves(f"{name}[{key}]", part)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from littrainer.data.limits import development_batches, limited_number
+from littrainer.callbacks.lightning_callbacks import is_one_of
+from littrainer.data.limits import HasKeywords, development_batches, further_keywords, limited_number
 from littrainer.data.loaders import has_length
 from littrainer.data.stream_end import check_equal_lengths
-from littrainer.training.accumulation_schedule import AccumulationSchedule, accumulation_schedule
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.trainer import Trainer
 
 
 class TrainingPlan(NamedTuple):
@@ -43,24 +43,37 @@ class TrainingPlan(NamedTuple):
         return self.num_train_epochs == sys.maxsize
 
 
-def plan_training(trainer: Trainer, loader: Any) -> TrainingPlan:
-    """The plan for a loader under `max_steps`, or `num_train_epochs` where that is not set.
+class HasCallbacks(HasKeywords, Protocol):
+    """What Lightning callbacks, and keywords for `lightning.Trainer`, are given to; a Trainer is one."""
+
+    lightning_callbacks: list[Any]
+
+
+def plan_training(
+    source: HasCallbacks, loader: Any, samples_per_step: int, count_examples: Callable[[Any], int]
+) -> TrainingPlan:
+    """Return the plan for a loader under `max_steps`, or `num_train_epochs` if that is not set.
+
+    Parameters:
+        source: has the arguments, and what Lightning is given beside them.
+        samples_per_step: samples of an optimizer step by the arguments, over all processes.
+        count_examples: returns the samples in a loader.
 
     Raises:
         ValueError: the loader is empty, or has no length and `max_steps` is not set, or the processes have differently
             many batches.
     """
-    args = trainer.args
-    schedule = accumulation_schedule(trainer)
+    args = source.args
+    schedule = accumulation_schedule(source)
     accumulation = args.gradient_accumulation_steps if schedule is None else schedule(0)
-    batch_size = trainer.get_total_train_batch_size(args)
+    batch_size = samples_per_step
     if schedule is not None:
         # The argument is 1 then.
         batch_size *= accumulation
     check_equal_lengths(loader, "training data")
     # Of each epoch; the last batches of the data are not read.
-    limit = limited_number(trainer, "training", loader)
-    is_trial = development_batches(trainer) > 0
+    limit = limited_number(source, "training", loader)
+    is_trial = development_batches(source) > 0
     num_train_samples: float
     if not has_length(loader):
         if args.max_steps <= 0:
@@ -86,7 +99,7 @@ def plan_training(trainer: Trainer, loader: Any) -> TrainingPlan:
         raise ValueError(why_empty(args, loader))
     micro_batches = len(loader) if limit is None else limit
     steps_per_epoch = math.ceil(micro_batches / accumulation)
-    num_examples = trainer.num_examples(loader)
+    num_examples = count_examples(loader)
     if limit is not None:
         num_examples = min(num_examples, limit * batch_size // accumulation)
     if is_trial:
@@ -102,7 +115,7 @@ def plan_training(trainer: Trainer, loader: Any) -> TrainingPlan:
         max_steps = math.ceil(args.num_train_epochs * steps_per_epoch) if args.max_steps < 0 else 0
         epochs = math.ceil(args.num_train_epochs)
         # A subclass is asked once for an epoch and once for the training, as transformers does.
-        samples_per_epoch = trainer.num_examples(loader) if limit is None else num_examples
+        samples_per_epoch = count_examples(loader) if limit is None else num_examples
         num_train_samples = samples_per_epoch * args.num_train_epochs
     return TrainingPlan(
         num_train_epochs=epochs,
@@ -134,3 +147,58 @@ def why_empty(args: TrainingArguments, loader: Any) -> str:
             "False or lower per_device_train_batch_size."
         )
     return "The training DataLoader is empty (length 0): there is nothing to train on."
+
+
+NAME = "GradientAccumulationScheduler"
+
+
+class AccumulationSchedule:
+    """The schedule of a `GradientAccumulationScheduler`, as a Trainer plans and draws by it.
+
+    Parameters:
+        callback: Lightning's callback, or one of a class that derives from it.
+    """
+
+    def __init__(self, callback: Any):
+        self._callback = callback
+
+    def __call__(self, epoch: int) -> int:
+        """Micro-batches of an optimizer step in an epoch, counted from 0."""
+        return int(self._callback.get_accumulate_grad_batches(epoch))
+
+    @property
+    def largest(self) -> int:
+        """The largest number that the schedule names."""
+        return max(self._callback.scheduling.values())
+
+    def steps_in(self, epoch: int, micro_batches: int) -> int:
+        """Optimizer steps of an epoch of so many micro-batches; a shorter last window counts as a step."""
+        return math.ceil(micro_batches / self(epoch))
+
+    def steps_of(self, epochs: float, micro_batches: int) -> int:
+        """Optimizer steps of so many epochs, the last one possibly partial."""
+        whole = math.floor(epochs)
+        steps = sum(self.steps_in(epoch, micro_batches) for epoch in range(whole))
+        return steps + math.ceil((epochs - whole) * self.steps_in(whole, micro_batches))
+
+    def place_of(self, steps: int, micro_batches: int) -> tuple[int, int]:
+        """The epoch that begins with or holds the step after so many, and the steps of it that are done."""
+        epoch = 0
+        while steps >= (in_epoch := self.steps_in(epoch, micro_batches)):
+            steps -= in_epoch
+            epoch += 1
+        return epoch, steps
+
+
+def accumulation_schedule(source: HasCallbacks) -> AccumulationSchedule | None:
+    """Return the schedule among the Lightning callbacks; None if there is none.
+
+    Raises:
+        ValueError: there are two.
+    """
+    among_keywords = further_keywords(source).get("callbacks") or []
+    others = among_keywords if isinstance(among_keywords, (list, tuple)) else [among_keywords]
+    found = [callback for callback in (*source.lightning_callbacks, *others) if is_one_of(callback, NAME)]
+    if len(found) > 1:
+        raise ValueError(f"There are {len(found)} callbacks of the kind {NAME}, and one schedule counts: leave one.")
+    return AccumulationSchedule(found[0]) if found else None

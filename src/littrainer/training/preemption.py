@@ -17,16 +17,17 @@ from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.fields_additional import DEFAULT_ANNOUNCING_SIGNAL
+from littrainer.arguments.fields import DEFAULT_ANNOUNCING_SIGNAL
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
-from littrainer.compat.redirect import is_installed
 from littrainer.data.workers import answer
-from littrainer.processes.agreement import connect_hosts, largest
+from littrainer.distributed.agreement import connect_hosts, largest
+from littrainer.errors.log_levels import is_redirected
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.state import TrainerControl, TrainerState
     from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ def listed_callbacks(trainer: Trainer) -> list[Any]:
 
     Its manager saves and stops if a script sets `is_checkpoint_requested`; the signals are `Preemption`'s.
     """
-    if trainer.args.enable_jit_checkpoint and is_installed() and "transformers" in sys.modules:
+    if trainer.args.enable_jit_checkpoint and is_redirected() and "transformers" in sys.modules:
         # transformers 4 does not have the module.
         with suppress(ImportError):
             names: Any = import_module("transformers.trainer_jit_checkpoint")

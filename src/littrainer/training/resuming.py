@@ -11,20 +11,19 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
 from littrainer.callbacks.lightning_states import additions_of_lightning_callbacks, states_of_lightning_callbacks
-from littrainer.checkpoint.manifest import MANIFEST_NAME
-from littrainer.checkpoint.names import RESUME_RECORD_NAME, TRAINER_STATE_NAME, resume_record_name
+from littrainer.checkpoint.checksums import MANIFEST_NAME
+from littrainer.checkpoint.layout import RESUME_RECORD_NAME, TRAINER_STATE_NAME, resume_record_name
 from littrainer.checkpoint.reader import processes_that_wrote
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.training.accumulation_schedule import accumulation_schedule
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.trainer import Trainer
-    from littrainer.training.plan import TrainingPlan
+    from littrainer.callbacks.state import TrainerState
+    from littrainer.training.plan import AccumulationSchedule, TrainingPlan
     from littrainer.training.run import TrainingRun
 
 logger = logging.getLogger(__name__)
@@ -87,6 +86,29 @@ class Position:
     epoch_end_is_due: bool = False
 
 
+class ResumedTraining(NamedTuple):
+    """What a checkpoint is compared with: the training that resumes from it.
+
+    Parameters:
+        args: its arguments.
+        state: the checkpoint's, which it goes on with.
+        plan: its length.
+        train_batch_size: samples in a micro-batch of this process.
+        schedule: how accumulation changes from epoch to epoch, or None.
+    """
+
+    args: TrainingArguments
+    state: TrainerState
+    plan: TrainingPlan
+    train_batch_size: int
+    schedule: AccumulationSchedule | None
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Sizes of data and optimizer step, under the names of `SIZES`."""
+        return sizes_of(self.args, self.train_batch_size, self.plan)
+
+
 def resume_record(run: TrainingRun) -> dict[str, Any]:
     """What `littrainer_resume.pt` holds for the step that a training stands at."""
     position = run.position()
@@ -99,13 +121,15 @@ def resume_record(run: TrainingRun) -> dict[str, Any]:
     return {
         "version": RECORD_VERSION,
         "position": vars(position),
-        "sizes": _sizes(run.trainer, run.plan),
+        "sizes": sizes_of(run.trainer.args, run.trainer._train_batch_size, run.plan),
         "arguments": compared_arguments(run.trainer.args),
         "rank": run.trainer.args.process_index,
         "data": data,
-        "lightning_callbacks": states_of_lightning_callbacks(run.trainer),
+        "lightning_callbacks": states_of_lightning_callbacks(run.trainer.lightning_module),
         "schedule_is_replaced": run.trainer.schedule_is_replaced,
-        "lightning_additions": additions_of_lightning_callbacks(run.trainer),
+        "lightning_additions": additions_of_lightning_callbacks(
+            run.trainer.lightning_module, run.trainer.state.global_step
+        ),
     }
 
 
@@ -140,27 +164,27 @@ def _read(folder: Path, name: str) -> dict[str, Any] | None:
     return record
 
 
-def position_of(record: dict[str, Any] | None, trainer: Trainer, plan: TrainingPlan) -> Position | None:
+def position_of(record: dict[str, Any] | None, training: ResumedTraining) -> Position | None:
     """The place in the data that a record names; None where it means nothing for this training, or is not wanted."""
-    if record is None or trainer.args.ignore_data_skip:
+    if record is None or training.args.ignore_data_skip:
         return None
-    now, then = _sizes(trainer, plan), record["sizes"]
+    now, then = training.sizes, record["sizes"]
     # A stream's length is that of the training, and where it stands does not depend on it.
     needed = set(SIZES) - {"num_examples"} - ({"epoch_length"} if then["is_endless"] and now["is_endless"] else set())
     is_same_data = all(now[name] == then[name] for name in needed) and now["is_endless"] == then["is_endless"]
     return Position(**record["position"]) if is_same_data else None
 
 
-def counted_position(trainer: Trainer, plan: TrainingPlan) -> Position:
+def counted_position(training: ResumedTraining) -> Position:
     """The place in the data that the number of optimizer steps stands for, as transformers counts it."""
-    schedule = accumulation_schedule(trainer)
+    args, state, plan, _, schedule = training
     if schedule is None:
-        epoch, steps_into_epoch = divmod(trainer.state.global_step, plan.optimizer_steps_per_epoch)
-        accumulation = trainer.args.gradient_accumulation_steps
+        epoch, steps_into_epoch = divmod(state.global_step, plan.optimizer_steps_per_epoch)
+        accumulation = args.gradient_accumulation_steps
     else:
-        epoch, steps_into_epoch = schedule.place_of(trainer.state.global_step, plan.micro_batches_per_epoch)
+        epoch, steps_into_epoch = schedule.place_of(state.global_step, plan.micro_batches_per_epoch)
         accumulation = schedule(epoch)
-    return Position(epoch, 0 if trainer.args.ignore_data_skip else steps_into_epoch * accumulation)
+    return Position(epoch, 0 if args.ignore_data_skip else steps_into_epoch * accumulation)
 
 
 def has_work_at_epoch_ends(args: TrainingArguments) -> bool:
@@ -172,10 +196,10 @@ def has_work_at_epoch_ends(args: TrainingArguments) -> bool:
     )
 
 
-def warn_of_differences(checkpoint: Path, record: dict[str, Any] | None, trainer: Trainer, plan: TrainingPlan) -> None:
+def warn_of_differences(checkpoint: Path, record: dict[str, Any] | None, training: ResumedTraining) -> None:
     """Say once what is not as it was when a checkpoint was written."""
-    sentences = _other_sizes(record, trainer, plan) + _other_processes(checkpoint, record is not None, trainer.args)
-    if arguments := _other_arguments(record, trainer, plan):
+    sentences = _other_sizes(record, training) + _other_processes(checkpoint, record is not None, training.args)
+    if arguments := _other_arguments(record, training):
         lines = "".join(f"\n\t{line}" for line in arguments)
         sentences.append(
             f"The following arguments do not match the ones in the checkpoint, and count unless its own is kept:{lines}"
@@ -184,18 +208,19 @@ def warn_of_differences(checkpoint: Path, record: dict[str, Any] | None, trainer
         logger.warning("Resuming from %s, which was written by another training. %s", checkpoint, " ".join(sentences))
 
 
-def _other_arguments(record: dict[str, Any] | None, trainer: Trainer, plan: TrainingPlan) -> list[str]:
+def _other_arguments(record: dict[str, Any] | None, training: ResumedTraining) -> list[str]:
     """A line for each argument that differs, in the words that scripts look for."""
-    now, state = compared_arguments(trainer.args), trainer.state
+    now, state = compared_arguments(training.args), training.state
     then = {} if record is None else record["arguments"]
     # What it is now, what it was, and the file that says so.
     compared = {name: (now[name], then[name], RESUME_RECORD_NAME) for name in now if name in then}
     for name in INTERVALS:
         if now[name] is not None:
-            compared[name] = _resolved(now[name], plan.max_steps), getattr(state, name), TRAINER_STATE_NAME
+            compared[name] = _resolved(now[name], training.plan.max_steps), getattr(state, name), TRAINER_STATE_NAME
     if state.train_batch_size is not None:
         # A search for it goes on with the one that was found before.
-        compared["per_device_train_batch_size"] = trainer._train_batch_size, state.train_batch_size, TRAINER_STATE_NAME
+        size = training.train_batch_size
+        compared["per_device_train_batch_size"] = size, state.train_batch_size, TRAINER_STATE_NAME
     return [
         f"{name}: {now[name]} (from args) != {before} (from {place})"
         + (", which is kept" if name in KEPT_FROM_CHECKPOINT else "")
@@ -204,25 +229,25 @@ def _other_arguments(record: dict[str, Any] | None, trainer: Trainer, plan: Trai
     ]
 
 
-def _other_sizes(record: dict[str, Any] | None, trainer: Trainer, plan: TrainingPlan) -> list[str]:
-    now = _sizes(trainer, plan)
+def _other_sizes(record: dict[str, Any] | None, training: ResumedTraining) -> list[str]:
+    now, state, ignores_place = training.sizes, training.state, training.args.ignore_data_skip
     if record is not None:
         names = [name for name in SIZES if not now["is_endless"] or name not in ("epoch_length", "num_examples")]
         then = record["sizes"]
         changed = [f"{now[name]} {SIZES[name]} ({then[name]})" for name in names if now[name] != then[name]]
         if not changed:
             return []
-        counted = position_of(record, trainer, plan) is None and not trainer.args.ignore_data_skip
+        counted = position_of(record, training) is None and not ignores_place
         where = " The place in the data is counted in optimizer steps of the new size." if counted else ""
         return [f"There are now {', '.join(changed)}.{where}"]
-    if now["is_endless"] or trainer.args.ignore_data_skip:
+    if now["is_endless"] or ignores_place:
         return []
-    position = counted_position(trainer, plan)
-    expected = position.epoch + min(position.micro_batches / plan.micro_batches_per_epoch, 1.0)
-    if abs(expected - trainer.state.epoch) <= EPOCH_ROUNDING * max(expected, 1.0):
+    position = counted_position(training)
+    expected = position.epoch + min(position.micro_batches / training.plan.micro_batches_per_epoch, 1.0)
+    if abs(expected - state.epoch) <= EPOCH_ROUNDING * max(expected, 1.0):
         return []
     return [
-        f"Its {trainer.state.global_step} optimizer steps were {trainer.state.epoch:.4g} epochs and are {expected:.4g} "
+        f"Its {state.global_step} optimizer steps were {state.epoch:.4g} epochs and are {expected:.4g} "
         "with the data, batch size and accumulation of now."
     ]
 
@@ -239,11 +264,12 @@ def _resolved(interval: float | None, max_steps: int) -> float | None:
     return math.ceil(interval * max_steps) if interval is not None and interval < 1 else interval
 
 
-def _sizes(trainer: Trainer, plan: TrainingPlan) -> dict[str, Any]:
+def sizes_of(args: TrainingArguments, train_batch_size: int, plan: TrainingPlan) -> dict[str, Any]:
+    """Return the sizes of a training's data and optimizer step, under the names of `SIZES`."""
     return {
-        "micro_batch": trainer._train_batch_size,
-        "accumulation": trainer.args.gradient_accumulation_steps,
-        "world_size": trainer.args.world_size,
+        "micro_batch": train_batch_size,
+        "accumulation": args.gradient_accumulation_steps,
+        "world_size": args.world_size,
         "epoch_length": plan.micro_batches_per_epoch,
         "num_examples": plan.num_examples,
         "is_endless": plan.is_endless,

@@ -1,40 +1,37 @@
-"""One training: what happens when it begins, at each micro-batch and optimizer step, and when it ends.
+"""One training: what happens when it and its epochs begin, and when they end.
 
-Lightning drives the loop; its hooks arrive here through the bridge (callbacks/bridge.py) and the module (module.py), in
-the order in which the methods of `TrainingRun` stand.
+Lightning drives the loop; its hooks arrive here through the bridge (callbacks/bridge.py), in the order in which the
+methods of `TrainingRun` stand. What happens at each micro-batch and optimizer step stands in training/step.py.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from littrainer.callbacks.lightning_states import restore_lightning_callbacks
 from littrainer.callbacks.state import TrainerState, is_exportable
-from littrainer.checkpoint.layout import delete_checkpoint, sort_checkpoints
-from littrainer.checkpoint.places import leads
+from littrainer.checkpoint.atomic_write import delete_checkpoint, sort_checkpoints
+from littrainer.checkpoint.distributed_save import leads
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.checkpoint.reader import read_state
 from littrainer.data.position import ResumePoint
-from littrainer.data.windows import MicroBatch, WindowLoader
+from littrainer.data.windows import WindowLoader
+from littrainer.distributed.agreement import failing_together
 from littrainer.evaluation.results import TrainOutput, speed_metrics
 from littrainer.hub.pushing import finish_together
-from littrainer.model_walk import clear_gradients, parameters_of
+from littrainer.model.traversal import clear_gradients, parameters_of
 from littrainer.optim.parameter_groups import AskedFor, are_others
 from littrainer.optim.schedules import leave_added_groups_alone
-from littrainer.processes.agreement import failing_together
-from littrainer.processes.flags import FlagsRaisedTogether
-from littrainer.training.accumulation_schedule import accumulation_schedule
-from littrainer.training.loss import PendingLosses
-from littrainer.training.plan import TrainingPlan
+from littrainer.training.loss import RunningLoss
+from littrainer.training.plan import TrainingPlan, accumulation_schedule
 from littrainer.training.preemption import evaluation_to_make_up_for
 from littrainer.training.resuming import (
     Position,
+    ResumedTraining,
     counted_position,
     has_work_at_epoch_ends,
     position_of,
@@ -42,14 +39,13 @@ from littrainer.training.resuming import (
     resume_record,
     warn_of_differences,
 )
+from littrainer.training.step import TrainingStep
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
 
-logger = logging.getLogger(__name__)
 
-STOPPING_FLAGS = ("should_training_stop", "should_epoch_stop")
-CONTROL_FLAGS = (*STOPPING_FLAGS, "should_save", "should_evaluate", "should_log")
+logger = logging.getLogger(__name__)
 
 
 class TrainingRun:
@@ -78,17 +74,15 @@ class TrainingRun:
         self.checkpoint = checkpoint
         self.trial = trial
         self.ignore_keys_for_eval = ignore_keys_for_eval
-        self.losses = PendingLosses()
-        self.grad_norm: Any = None
-        self.learning_rate: float | None = None
         self.start_time = time.time()
+        self.schedule = accumulation_schedule(trainer)
         self.windows = WindowLoader(
             loader,
             accumulation=trainer.args.gradient_accumulation_steps,
             micro_batches_per_epoch=plan.micro_batches_per_epoch,
             draw_window=lambda batches, number: trainer.get_batch_samples(batches, number, trainer.args.device),
             should_stop=lambda: trainer.control.should_epoch_stop or trainer.control.should_training_stop,
-            accumulation_of_epoch=accumulation_schedule(trainer),
+            accumulation_of_epoch=self.schedule,
         )
         self.first_epoch = 0
         self.epoch = 0
@@ -104,11 +98,8 @@ class TrainingRun:
         self._random_states: dict[str, Any] | None = None
         trainer.callback_handler.train_dataloader = loader
         trainer.schedule_is_replaced = False
-        several = trainer.args.world_size > 1
-        self._flags = FlagsRaisedTogether(CONTROL_FLAGS, trainer.args.world_size) if several else None
+        self.step = TrainingStep(self)
         self._rates_to_keep: list[float] | None = None
-        # Called once, when what is due at the optimizer step is done.
-        self.when_step_is_done: Callable[[], None] | None = None
         self._hyperparameters_changed = False
 
     def prepare_state(self) -> None:
@@ -159,12 +150,13 @@ class TrainingRun:
         self.evaluation_due = evaluation_to_make_up_for(trainer.state)
         trainer._load_callback_state()
         self.record = read_resume_record(checkpoint, trainer.args.process_index)
+        training = ResumedTraining(trainer.args, trainer.state, plan, trainer._train_batch_size, self.schedule)
         # A search means to change what it changes.
         if self.trial is None:
-            warn_of_differences(checkpoint, self.record, trainer, plan)
-        position = position_of(self.record, trainer, plan)
+            warn_of_differences(checkpoint, self.record, training)
+        position = position_of(self.record, training)
         kept = self.record["data"] if self.record is not None and position is not None else None
-        position = self.resumed_at = position or counted_position(trainer, plan)
+        position = self.resumed_at = position or counted_position(training)
         self.first_epoch = self.epoch = position.epoch
         micro_batches = position.micro_batches
         if position.epoch_end_is_due:
@@ -236,7 +228,7 @@ class TrainingRun:
     def restore_lightning_callbacks(self) -> None:
         """Callbacks of Lightning's kind are set up, and training begins: give them what the checkpoint has for them."""
         if self.checkpoint is not None:
-            restore_lightning_callbacks(self.trainer, self.record)
+            restore_lightning_callbacks(self.trainer.lightning_module, self.trainer.state.global_step, self.record)
 
     def restore(self) -> None:
         """Model, optimizer and schedule stand: give them what the checkpoint has for them."""
@@ -259,9 +251,8 @@ class TrainingRun:
         handler = trainer.callback_handler
         handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
         self.start_time = time.time()
-        trainer._tr_loss = torch.tensor(0.0, device=trainer.args.device)
-        trainer._total_loss_scalar = 0.0
-        trainer._initial_global_step = trainer._globalstep_last_logged = trainer.state.global_step
+        trainer.session.loss = RunningLoss(trainer.args.device, trainer.state.global_step)
+        trainer._initial_global_step = trainer.state.global_step
         trainer._initial_num_input_tokens_seen = trainer.state.num_input_tokens_seen
         clear_gradients(trainer.model)
         trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
@@ -269,8 +260,8 @@ class TrainingRun:
             trainer._evaluate(self.trial, self.ignore_keys_for_eval, skip_scheduler=True)
             if self.checkpoint is not None:
                 # Done with when the checkpoint was written.
-                self.when_step_is_done = None
-            self._tell_that_step_is_done()
+                self.step.when_done = None
+            self.step.tell_that_it_is_done()
         if self.evaluation_due is not None:
             self._make_up_for_evaluation(self.evaluation_due)
         if self.epoch_end_is_due:
@@ -284,7 +275,7 @@ class TrainingRun:
         self._restore_random_states()
         for name, value in switches.items():
             setattr(self.trainer.control, name, value)
-        self._log_save_evaluate()
+        self.step.log_evaluate_save()
         self._random_states = capture_random_states()
 
     def _finish_interrupted_epoch(self) -> None:
@@ -294,7 +285,7 @@ class TrainingRun:
         trainer.control.should_log = trainer.control.should_evaluate = trainer.control.should_save = False
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
         self.resumed_at = Position(self.first_epoch, 0)
-        self._log_save_evaluate()
+        self.step.log_evaluate_save()
         self._random_states = capture_random_states()
 
     def begin_without_steps(self) -> None:
@@ -322,7 +313,7 @@ class TrainingRun:
         if self._restores_before_epoch:
             self._restore_random_states()
             self._restores_before_epoch = False
-        self.grad_norm = self.learning_rate = None
+        self.step.grad_norm = self.step.learning_rate = None
         self.windows.start_epoch(self.epoch)
         trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
         if self.windows.accumulation_of_epoch is None:
@@ -343,54 +334,6 @@ class TrainingRun:
         """Micro-batches that the resumed epoch had before this call, at its first one; else 0."""
         behind, self._micro_batches_to_skip = self._micro_batches_to_skip, 0
         return behind
-
-    def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
-        """A micro-batch has been drawn, its forward pass comes next."""
-        trainer = self.trainer
-        trainer.current_gradient_accumulation_steps = micro_batch.window_size
-        if micro_batch.opens_window:
-            trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
-
-    def add_loss(self, loss: torch.Tensor, micro_batch: MicroBatch) -> None:
-        """Count a micro-batch's loss, floating-point operations and tokens."""
-        trainer = self.trainer
-        self.losses.take(trainer, loss)
-        trainer.current_flos += float(trainer.floating_point_ops(micro_batch.inputs))
-        trainer._track_num_input_tokens(micro_batch.inputs)
-
-    def before_optimizer_step(self) -> None:
-        """Gradients of the window are complete: clip them, note their norm."""
-        trainer = self.trainer
-        clipped = trainer._clip_grad_norm(trainer.model_wrapped) if trainer.args.max_grad_norm > 0 else None
-        self.grad_norm = trainer._get_grad_norm(trainer.model_wrapped, grad_norm=clipped)
-        trainer.control = trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
-        trainer.update_guard.hold()
-
-    def after_optimizer_step(self) -> None:
-        """The optimizer has stepped; the schedule steps next."""
-        trainer = self.trainer
-        trainer.control = trainer.callback_handler.on_optimizer_step(trainer.args, trainer.state, trainer.control)
-        self.learning_rate = trainer._get_learning_rate()
-
-    def end_micro_batch(self, micro_batch: MicroBatch) -> None:
-        """A micro-batch is done, and with the last one of a window the optimizer step: log, evaluate and save."""
-        trainer = self.trainer
-        handler = trainer.callback_handler
-        if not micro_batch.closes_window:
-            trainer.control = handler.on_substep_end(trainer.args, trainer.state, trainer.control)
-            self._settle_flags(STOPPING_FLAGS)
-            return
-        clear_gradients(trainer.model)
-        trainer.state.global_step += 1
-        self.windows.count_optimizer_step()
-        trainer.state.epoch = self.epoch + micro_batch.epoch_fraction
-        trainer.update_guard.release()
-        trainer.control = handler.on_step_end(trainer.args, trainer.state, trainer.control)
-        # What is due at the end of the epoch belongs to its last step too, and follows at once.
-        if micro_batch.epoch_fraction < 1:
-            trainer.preemption.agree()
-        self._settle_flags(CONTROL_FLAGS)
-        self._log_save_evaluate()
 
     def end_epoch(self) -> None:
         """The epoch's data has ended, or a callback ended it."""
@@ -414,50 +357,8 @@ class TrainingRun:
         self.is_between_epochs = True
         trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
         trainer.preemption.agree()
-        self._settle_flags(CONTROL_FLAGS)
-        self._log_save_evaluate()
-
-    def _settle_flags(self, among: tuple[str, ...]) -> None:
-        saves = self.trainer.background_saves
-        is_written = saves is not None and saves.has_ended()
-        if self._flags is not None:
-            is_written = self._flags.settle(self.trainer.control, among, is_written)
-        if is_written and saves is not None and among is CONTROL_FLAGS:
-            # In all processes at once. Callbacks that hear of it may raise flags.
-            saves.wait()
-            self._settle_flags(among)
-
-    def _log_save_evaluate(self) -> None:
-        trainer = self.trainer
-        control = trainer.control
-        calls_events = control.should_log or control.should_evaluate or control.should_save
-        # Nothing to do, and nobody to tell that; what is handed over below has to be put together first.
-        if not (calls_events or trainer.preemption.agreed is not None or trainer.decides_by_itself_when_to_log()):
-            return
-        trainer._maybe_log_save_evaluate(
-            trainer._tr_loss,
-            self.grad_norm,
-            trainer.model_wrapped,
-            self.trial,
-            self.epoch,
-            self.ignore_keys_for_eval,
-            self.start_time,
-            learning_rate=self.learning_rate,
-        )
-        if calls_events:
-            # Callbacks may have decided to stop by what they heard of.
-            self._settle_flags(STOPPING_FLAGS)
-            self._tell_that_step_is_done()
-
-    def _tell_that_step_is_done(self) -> None:
-        if self.when_step_is_done is not None:
-            tell, self.when_step_is_done = self.when_step_is_done, None
-            tell()
-
-    def end_agreements(self) -> None:
-        """The last step is done: nothing is left that the processes tell each other in the background."""
-        if self._flags is not None:
-            self._flags.finish()
+        self.step.agree_on_flags()
+        self.step.log_evaluate_save()
 
     def finish(self, num_train_samples: float, start_time: float) -> TrainOutput:
         """Training has ended: log its metrics, load the best model, tidy up checkpoints.
@@ -469,11 +370,12 @@ class TrainingRun:
         trainer, state = self.trainer, self.trainer.state
         if trainer.background_saves is not None:
             trainer.background_saves.wait()
-        self.end_agreements()
+        self.step.end_agreements()
         logger.info("\n\nTraining completed. Do not forget to share your model on huggingface.co/models =)\n\n")
-        trainer._total_loss_scalar += trainer._tr_loss.item()
+        loss = trainer.session.loss
+        loss.before_last_log += loss.since_last_log.item()
         steps_done = state.global_step - trainer._initial_global_step
-        train_loss = trainer._total_loss_scalar / max(steps_done, 0.001)
+        train_loss = loss.before_last_log / max(steps_done, 0.001)
         metrics: dict[str, Any] = speed_metrics(
             "train",
             start_time,

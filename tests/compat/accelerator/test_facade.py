@@ -1,5 +1,8 @@
+"""What `trainer.accelerator` answers, and an Accelerator of accelerate's in its place."""
+
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,10 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from torch.utils.data import DataLoader, IterableDataset
 
 from littrainer import Trainer
+from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.compat.accelerator import AcceleratorFacade
+from littrainer.compat.accelerator.facade import REFUSED, Settings
+from tests.compat.page import table
 from tests.scenarios.data import FEATURES, Rows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import StepwiseTrainer, quiet_arguments, quiet_trainer
@@ -315,3 +322,74 @@ def test_nothing_of_the_accelerator_runs_at_a_step_that_nobody_looks_at(
     # What a script may have set for backward to divide by.
     allowed = {"num_steps", "plugin_kwargs"} if kind is StepwiseTrainer else {"plugin_kwargs"}
     assert set(asked) == allowed
+
+
+def test_even_batches_begins_as_in_the_arguments_and_is_written_without_changing_them(tmp_path: Path) -> None:
+    args = quiet_arguments(tmp_path, accelerator_config={"even_batches": False})
+    settings = Settings(args)
+    assert settings.even_batches is False
+    settings.even_batches = True
+    assert settings.even_batches is settings.dataloader_config.even_batches is True
+    assert args.accelerator_config == AcceleratorConfig(even_batches=False)
+    assert Settings(args).even_batches is False
+
+
+def test_other_settings_of_loaders_are_those_of_the_arguments_when_they_are_written(tmp_path: Path) -> None:
+    args = quiet_arguments(tmp_path)
+    Settings(args).dataloader_config.dispatch_batches = False
+    assert args.accelerator_config == AcceleratorConfig(dispatch_batches=False)
+
+
+def test_its_settings_go_over_to_the_facade(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+
+    trainer: Any = quiet_trainer(tmp_path)
+    trainer.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=3)
+    assert isinstance(trainer.accelerator, AcceleratorFacade)
+    assert trainer.accelerator.gradient_accumulation_steps == 3
+    assert trainer.args.accelerator_config.use_seedable_sampler is False
+
+
+def test_a_facade_that_replaces_another_goes_on_with_what_fit_carries_out(tmp_path: Path) -> None:
+    trainer: Any = quiet_trainer(tmp_path)
+    trainer.accelerator.module = module = object()
+    trainer.accelerator = AcceleratorFacade(trainer.args)
+    assert trainer.accelerator.module is module
+
+
+def test_another_precision_than_the_arguments_ask_for_is_refused_at_construction(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+
+    class Own(Trainer):
+        def create_accelerator_and_postprocess(self) -> None:
+            self.accelerator = Accelerator(cpu=True)
+
+    with pytest.raises(ValueError, match=r"create_accelerator_and_postprocess .* has mixed_precision='no'"):
+        quiet_trainer(tmp_path, kind=Own, bf16=True)
+
+
+def test_a_trained_trainer_can_be_copied(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, max_steps=1)
+    trainer.train()
+    assert copy.deepcopy(trainer).state.global_step == 1
+
+
+NAMES = table("member | what `trainer.accelerator` answers")
+
+
+def test_the_table_names_each_public_member_of_the_installed_accelerate_once() -> None:
+    public = {name for name in {*vars(Accelerator), *vars(Accelerator(cpu=True))} if not name.startswith("_")}
+    assert sorted([*NAMES, *REFUSED]) == sorted(public)
+    assert table("not offered | why, and what to do instead") == REFUSED
+
+
+def test_each_member_of_the_table_is_there_or_says_why_not(tmp_path: Path) -> None:
+    facade = AcceleratorFacade(quiet_arguments(tmp_path))
+    for name in NAMES:
+        getattr(facade, name)
+    for name, reason in REFUSED.items():
+        with pytest.raises(AttributeError) as caught:
+            getattr(facade, name)
+        assert f"does not offer {name}: {reason}" in str(caught.value)
+    with pytest.raises(AttributeError, match=r"no 'frobnicate'.*trainer.lightning_trainer"):
+        facade.frobnicate  # noqa: B018

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from huggingface_hub import ModelCardData
 
+from littrainer.callbacks.log_history import EVALUATION
 from littrainer.hub.card.metadata import joined, metadata_of
 from littrainer.hub.card.results import Results
 from littrainer.hub.card.subject import Data, Given, Subject
-from littrainer.report.history import EVALUATION
 
 SUBJECT = Subject(
     name="name",

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from littrainer.callbacks.log_history import EVALUATION
 from littrainer.callbacks.state import TrainerState
 from littrainer.hub.card.results import MOST_ROWS, metric_tags, results_of, rounded
-from littrainer.report.history import EVALUATION
 
 END = {"train_runtime": 1.0, "train_loss": 0.75, "step": 4, "epoch": 2.0}
 

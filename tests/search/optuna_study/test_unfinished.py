@@ -16,7 +16,7 @@ from typing import Any
 import optuna
 import pytest
 
-from littrainer.checkpoint.claims import CLAIM_NAME, give_back_claim, take_claim
+from littrainer.checkpoint.run_lock import CLAIM_NAME, give_back_claim, take_claim
 from littrainer.search.optuna_study.unfinished import AGAIN, CLAIM_FOLDER_PREFIX, ERROR, NOTE_PREFIX, SEARCH, carried_on
 from littrainer.search.record import read_record
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from littrainer.checkpoint.claims import CLAIM_NAME
+from littrainer.checkpoint.run_lock import CLAIM_NAME
 from littrainer.search.ray_tune.handed_over import CONTENT, PREFIX, delete_abandoned, folder_to_hand_over
 
 

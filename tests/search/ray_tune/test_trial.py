@@ -17,7 +17,7 @@ import pytest
 
 from littrainer import EarlyStoppingCallback, TrainerCallback
 from littrainer.arguments.choices import HPSearchBackend
-from littrainer.checkpoint.claims import claimed
+from littrainer.checkpoint.run_lock import claimed
 from littrainer.search.objective import default_compute_objective
 from littrainer.search.ray_tune import trial as ray_trial
 from littrainer.search.searching import searching

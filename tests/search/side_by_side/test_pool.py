@@ -18,6 +18,7 @@ import optuna
 import pytest
 
 from littrainer import Trainer
+from littrainer.distributed.failure_report import is_running
 from littrainer.search.failures import SearchMistake
 from littrainer.search.record import COMPLETE, FAILED, read_record
 from littrainer.search.side_by_side import pool, trial_process
@@ -27,7 +28,6 @@ from littrainer.search.side_by_side.trial_process import TrialProcess, TrialProc
 from littrainer.search.side_by_side.worker import _content_of
 from littrainer.search.travelling.packing import unpacked
 from tests.compat.processes import environment
-from tests.processes.test_parent_watch import is_running
 from tests.scenarios.once_per_session import carried_out_once
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS, wait_until
 from tests.search.trainers import rate_space, searched_trainer

@@ -2,28 +2,296 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from littrainer.compat.accelerator.layouts import SplitModelsOfAccelerator
-from littrainer.compat.accelerator.members import REFUSED
+import torch
+from torch import nn
+
+from littrainer.arguments.accelerator_config import AcceleratorConfig
+from littrainer.arguments.deepspeed import asks_for_deepspeed
+from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.preparing import Preparing
 from littrainer.compat.accelerator.processes import Collectives, ProcessMembers
-from littrainer.compat.accelerator.saving import Saving
-from littrainer.compat.accelerator.settings import Settings
-from littrainer.compat.accelerator.states import AcceleratorStateView, shared_accelerator_state
+from littrainer.compat.accelerator.states import (
+    AcceleratorStateView,
+    SplitModelsOfAccelerator,
+    shared_accelerator_state,
+)
 from littrainer.compat.accelerator.stepping import Stepping
-from littrainer.nested_values import truncated
-from littrainer.processes import collectives
-from littrainer.processes.layout import tensor_parallel_size
+from littrainer.distributed import collectives
+from littrainer.distributed.layout import process_layout, tensor_parallel_size
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.errors.nested_values import truncated
+from littrainer.strategies.shards import is_sharded, whole_state_dict
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 
+logger = logging.getLogger(__name__)
+
+# Member of accelerate's Accelerator -> why it is not offered, and what to do instead. The rest is in
+# docs/compatibility.md.
+REFUSED: dict[str, str] = {
+    "save_state": "checkpoints are the Trainer's; set save_strategy, or call trainer.save_model() and save_state()",
+    "load_state": "checkpoints are the Trainer's; call trainer.train(resume_from_checkpoint=...)",
+    "register_save_state_pre_hook": "save_state is not offered; add a callback with on_save",
+    "register_load_state_pre_hook": "load_state is not offered; override _load_from_checkpoint",
+    "get_tracker": "a Trainer's accelerator has no trackers; report_to adds callbacks to trainer.callback_handler",
+    "profile": 'profile with Trainer(lightning={"profiler": ...}), or with torch.profiler.profile() itself',
+    "ddp_handler": "Lightning's strategy sets DistributedDataParallel up; see ddp_find_unused_parameters",
+    "fp8_backend": "no argument of a Trainer asks for 8-bit floating point",
+    "deepspeed_ulysses_dl_adapter": "accelerate's DeepSpeed engine does not run here",
+    "context_parallel_rank": "sequences are not split between processes, nor does accelerate tell it",
+    "pipeline_parallel_rank": "layers are not spread over processes, nor does accelerate tell it",
+}
+
+
+class _Shared:
+    """A setting of `args.accelerator_config`: written here, it counts for the loaders that are built from then on."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else getattr(instance.config, self.name)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        setattr(instance.config, self.name, value)
+
+
+class _Apart(_Shared):
+    """A setting that begins as that of `args.accelerator_config` and is written here alone.
+
+    Libraries write it between the loaders of training and evaluation, and then compare the arguments with the defaults
+    for a model card. No loader of a single process reads it.
+    """
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else vars(instance).get(self.name, getattr(instance.config, self.name))
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        vars(instance)[self.name] = value
+
+
+class LoaderSettings:
+    """How loaders are built and batches dispatched, readable and writable.
+
+    Parameters:
+        args: the arguments whose `accelerator_config` and `data_seed` this shows.
+    """
+
+    split_batches = _Shared()
+    dispatch_batches = _Shared()
+    even_batches = _Apart()
+    use_seedable_sampler = _Shared()
+    non_blocking = _Shared()
+    # Whether loaders keep a state of their own; littrainer's keep one in every checkpoint.
+    use_stateful_dataloader = False
+
+    def __init__(self, args: TrainingArguments):
+        self.args = args
+
+    @property
+    def config(self) -> AcceleratorConfig:
+        """The config of the arguments, whatever a script has set in its place."""
+        config = AcceleratorConfig.from_argument(self.args.accelerator_config)
+        self.args.accelerator_config = config
+        return config
+
+    @property
+    def data_seed(self) -> int | None:
+        """Seed of the order of the training data."""
+        return self.args.data_seed
+
+    def __repr__(self) -> str:
+        return f"LoaderSettings({self.config}, data_seed={self.data_seed})"
+
+
+class _OfLoaders:
+    """A member of the accelerator that is one of its `dataloader_config`, readable and writable."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else getattr(instance.dataloader_config, self.name)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        setattr(instance.dataloader_config, self.name, value)
+
+
+class Settings:
+    """What an accelerator says of its set-up; most of it is fixed, since Lightning decides."""
+
+    dataloader_config: LoaderSettings
+    split_batches = _OfLoaders()
+    dispatch_batches = _OfLoaders()
+    even_batches = _OfLoaders()
+    use_seedable_sampler = _OfLoaders()
+    non_blocking = _OfLoaders()
+    use_stateful_dataloader = _OfLoaders()
+    device_placement = True
+    project_dir: str | None = None
+    logging_dir: str | None = None
+    save_iteration = 0
+    fp8_enabled = delayed_fp8_autocast = has_fp8_handler = has_lomo_optimizer = False
+    # What a Trainer of transformers hands its accelerator none of.
+    autocast_handler = scaler_handler = init_handler = profile_handler = None
+    fp8_recipe_handler = ao_recipe_handler = te_recipe_handler = msamp_recipe_handler = None
+
+    def __init__(self, args: TrainingArguments):
+        self.dataloader_config = LoaderSettings(args)
+        self.rng_types = ["generator"]
+        self.flag_tensor: Any = None
+        self.trackers: list[Any] = []
+        self.log_with: list[Any] = []
+        self.project_configuration = SimpleNamespace(
+            project_dir=None,
+            logging_dir=None,
+            automatic_checkpoint_naming=False,
+            total_limit=None,
+            iteration=0,
+            save_on_each_node=args.save_on_each_node,
+        )
+
+    @property
+    def deepspeed_plugin(self) -> Any:
+        """What DeepSpeed is told, if it carries the training out; else None."""
+        return self.dataloader_config.args.deepspeed_plugin
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether several processes train on a GPU each."""
+        args = self.dataloader_config.args
+        return args.world_size > 1 and args.device.type != "cpu"
+
+    @property
+    def should_save_model(self: Any) -> bool:
+        """Whether this process is one that writes models."""
+        return self.is_local_main_process
+
+
+class Saving:
+    """What a subclass calls to save objects of its own; checkpoints are the Trainer's."""
+
+    def __init__(self: Any) -> None:
+        self._custom_objects: list[Any] = []
+        self._told: set[str] = set()
+
+    def get_state_dict(self: Any, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
+        """The model's state dict, under the names of the user's model.
+
+        Parameters:
+            unwrap: take wrappers off before.
+
+        Returns:
+            whole tensors; where the model is sharded, in the first process, and an empty dict in the others. All
+            processes have to call it then.
+        """
+        consolidated = getattr(model, "_zero3_consolidated_16bit_state_dict", None)
+        plugin = self._args.deepspeed_plugin
+        if consolidated is not None and plugin is not None and plugin.zero_stage == 3:
+            return consolidated()
+        if unwrap:
+            model = self.unwrap_model(model, keep_torch_compile=False)
+        return whole_state_dict(model) if is_sharded(model) else model.state_dict()
+
+    def save(self: Any, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
+        """Write an object to a file, in the first process (of each node where `save_on_each_node` is set).
+
+        Parameters:
+            safe_serialization: it is a dict of tensors, and becomes a safetensors file.
+        """
+        if not (self.is_local_main_process if self._args.save_on_each_node else self.is_main_process):
+            return
+        if not safe_serialization:
+            torch.save(obj, f)
+            return
+        from safetensors.torch import save_file
+
+        # Tensors that share memory are refused by the format, and views have more of it than they show.
+        save_file({name: value.clone().contiguous() for name, value in obj.items()}, f, metadata={"format": "pt"})
+
+    def save_model(
+        self: Any,
+        model: nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Write a model's weights into a folder: `model.safetensors`, or shards of it with an index.
+
+        Parameters:
+            max_shard_size: a number of bytes, or such as `5GB`.
+            safe_serialization: false writes `pytorch_model.bin`.
+
+        Raises:
+            NotADirectoryError: the folder is a file.
+        """
+        folder = Path(save_directory)
+        if folder.is_file():
+            raise NotADirectoryError(f"accelerator.save_model: {folder} is a file; give a folder.")
+        state_dict = self.get_state_dict(model)
+        if not self.is_main_process:
+            return
+        from huggingface_hub import save_torch_state_dict
+
+        folder.mkdir(parents=True, exist_ok=True)
+        save_torch_state_dict(state_dict, folder, max_shard_size=max_shard_size, safe_serialization=safe_serialization)
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Take objects with states of their own; no Trainer's checkpoint holds them, which a warning says.
+
+        Raises:
+            ValueError: one has no `state_dict` or `load_state_dict`.
+        """
+        unfit = [
+            type(one).__name__
+            for one in objects
+            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict"))
+        ]
+        if unfit:
+            raise ValueError(
+                f"register_for_checkpointing takes objects with state_dict and load_state_dict; {', '.join(unfit)} "
+                "lack them."
+            )
+        self._custom_objects.extend(objects)
+        self._tell(
+            "register_for_checkpointing",
+            "A Trainer's checkpoints do not hold objects registered with the accelerator, here or in transformers: "
+            "save them in an on_save callback, or in a callback with a state() (ExportableState).",
+        )
+
+    def init_trackers(self, project_name: str, config: Any = None, init_kwargs: Any = None) -> None:
+        """Do nothing but say so: a Trainer's accelerator has no trackers."""
+        self._tell(
+            "init_trackers", "The accelerator of a Trainer has no trackers to set up; choose them with report_to=[...]."
+        )
+
+    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
+        """Do nothing but say so: a Trainer's accelerator has no trackers."""
+        self._tell("log", "accelerator.log() reaches no tracker of a Trainer; call trainer.log() instead.")
+
+    def end_training(self) -> None:
+        """Leave the process group, where there is one."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    def _tell(self, name: str, message: str) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            logger.warning(message)
+
+
 class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving, SplitModelsOfAccelerator, Settings):
-    """Stands where subclasses of a Trainer expect an accelerator; `members` lists what it answers.
+    """Stands where subclasses of a Trainer expect an accelerator; docs/compatibility.md lists what it answers.
 
     Parameters:
         args: the training arguments, which know device and ranks.
@@ -103,3 +371,82 @@ class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving
             f"trainer.accelerator has no {name!r}: littrainer trains on Lightning, and answers what accelerate's "
             "Accelerator has. Ask trainer.lightning_trainer (its strategy), or torch, instead."
         )
+
+
+# ---- An Accelerator of accelerate's ----------------------------------------------------------------------------------
+
+
+LOADER_SETTINGS = ("split_batches", "dispatch_batches", "even_batches", "use_seedable_sampler", "non_blocking")
+ACCUMULATION_SETTINGS = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch")
+# Where accelerate keeps what would change a training and has no part in Lightning's.
+WITHOUT_A_PLACE = {
+    "deepspeed_plugin": "set deepspeed to its configuration",
+    "fsdp_plugin": "set fsdp and fsdp_config",
+    "megatron_lm_plugin": "pass a strategy as lightning={...}",
+    "parallelism_config": "set parallelism_config",
+    "autocast_handler": "override autocast_smart_context_manager",
+    "scaler_handler": "pass lightning={'plugins': ...} with a precision plugin",
+    "fp8_recipe_handler": "set bf16",
+}
+# Of these -> whether the arguments ask for the same, so that nothing is lost.
+ALSO_IN_ARGUMENTS: dict[str, Callable[[Any], bool]] = {
+    "deepspeed_plugin": asks_for_deepspeed,
+    "fsdp_plugin": lambda args: sharding_plan(args) is not None,
+    "parallelism_config": lambda args: process_layout(args).is_given,
+}
+
+
+def adopted(given: Any, args: TrainingArguments, engaged: Any) -> Any:
+    """What takes the place of an accelerator that a script has set: a facade with its settings.
+
+    Parameters:
+        given: what was set; anything but accelerate's Accelerator stays as it is.
+        args: the training arguments.
+        engaged: the facade whose place it takes, which knows what fit is carrying out; None at construction.
+
+    Raises:
+        NotImplementedError: it is set up in a way that Lightning has no part in.
+        ValueError: it computes in another precision than the arguments ask for.
+    """
+    if is_a(given, "accelerator"):
+        _refuse_what_would_be_lost(given, args)
+        given = _facade_like(given, args)
+    if isinstance(given, AcceleratorFacade) and isinstance(engaged, AcceleratorFacade):
+        given.take_over_from(engaged)
+    return given
+
+
+def _refuse_what_would_be_lost(given: Any, args: TrainingArguments) -> None:
+    where = "trainer.accelerator, as create_accelerator_and_postprocess or a script has set it"
+    if type(given).__module__.partition(".")[0] != "accelerate":
+        raise NotImplementedError(
+            f"{where}, is a {type(given).__name__}, a subclass of accelerate's Accelerator: littrainer trains on "
+            "Lightning and would call none of its methods. Override the methods of the Trainer that call them."
+        )
+    lost = [
+        f"{name} ({instead})"
+        for name, instead in WITHOUT_A_PLACE.items()
+        if not (name in ALSO_IN_ARGUMENTS and ALSO_IN_ARGUMENTS[name](args))
+        if getattr(given.state, name, None) is not None or getattr(given, name, None) is not None
+    ]
+    if lost:
+        raise NotImplementedError(f"{where}, has what littrainer's Lightning does not take: {', '.join(lost)}.")
+    if given.mixed_precision != args.mixed_precision:
+        raise ValueError(
+            f"{where}, has mixed_precision={given.mixed_precision!r}, and the arguments ask for "
+            f"{args.mixed_precision!r}. Pass mixed_precision=self.args.mixed_precision to Accelerator, or set bf16 or "
+            "fp16 to what it computes in."
+        )
+
+
+def _facade_like(given: Any, args: TrainingArguments) -> AcceleratorFacade:
+    facade = AcceleratorFacade(args)
+    for name in LOADER_SETTINGS:
+        setattr(facade.dataloader_config, name, getattr(given.dataloader_config, name))
+    accumulation = given.gradient_state.plugin_kwargs
+    facade.gradient_state.plugin_kwargs = {
+        name: accumulation[name] for name in ACCUMULATION_SETTINGS if name in accumulation
+    }
+    facade.step_scheduler_with_optimizer = given.step_scheduler_with_optimizer
+    facade.rng_types = given.rng_types
+    return facade

@@ -10,15 +10,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from littrainer.arguments.deepspeed_plugin import asks_for_deepspeed
-from littrainer.compat.accelerator.prepared import PreparedOptimizer, PreparedScheduler
-from littrainer.compilation import compile_keywords, is_compiled
+from littrainer.arguments.deepspeed import asks_for_deepspeed
+from littrainer.compat.accelerator.stepping import PreparedOptimizer, PreparedScheduler
 from littrainer.data.loaders import LookaheadLoader, copies_to, lookahead_version
 from littrainer.data.position import skips_by_index, without_first_batches
-from littrainer.mixed_precision import forward_type, restore_forward, run_forward_in
-from littrainer.model_facts import WRAPPERS
-from littrainer.model_walk import is_spread, move_to
-from littrainer.processes import collectives
+from littrainer.distributed import collectives
+from littrainer.model.facts import WRAPPERS
+from littrainer.model.traversal import is_spread, move_to
+from littrainer.strategies.compilation import compile_keywords, is_compiled
+from littrainer.strategies.mixed_precision import forward_type, restore_forward, run_forward_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

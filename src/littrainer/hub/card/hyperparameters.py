@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.destinations import DESTINATIONS, Place
 from littrainer.arguments.secrets import holds_a_secret
-from littrainer.processes.layout import data_parallel_size
-from littrainer.report.stored_arguments import as_text, same, usual_arguments
+from littrainer.arguments.shown_arguments import as_text, default_texts, is_same
+from littrainer.distributed.layout import data_parallel_size
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
 
 # What says how a model was trained. The others say where files lie, what is logged, saved and shown.
 PLACES = frozenset(
@@ -91,14 +92,14 @@ def _schedule(trainer: Trainer) -> Any:
 
 
 def _away_from_defaults(args: Any) -> dict[str, str]:
-    usual = usual_arguments()
+    usual = default_texts()
     documented = {
         name: getattr(args, name)
         for name in usual
         if hasattr(args, name) and name in DESTINATIONS and DESTINATIONS[name].place in PLACES and name not in NOT_SHOWN
     }
     texts = {name: as_text(value) for name, value in documented.items()}
-    changed = {name: text for name, text in texts.items() if not same(text, usual[name]) and not holds_a_secret(name)}
+    changed = {name: text for name, text in texts.items() if not (is_same(text, usual[name]) or holds_a_secret(name))}
     return {**changed, **_of_a_subclass(args, usual)}
 
 

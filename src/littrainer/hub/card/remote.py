@@ -7,11 +7,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from littrainer.errors.atomic_files import write_whole
 from littrainer.hub.card.block import CARD_NAME, Card, read_card
 from littrainer.hub.card.metadata import RESULTS, check_metadata, joined, own_entries
 from littrainer.hub.card.subject import Given
 from littrainer.hub.failures import is_silent, text_of
-from littrainer.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 

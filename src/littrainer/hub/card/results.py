@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from littrainer.report.history import COSTS, EVALUATION, OF_THE_WHOLE_TRAINING, TRAINING, History, read_history
+from littrainer.callbacks.log_history import COSTS, EVALUATION, OF_THE_WHOLE_TRAINING, TRAINING, History, read_history
 
 if TYPE_CHECKING:
     from littrainer.callbacks.state import TrainerState

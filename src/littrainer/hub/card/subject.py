@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.ecosystem import is_a
-from littrainer.model_facts import base_model
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.model.facts import base_model
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

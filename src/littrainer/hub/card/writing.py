@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.arguments.nearest import suggestion
+from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.secrets import holds_a_secret, masked, without_secrets
-from littrainer.ecosystem import is_a
+from littrainer.errors.atomic_files import write_whole
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.hub.card.block import CARD_NAME, Card, read_card, written_card
 from littrainer.hub.card.environment import framework_versions, strategy_of
 from littrainer.hub.card.hyperparameters import hyperparameters
@@ -21,7 +22,6 @@ from littrainer.hub.card.results import results_of
 from littrainer.hub.card.subject import Given, subject_of
 from littrainer.hub.card.text import card_text
 from littrainer.hub.tokens import HUB_TOKEN, TOKEN_VARIABLES
-from littrainer.whole_files import write_whole
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from littrainer.arguments.choices import IntervalStrategy
-from littrainer.arguments.nearest import suggestion
-from littrainer.ecosystem import is_a
+from littrainer.arguments.did_you_mean import suggestion
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import kind_of
 from littrainer.search.distributions import of_optuna
 from littrainer.search.failures import TRIAL_FAILURES, ObjectiveIsNan, SearchMistake, fails_trial_only

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from littrainer.checkpoint.claims import give_back_claim, is_claimed, take_claim
-from littrainer.processes.agreement import is_running
+from littrainer.checkpoint.run_lock import give_back_claim, is_claimed, take_claim
+from littrainer.distributed.failure_report import is_running
 from littrainer.search.optuna_study.generator_states import generator_states, set_generator_states
 from littrainer.search.trial import SEEDS
 
 if TYPE_CHECKING:
     from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from littrainer.checkpoint.claims import give_back_claim, is_claimed, take_claim
+from littrainer.checkpoint.run_lock import give_back_claim, is_claimed, take_claim
 
 PREFIX = "littrainer-ray-"
 # Made when its parent is claimed: without a claim it was left by a process that was killed.

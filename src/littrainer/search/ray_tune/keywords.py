@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import IntervalStrategy
-from littrainer.arguments.nearest import suggestion
+from littrainer.arguments.did_you_mean import suggestion
 from littrainer.search.ray_tune.trial import OBJECTIVE
 
 if TYPE_CHECKING:

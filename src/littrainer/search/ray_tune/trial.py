@@ -21,14 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.choices import HPSearchBackend, SaveStrategy
-from littrainer.callbacks.notebook import NotebookProgressCallback
-from littrainer.callbacks.progress import PrinterCallback, ProgressCallback
 from littrainer.callbacks.state import TrainerControl
-from littrainer.checkpoint.claims import claimed
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 from littrainer.checkpoint.reader import read_state
+from littrainer.checkpoint.run_lock import claimed
 from littrainer.compat import redirect
-from littrainer.ecosystem import package_of
+from littrainer.errors.lazy_isinstance import package_of
 from littrainer.optim.parameter_groups import are_others
 from littrainer.search.ray_tune.handed_over import delete_abandoned, folder_to_hand_over
 from littrainer.search.searching import searching
@@ -50,7 +48,7 @@ SECONDS_UNTIL_A_FOLDER_IS_FREE = 120
 TELLS_OF_CHECKPOINTS = "ray.train._internal.storage"
 # They put a function of their own in the place of `sys.exit`, which calls the former one.
 WATCH_EXITS = ("wandb",)
-SHOWN_NOWHERE = (ProgressCallback, PrinterCallback, NotebookProgressCallback)
+SHOWN_NOWHERE = ("ProgressCallback", "PrinterCallback", "NotebookProgressCallback")
 
 
 @dataclass
@@ -156,8 +154,9 @@ def _train_trial(config: dict[str, Any], packed_trainer: bytes, setting: TrialSe
     if checkpoint is not None and _has_ended(checkpoint, config):
         return
     trainer = unpacked(packed_trainer)
-    for kind in SHOWN_NOWHERE:
-        trainer.remove_callback(kind)
+    for callback in list(trainer.callback_handler.callbacks):
+        if any(kind.__name__ in SHOWN_NOWHERE for kind in type(callback).__mro__):
+            trainer.remove_callback(callback)
     # Found anew: Ray shows this process the GPU that it has for the trial, or none.
     for name in ("_device", "_n_gpu"):
         vars(trainer.args).pop(name, None)
@@ -193,7 +192,7 @@ def report_to_ray(trainer: Trainer, metrics: dict[str, Any]) -> None:
     state = trainer.state
     result = {**metrics, OBJECTIVE: trainer.objective, STEP: state.global_step, LAST_STEP: state.max_steps}
     if trainer.is_in_train and trainer.training_run is not None:
-        trainer.training_run.when_step_is_done = functools.partial(_hand_over, trainer, result)
+        trainer.training_run.step.when_done = functools.partial(_hand_over, trainer, result)
     else:
         _hand_over(trainer, result)
 

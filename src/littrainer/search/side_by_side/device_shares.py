@@ -6,7 +6,7 @@ import operator
 import os
 from typing import Any
 
-from littrainer.processes import environment
+from littrainer.distributed import environment
 from littrainer.search.failures import SearchMistake
 
 # As Optuna has it: as many jobs as the machine has room for.

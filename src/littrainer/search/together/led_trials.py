@@ -14,8 +14,8 @@ import numpy as np
 import torch.distributed as dist
 from optuna.trial import FixedTrial, Trial
 
-from littrainer.processes.agreement import from_each
-from littrainer.processes.posts import Posts
+from littrainer.distributed.agreement import from_each
+from littrainer.distributed.key_value_store import KeyValueStore
 from littrainer.search.failures import SearchMistake
 
 Value = TypeVar("Value")
@@ -60,7 +60,7 @@ class FollowedStudy:
 class LeadingTrial(Trial):
     """A study's trial in the process that draws: the trial that it is made of, under another class."""
 
-    posts: Posts
+    posts: KeyValueStore
     facts: TrialFacts
     _told: dict[str, Any]
 
@@ -69,7 +69,7 @@ class LeadingTrial(Trial):
         study = trial.study
         key = uuid.uuid4().hex
         self.facts = TrialFacts(key, trial.number, trial.user_attrs, study.study_name, study.directions)
-        self.posts = Posts(key)
+        self.posts = KeyValueStore(key)
         self._told = {}
         self._last_reported: int | None = None
 
@@ -119,7 +119,7 @@ class FollowingTrial(FixedTrial):
     def __init__(self, facts: TrialFacts):
         self._received: dict[str, Any] = {}
         super().__init__(self._received, facts.number)
-        self._posts = Posts(facts.key)
+        self._posts = KeyValueStore(facts.key)
         self._last_reported: int | None = None
         self._is_in_space = True
         self._prunes: dict[str, bool] = {}

@@ -14,16 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
-from littrainer.ecosystem import is_a
+from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first
+from littrainer.distributed.failure_report import FailedElsewhere, LostProcess
+from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import add_note
-from littrainer.processes.agreement import (
-    FailedElsewhere,
-    LostProcess,
-    are_several,
-    failing_together,
-    from_each,
-    from_first,
-)
 from littrainer.search.failures import SearchMistake
 from littrainer.search.trial import run_trial
 from littrainer.search.trial_parameters import asked

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer import engine
 from littrainer.callbacks.handler import CallbackHandler
 from littrainer.compat.accelerator import AcceleratorFacade
+from littrainer.engine import run_lightning
 from littrainer.search.travelling.unpicklable import where_it_fails
 from littrainer.tracking.base import TrackerCallback
 
@@ -52,8 +52,8 @@ LEFT_BEHIND = frozenset(
 # What callbacks may have kept of a training, as (module, class): None in the other process.
 NEVER_SENT = (
     ("lightning.pytorch.trainer.trainer", "Trainer"),
-    ("littrainer.module", "TrainerModule"),
-    ("littrainer.engine", "Evaluator"),
+    ("littrainer.engine.module", "TrainerModule"),
+    ("littrainer.engine.run_lightning", "Evaluator"),
     ("littrainer.training.run", "TrainingRun"),
 )
 # Tensors up to this size travel as their bytes; larger ones keep what they share with others.
@@ -115,7 +115,7 @@ def unpacked(data: bytes) -> Trainer:
 def unpacked_with(data: bytes) -> tuple[Trainer, Any]:
     """What `packed_with` was given."""
     # Loaded before anything draws random numbers, as when a Trainer is constructed.
-    engine.import_lightning()
+    run_lightning.import_lightning()
     unpickler = pickle.Unpickler(io.BytesIO(data))
     trainer, more = unpickler.load()
     names = vars(sys.modules["__main__"])

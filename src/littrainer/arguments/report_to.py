@@ -1,0 +1,181 @@
+"""What `report_to` may hold: the table of experiment trackers, whether each is installed, and loggers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+from typing import Any, NamedTuple
+
+from littrainer.arguments.did_you_mean import suggestion
+from littrainer.errors.lazy_isinstance import is_a
+
+TRUE_VALUES = ("1", "ON", "YES", "TRUE")
+
+
+def environment_says(name: str) -> bool:
+    """Whether an environment variable is set to 1, on, yes or true."""
+    return os.environ.get(name, "").upper() in TRUE_VALUES
+
+
+class Service(NamedTuple):
+    """An experiment tracker.
+
+    Parameters:
+        callback: the callback that reports to it, as "module:class".
+        modules: what has to be importable; where an entry is a tuple, one of its modules is enough.
+        install: what to hand to `pip install`.
+        about: the service and what is written to it, in half a sentence.
+        switch: the environment variable that switches it off.
+        in_all: whether `report_to="all"` includes it.
+    """
+
+    callback: str
+    modules: tuple[str | tuple[str, ...], ...]
+    install: str
+    about: str
+    switch: str | None = None
+    in_all: bool = True
+
+    def switched_off(self) -> str | None:
+        """Return why it is not to be used although its package is installed; None if it is to be."""
+        if self.switch is None or not environment_says(self.switch):
+            return None
+        return f"the environment variable {self.switch} switches it off"
+
+
+# In the order in which `report_to="all"` names them.
+SERVICES: dict[str, Service] = {
+    "azure_ml": Service(
+        "littrainer.tracking.services:AzureMLCallback",
+        ("azureml.core.run",),
+        "azureml-core",
+        "Azure Machine Learning",
+    ),
+    "comet_ml": Service("littrainer.tracking.services:CometCallback", ("comet_ml",), "comet-ml>=3.43.2", "Comet"),
+    "dagshub": Service(
+        "littrainer.tracking.mlflow:DagsHubCallback", ("dagshub", "mlflow"), "dagshub mlflow", "DagsHub, by MLflow"
+    ),
+    "dvclive": Service("littrainer.tracking.services:DVCLiveCallback", ("dvclive",), "dvclive", "DVCLive"),
+    "mlflow": Service(
+        "littrainer.tracking.mlflow:MLflowCallback", ("mlflow",), "mlflow", "MLflow", "DISABLE_MLFLOW_INTEGRATION"
+    ),
+    "tensorboard": Service(
+        "littrainer.tracking.tensorboard:TensorBoardCallback",
+        (("tensorboard", "tensorboardX"),),
+        "tensorboard",
+        "TensorBoard event files",
+    ),
+    "wandb": Service(
+        "littrainer.tracking.wandb:WandbCallback", ("wandb",), "wandb", "Weights & Biases", "WANDB_DISABLED"
+    ),
+    "codecarbon": Service(
+        "littrainer.tracking.services:CodeCarbonCallback", ("codecarbon",), "codecarbon", "CodeCarbon emissions"
+    ),
+    "clearml": Service("littrainer.tracking.clearml:ClearMLCallback", ("clearml",), "clearml", "ClearML"),
+    "swanlab": Service("littrainer.tracking.services:SwanLabCallback", ("swanlab",), "swanlab", "SwanLab"),
+    "trackio": Service("littrainer.tracking.trackio:TrackioCallback", ("trackio",), "trackio", "Trackio"),
+    "flyte": Service("littrainer.tracking.services:FlyteCallback", ("flytekit",), "flytekit", "Flyte", in_all=False),
+}
+
+# Names that transformers takes, and what to do instead.
+TAKEN_ELSEWHERE: dict[str, str] = {
+    "neptune": "Neptune has no callback here; log to it with Lightning's NeptuneLogger in report_to",
+    "kubeflow": "Kubeflow's progress server has no callback here; pass one of your own in callbacks=[...]",
+}
+
+
+def is_installed(name: str) -> bool:
+    """Whether the packages of a service are importable; none of them is imported."""
+    return all(
+        any(map(_is_importable, (module,) if isinstance(module, str) else module)) for module in SERVICES[name].modules
+    )
+
+
+def _is_importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError, AttributeError):
+        # A parent package is missing, or cannot be imported itself.
+        return False
+
+
+def require_installed(name: str) -> None:
+    """Refuse a service whose package is missing.
+
+    Raises:
+        ImportError: names the service, the package and how to install it.
+    """
+    if is_installed(name):
+        return
+    service = SERVICES[name]
+    missing = [module if isinstance(module, str) else " or ".join(module) for module in service.modules]
+    raise ImportError(
+        f"report_to={name!r} needs {' and '.join(missing)}, which is not installed: run `pip install "
+        f'"{service.install}"`, or take {name!r} out of report_to.'
+    )
+
+
+def require_known(name: object) -> None:
+    """Refuse a name that is none of the services'.
+
+    Raises:
+        ValueError: names what was meant most likely, or what there is.
+    """
+    if name in SERVICES:
+        return
+    if name in TAKEN_ELSEWHERE:
+        raise ValueError(f"report_to={name!r}: {TAKEN_ELSEWHERE[str(name)]}.")
+    if isinstance(name, str) and "," in name:
+        raise ValueError(f"report_to={name!r} is one text; give each tracker as a word of its own, or a list of them.")
+    if name in ("none", "all"):
+        raise ValueError(f"report_to has {name!r} beside other names; give it alone, or leave it out.")
+    hint = (
+        suggestion(name, SERVICES) if isinstance(name, str) else "trackers are given by name, or as Lightning loggers"
+    )
+    raise ValueError(f"report_to={name!r} is no tracker ({hint}). Known: {', '.join(SERVICES)}, all, none.")
+
+
+def available_services() -> list[str]:
+    """The services that `report_to="all"` stands for: those installed and not switched off."""
+    found = [
+        name
+        for name, service in SERVICES.items()
+        if service.in_all and is_installed(name) and service.switched_off() is None
+    ]
+    if "mlflow" in found and "azure_ml" in found:
+        # Azure Machine Learning is an MLflow server too, and would get everything twice.
+        found.remove("azure_ml")
+    if "comet_ml" in found and not _comet_is_configured():
+        found.remove("comet_ml")
+    return found
+
+
+def _comet_is_configured() -> bool:
+    # An experiment without a key ends in an error, or in a question on the terminal.
+    import comet_ml
+
+    return comet_ml.config.get_config("comet.api_key") is not None
+
+
+def trackers_in(report_to: Any) -> list[Any]:
+    """The trackers in a value of `report_to`, names or Lightning loggers, as a list; `none` and None are none.
+
+    Raises:
+        TypeError: it holds something else.
+    """
+    if report_to is None:
+        return []
+    found = list(report_to) if isinstance(report_to, list | tuple | set) else [report_to]
+    for item in found:
+        if not isinstance(item, str) and not is_a(item, "lightning logger"):
+            raise TypeError(
+                f"report_to={item!r} is a {type(item).__name__}; give names of trackers or Lightning loggers, one or "
+                'a list of them, "all" or "none".'
+            )
+    return [] if found == ["none"] else found
+
+
+def tracker_label(tracker: Any) -> str:
+    """A tracker as text: its name, or the class of a Lightning logger."""
+    return tracker if isinstance(tracker, str) else type(tracker).__name__

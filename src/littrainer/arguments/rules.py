@@ -1,0 +1,428 @@
+"""Which values and combinations of values of arguments are refused, before anything is computed from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+import os
+import types
+import typing
+from collections.abc import Iterable
+from enum import Enum
+from functools import cache
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Union
+
+from littrainer.arguments.accelerator_config import configured_device
+from littrainer.arguments.choices import IntervalStrategy, SaveStrategy
+from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.fields import (
+    ANNOUNCING_SIGNALS,
+    COMPILE_MODES,
+    EVAL_LOSS_WEIGHTINGS,
+    LOG_LEVELS,
+    PROCESS_GROUP_BACKENDS,
+    SAMPLING_STRATEGIES,
+    WORKER_START_METHODS,
+    ArgumentFields,
+    topics_of,
+)
+from littrainer.arguments.normalization import CHOICE_FIELDS, SCHEDULES_THAT_WATCH_A_METRIC
+from littrainer.distributed.environment import refused_variables
+
+LARGEST_WHOLE_NUMBER = 2**63 - 1
+
+
+class Range(NamedTuple):
+    """The values a number may have.
+
+    Parameters:
+        low, high: the bounds, allowed themselves.
+        below: an upper bound that is not allowed itself.
+        infinite: whether infinity is allowed.
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    below: float = math.inf
+    infinite: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Whether a number that is not nan lies in the range."""
+        if math.isinf(value) and not self.infinite:
+            return False
+        return self.low <= value <= self.high and (value < self.below or self.infinite)
+
+    def __str__(self) -> str:
+        if self.low == -math.inf:
+            return ""
+        if self.below < math.inf:
+            return f" from {self.low:g} to below {self.below:g}"
+        return f" from {self.low:g} up" if self.high == math.inf else f" from {self.low:g} to {self.high:.10g}"
+
+
+FROM_0 = Range(low=0)
+FROM_1 = Range(low=1)
+SHARE = Range(low=0, high=1)
+
+# Numbers that are not listed may have any finite value.
+RANGES: dict[str, Range] = {
+    "per_device_train_batch_size": FROM_1,
+    "per_device_eval_batch_size": FROM_1,
+    "num_train_epochs": FROM_0,
+    # Both -1 and 0 leave the length to num_train_epochs.
+    "max_steps": Range(low=-1),
+    "learning_rate": FROM_0,
+    "warmup_steps": FROM_0,
+    "warmup_ratio": SHARE,
+    "weight_decay": FROM_0,
+    "adam_beta1": Range(low=0, below=1),
+    "adam_beta2": Range(low=0, below=1),
+    "adam_epsilon": FROM_0,
+    "gradient_accumulation_steps": FROM_1,
+    # Scripts switch clipping off with 0, a negative number or infinity.
+    "max_grad_norm": Range(infinite=True),
+    "label_smoothing_factor": SHARE,
+    "neftune_noise_alpha": FROM_0,
+    "torch_empty_cache_steps": FROM_1,
+    "logging_steps": FROM_0,
+    "eval_steps": FROM_0,
+    "eval_delay": FROM_0,
+    "eval_accumulation_steps": FROM_1,
+    # Scripts switch saving off with save_steps=-1, and the limit with save_total_limit=-1.
+    "save_steps": Range(low=-1),
+    "save_total_limit": Range(low=-1),
+    # What NumPy and torch take as seeds.
+    "seed": Range(low=0, high=2**32 - 1),
+    "data_seed": FROM_0,
+    "dataloader_num_workers": FROM_0,
+    "dataloader_prefetch_factor": FROM_1,
+    "ddp_bucket_cap_mb": FROM_1,
+    # What a timedelta holds.
+    "ddp_timeout": Range(low=1, high=86_400 * 10**9 - 1),
+    "local_rank": Range(low=-1),
+    "generation_max_length": FROM_1,
+    "generation_num_beams": FROM_1,
+}
+
+# Values besides those that the annotations name, which are kept as command-line parsers need them.
+ALSO_TAKEN: dict[str, tuple[Any, ...]] = {
+    "output_dir": (os.PathLike, None),
+    "logging_dir": (os.PathLike,),
+    "resume_from_checkpoint": (os.PathLike, bool),
+    "dataloader_multiprocessing_context": (BaseContext,),
+    "include_for_metrics": (str,),
+    "debug": (None,),
+    "fsdp": (bool, list),
+    "fsdp_config": (os.PathLike,),
+    "deepspeed": (os.PathLike,),
+}
+
+# Fields whose value is checked where it is read, since it may be an object of another library.
+CHECKED_ELSEWHERE = ("accelerator_config", "parallelism_config", "report_to", *CHOICE_FIELDS)
+
+# What a field names, one or several, has to be among these. A context object may replace the name of a start method.
+TEXT_CHOICES: dict[str, tuple[str, ...]] = {
+    "include_for_metrics": ("inputs", "loss"),
+    "include_num_input_tokens_seen": ("all", "non_padding", "no"),
+    "ddp_backend": PROCESS_GROUP_BACKENDS,
+    "jit_checkpoint_signals": ANNOUNCING_SIGNALS,
+    "log_level": LOG_LEVELS,
+    "log_level_replica": LOG_LEVELS,
+    "train_sampling_strategy": SAMPLING_STRATEGIES,
+    "dataloader_multiprocessing_context": WORKER_START_METHODS,
+    "torch_compile_mode": COMPILE_MODES,
+    "eval_loss_weighting": EVAL_LOSS_WEIGHTINGS,
+}
+
+
+def check_values(args: Any) -> None:
+    """Refuse each value whose type or range cannot be right, before anything is computed from it.
+
+    Parameters:
+        args: arguments as a script gave them, or normalized ones; numbers are replaced by Python's own.
+
+    Raises:
+        TypeError, ValueError: names the argument, its value and what to give instead.
+    """
+    for name, taken in _taken(args.__class__).items():
+        value = getattr(args, name)
+        # A subclass may give a field a default of its own type, which it then knows how to read.
+        if name in CHECKED_ELSEWHERE or value is getattr(type(args), name, dataclasses.MISSING):
+            continue
+        plain = _plain_number(value, taken)
+        if not any(_is_taken(plain, member) for member in taken):
+            error = ValueError if isinstance(plain, float) and int in taken else TypeError
+            raise error(f"{_named(name, value)} is {_kind(value)}; give {_expected(name, taken)}.{_hint(value)}")
+        _check_range(name, plain, taken)
+        _check_text(name, plain)
+        if plain is not value:
+            setattr(args, name, plain)
+
+
+def _check_range(name: str, value: Any, taken: tuple[Any, ...]) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    too_large = isinstance(value, int) and abs(value) > LARGEST_WHOLE_NUMBER
+    if too_large or math.isnan(value) or not RANGES.get(name, Range()).holds(value):
+        raise ValueError(f"{_named(name, value)} is out of range; give {_expected(name, taken)}.")
+
+
+def _check_text(name: str, value: Any) -> None:
+    if name in ("output_dir", "logging_dir") and value is not None:
+        text = os.fspath(value)
+        if not text or "\0" in text:
+            raise ValueError(f"{_named(name, value)} is no path; give the path of a folder.")
+    valid = TEXT_CHOICES.get(name, ())
+    for text in value if isinstance(value, list | tuple) else [value]:
+        if valid and isinstance(text, str) and text not in valid:
+            raise ValueError(
+                f"{_named(name, text)} is not valid ({suggestion(text, valid)}); choose from {', '.join(valid)}."
+            )
+
+
+@cache
+def _taken(cls: type) -> dict[str, tuple[Any, ...]]:
+    """Documented field of a class -> the types, values and annotations of list items that it takes."""
+    taken: dict[str, tuple[Any, ...]] = {}
+    for topic in topics_of(cls):
+        hints = typing.get_type_hints(topic)
+        taken.update({name: (*_members(hint), *ALSO_TAKEN.get(name, ())) for name, hint in hints.items()})
+        for field in dataclasses.fields(topic):
+            if bool in taken[field.name] and field.default is False:
+                # Unset, which reads as false.
+                taken[field.name] += (None,)
+    return taken
+
+
+def _members(hint: Any) -> Iterable[Any]:
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        for member in typing.get_args(hint):
+            yield from _members(member)
+    elif typing.get_origin(hint) is Literal:
+        yield from typing.get_args(hint)
+    else:
+        yield None if hint is types.NoneType else hint
+
+
+def _plain_number(value: Any, taken: tuple[Any, ...]) -> Any:
+    """The Python number that another library's number, or 0 and 1 for a boolean, stand for; else the value itself."""
+    if isinstance(value, bool):
+        return value
+    if bool in taken and type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    if not isinstance(value, numbers.Real):
+        return value
+    if isinstance(value, numbers.Integral):
+        whole = int(value)
+        return bool(whole) if bool in taken and int not in taken and whole in (0, 1) else whole
+    real = float(value)
+    if int in taken and float not in taken and real.is_integer():
+        return int(real)
+    return real
+
+
+def _is_taken(value: Any, member: Any) -> bool:
+    if member is Any:
+        return True
+    if member is None or isinstance(member, bool):
+        return value is member
+    if member in (int, float):
+        return isinstance(value, int | member) and not isinstance(value, bool)
+    origin = typing.get_origin(member) or member
+    if origin is list:
+        kind = (typing.get_args(member) or (object,))[0]
+        kind = str if issubclass(kind, Enum) else kind
+        return isinstance(value, list | tuple) and all(isinstance(item, kind) for item in value)
+    return isinstance(value, origin) and (origin is not dict or all(isinstance(key, str) for key in value))
+
+
+def _expected(name: str, taken: tuple[Any, ...]) -> str:
+    allowed = RANGES.get(name, "")
+    words: dict[Any, str] = {
+        bool: "true or false",
+        int: f"a whole number{allowed}",
+        float: f"a number{allowed}",
+        str: f"one of {', '.join(TEXT_CHOICES[name])}" if name in TEXT_CHOICES else "text",
+        os.PathLike: "a path",
+        Path: "a path",
+        BaseContext: "a multiprocessing context",
+        list: "a list of texts",
+        dict: "a dict with texts as keys",
+        None: "None",
+        False: "false",
+    }
+    kinds = [typing.get_origin(member) or member for member in taken]
+    return " or ".join(dict.fromkeys(words.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds))
+
+
+def _named(name: str, value: Any) -> str:
+    if name.endswith("_token"):
+        return name
+    text = repr(value) if isinstance(value, str | numbers.Number | list | dict | tuple | None) else "..."
+    text = " ".join(text.split())
+    return f"{name}={text if len(text) <= 60 else text[:60] + '...'}"
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "unset"
+    if isinstance(value, float):
+        return "a fraction" if math.isfinite(value) else "not finite"
+    words = {str: "text", bool: "a truth value", list: "a list that does not fit", dict: "a dict that does not fit"}
+    return words.get(type(value), f"a {type(value).__name__}")
+
+
+def _hint(value: Any) -> str:
+    try:
+        is_number = isinstance(value, str) and float(value) is not None
+    except ValueError:
+        is_number = False
+    return " Write the number without quotes; YAML takes 5e-5 for text and 5.0e-5 for a number." if is_number else ""
+
+
+# ---- Rules between arguments -----------------------------------------------------------------------------------------
+
+# Interval in steps -> the strategy under which it is read.
+STEP_INTERVALS = {
+    "logging_steps": "logging_strategy",
+    "eval_steps": "eval_strategy",
+    "save_steps": "save_strategy",
+}
+
+# Shares of all steps are compared in millionths, where floating point rounding no longer matters.
+MILLIONTHS = 1_000_000
+
+
+def validate(args: ArgumentFields) -> None:
+    """Refuse combinations that cannot be carried out; expects normalized arguments.
+
+    Raises:
+        ValueError: names the arguments and what to change.
+    """
+    _check_step_intervals(args)
+    if getattr(args, "decides_the_run", True):
+        _check_best_model(args)
+        if args.lr_scheduler_type in SCHEDULES_THAT_WATCH_A_METRIC and args.eval_strategy == IntervalStrategy.NO:
+            raise ValueError(
+                f"lr_scheduler_type={_text(args.lr_scheduler_type)!r} follows an evaluation metric; "
+                'set eval_strategy to "steps" or "epoch".'
+            )
+    for first, second in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval")):
+        if getattr(args, first) and getattr(args, second):
+            raise ValueError(f"{first} and {second} are both set; choose one of them.")
+    checkpointing: Any = args.activation_checkpointing_kwargs
+    every = (checkpointing or {}).get("every_n_layers", 1)
+    if not isinstance(every, int) or every < 1:
+        raise ValueError(
+            f"activation_checkpointing_kwargs={{'every_n_layers': {every!r}}} must be a whole number above 0."
+        )
+    _check_loader_processes(args, "dataloader_prefetch_factor")
+    if getattr(args.accelerator_config, "use_configured_state", False):
+        configured_device()
+    strategy = args.train_sampling_strategy
+    if getattr(args, "sortish_sampler", False) and strategy not in ("random", "group_by_length"):
+        raise ValueError(
+            f"sortish_sampler groups training samples by length and train_sampling_strategy={strategy!r} does not; "
+            "set one of them."
+        )
+
+
+def _check_step_intervals(args: ArgumentFields) -> None:
+    if args.logging_strategy == IntervalStrategy.STEPS and args.logging_steps == 0:
+        raise ValueError('logging_strategy="steps" needs logging_steps other than 0; give one, or use "epoch" or "no".')
+    for name, strategy in STEP_INTERVALS.items():
+        steps: Any = getattr(args, name)
+        if getattr(args, strategy) != IntervalStrategy.STEPS or steps <= 1:
+            continue
+        if steps != int(steps):
+            raise ValueError(
+                f"{name}={steps} is not a whole number; from 1 up it counts steps, only below 1 is it a share of them."
+            )
+        setattr(args, name, int(steps))
+
+
+def _check_best_model(args: ArgumentFields) -> None:
+    if not args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST:
+        return
+    if args.eval_strategy != args.save_strategy:
+        raise ValueError(
+            "load_best_model_at_end needs a checkpoint for each evaluation, but "
+            f"eval_strategy={_text(args.eval_strategy)!r} and save_strategy={_text(args.save_strategy)!r}; "
+            'set both to the same value, or save_strategy="best".'
+        )
+    saving, evaluating = args.save_steps, args.eval_steps or 0
+    if args.eval_strategy != IntervalStrategy.STEPS or saving % evaluating == 0:
+        return
+    both_are_shares = saving < 1 and evaluating < 1
+    if not both_are_shares or (saving * MILLIONTHS) % (evaluating * MILLIONTHS) != 0:
+        raise ValueError(
+            "load_best_model_at_end needs an evaluation at each checkpoint, but "
+            f"save_steps={args.save_steps} is not a multiple of eval_steps={args.eval_steps}."
+        )
+
+
+def check_loader_processes(args: ArgumentFields) -> None:
+    """Refuse what torch refuses if the training process loads the data itself.
+
+    transformers lets a script set the number of processes after it made the arguments, so this is for whoever is about
+    to make loaders.
+
+    Raises:
+        ValueError: names the argument and what to change.
+    """
+    _check_loader_processes(args, "dataloader_persistent_workers", "dataloader_multiprocessing_context")
+
+
+def _check_loader_processes(args: ArgumentFields, *names: str) -> None:
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value is not False and args.dataloader_num_workers == 0:
+            raise ValueError(
+                f"{name}={value!r} needs loader processes; set dataloader_num_workers above 0 or leave {name} unset."
+            )
+
+
+def _text(choice: Any) -> str:
+    return getattr(choice, "value", choice)
+
+
+# ---- What is not carried out -----------------------------------------------------------------------------------------
+
+# Field -> its values that are carried out; every other value is refused.
+HONOURED_VALUES: dict[str, tuple[str, ...]] = {"debug": ("underflow_overflow",)}
+# Environment variable -> values that are carried out. Launchers set these, and a run under transformers obeys them.
+HONOURED_ENVIRONMENT: dict[str, tuple[str, ...]] = {"ACCELERATE_MIXED_PRECISION": ("", "no", "bf16", "fp16")}
+
+
+def refuse_unsupported(args: Any) -> None:
+    """Refuse every wish in `args` that would not be carried out, all of them in one message.
+
+    Scripts set fields after construction too, so this is called again when training starts.
+
+    Parameters:
+        args: a TrainingArguments instance.
+
+    Raises:
+        NotImplementedError: names each field with its value, and the value to leave it at.
+    """
+    refused = []
+    for name, honoured in HONOURED_VALUES.items():
+        value = getattr(args, name)
+        texts = [getattr(item, "value", item) for item in (value if isinstance(value, list) else [value])]
+        if any(text not in honoured for text in texts):
+            refused.append(f"{name}={texts!r} (choose from {', '.join(honoured)})")
+    variables = {
+        name: os.environ[name]
+        for name, honoured in HONOURED_ENVIRONMENT.items()
+        if os.environ.get(name, "").lower() not in honoured
+    }
+    variables.update(refused_variables())
+    refused += [f"environment variable {name}={value} (unset it)" for name, value in variables.items()]
+    if refused:
+        raise NotImplementedError(
+            f"littrainer does not carry out {'; '.join(refused)}. "
+            "Change that, or run the script with plain `python` to train with transformers."
+        )

@@ -1,0 +1,58 @@
+"""Arguments as readers see them: which are away from their defaults, as short texts without secrets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from littrainer.arguments.fields import ArgumentFields, GenerationFields
+from littrainer.arguments.normalization import normalize
+from littrainer.arguments.secrets import without_secrets
+
+LONGEST_TEXT = 300
+NOTHING = frozenset({"None", "[]", "{}", ""})
+
+
+def default_texts() -> dict[str, str]:
+    """The default of each documented argument as text, in their documented order; `output_dir` has none."""
+    args = ArgumentFields()
+    normalize(args, ())
+    generation = {field.name: field.default for field in dataclasses.fields(GenerationFields)}
+    return {name: as_text(value) for name, value in {**vars(args), **generation, "output_dir": None}.items()}
+
+
+def away_from_defaults(texts: Mapping[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
+    """The texts that mean something else than the defaults: documented names first, those of a subclass last."""
+    names = [*(name for name in defaults if name in texts), *(name for name in texts if name not in defaults)]
+    return {name: texts[name] for name in names if name not in defaults or not is_same(texts[name], defaults[name])}
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two texts mean the same value: 3 and 3.0 do, and so do None, [], {} and no text."""
+    if one == other or {one, other} <= NOTHING:
+        return True
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return False
+
+
+def as_text(value: Any) -> str:
+    """A value as one line: a choice by its value, a configuration by what is set in it, at most 300 letters."""
+    text = " ".join(_text(without_secrets(value), is_nested=False).split())
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 3]}..."
+
+
+def _text(value: Any, is_nested: bool) -> str:
+    if hasattr(value, "to_dict"):
+        value = without_secrets(value.to_dict())
+    if isinstance(value, dict):
+        # What is off or absent is not shown.
+        shown = {name: entry for name, entry in value.items() if entry is not None and entry is not False}
+        return "{" + ", ".join(f"{name}: {_text(entry, True)}" for name, entry in shown.items()) + "}"
+    if isinstance(value, list | tuple | set | frozenset):
+        return f"[{', '.join(_text(item, True) for item in value)}]"
+    if hasattr(value, "value"):
+        return str(value.value)
+    return repr(value) if is_nested else str(value)

@@ -1,0 +1,122 @@
+"""A `log_history` sorted into curves: one for each metric and each place that it comes from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+TRAINING = "training"
+EVALUATION = "evaluation"
+# The entry at the end of a training has this metric and describes the whole training.
+OF_THE_WHOLE_TRAINING = "train_runtime"
+RUNTIME_ENDING = "_runtime"
+NO_METRICS = frozenset({"total_flos", "num_input_tokens_seen"})
+# What an evaluation logs about its cost, without its prefix.
+SPEED = "samples_per_second"
+COSTS = frozenset({"runtime", SPEED, "steps_per_second", "model_preparation_time", "jit_compilation_time"})
+MEMORY_PARTS = ("_mem_cpu_", "_mem_gpu_", "mem_cpu_", "mem_gpu_")
+MOST_NAMED = 5
+
+
+class Point(NamedTuple):
+    """One logged number.
+
+    Parameters:
+        step: the optimizer step at which it was logged.
+        value: the number; it may be nan or infinite.
+        epoch: epochs done by then, None if that was not logged.
+    """
+
+    step: int
+    value: float
+    epoch: float | None
+
+
+@dataclass
+class History:
+    """The logged numbers of one training.
+
+    Parameters:
+        curves: (metric, source) -> points in the order of their steps; the source is `TRAINING`, `EVALUATION` or the
+            name of an evaluation set.
+        summary: what was logged about the whole training when it ended.
+        last_epoch: epochs done when something was logged last.
+        notes: sentences about what is not in the curves, or cannot be drawn.
+    """
+
+    curves: dict[tuple[str, str], list[Point]] = field(default_factory=dict)
+    summary: dict[str, float] = field(default_factory=dict)
+    last_epoch: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def read_history(entries: list[Any]) -> History:
+    """Sort the entries of a `log_history` into curves; notes name what has no step or is no number."""
+    history = History()
+    sound = [entry for entry in entries if isinstance(entry, dict) and type(entry.get("step")) is int]
+    if len(sound) < len(entries):
+        history.notes.append(
+            f"{len(entries) - len(sound)} of {len(entries)} entries of log_history are left out: they have no step."
+        )
+    sources = evaluation_sources(sound)
+    found: dict[tuple[str, str], dict[int, Point]] = {}
+    no_numbers: dict[str, None] = {}
+    for entry in sound:
+        epoch = entry["epoch"] if _is_number(entry.get("epoch")) else None
+        history.last_epoch = history.last_epoch if epoch is None else epoch
+        ends_training = OF_THE_WHOLE_TRAINING in entry
+        for name, value in entry.items():
+            if name in ("step", "epoch") or (name in NO_METRICS and not ends_training):
+                continue
+            if not _is_number(value):
+                no_numbers[name] = None
+            elif ends_training:
+                history.summary[name] = value
+            elif not any(part in name for part in MEMORY_PARTS):
+                # An evaluation after training takes the place of the one at the same step.
+                found.setdefault(_key_of(name, sources), {})[entry["step"]] = Point(entry["step"], value, epoch)
+    history.curves = {key: [points[step] for step in sorted(points)] for key, points in found.items()}
+    if no_numbers:
+        history.notes.append(f"Not drawn, since they hold no number: {_listed(no_numbers)}.")
+    for (metric, source), points in history.curves.items():
+        steps = [point.step for point in points if not math.isfinite(point.value)]
+        if steps:
+            times = f"{len(steps)} of {len(points)} values"
+            history.notes.append(f"{metric} ({source}): {times} are nan or infinite, at step {_listed(steps)}.")
+    return history
+
+
+def evaluation_sources(entries: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """What the names of evaluation metrics begin with -> the name of the evaluation set.
+
+    Each evaluation logs its duration, `eval_runtime` or, for a dataset of a dict, `eval_NAME_runtime`.
+    """
+    sources = {"eval": EVALUATION}
+    for entry in entries:
+        for name in entry:
+            if name.endswith(RUNTIME_ENDING) and name != OF_THE_WHOLE_TRAINING:
+                prefix = name.removesuffix(RUNTIME_ENDING)
+                sources.setdefault(prefix, prefix.removeprefix("eval_"))
+    return sources
+
+
+def _key_of(name: str, sources: dict[str, str]) -> tuple[str, str]:
+    # The longest prefix counts: one evaluation set may be called as the beginning of another one.
+    prefix = name
+    while "_" in prefix:
+        prefix = prefix.rpartition("_")[0]
+        if prefix in sources:
+            return name[len(prefix) + 1 :], sources[prefix]
+    return name, TRAINING
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _listed(items: Iterable[Any]) -> str:
+    texts = [str(item) for item in items]
+    rest = len(texts) - MOST_NAMED
+    return ", ".join(texts[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,484 @@
+"""A checkpoint's folder appears complete or not at all: it is written beside its place, sealed, and then renamed.
+
+What is being written, replaced or deleted lies in `.unfinished` in the run's folder, under the checkpoint's own name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import logging
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from littrainer.checkpoint.checksums import (
+    MANIFEST_NAME,
+    DamagedManifest,
+    Seal,
+    Stamp,
+    files_in,
+    read_manifest,
+    to_disk,
+)
+from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, TRAINER_STATE_NAME
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Below this spread in seconds modification times say nothing about which checkpoint is older.
+SMALLEST_TELLING_SPREAD = 1.0
+
+UNFINISHED_DIR = ".unfinished"
+REPLACED, DELETED = ".replaced", ".deleted"
+# A mark: the checkpoint goes file by file, and the whole one beside the mark, if there is one, takes its place.
+PARTIAL = ".partial"
+# Before the rank of one of several processes, which writes its part of a checkpoint there.
+PART = ".process"
+# Freeing the room of large files takes the system as long as a part of writing them.
+_deletions: list[Future[None]] = []
+FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write failed")
+OF_OTHER_PROCESSES = re.compile(r"(rng_state|littrainer_resume)_[1-9]\d*\.pth?")
+# Deleted first and copied last: nobody takes for whole what has neither of them.
+TELLING_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
+IN_STAGING = re.compile(rf"{re.escape(UNFINISHED_DIR + os.sep)}|(?<=\d){re.escape(PART)}\d+")
+# What this package puts into the folder for unfinished ones; anything else there is left alone.
+OWN_ENTRY = re.compile(rf".+-\d+({'|'.join(map(re.escape, (REPLACED, DELETED, PARTIAL)))}|{re.escape(PART)}\d+)?")
+
+
+class DiskFull(OSError):
+    """The disk had no room for a checkpoint; the message names the checkpoint, the file and the room that is left."""
+
+
+def name_final_folder(record: logging.LogRecord) -> bool:
+    """Let a logged message name the final folder of a checkpoint instead of the one where it is written."""
+    text = record.getMessage()
+    if UNFINISHED_DIR in text:
+        record.msg, record.args = IN_STAGING.sub("", text), ()
+    return True
+
+
+class StagedCheckpoint:
+    """A checkpoint that is being written.
+
+    Parameters:
+        folder: where it is written.
+        final: where it will be.
+    """
+
+    def __init__(self, folder: Path, final: Path) -> None:
+        self.folder = folder
+        self.final = final
+        self.seal = Seal(folder)
+        # The files as they were sealed; empty until then.
+        self.stamps: dict[str, Stamp] = {}
+
+
+@contextlib.contextmanager
+def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
+    """Write a checkpoint in a folder of its own, which takes its place when the block ends without an exception.
+
+    An earlier folder of that name is there until then; after an exception it is as it was.
+
+    Parameters:
+        final: the checkpoint's folder.
+
+    Raises:
+        OSError: the disk is full; the error names the checkpoint and the file.
+    """
+    unfinished = own_place(final.parent / UNFINISHED_DIR)
+    staged = StagedCheckpoint(unfinished / final.name, final)
+    mark = _mark_of(final)
+    for handler in [*logging.getLogger("transformers").handlers, *logging.getLogger().handlers]:
+        handler.addFilter(name_final_folder)
+    try:
+        with naming_full_disk(staged.folder, final):
+            # Their room may be needed.
+            wait_for_deletions()
+            if mark.exists():
+                _finish_replacing(final)
+            delete_folder(staged.folder)
+            staged.folder.mkdir(parents=True)
+            yield staged
+            _carry_over(final, staged.folder)
+            staged.stamps = staged.seal.complete(_next_sequence(final))
+            _put_in_place(staged.folder, final)
+    except BaseException:
+        # The threads may still read what is deleted next.
+        staged.seal.close()
+        if not mark.exists():
+            shutil.rmtree(staged.folder, ignore_errors=True)
+        raise
+    finally:
+        staged.seal.close()
+        with contextlib.suppress(OSError):
+            unfinished.rmdir()
+
+
+@contextlib.contextmanager
+def staged_folder(final: Path) -> Iterator[Path]:
+    """`staged_checkpoint` for what needs the folder alone: yields it, with the name that `final` has."""
+    with staged_checkpoint(final) as staged:
+        yield staged.folder
+
+
+@contextlib.contextmanager
+def naming_full_disk(folder: Path, final: Path) -> Iterator[None]:
+    """Within it an error that comes of a full disk, whoever raises it, becomes one that says so.
+
+    Parameters:
+        folder: where a checkpoint is written.
+        final: where it will be.
+
+    Raises:
+        DiskFull: the disk is full.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, DiskFull) or not _says_disk_is_full(error):
+            raise
+        raise _disk_full(error, folder, final) from error
+
+
+def own_place(path: Path, is_folder: bool = True) -> Path:
+    """A place that only this package writes to, such as the folder for what is unfinished; it need not be there.
+
+    Raises:
+        OSError: there is a link, which would lead out of the run's folder, or a file for a folder.
+    """
+    try:
+        # Asked once, since another thread may be deleting the folder.
+        mode = os.lstat(path).st_mode
+    except OSError:
+        # It is not there, or may not be looked into, which its use then tells.
+        return path
+    if stat.S_ISLNK(mode) or stat.S_ISDIR(mode) != is_folder:
+        found = f"a link to {os.readlink(path)}" if stat.S_ISLNK(mode) else f"a {'file' if is_folder else 'folder'}"
+        raise OSError(errno.EEXIST, f"It is {found}, and a training needs this place for its own. Delete it", str(path))
+    return path
+
+
+def clean_unfinished(run_dir: Path) -> None:
+    """Remove what a run that was killed left half-written or half-deleted, and put back what it was about to replace.
+
+    Only for a folder that no other run writes to now.
+    """
+    unfinished = own_place(run_dir / UNFINISHED_DIR)
+    if not unfinished.is_dir():
+        return
+    for mark in sorted(unfinished.glob(f"*{PARTIAL}")):
+        # Nothing else in the folder is deleted on the word of a name.
+        if re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-\d+", mark.name.removesuffix(PARTIAL)):
+            _finish_replacing(run_dir / mark.name.removesuffix(PARTIAL))
+    for entry in sorted(unfinished.iterdir()):
+        if not OWN_ENTRY.fullmatch(entry.name):
+            continue
+        original = run_dir / entry.name.removesuffix(REPLACED)
+        if entry.name.endswith(REPLACED) and not original.exists():
+            _replace_file_by_file(entry, original)
+            logger.warning("%s is back: a run was stopped when it was about to replace it.", original)
+            continue
+        logger.info("Removing %s, which a run left behind that was stopped while it wrote.", entry)
+        try:
+            delete_folder(entry)
+        except OSError as error:
+            logger.warning("%s, left behind by an earlier run, could not be deleted: %s.", entry, error)
+    with contextlib.suppress(OSError):
+        unfinished.rmdir()
+
+
+def set_aside_and_delete(folder: Path, in_background: bool = False) -> None:
+    """Delete a checkpoint so that no half of it is ever found under its name.
+
+    Parameters:
+        in_background: return when it is gone from its place; `wait_for_deletions` waits for the rest.
+
+    Raises:
+        OSError: it could not be deleted; in the background that is a warning.
+    """
+    unfinished = own_place(folder.parent / UNFINISHED_DIR)
+    # Two may have the same name, one after the other.
+    wait_for_deletions()
+    aside = unfinished / f"{folder.name}{DELETED}"
+    unfinished.mkdir(exist_ok=True)
+    try:
+        delete_folder(aside)
+        if not _renamed(folder, aside):
+            _replace_file_by_file(None, folder)
+        elif in_background:
+            _deletions.append(in_thread(functools.partial(_delete_or_warn, aside), f"deleting {folder.name}"))
+        else:
+            delete_folder(aside)
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.rmdir()
+
+
+def wait_for_deletions() -> None:
+    """Return when no deletion goes on in the background."""
+    for deletion in tuple(_deletions):
+        futures.wait([deletion])
+        with contextlib.suppress(ValueError):
+            _deletions.remove(deletion)
+        deletion.result()
+
+
+def in_thread(work: Callable[[], T], name: str) -> Future[T]:
+    """Do a piece of work in a thread for it alone.
+
+    Parameters:
+        work: what to do; the process does not end before it.
+        name: the thread's.
+    """
+    executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+    work_in_thread = executor.submit(work)
+    executor.shutdown(wait=False)
+    return work_in_thread
+
+
+def _delete_or_warn(aside: Path) -> None:
+    try:
+        delete_folder(aside)
+    except OSError as error:
+        logger.warning("An older checkpoint, now %s, could not be deleted: %s. Delete it by hand.", aside, error)
+    with contextlib.suppress(OSError):
+        aside.parent.rmdir()
+
+
+def delete_folder(path: Path) -> None:
+    """Delete a folder, or a link to one, if it is there."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.is_dir():
+        shutil.rmtree(path)
+
+
+def _renamed(source: Path, target: Path) -> bool:
+    """Rename a folder; False where that crosses file systems, as for one in the lower layer of an overlay."""
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return False
+    return True
+
+
+def _mark_of(final: Path) -> Path:
+    return final.parent / UNFINISHED_DIR / f"{final.name}{PARTIAL}"
+
+
+def _replace_file_by_file(whole: Path | None, final: Path) -> None:
+    """Delete a folder that cannot be renamed, and put a whole one in its place, if one is given.
+
+    A kill or an error leaves a mark, by which `_finish_replacing` ends what was begun.
+    """
+    mark = _mark_of(final)
+    mark.mkdir(exist_ok=True)
+    # The names of the mark and of the whole one, before anything goes.
+    to_disk(mark.parent)
+    to_disk(final.parent)
+    if not final.is_symlink():
+        for name in TELLING_FILES:
+            (final / name).unlink(missing_ok=True)
+    delete_folder(final)
+    if whole is not None and not _renamed(whole, final):
+        _copy(whole, final)
+    to_disk(final.parent)
+    delete_folder(mark)
+    if whole is not None:
+        # A mark that came back would have half of it put in place.
+        to_disk(mark.parent)
+        delete_folder(whole)
+
+
+def _finish_replacing(final: Path) -> None:
+    whole = final.parent / UNFINISHED_DIR / final.name
+    if (whole / MANIFEST_NAME).is_file():
+        _replace_file_by_file(whole, final)
+        logger.warning("%s is in its place now: a run was stopped when it put it there.", final)
+    elif not (final / MANIFEST_NAME).exists():
+        _replace_file_by_file(None, final)
+    # Also where nothing had gone yet.
+    delete_folder(_mark_of(final))
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        shutil.copytree(source, target, symlinks=True, ignore=lambda at, _: TELLING_FILES if Path(at) == source else ())
+        for name in reversed(TELLING_FILES):
+            if (source / name).exists():
+                shutil.copy2(source / name, target / name)
+        for path in (target, *target.rglob("*")):
+            if not path.is_symlink():
+                to_disk(path)
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+def _put_in_place(folder: Path, final: Path) -> None:
+    aside = folder.with_name(f"{final.name}{REPLACED}")
+    delete_folder(aside)
+    replaces = final.is_symlink() or final.exists()
+    stays = replaces and not _renamed(final, aside)
+    try:
+        if stays or not _renamed(folder, final):
+            _replace_file_by_file(folder, final)
+    except BaseException:
+        # Where an earlier one has gone file by file, the mark keeps the new one.
+        if not stays:
+            if replaces and not final.exists():
+                os.rename(aside, final)
+            delete_folder(_mark_of(final))
+        raise
+    to_disk(final.parent)
+    _delete_or_warn(aside)
+
+
+def _carry_over(earlier: Path, folder: Path) -> None:
+    # Files that a user put into the folder that is replaced; those of an earlier checkpoint itself are outdated.
+    if not earlier.is_dir():
+        return
+    try:
+        manifest = read_manifest(earlier)
+    except DamagedManifest:
+        return
+    if manifest is None and (earlier / TRAINER_STATE_NAME).exists():
+        return
+    # transformers' CheckpointManager marks the folder so before it saves.
+    outdated = {"checkpoint-is-incomplete.txt", *({} if manifest is None else manifest.files)}
+    for name in files_in(earlier):
+        if name not in outdated and not (folder / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(earlier / name, folder / name)
+
+
+def _next_sequence(final: Path) -> int:
+    return 1 + max((sequence_of(folder) or 0 for folder in final.parent.glob("*-*") if folder.is_dir()), default=0)
+
+
+def sequence_of(folder: Path) -> int | None:
+    """The place of a checkpoint in the order of writing; None where it has no readable manifest."""
+    if not (folder / MANIFEST_NAME).is_file():
+        return None
+    try:
+        manifest = read_manifest(folder)
+    except DamagedManifest:
+        return None
+    return None if manifest is None else manifest.sequence
+
+
+def _disk_full(error: BaseException, folder: Path, final: Path) -> DiskFull:
+    files = [folder / name for name in files_in(folder)]
+    own = [path for path in files if not OF_OTHER_PROCESSES.fullmatch(path.name)]
+    last = max(own, key=lambda path: path.stat().st_mtime_ns, default=folder)
+    if isinstance(error, OSError) and error.filename:
+        last = Path(os.fsdecode(error.filename))
+    written = sum(path.stat().st_size for path in files)
+    free = shutil.disk_usage(final.parent).free
+    return DiskFull(
+        errno.ENOSPC,
+        f"{os.strerror(errno.ENOSPC)}: {final} could not be written beyond {last.name}, after {written:,} bytes "
+        f"({free:,} bytes are free). Earlier checkpoints are as they were. Make room, or lower save_total_limit, and "
+        "go on with resume_from_checkpoint=True",
+        str(final / last.name),
+    )
+
+
+def _says_disk_is_full(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    # safetensors and torch have exceptions of their own, the first with the system's words, the second with these.
+    words = f"{error} {error.__context__}"
+    if any(os.strerror(number) in words for number in (errno.ENOSPC, errno.EDQUOT)):
+        return True
+    return isinstance(error, RuntimeError) and any(phrase in words for phrase in FAILED_WRITES_OF_TORCH)
+
+
+def sort_checkpoints(
+    output_dir: str | Path,
+    checkpoint_prefix: str = PREFIX_CHECKPOINT_DIR,
+    use_mtime: bool = False,
+    best_model_checkpoint: str | None = None,
+) -> list[str]:
+    """Checkpoint directories, the oldest first.
+
+    Parameters:
+        output_dir: the folder that holds them.
+        checkpoint_prefix: what stands before the step in their names.
+        use_mtime: order by when they were written, as their manifests say, or their modification times where one has no
+            manifest and the times tell them apart; else by step.
+        best_model_checkpoint: moved to the last place but one, out of the way of rotation.
+    """
+    name = re.compile(rf"{re.escape(checkpoint_prefix)}-(\d+)")
+    steps: dict[str, int] = {}
+    for entry in Path(output_dir).glob(f"{checkpoint_prefix}-*"):
+        match = name.fullmatch(entry.name)
+        if match and entry.is_dir():
+            steps[str(entry)] = int(match.group(1))
+    ordered = sorted(steps, key=lambda path: steps[path])
+    if use_mtime and len(ordered) > 1:
+        ordered = _by_writing(ordered)
+    best = str(Path(best_model_checkpoint)) if best_model_checkpoint is not None else None
+    if best in ordered[:-1]:
+        ordered.remove(best)
+        ordered.insert(len(ordered) - 1, best)
+    return ordered
+
+
+def _by_writing(by_step: list[str]) -> list[str]:
+    # A clock that is set back must not make a new checkpoint an old one.
+    sequences = {path: sequence_of(Path(path)) for path in by_step}
+    places = {path: sequence for path, sequence in sequences.items() if sequence is not None}
+    if len(places) == len(by_step):
+        return sorted(by_step, key=lambda path: places[path])
+    times = {path: os.path.getmtime(path) for path in by_step}
+    if max(times.values()) - min(times.values()) < SMALLEST_TELLING_SPREAD:
+        return by_step
+    return sorted(by_step, key=lambda path: times[path])
+
+
+def rotate_checkpoints(
+    output_dir: str | Path,
+    save_total_limit: int | None = None,
+    best_model_checkpoint: str | None = None,
+    use_mtime: bool = False,
+    checkpoint_prefix: str = PREFIX_CHECKPOINT_DIR,
+    newest: str | None = None,
+    in_background: bool = False,
+) -> None:
+    """Delete the oldest checkpoints beyond `save_total_limit`; the newest and the best one always stay.
+
+    Parameters:
+        save_total_limit: checkpoints to keep; None or 0 keeps all.
+        newest: the checkpoint that was written last, where that is known.
+        in_background: free their room while this returns; they are gone from their places when it does.
+    """
+    if not save_total_limit or save_total_limit < 0:
+        return
+    ordered = sort_checkpoints(output_dir, checkpoint_prefix, use_mtime)
+    kept = {*ordered[-1:]} if newest is None else {str(Path(newest))}
+    if best_model_checkpoint is not None:
+        kept.add(str(Path(best_model_checkpoint)))
+    surplus = len(ordered) - max(save_total_limit, len(kept))
+    for path in [path for path in ordered if path not in kept][: max(surplus, 0)]:
+        delete_checkpoint(path, in_background)
+
+
+def delete_checkpoint(path: str, in_background: bool = False) -> None:
+    """Delete one checkpoint directory; what cannot be deleted is named in a warning, and training goes on."""
+    logger.info(f"Deleting older checkpoint [{path}] due to args.save_total_limit")
+    try:
+        set_aside_and_delete(Path(path), in_background)
+    except OSError as error:
+        logger.warning("The older checkpoint %s could not be deleted: %s. Delete it by hand.", path, error)

@@ -1,0 +1,209 @@
+"""The checkpoint that several processes resume from: one and the same, and intact on the disk of each."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from littrainer.checkpoint.layout import (
+    ENGINE_PARTS,
+    OPTIMIZER_NAME,
+    OPTIMIZER_PARTS,
+    PREFIX_CHECKPOINT_DIR,
+    RANDOM_STATE_NAME,
+    SCHEDULER_NAME,
+    TRAINER_STATE_NAME,
+)
+from littrainer.checkpoint.reader import RANDOM_STATES_OF_EACH
+from littrainer.checkpoint.verification import damage_in, get_last_checkpoint, refuse_damage
+from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+NEEDED_TO_RESUME = (TRAINER_STATE_NAME, OPTIMIZER_NAME, SCHEDULER_NAME, RANDOM_STATE_NAME)
+# A Trainer's method that a subclass may have its own of -> the files that it reads.
+READ_BY = {
+    "_load_optimizer_and_scheduler": (OPTIMIZER_NAME, SCHEDULER_NAME),
+    "_load_rng_state": (RANDOM_STATE_NAME,),
+}
+# What a training that pushes its checkpoints to the hub has there, and where a download of it lies.
+LAST_CHECKPOINT = "last-checkpoint"
+SEES_NONE = "finds no such folder"
+
+
+class _Found(NamedTuple):
+    """A checkpoint as the first process sees it.
+
+    Parameters:
+        given: its path as it was given; it may be a relative one.
+        absolute: its path from the root.
+        identity: what tells it from a folder of the same name on another disk.
+    """
+
+    given: str
+    absolute: str
+    identity: tuple[int, int]
+
+
+def checkpoint_for_all(
+    resume_from_checkpoint: str | bool | None, args: TrainingArguments, needed: Sequence[str]
+) -> Path | None:
+    """As `checkpoint_to_resume`, with one answer for all processes: the first one chooses and verifies.
+
+    Where a node has its checkpoints on a disk of its own, its first process verifies there; a newest one that is
+    damaged on any disk is passed over by all.
+
+    Raises:
+        ValueError: there is none, it is damaged, or some processes cannot see it; these are named.
+    """
+    if not are_several():
+        return checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed)
+    _refuse_disagreement(from_each(bool(resume_from_checkpoint)))
+    takes_the_newest = from_first(resume_from_checkpoint is True or resume_from_checkpoint == LAST_CHECKPOINT)
+    passed_over: set[str] = set()
+    while True:
+        found: _Found | None = None
+        with failing_together("looking for the checkpoint to resume from"):
+            if args.process_index == 0:
+                folder = checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed, passed_over)
+                found = None if folder is None else _Found(str(folder), _absolute(folder), _identity(folder))
+        found = from_first(found)
+        if found is None:
+            return None
+        own = _seen_here(found, args)
+        problems = from_each(_problem(found, own, args))
+        text = " ".join(f"Process {rank} on {problem}" for rank, problem in enumerate(problems) if problem is not None)
+        if not text:
+            return own
+        if not takes_the_newest:
+            raise ValueError(f"The checkpoint {found.given} cannot be resumed in all processes. {text}")
+        if SEES_NONE in text:
+            raise ValueError(
+                f"The newest checkpoint of the first process is {found.absolute}. {text} Write checkpoints to a disk "
+                "that all nodes share, copy the folder to the others, or train with save_on_each_node=True."
+            )
+        if args.process_index == 0:
+            logger.warning("Passing over the checkpoint %s, which is not intact on all disks. %s", found.given, text)
+        passed_over.add(Path(found.absolute).name)
+
+
+def _refuse_disagreement(resumes: list[bool]) -> None:
+    if len(set(resumes)) > 1:
+        without = [str(rank) for rank, one in enumerate(resumes) if not one]
+        raise ValueError(
+            f"Some processes are to resume from a checkpoint, and process {', '.join(without)} is not: give all of "
+            "them the same resume_from_checkpoint."
+        )
+
+
+def _identity(folder: Path) -> tuple[int, int]:
+    status = os.stat(folder)
+    return status.st_ino, status.st_mtime_ns
+
+
+def _absolute(folder: Path) -> str:
+    return os.path.abspath(folder)
+
+
+def _seen_here(found: _Found, args: TrainingArguments) -> Path | None:
+    """The folder as this process sees it: where not each node saves, rather the first process's one than another."""
+    paths = [Path(path) for path in (found.given, found.absolute) if Path(path).is_dir()]
+    if args.save_on_each_node:
+        return paths[0] if paths else None
+    return next((path for path in paths if _identity(path) == found.identity), paths[0] if paths else None)
+
+
+def _problem(found: _Found, own: Path | None, args: TrainingArguments) -> str | None:
+    if own is None:
+        return f"{socket.gethostname()} {SEES_NONE}."
+    if args.local_process_index != 0 or _identity(own) == found.identity:
+        return None
+    damage = damage_in(own)
+    return f"{socket.gethostname()}: {' '.join(damage)}" if damage else None
+
+
+def needed_to_resume(trainer: Trainer) -> tuple[str, ...]:
+    """Files that a checkpoint has to hold; not those that a subclass reads with a method of its own."""
+    its_own = {name for method in trainer._own_methods(*READ_BY) for name in READ_BY[method]}
+    return tuple(name for name in NEEDED_TO_RESUME if name not in its_own)
+
+
+def checkpoint_to_resume(
+    resume_from_checkpoint: str | bool | None,
+    output_dir: str,
+    needed: Sequence[str] = NEEDED_TO_RESUME,
+    without: Collection[str] = (),
+) -> Path | None:
+    """The folder that `train(resume_from_checkpoint=...)` means; None for a fresh start.
+
+    Parameters:
+        resume_from_checkpoint: a folder; True for the newest intact one in `output_dir`; or "last-checkpoint" for the
+            folder of that name there, which a push to the hub makes, and where there is none for the newest one.
+        needed: files without which it cannot be resumed.
+        without: names of checkpoints that do not count where the newest one is meant.
+
+    Raises:
+        ValueError: there is no checkpoint, it is damaged, or it lacks what an exact resume needs.
+    """
+    if not resume_from_checkpoint:
+        return None
+    given: str | bool = resume_from_checkpoint
+    if given == LAST_CHECKPOINT and not Path(LAST_CHECKPOINT).is_dir():
+        pushed = Path(output_dir) / LAST_CHECKPOINT
+        given = str(pushed) if pushed.is_dir() else True
+    if given is True:
+        newest = get_last_checkpoint(output_dir, without) if Path(output_dir).is_dir() else None
+        if newest is None:
+            raise ValueError(
+                f"No valid checkpoint found in output directory ({output_dir}): resume_from_checkpoint="
+                f"{resume_from_checkpoint}, but there is no intact checkpoint-<step> folder. Start without resuming, "
+                "or give the checkpoint's folder."
+            )
+        given = newest
+    folder = Path(str(given))
+    if not folder.is_dir():
+        told = str(given).lower() in ("true", "false")
+        raise ValueError(
+            f"Can't find a valid checkpoint at {folder}: there is no such folder. "
+            + (
+                f"{given!r} is text: write {str(given).capitalize()} without quotes."
+                if told
+                else "Give the path of a checkpoint-<step> folder, or True for the newest one in output_dir."
+            )
+        )
+    missing = [name for name in needed if not _is_there(folder, name)]
+    if missing:
+        within = next(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), None)
+        raise ValueError(
+            f"Can't find a valid checkpoint at {folder}: {', '.join(missing)} is missing, so it cannot be resumed "
+            "exactly. "
+            + (
+                f"There are checkpoints in it: give one of these, such as {within}."
+                if within is not None
+                else "Resume from another checkpoint, or load its model with from_pretrained and start a new training."
+            )
+        )
+    refuse_damage(
+        folder, "Resume from another checkpoint, or give resume_from_checkpoint=True to take the newest intact one."
+    )
+    return folder
+
+
+def _is_there(folder: Path, name: str) -> bool:
+    # A training with several processes has a file of random states for each.
+    if name == RANDOM_STATE_NAME and any(folder.glob(RANDOM_STATES_OF_EACH)):
+        return True
+    if name == OPTIMIZER_NAME and any(any(folder.glob(pattern)) for pattern in OPTIMIZER_PARTS):
+        return True
+    # DeepSpeed's engine keeps a schedule that it steps by itself.
+    if name == SCHEDULER_NAME and any(folder.glob(ENGINE_PARTS)):
+        return True
+    return (folder / name).is_file()

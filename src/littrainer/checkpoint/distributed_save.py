@@ -1,0 +1,243 @@
+"""One checkpoint written by several processes: each its part, and it appears when all are there, or not at all.
+
+By default the first process writes the checkpoints, and with `save_on_each_node` the first one of each node. Whether
+two processes mean the same folder cannot be told from its path: nodes may share a disk or not, and a path may be
+another one in each process, for instance if a script puts the time into it. So it is tried out, once for each folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
+
+from littrainer.checkpoint.atomic_write import (
+    PART,
+    UNFINISHED_DIR,
+    StagedCheckpoint,
+    delete_folder,
+    naming_full_disk,
+    own_place,
+    staged_checkpoint,
+)
+from littrainer.checkpoint.checksums import Seal, Stamp, files_in
+from littrainer.distributed.agreement import are_several, failing_together, from_each, wait_for_each_other
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+TOKEN = ".littrainer_disk_"
+# How long another node's file may take to be seen on a shared disk.
+SECONDS_UNTIL_A_FILE_IS_SEEN = 1.0
+
+
+class Place(NamedTuple):
+    """Where this process's checkpoints lie.
+
+    Parameters:
+        leader: the process that writes the checkpoints of this process's disk; None where this process sees none.
+        leads: whether it is this process.
+        has_own_folder: whether this process writes its files into a folder of its own, from which they are brought to
+            the checkpoint.
+        some_have_own_folder: whether any process does.
+    """
+
+    leader: int | None
+    leads: bool
+    has_own_folder: bool
+    some_have_own_folder: bool
+
+
+_places: WeakKeyDictionary[Trainer, dict[str, Place]] = WeakKeyDictionary()
+
+
+def place_of(trainer: Trainer, run_dir: Path) -> Place:
+    """Where this process's checkpoints lie; all processes call this at the same place.
+
+    Parameters:
+        run_dir: the folder that holds this training's checkpoints; it is made where it is not there.
+
+    Raises:
+        OSError: it cannot be written to.
+        RuntimeError: it has been deleted meanwhile.
+    """
+    args = trainer.args
+    if not are_several():
+        return Place(0, args.should_save, False, False)
+    known = _places.setdefault(trainer, {})
+    if str(run_dir) not in known:
+        known[str(run_dir)] = _tried_out(run_dir, args.process_index, args.should_save or args.process_index == 0)
+        _warn_of_nodes_that_share(known[str(run_dir)], args.process_index, args.should_save)
+    return known[str(run_dir)]
+
+
+def leads(trainer: Trainer, run_dir: str | Path) -> bool:
+    """Whether this process writes, and deletes, the checkpoints of its disk, as `place_of` has it."""
+    return place_of(trainer, Path(run_dir)).leads
+
+
+def not_writable(run_dir: Path, error: OSError) -> OSError:
+    """The error for a folder of checkpoints that cannot be written to."""
+    return OSError(
+        error.errno,
+        f"No checkpoint can be written to {run_dir} ({error.strerror}). Give an output_dir that can be written to, or "
+        "train with save_strategy='no'",
+        str(run_dir),
+    )
+
+
+def _tried_out(run_dir: Path, rank: int, writes: bool) -> Place:
+    token = run_dir / f"{TOKEN}{uuid.uuid4().hex}"
+    try:
+        with failing_together(f"preparing {run_dir} for checkpoints"):
+            if writes:
+                try:
+                    run_dir.mkdir(parents=True, exist_ok=True)
+                    token.touch()
+                except OSError as error:
+                    raise not_writable(run_dir, error) from error
+        tokens = {other: name for other, name in enumerate(from_each(token.name if writes else None)) if name}
+        leader = _first_seen(run_dir, tokens)
+        leads = leader == rank
+        has_own_folder = leader is None or (writes and not leads)
+        found = from_each((leads, has_own_folder))
+        if not any(one_leads for one_leads, _ in found):
+            raise RuntimeError(
+                f"{run_dir} was deleted or moved while {len(found)} processes were preparing it for checkpoints, so "
+                "none of them could write one. Let the script delete earlier results in one process, before the "
+                "Trainer is made, and start again."
+            )
+    finally:
+        with contextlib.suppress(OSError):
+            token.unlink()
+    # Nobody goes on to look into the folder while tokens are in it.
+    wait_for_each_other()
+    return Place(leader, leads, has_own_folder, any(has_own for _, has_own in found))
+
+
+def _first_seen(run_dir: Path, tokens: dict[int, str]) -> int | None:
+    first = min(tokens)
+    deadline = time.monotonic() + SECONDS_UNTIL_A_FILE_IS_SEEN
+    while not (run_dir / tokens[first]).exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return next((rank for rank, name in tokens.items() if (run_dir / name).exists()), None)
+
+
+def _warn_of_nodes_that_share(place: Place, rank: int, should_save: bool) -> None:
+    if should_save and not place.leads:
+        logger.warning(
+            "save_on_each_node=True, and process %d writes to the same disk as process %s: one of them writes the "
+            "checkpoints. Leave save_on_each_node at False where nodes share a disk.",
+            rank,
+            place.leader,
+        )
+
+
+class StagedPart:
+    """This process's view of a checkpoint that several write.
+
+    Parameters:
+        folder: where this process writes its files.
+        whole: the checkpoint, where this process is the one that completes it.
+    """
+
+    def __init__(self, folder: Path, whole: StagedCheckpoint | None = None) -> None:
+        self.folder = folder
+        self._whole = whole
+
+    @property
+    def seal(self) -> Seal | None:
+        """What is told of complete files, in the process that completes the checkpoint."""
+        return None if self._whole is None else self._whole.seal
+
+    @property
+    def stamps(self) -> dict[str, Stamp]:
+        """The files as they were sealed; empty before, and in other processes."""
+        return {} if self._whole is None else self._whole.stamps
+
+
+@contextlib.contextmanager
+def staged_together(trainer: Trainer, final: Path) -> Iterator[StagedPart]:
+    """Write a checkpoint as `staged_checkpoint` does, each process its part; it stands when this ends in any of them.
+
+    Parameters:
+        final: the checkpoint's folder.
+
+    Raises:
+        OSError: the disk is full; the error names the checkpoint and the file.
+        FailedElsewhere: another process could not write its part, which its error says.
+    """
+    with contextlib.ExitStack() as unfinished:
+        with filled_together(trainer, final, unfinished) as part:
+            yield part
+        with failing_together(f"writing {final}"):
+            unfinished.close()
+
+
+@contextlib.contextmanager
+def filled_together(trainer: Trainer, final: Path, unfinished: contextlib.ExitStack) -> Iterator[StagedPart]:
+    """As `staged_together`, up to where all parts are written; closing `unfinished` completes the checkpoint."""
+    if not are_several():
+        staged = unfinished.enter_context(staged_checkpoint(final))
+        yield StagedPart(staged.folder, staged)
+        return
+    writing = f"writing {final}"
+    place = place_of(trainer, final.parent)
+    with contextlib.ExitStack() as own_folder:
+        with failing_together(writing):
+            if place.leads:
+                staged = unfinished.enter_context(staged_checkpoint(final))
+                part = StagedPart(staged.folder, staged)
+            elif place.has_own_folder:
+                part = StagedPart(own_folder.enter_context(_folder_for_part(final, trainer.args.process_index)))
+            else:
+                part = StagedPart(own_place(final.parent / UNFINISHED_DIR) / final.name)
+        # Before the others are told.
+        with failing_together(writing), naming_full_disk(part.folder, final):
+            yield part
+        if place.some_have_own_folder:
+            _bring(part.folder, place, writing)
+
+
+@contextlib.contextmanager
+def _folder_for_part(final: Path, rank: int) -> Iterator[Path]:
+    unfinished = own_place(final.parent / UNFINISHED_DIR)
+    was_there = final.parent.exists()
+    folder = unfinished / f"{final.name}{PART}{rank}"
+    delete_folder(folder)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            unfinished.rmdir()
+            if not was_there:
+                final.parent.rmdir()
+
+
+def _bring(folder: Path, place: Place, writing: str) -> None:
+    """Bring what processes wrote into folders of their own to the process that completes their checkpoint."""
+    names = from_each(sorted(files_in(folder)))
+    goes_to = from_each((place.leader or 0) if place.has_own_folder else None)
+    contents: dict[str, bytes] = {}
+    with failing_together(writing):
+        if place.has_own_folder:
+            there = set(names[place.leader or 0])
+            contents = {name: (folder / name).read_bytes() for name in files_in(folder) if name not in there}
+    brought = from_each(contents)
+    with failing_together(writing):
+        if place.leads:
+            for receiver, files in zip(goes_to, brought, strict=True):
+                if receiver == place.leader:
+                    for name, content in files.items():
+                        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                        (folder / name).write_bytes(content)

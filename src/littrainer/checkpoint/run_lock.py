@@ -1,0 +1,238 @@
+"""A run's claim on the folder of its checkpoints, so that two runs do not write into one.
+
+The claim is a lock that ends with the process that holds it, however it ends. Where the file system knows no locks,
+nothing is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from littrainer.arguments.choices import SaveStrategy
+from littrainer.checkpoint.arguments_file import write_run_record
+from littrainer.checkpoint.atomic_write import UNFINISHED_DIR, clean_unfinished, own_place, wait_for_deletions
+from littrainer.checkpoint.distributed_save import leads, not_writable
+from littrainer.distributed.agreement import failing_together
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+
+logger = logging.getLogger(__name__)
+
+try:
+    import fcntl
+except ImportError:  # as on Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+CLAIM_NAME = ".littrainer_running"
+# How often a claim is tried whose file is deleted by its holder at that moment.
+TRIES = 10
+# A link is refused before; where one is put there meanwhile, it is not followed either.
+NOT_THROUGH_LINKS = getattr(os, "O_NOFOLLOW", 0)
+
+
+class _Held:
+    """A claim of this process: its file's descriptor, the thread that took it, and how often it took it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.thread = threading.get_ident()
+        self.times = 1
+
+
+_held: dict[Path, _Held] = {}
+_held_lock = threading.Lock()
+
+
+def _forget_in_child() -> None:
+    # A forked worker would hold the lock on after its parent was killed; closing its copy does not release it.
+    for held in _held.values():
+        with contextlib.suppress(OSError):
+            os.close(held.descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
+
+
+@contextlib.contextmanager
+def claimed_for_training(trainer: Trainer, trial: Any) -> Iterator[None]:
+    """`claimed` for the length of a training that will save checkpoints, by the process that writes them."""
+    args = trainer.args
+    will_save = args.save_strategy != SaveStrategy.NO or args.enable_jit_checkpoint
+    if not will_save:
+        yield
+        return
+    run_dir = Path(trainer._get_output_dir(trial=trial))
+    with contextlib.ExitStack() as claims:
+        with failing_together(f"claiming {run_dir} for checkpoints"):
+            if leads(trainer, run_dir):
+                claims.enter_context(claimed(run_dir))
+                write_run_record(args, run_dir)
+        yield
+        # Who looks into the folder next finds nothing half-deleted in it, in any process.
+        with failing_together(f"tidying up {run_dir}"):
+            claims.close()
+
+
+@contextlib.contextmanager
+def claimed(run_dir: Path) -> Iterator[None]:
+    """Hold the claim on a folder, made where it is not there, and first remove what a killed run left unfinished in it.
+
+    Parameters:
+        run_dir: the folder that holds a run's checkpoints.
+
+    Raises:
+        OSError: nothing can be written there, or a link has the name of what this package writes there.
+        RuntimeError: another run writes there; it is named.
+    """
+    key = take_claim(run_dir)
+    try:
+        yield
+    finally:
+        try:
+            wait_for_deletions()
+        finally:
+            give_back_claim(key)
+
+
+def take_claim(run_dir: Path) -> Path:
+    """Begin to hold the claim, as `claimed` does.
+
+    Returns:
+        what `give_back_claim` takes.
+    """
+    own_place(run_dir / CLAIM_NAME, is_folder=False)
+    own_place(run_dir / UNFINISHED_DIR)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        key = run_dir.resolve()
+        with _held_lock:
+            held = _held.get(key)
+            if held is not None and held.thread == threading.get_ident():
+                held.times += 1
+                return key
+            if held is not None:
+                raise _taken(run_dir, _description())
+            descriptor, is_locked = _lock(key / CLAIM_NAME, run_dir)
+            _held[key] = _Held(descriptor)
+    except OSError as error:
+        raise not_writable(run_dir, error) from error
+    if is_locked:
+        clean_unfinished(key)
+    return key
+
+
+def is_claimed(run_dir: Path) -> bool | None:
+    """Whether some process holds the claim on a folder; None where that cannot be told, for want of locks or rights."""
+    try:
+        descriptor = os.open(run_dir / CLAIM_NAME, os.O_RDWR | NOT_THROUGH_LINKS)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        is_locked = _try_lock(descriptor)
+        return None if is_locked is None else not is_locked
+    finally:
+        os.close(descriptor)
+
+
+def is_held_here(run_dir: Path) -> bool:
+    """Whether this process holds the claim on a folder."""
+    with _held_lock:
+        return run_dir.resolve() in _held
+
+
+def holder_of_claim(run_dir: Path) -> dict[str, str | int]:
+    """Process (`pid`) and host of who took the claim on a folder, or is said to; empty where that cannot be told."""
+    return _read(run_dir / CLAIM_NAME)
+
+
+def give_back_claim(key: Path) -> None:
+    """End a claim; the last one of several in one thread ends it for all."""
+    with _held_lock:
+        held = _held.get(key)
+        if held is None:
+            return
+        held.times -= 1
+        if held.times:
+            return
+        del _held[key]
+    # Deleted before it is released: whoever waits for it sees that the file is no longer the one with this name.
+    with contextlib.suppress(OSError):
+        (key / CLAIM_NAME).unlink()
+    os.close(held.descriptor)
+
+
+def _lock(path: Path, run_dir: Path) -> tuple[int, bool]:
+    for _ in range(TRIES):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NOT_THROUGH_LINKS, 0o666)
+        try:
+            is_locked = _try_lock(descriptor)
+            if is_locked is False:
+                raise _taken(run_dir, _read(path))
+            if _is_file_of(descriptor, path):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, json.dumps(_description()).encode())
+                return descriptor, bool(is_locked)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    raise _taken(run_dir, _read(path))
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    """Whether the lock was got; None where there are no locks."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        logger.info("Two runs that write to one folder go unnoticed here: no locks (%s).", error)
+        return None
+    return True
+
+
+def _is_file_of(descriptor: int, path: Path) -> bool:
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    own = os.fstat(descriptor)
+    return (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _description() -> dict[str, str | int]:
+    return {"pid": os.getpid(), "host": socket.gethostname()}
+
+
+def _read(path: Path) -> dict[str, str | int]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _taken(run_dir: Path, holder: dict[str, str | int]) -> RuntimeError:
+    who = f"process {holder.get('pid', '(unknown)')} on {holder.get('host', 'an unknown host')}"
+    return RuntimeError(
+        f"Another run, {who}, is writing its checkpoints to {run_dir}, and two runs there would delete and resume from "
+        "each other's. Give this run another output_dir, or wait for that one to end."
+    )

@@ -1,0 +1,266 @@
+"""Weights and optimizer states as transformers leaves them in checkpoints of FSDP, in one file or in parts.
+
+In one file the optimizer's state has names of parameters; in parts, a folder of `torch.distributed.checkpoint` holds
+what each process has.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import checkpoint as distributed_checkpoint
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from littrainer.checkpoint.checksums import leaves_folder
+from littrainer.checkpoint.layout import (
+    FSDP_WEIGHTS_NAME,
+    PARTS_INDEX_NAME,
+    WEIGHTS_FOLDER,
+)
+from littrainer.checkpoint.safe_loading import FORBIDDEN, OTHER_CHECKPOINT, load_tensors
+
+# What the folders hold everything under.
+WEIGHTS_KEY, OPTIMIZER_KEY = "model", "optimizer"
+STATE, GROUPS = f"{OPTIMIZER_KEY}.state.", f"{OPTIMIZER_KEY}.param_groups."
+
+
+def read_fsdp_weights(folder: Path) -> dict[str, Any]:
+    """The weights of a checkpoint, whole.
+
+    Raises:
+        ValueError: a file is damaged, or could run code.
+    """
+    if (folder / FSDP_WEIGHTS_NAME).is_file():
+        return load_tensors(folder / FSDP_WEIGHTS_NAME)
+
+    whole = read_whole(folder / WEIGHTS_FOLDER)
+    return {name.removeprefix(f"{WEIGHTS_KEY}."): value for name, value in whole.items()}
+
+
+def nested_state(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """An optimizer's state with names of parameters, from what a folder holds by name."""
+    groups: dict[int, dict[str, Any]] = {}
+    for name, value in flat.items():
+        if name.startswith(GROUPS):
+            number, _, entry = name.removeprefix(GROUPS).partition(".")
+            groups.setdefault(int(number), {})[entry] = value
+    param_groups = [groups[number] for number in sorted(groups)]
+    state: dict[str, dict[str, Any]] = {}
+    for name, value in flat.items():
+        if name.startswith(STATE):
+            # Names of parameters have dots, those of entries have not.
+            parameter, _, entry = name.removeprefix(STATE).rpartition(".")
+            state.setdefault(parameter, {})[entry] = value
+    return {"state": state, "param_groups": param_groups}
+
+
+def read_weights_into(folder: Path, own: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Read this process's part of weights from a folder into the model's own tensors.
+
+    Parameters:
+        own: the model's state dict.
+
+    Returns:
+        names that the folder lacks, and names that the model lacks.
+
+    Raises:
+        ValueError: the folder is damaged or could run code, or a shape differs.
+    """
+
+    stored = {name.removeprefix(f"{WEIGHTS_KEY}."): entry for name, entry in stored_tensors(folder).items()}
+    for name, value in own.items():
+        entry = stored.get(name)
+        if entry is not None and entry.size != value.shape:
+            raise RuntimeError(
+                f"The weights in {folder} are not those of this model: {name} is {tuple(entry.size)} in the "
+                f"checkpoint and {tuple(value.shape)} in the model. Make the model as it was when the checkpoint was "
+                "written."
+            )
+    wanted = {f"{WEIGHTS_KEY}.{name}": value for name, value in own.items() if name in stored}
+    read_into(folder, wanted)
+    return [name for name in own if name not in stored], [name for name in stored if name not in own]
+
+
+def read_optimizer_into(folder: Path, parameters: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """Read this process's part of an optimizer's state.
+
+    Parameters:
+        parameters: by name; entries of the same shape are spread as they are.
+
+    Returns:
+        the state with names of parameters.
+
+    Raises:
+        ValueError: the folder is damaged, or could run code.
+    """
+
+    wanted: dict[str, Any] = {}
+    for name, entry in stored_tensors(folder).items():
+        if entry is None:
+            wanted[name] = None
+            continue
+        parameter = parameters.get(name.removeprefix(STATE).rpartition(".")[0])
+        is_spread = parameter is not None and parameter.dim() > 0 and parameter.shape == entry.size
+        wanted[name] = (
+            torch.empty_like(parameter, dtype=entry.properties.dtype)  # type: ignore[arg-type]
+            if is_spread
+            else torch.empty(entry.size, dtype=entry.properties.dtype)
+        )
+    read_into(folder, wanted)
+    return nested_state(wanted)
+
+
+# What an index consists of: module -> names of it.
+PARTS_OF_AN_INDEX: Mapping[str, frozenset[str]] = {
+    "torch.distributed.checkpoint.metadata": frozenset(
+        {
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+            "TensorProperties",
+            "TensorStorageMetadata",
+            "_MEM_FORMAT_ENCODING",
+        }
+    ),
+    "torch.distributed.checkpoint.filesystem": frozenset({"_StorageInfo", "_StoragePrefix"}),
+    "torch.serialization": frozenset({"_get_layout"}),
+    "torch": frozenset({"Size"}),
+    "pathlib": frozenset({"Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath"}),
+    "pathlib._local": frozenset({"Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath"}),
+}
+
+
+def write_parts(folder: Path, state: dict[str, Any]) -> None:
+    """Write each process's part of a state; all processes call this.
+
+    Raises:
+        OSError: a part could not be written, in this or another process.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        distributed_checkpoint.save(state, storage_writer=FileSystemWriter(folder), planner=DefaultSavePlanner())
+    except CheckpointException as failure:
+        rank, error = next((rank, error) for rank, (error, _) in failure.failures.items())
+        kind = type(error) if isinstance(error, OSError) else OSError
+        raise kind(
+            getattr(error, "errno", None), f"{folder} could not be written in process {rank}: {error}"
+        ) from error
+
+
+def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata | None]:
+    """What a folder holds by name: of tensors their shape and number format, None for anything else.
+
+    Raises:
+        ValueError: it is damaged, or could run code.
+    """
+    entries = _Reader(folder).read_metadata().state_dict_metadata
+    return {name: entry if isinstance(entry, TensorStorageMetadata) else None for name, entry in entries.items()}
+
+
+def read_whole(folder: Path, names: Iterable[str] | None = None) -> dict[str, Any]:
+    """What a folder holds by name, whole, in this process alone.
+
+    Parameters:
+        names: of what is read; by default everything.
+
+    Raises:
+        ValueError: it is damaged, or could run code.
+    """
+    stored = stored_tensors(folder)
+    wanted: dict[str, Any] = {}
+    for name in stored if names is None else names:
+        entry = stored[name]
+        wanted[name] = None if entry is None else torch.empty(entry.size, dtype=entry.properties.dtype)
+    read_into(folder, wanted)
+    return wanted
+
+
+def read_into(folder: Path, wanted: dict[str, Any]) -> None:
+    """Read into tensors by name, each process what it has of those that are spread; other values are put in place.
+
+    Raises:
+        ValueError: the folder is damaged, could run code, or lacks one of the names.
+    """
+    try:
+        with warnings.catch_warnings():
+            # That no process group is used is what is asked for.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+            distributed_checkpoint.load(wanted, storage_reader=_Reader(folder), planner=_Planner(), no_dist=True)
+    except CheckpointException as failure:
+        error = next(error for error, _ in failure.failures.values())
+        if isinstance(error, _Refused):
+            raise ValueError(str(error)) from error
+        raise ValueError(
+            f"{folder} is damaged: {str(error).strip() or type(error).__name__}. {OTHER_CHECKPOINT}"
+        ) from error
+
+
+class _Refused(ValueError):
+    """A file that names what could run code, or lies outside of its folder."""
+
+
+class _Index(pickle.Unpickler):
+    """Reads an index, which torch writes by pickle, and makes nothing but its parts."""
+
+    def __init__(self, content: bytes, path: Path):
+        super().__init__(io.BytesIO(content))
+        self._path = path
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A part of an index by its name."""
+        is_format = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not is_format and name not in PARTS_OF_AN_INDEX.get(module, ()):
+            raise _Refused(
+                f"{self._path} is refused: it names {module}.{name}, which is no part of an index and could run code "
+                "while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
+            )
+        return super().find_class(module, name)
+
+
+class _Reader(FileSystemReader):
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self._folder = folder
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = self._folder / PARTS_INDEX_NAME
+        try:
+            metadata = _Index(path.read_bytes(), path).load()
+        except (_Refused, OSError):
+            raise
+        except Exception as error:
+            raise ValueError(f"{path} is damaged: {error or type(error).__name__}. {OTHER_CHECKPOINT}") from error
+        if not isinstance(metadata, Metadata):
+            raise ValueError(f"{path} is no index of a sharded checkpoint. {OTHER_CHECKPOINT}")
+        for place in (metadata.storage_data or {}).values():
+            if leaves_folder(str(place.relative_path)):
+                raise _Refused(f"{path} is refused: it names {place.relative_path!r}, which is outside of its folder.")
+        return metadata
+
+
+class _Planner(DefaultLoadPlanner):
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        try:
+            self.state_dict[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
+        except Exception as error:
+            forbidden = FORBIDDEN.search(str(error))
+            if forbidden is None:
+                raise
+            raise _Refused(
+                f"The sharded checkpoint is refused: {read_item.dest_index.fqn} names {forbidden.group(1)}, which "
+                "could run code while it is loaded. Nothing of it has run. Use a checkpoint whose origin you trust."
+            ) from error

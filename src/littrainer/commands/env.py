@@ -1,0 +1,174 @@
+"""The command `littrainer env`: what is installed here, for a bug report. It imports neither torch nor Lightning."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import littrainer
+from littrainer.commands.command_line import CommandParser
+
+DESCRIPTION = (
+    "Show what is installed here and may matter to a training: versions, devices, environment variables, and what does "
+    "not fit together. The text is Markdown, to be pasted into a bug report. Secrets are hidden and the home "
+    "folder is written as ~; look through it before you publish it."
+)
+OWN_NAME = "littrainer"
+# Extras of ours that pin what the tests compare with, which says nothing about what users may have.
+EXTRAS_FOR_DEVELOPMENT = frozenset({"test", "demo"})
+PACKAGES = (
+    *("torch", "lightning", "pytorch-lightning", "torchmetrics", "numpy", "transformers", "accelerate", "datasets"),
+    *("tokenizers", "safetensors", "huggingface-hub", "hf-xet", "peft", "trl", "evaluate", "sentence-transformers"),
+    *("setfit", "kernels", "pyarrow", "keras", "tensorflow", "torchvision", "torchaudio", "torch-xla", "torch-npu"),
+    *("torchdata", "triton", "deepspeed", "mpi4py", "liger-kernel", "flash-attn", "xformers", "torchao"),
+    *("transformer-engine", "bitsandbytes", "galore-torch", "apollo-torch", "grokadamw", "lomo-optim", "schedulefree"),
+    *("torch-optimi", "torchdistx", "optuna", "ray", "cloudpickle", "tensorboard", "tensorboardX", "wandb", "mlflow"),
+    *("mlflow-skinny", "trackio", "comet-ml", "clearml", "neptune", "swanlab", "dvclive", "codecarbon", "flytekit"),
+    *("azureml-core", "dagshub", "matplotlib", "psutil", "tqdm", "rich", "packaging"),
+)
+# Runs in another process, since a broken driver may end it. Other lines may be printed first.
+ASK_TORCH = """\
+import json, torch.utils.collect_env as c
+print(json.dumps({name: value for name, value in c.get_env_info()._asdict().items() if name != "pip_packages"}))
+"""
+SECONDS = 120
+
+VARIABLES = re.compile(
+    r"(LITTRAINER|PL|LT|LIGHTNING|ACCELERATE|FSDP|PARALLELISM_CONFIG|TORCH\w*|PYTORCH|CUDA|CUBLAS|CUDNN|NCCL|GLOO|TRITON"
+    r"|XLA|HIP|ROCR|NVIDIA|OMP|MKL|OPENBLAS|KMP|TOKENIZERS|SLURM|OMPI|HF|TRANSFORMERS|DATASETS|DEEPSPEED|RAY|TUNE|OPTUNA"
+    r"|WANDB|MLFLOW|COMET|CLEARML|NEPTUNE|SWANLAB|TRACKIO|KERAS)_\w+"
+    r"|(LOCAL_)?(RANK|WORLD_SIZE)|NODE_RANK|MASTER_(ADDR|PORT)|PYTHON\w+|LOGLEVEL|LD_PRELOAD|LD_LIBRARY_PATH|LANG|LC_ALL"
+    r"|VIRTUAL_ENV|CONDA_PREFIX|TMPDIR"
+)
+HIDDEN = "(hidden)"
+# Rather too much than too little is hidden: by the name of a variable, and by what its value looks like.
+SECRET_NAME = re.compile(r"TOKEN(?!IZ)|SECRET|PASS|CREDENTIAL|API_?KEY|(^|_)(KEYS?|PWD?|AUTH|BEARER|JWT|COOKIE)(_|$)")
+SECRET_VALUE = re.compile(
+    r"(^|[\s,;='\"])[^\s:/@]+:\S*@|://\S*[@?#]"
+    r"|(token(?!iz)|secret|passw|credential|api[_-]?key|bearer|basic)\W|\b(hf_|gh[a-z]_|glpat-|sk-|eyJ)\w",
+    re.IGNORECASE,
+)
+SWITCHES = frozenset({"", "0", "1", "true", "false", "yes", "no", "on", "off"})
+
+
+def build_parser() -> CommandParser:
+    """The parser of the command line."""
+    parser = CommandParser("littrainer env", description=DESCRIPTION)
+    parser.add_argument("--json", action="store_true", help="print the same facts as one JSON object")
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command on what follows `littrainer env`; returns the exit status."""
+    options = build_parser().parse_args(words)
+    torch = about_torch()
+    facts = {
+        "littrainer": {"version": littrainer.__version__, "folder": str(Path(littrainer.__file__).parent)},
+        "findings": [*([torch["error"]] if "error" in torch else []), *findings()],
+        "packages": {name: found for name in PACKAGES if (found := versions(name))},
+        "torch": torch,
+        "accelerate's configuration": accelerate_configuration(),
+        "environment variables": variables(os.environ),
+    }
+    printed = json.dumps(facts, indent=2) if options.json else as_markdown(facts)
+    home = os.path.expanduser("~").rstrip(os.sep)
+    print(re.sub(rf"{re.escape(home)}(?![\w.-])", "~", printed) if home else printed)
+    return 0
+
+
+def as_markdown(facts: Mapping[str, Any]) -> str:
+    """The facts as text to be pasted into an issue."""
+    own, packages = facts["littrainer"], facts["packages"]
+    listed = [f"{name} {' and '.join(found)}" for name, found in packages.items()]
+    missing = [name for name in PACKAGES if name not in packages]
+    lines = [f"### littrainer {own['version']}", "", f"- {own['folder']}", "", "### findings", ""]
+    lines += [f"- {' '.join(finding.split())}" for finding in facts["findings"] or ["none"]]
+    lines += ["", "### packages", "", f"- installed: {', '.join(listed)}", f"- not installed: {', '.join(missing)}"]
+    for title in ("torch", "accelerate's configuration", "environment variables"):
+        section = facts[title]
+        lines += ["", f"### {title}", "", "```text"]
+        lines += [f"{name}: {value}" for name, value in section.items()] or ["none"]
+        lines.append("```")
+    return "\n".join(lines)
+
+
+def about_torch() -> dict[str, Any]:
+    """What torch's own `torch.utils.collect_env` finds; where torch cannot be imported, `error` says why."""
+    # The folders of this process come first, so that the same torch is found wherever it was started.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    try:
+        command = [sys.executable, "-c", ASK_TORCH]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, errors="replace", timeout=SECONDS
+        )
+        return {name: value for name, value in json.loads(done.stdout.splitlines()[-1]).items() if value is not None}
+    except subprocess.TimeoutExpired:
+        return {"error": f"import torch and the look at its devices took more than {SECONDS} seconds"}
+    except (IndexError, ValueError):
+        said = (done.stderr.strip().splitlines() or ["nothing was said"])[-1]
+        return {"error": f"import torch ended its process with status {done.returncode}: {said}"}
+
+
+def versions(name: str) -> list[str]:
+    """The versions of a package, one for each folder of the import path that has it; the first counts."""
+    found = {str(one.locate_file("")): one.version or "unknown" for one in reversed(list(distributions(name=name)))}
+    return list(reversed(found.values()))
+
+
+def findings() -> Iterator[str]:
+    """What is missing, has a version that littrainer does not support, or is hidden, with what to do."""
+    own = next(iter(distributions(name=OWN_NAME)), None)
+    if own is None:
+        yield "littrainer has no package metadata here, so versions cannot be checked: install it"
+    for text in own.requires or [] if own else []:
+        from packaging.requirements import Requirement
+
+        requirement = Requirement(text)
+        found = re.search(r"extra == ['\"](\w+)", str(requirement.marker or ""))
+        extra = found[1] if found else ""
+        if extra in EXTRAS_FOR_DEVELOPMENT or not (
+            requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+        ):
+            continue
+        copies = versions(requirement.name)
+        wanted = f"pip install '{requirement.name}{requirement.specifier}'"
+        if not copies and not extra:
+            yield f"{requirement.name} is not installed, and littrainer needs it: {wanted}"
+        elif copies and not requirement.specifier.contains(copies[0], prereleases=True):
+            use = f"littrainer[{extra}]" if extra else "littrainer"
+            yield f"{requirement.name} {copies[0]} is outside what {use} supports: {wanted}"
+    for name in PACKAGES:
+        copies, module = versions(name), name.replace("-", "_")
+        if len(copies) > 1:
+            yield f"{name} is installed twice ({' and '.join(copies)}); the first counts: uninstall the other"
+        if copies and os.path.exists(f"{module}.py"):
+            yield f"the working directory has a {module}.py, which a script there imports in place of {name}: rename it"
+
+
+def accelerate_configuration() -> dict[str, str]:
+    """What `accelerate config` has written, which `accelerate launch` reads."""
+    folder = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
+    files = [Path(folder, "accelerate", f"default_config.{ending}") for ending in ("yaml", "json")]
+    return {str(path): path.read_text(errors="replace") for path in files if path.is_file()}
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are set and may change a training, in alphabetical order, without secrets."""
+    set_here = {name: environment[name] for name in sorted(environment) if VARIABLES.fullmatch(name)}
+    secrets = [value for name, value in environment.items() if _is_secret(name, value) and len(value) > 5]
+    return {
+        name: HIDDEN if _is_secret(name, value) or any(secret in value for secret in secrets) else value
+        for name, value in set_here.items()
+    }
+
+
+def _is_secret(name: str, value: str) -> bool:
+    is_switch = value.lower() in SWITCHES
+    return not is_switch and bool(SECRET_NAME.search(name.upper()) or SECRET_VALUE.search(value))

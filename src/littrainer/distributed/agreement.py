@@ -1,0 +1,348 @@
+"""What processes agree on: a flag that one of them has raised, a value, an error that ends all of them.
+
+They agree between hosts, over gloo, so that no GPU is waited for. All processes have to come here at the same places.
+With one process, or without a process group, nothing is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from littrainer.distributed.failure_report import (
+    FailedElsewhere,
+    LostProcess,
+    ProcessPlace,
+    causes_of,
+    is_consequence,
+    know_processes,
+    why_lost,
+)
+
+logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+
+# What processes come to: agree on a number, hand out an object, end a block, or say that they have failed.
+_NUMBER, _OBJECT, _DONE, _FAILED = range(4)
+# Set on errors that the other processes know of.
+TOLD = "_littrainer_told_to_other_processes"
+
+
+class _HostGroup(NamedTuple):
+    """All processes, connected between hosts.
+
+    Parameters:
+        world: the default group that it belongs to.
+        group: the gloo group.
+        background: another one, for what is not waited for at once: in one group, what one process does next could
+            meet what another has begun before.
+    """
+
+    world: Any
+    group: Any
+    background: Any
+
+
+_host_group: _HostGroup | None = None
+# What the blocks do that are open, the inner one last.
+_doing: list[str] = []
+
+
+def are_several() -> bool:
+    """Whether several processes are connected."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def connect_hosts() -> None:
+    """Connect the hosts, as the first agreement does by itself."""
+    if are_several():
+        _connected()
+
+
+def largest(number: int) -> int:
+    """The largest of the numbers that the processes call this with."""
+    return max(_numbers(_NUMBER, number)) if are_several() else number
+
+
+def agreed(flag: bool) -> bool:
+    """Whether any process calls this with true."""
+    return bool(largest(int(flag)))
+
+
+def begin_counting(flags: Sequence[bool]) -> Callable[[], list[int]]:
+    """Begin to count, for each flag, the processes that call this with it raised.
+
+    Returns:
+        what waits for the others and returns the counts.
+    """
+    counts = torch.tensor([int(flag) for flag in flags])
+    if not are_several():
+        return counts.tolist
+    with _naming_lost_processes() as connected:
+        work: Any = dist.all_reduce(counts, group=connected.background, async_op=True)
+
+    def wait() -> list[int]:
+        with _naming_lost_processes():
+            work.wait()
+        return counts.tolist()
+
+    return wait
+
+
+def all_arrive(seconds: float) -> bool:
+    """Wait until all processes have come here, for so many seconds at most; whether they all have."""
+    if not are_several():
+        return True
+    with _naming_lost_processes() as connected:
+        group = connected.group
+    try:
+        dist.monitored_barrier(group, timeout=timedelta(seconds=seconds))
+    except RuntimeError:
+        return False
+    return True
+
+
+def wait_for_each_other() -> None:
+    """Return when all processes have come here."""
+    largest(0)
+
+
+def from_each(value: Value) -> list[Value]:
+    """The values that the processes call this with, by rank; pickled on their way."""
+    if not are_several():
+        return [value]
+    content = pickle.dumps(value)
+    return [pickle.loads(one) for one in _contents(content, _numbers(_OBJECT, len(content)))]
+
+
+def from_first(value: Value) -> Value:
+    """The value that the first process calls this with; pickled on its way."""
+    return from_each(value if not are_several() or dist.get_rank() == 0 else None)[0]  # type: ignore[return-value]
+
+
+def from_first_to_each(values: list[Value] | None) -> Value:
+    """What the first process has for this one; pickled on its way.
+
+    Parameters:
+        values: one for each process, by rank; they are read in the first process only.
+    """
+    if not are_several():
+        assert values is not None
+        return values[0]
+    contents = [pickle.dumps(value) for value in values] if values is not None and dist.get_rank() == 0 else []
+    size = _numbers(_OBJECT, max(map(len, contents), default=0))[0]
+    own = torch.empty(size, dtype=torch.uint8)
+    with _naming_lost_processes() as connected:
+        dist.scatter(own, [_padded(one, size) for one in contents] or None, src=0, group=connected.group)
+    # What follows the object is passed over.
+    return pickle.loads(own.numpy().tobytes())
+
+
+@contextmanager
+def failing_together(doing: str) -> Iterator[None]:
+    """A block at whose end all processes wait for each other, and which fails in all of them if it fails in one.
+
+    Within the block processes may agree on something else, and then hear there of one that has failed. They must not
+    wait for each other in another way after something that can fail.
+
+    Parameters:
+        doing: what is done, for the error: "writing checkpoint-5".
+
+    Raises:
+        FailedElsewhere: another process has failed; where this one has, its own error is raised.
+        LostProcess: another process has ended.
+    """
+    if not are_several():
+        yield
+        return
+    _doing.append(doing)
+    try:
+        yield
+        _numbers(_DONE, 0)
+    except BaseException as error:
+        if not _is_known_to_all(error):
+            _tell(error)
+        raise
+    finally:
+        _doing.pop()
+
+
+def _numbers(kind: int, number: int) -> list[int]:
+    """The numbers that the processes come with, all to the same kind of agreement.
+
+    Raises:
+        FailedElsewhere: another process has come to say that it has failed.
+        RuntimeError: another process is at another place of the program.
+    """
+    own = torch.tensor([kind, number])
+    found = torch.stack(_gathered(own))
+    kinds: list[int] = found[:, 0].tolist()
+    numbers: list[int] = found[:, 1].tolist()
+    if _FAILED in kinds and kind != _FAILED:
+        errors = _contents(b"", [size if one == _FAILED else 0 for one, size in zip(kinds, numbers, strict=True)])
+        raise _failed_elsewhere({rank: error.decode() for rank, error in enumerate(errors) if error})
+    if kind != _FAILED and len(set(kinds)) > 1:
+        raise LostProcess(
+            f"Process {dist.get_rank()} and others are at different places of the program, so that they cannot agree. "
+            "Code that runs in some of the processes only must not save, evaluate or end the training."
+        )
+    return [size if one == _FAILED or kind != _FAILED else 0 for one, size in zip(kinds, numbers, strict=True)]
+
+
+def _tell(error: BaseException) -> None:
+    """Let the others know of an error of this process, wherever they agree next."""
+    content = f"{type(error).__name__}: {error}".encode()
+    _contents(content, _numbers(_FAILED, len(content)))
+    with suppress(AttributeError):
+        setattr(error, TOLD, True)
+
+
+def _is_known_to_all(error: BaseException) -> bool:
+    # It may have been told already, and wrapped in another one since. Of a lost process the others find out themselves.
+    return is_consequence(error) or any(getattr(one, TOLD, False) for one in causes_of(error))
+
+
+def _failed_elsewhere(errors: dict[int, str]) -> FailedElsewhere:
+    named = "; ".join(f"process {rank} with {error}" for rank, error in errors.items())
+    doing = _doing[-1] if _doing else "what all do together"
+    return FailedElsewhere(f"Process {dist.get_rank()} ends because {doing} failed in {named}")
+
+
+def _contents(content: bytes, sizes: list[int]) -> list[bytes]:
+    """The contents that the processes come with, whose sizes are known."""
+    found = _gathered(_padded(content, max(sizes)))
+    return [one[:size].numpy().tobytes() for one, size in zip(found, sizes, strict=True)]
+
+
+def _padded(content: bytes, size: int) -> torch.Tensor:
+    padded = torch.zeros(size, dtype=torch.uint8)
+    if content:
+        padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    return padded
+
+
+def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
+    with _naming_lost_processes() as connected:
+        found = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+        dist.all_gather(found, tensor, group=connected.group)
+    return found
+
+
+@contextmanager
+def _naming_lost_processes() -> Iterator[_HostGroup]:
+    try:
+        yield _connected()
+    except RuntimeError as error:
+        raise LostProcess(
+            f"Process {dist.get_rank()} of {dist.get_world_size()} can no longer agree with the others: "
+            f"{why_lost(error)}"
+        ) from error
+
+
+def _connected() -> _HostGroup:
+    global _host_group
+    world = dist.group.WORLD
+    if _host_group is None or _host_group.world is not world:
+        group, background = (dist.new_group(backend="gloo", timeout=_timeout_of(world)) for _ in range(2))
+        places: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(places, ProcessPlace(socket.gethostname(), os.getpid()), group=group)
+        know_processes(places)
+        _host_group = _HostGroup(world, group, background)
+    return _host_group
+
+
+def longest_wait() -> timedelta:
+    """How long the processes wait for each other, as their group was made."""
+    return _timeout_of(dist.group.WORLD) or dist.default_pg_timeout
+
+
+def _timeout_of(world: Any) -> Any:
+    # Only the options of the group's backend know what it was made with; None takes torch's own.
+    for device in ("cpu", "cuda"):
+        try:
+            return world._get_backend(torch.device(device)).options._timeout
+        except (RuntimeError, AttributeError):
+            continue
+    return None
+
+
+# ---- Flags -----------------------------------------------------------------------------------------------------------
+
+
+class FlagsRaisedTogether:
+    """Keeps flags of an object equal in all processes, such as one to stop; all call it at the same places.
+
+    A process that raises a flag waits for the others; one that raises none goes on, and looks at the next step what
+    they did. So nobody waits at a step at which nothing is asked for.
+
+    Parameters:
+        names: the attributes that are flags.
+        processes: number of processes.
+    """
+
+    def __init__(self, names: Sequence[str], processes: int):
+        self.names = tuple(names)
+        self.processes = processes
+        # What was begun at the last call and has not been asked for.
+        self._counting: Callable[[], list[int]] | None = None
+        # Flags that some raised, and all raise at the next call.
+        self._late: set[str] = set()
+        self._told: set[str] = set()
+        # Processes that were ready at the last call that was looked at.
+        self._ready = 0
+
+    def settle(self, holder: Any, among: Sequence[str] | None = None, is_ready: bool = False) -> bool:
+        """Leave flags raised that all processes raise. One that only some raise is lowered; all raise it next time.
+
+        Parameters:
+            holder: the object that has the flags.
+            among: the flags that count at this place; the others are left alone.
+            is_ready: whether this process is ready for something that all are to do at once.
+
+        Returns:
+            whether all processes were ready at the last call.
+        """
+        counted = self.names if among is None else among
+        self._look_at_last_call()
+        were_ready = self._ready == self.processes
+        for name in [name for name in counted if name in self._late]:
+            self._late.discard(name)
+            setattr(holder, name, True)
+        raised = [name in counted and bool(getattr(holder, name)) for name in self.names]
+        self._counting = begin_counting([*raised, is_ready])
+        if any(raised):
+            self._look_at_last_call()
+            for name in self._late.intersection(counted):
+                if getattr(holder, name):
+                    setattr(holder, name, False)
+                    self._tell(name)
+        return were_ready
+
+    def finish(self) -> None:
+        """Wait until all processes have made their last call; what some have raised then comes to nothing."""
+        self._look_at_last_call()
+
+    def _look_at_last_call(self) -> None:
+        if self._counting is None:
+            return
+        (*counts, self._ready), self._counting = self._counting(), None
+        self._late.update(name for name, count in zip(self.names, counts, strict=True) if 0 < count < self.processes)
+
+    def _tell(self, name: str) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            logger.warning(
+                "control.%s was set in this process and not in all of them. All do what it asks for one step later; a "
+                "callback that decides by time, or by values of its own process, should let one process decide.",
+                name,
+            )

@@ -1,0 +1,312 @@
+"""Who this process is and what it is asked for, as launchers write it into its environment.
+
+torchrun's variables are the ones that count: torch, accelerate and scripts read them too. What other launchers say is
+written into them, once. What `accelerate launch`, and its configuration file, ask for is in further variables, and
+`littrainer run --strategy` sets the same. Those about FSDP are read with `fsdp_config`, those about the layout of the
+processes with `parallelism_config`.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, NamedTuple
+
+# Names of torchrun's variables.
+RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
+LOCAL_RANK, LOCAL_WORLD_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+MAIN_ADDRESS, MAIN_PORT = "MASTER_ADDR", "MASTER_PORT"
+
+# Variables of launchers of MPI's kind, in the order in which they are looked at: Intel MPI, Open MPI, MVAPICH.
+MPI_VARIABLES: dict[str, tuple[str, ...]] = {
+    WORLD_SIZE: ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"),
+    RANK: ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"),
+    LOCAL_RANK: ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+    LOCAL_WORLD_SIZE: ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+}
+LOCAL_ADDRESS = "127.0.0.1"
+# The port that torch's launchers take where none is named.
+USUAL_PORT = 29500
+HIGHEST_PORT = 65535
+
+USE_FSDP, USE_DEEPSPEED = "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"
+TRUE_WORDS = ("1", "true", "yes", "on", "y", "t")
+FALSE_WORDS = ("", "0", "false", "no", "off", "n", "f", "none")
+# DeepSpeed's values that the training arguments fill in.
+AUTO = "auto"
+# What stands for no value in the variables.
+NOTHING = ("", "none")
+
+
+class MeetingPoint(NamedTuple):
+    """Where the processes find each other: an address of the first one, and a port there."""
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.address}:{self.port}"
+
+
+def whole_number(name: str, default: int = 0) -> int:
+    """The number that an environment variable holds.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return default
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"environment variable {name}={text!r} must be a whole number; launchers set it.") from None
+
+
+def world_size() -> int:
+    """Number of processes that train together."""
+    return whole_number(WORLD_SIZE, 1)
+
+
+def rank() -> int:
+    """Rank of this process among all processes."""
+    return whole_number(RANK, 0)
+
+
+def local_rank() -> int:
+    """Rank of this process among those of its node."""
+    return whole_number(LOCAL_RANK, 0)
+
+
+def local_world_size() -> int:
+    """Number of processes on this node; all of them where nobody says."""
+    return whole_number(LOCAL_WORLD_SIZE, world_size())
+
+
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher has started this process, be it the only one, by torchrun's variables."""
+    return any(environment.get(name) for name in (RANK, WORLD_SIZE, LOCAL_RANK))
+
+
+def meeting_point() -> MeetingPoint | None:
+    """Where the processes meet; None where nobody says.
+
+    Raises:
+        ValueError: the port is none.
+    """
+    address = os.environ.get(MAIN_ADDRESS, "").strip()
+    if not address:
+        return None
+    port = whole_number(MAIN_PORT, USUAL_PORT)
+    if not 0 < port <= HIGHEST_PORT:
+        raise ValueError(f"environment variable {MAIN_PORT}={port} is no port; it has to be from 1 to {HIGHEST_PORT}.")
+    return MeetingPoint(address, port)
+
+
+def check_ranks() -> None:
+    """Refuse ranks and numbers of processes that do not fit together.
+
+    Raises:
+        ValueError: names the variables and their values.
+    """
+    size = world_size()
+    if size < 1:
+        raise ValueError(f"environment variable {WORLD_SIZE}={size} must be 1 or more.")
+    if size > 1 and not os.environ.get(RANK, "").strip():
+        raise ValueError(
+            f"environment variable {WORLD_SIZE}={size} says that there are {size} processes, and {RANK} is not set, "
+            f"which says which one this is. Start the script with `littrainer run --devices {size}` or torchrun, or "
+            f"unset {WORLD_SIZE}."
+        )
+    for name, limit_name, limit in ((RANK, WORLD_SIZE, size), (LOCAL_RANK, LOCAL_WORLD_SIZE, local_world_size())):
+        number = whole_number(name, 0)
+        if not 0 <= number < limit:
+            raise ValueError(
+                f"environment variable {name}={number} does not fit {limit_name}={limit}: ranks go from 0 to "
+                f"{limit - 1}. Start the script with `littrainer run --devices` or torchrun, which set both."
+            )
+    if local_world_size() > size:
+        raise ValueError(
+            f"environment variable {LOCAL_WORLD_SIZE}={local_world_size()} is more than {WORLD_SIZE}={size}: a node "
+            "cannot have more processes than there are."
+        )
+
+
+def adopt_launcher_variables(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Write what SLURM's or MPI's launcher says of this process into torchrun's variables, unless those are there.
+
+    Raises:
+        RuntimeError: SLURM started several tasks and does not say how many there are on a node.
+    """
+    if is_launched(environment):
+        return
+    for read in (_slurm_variables, _mpi_variables):
+        found = read(environment)
+        if found:
+            environment.update({name: value for name, value in found.items() if not environment.get(name)})
+            return
+
+
+def _slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    # Within an allocation, a script that srun has not started is alone, whatever was asked for.
+    if _number(environment.get("SLURM_STEP_NUM_TASKS")) < 2 or "SLURM_PROCID" not in environment:
+        return {}
+    # Looks whether srun started a shell, finds the address in SLURM's list of nodes, and makes a port of the job.
+    from lightning.fabric.plugins.environments import SLURMEnvironment
+
+    if not SLURMEnvironment.detect():
+        return {}
+    slurm = SLURMEnvironment()
+    per_node = environment.get("SLURM_NTASKS_PER_NODE", "").partition("(")[0]
+    variables: dict[str, Callable[[], object]] = {
+        RANK: slurm.global_rank,
+        WORLD_SIZE: slurm.world_size,
+        LOCAL_RANK: slurm.local_rank,
+        LOCAL_WORLD_SIZE: lambda: per_node,
+        MAIN_ADDRESS: lambda: slurm.main_address,
+        MAIN_PORT: lambda: slurm.main_port,
+    }
+    return {name: str(value()) for name, value in variables.items()}
+
+
+def _mpi_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    found = {
+        name: next((environment[source] for source in sources if environment.get(source)), "")
+        for name, sources in MPI_VARIABLES.items()
+    }
+    if _number(found[WORLD_SIZE]) < 2 or not found[RANK]:
+        return {}
+    # Without more, mpirun has started all of them on one node.
+    found[LOCAL_RANK] = found[LOCAL_RANK] or found[RANK]
+    found[LOCAL_WORLD_SIZE] = found[LOCAL_WORLD_SIZE] or found[WORLD_SIZE]
+    if found[LOCAL_WORLD_SIZE] == found[WORLD_SIZE]:
+        found[MAIN_ADDRESS] = LOCAL_ADDRESS
+    found[MAIN_PORT] = str(USUAL_PORT)
+    return found
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.strip().isdecimal() else 0
+
+
+# ---- What accelerate's launcher asks for -----------------------------------------------------------------------------
+
+
+class Setting(NamedTuple):
+    """Where the value of a variable goes.
+
+    Parameters:
+        key: the path into DeepSpeed's configuration, joined by dots.
+        convert: makes the value of the variable's name and text.
+        default: what counts where the variable is not set; None leaves the key out.
+    """
+
+    key: str
+    convert: Callable[[str, str], Any] = lambda name, text: text
+    default: Any = None
+
+
+def truth(name: str, text: str) -> bool:
+    """The truth value that a variable holds.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    word = text.strip().lower()
+    if word in TRUE_WORDS:
+        return True
+    if word in FALSE_WORDS:
+        return False
+    raise ValueError(f"environment variable {name}={text!r} is neither true nor false; accelerate launch sets it.")
+
+
+def is_on(name: str) -> bool:
+    """Whether a variable is set to a true value.
+
+    Raises:
+        ValueError: it holds no truth value.
+    """
+    return truth(name, os.environ.get(name, ""))
+
+
+def _number_or_auto(name: str, text: str) -> float | str:
+    if text.lower() == AUTO:
+        return AUTO
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError(f'environment variable {name}={text!r} must be a number or "{AUTO}".') from None
+    return int(number) if number == int(number) and "." not in text else number
+
+
+# Variable -> place in DeepSpeed's configuration, where no file of one is named.
+DEEPSPEED_SETTINGS: dict[str, Setting] = {
+    "ACCELERATE_DEEPSPEED_ZERO_STAGE": Setting("zero_optimization.stage", lambda name, text: whole_number(name), 2),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": Setting("zero_optimization.offload_optimizer.device"),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH": Setting("zero_optimization.offload_optimizer.nvme_path"),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": Setting("zero_optimization.offload_param.device"),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH": Setting("zero_optimization.offload_param.nvme_path"),
+    "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": Setting(
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save", truth, False
+    ),
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": Setting("gradient_accumulation_steps", _number_or_auto, AUTO),
+    "ACCELERATE_GRADIENT_CLIPPING": Setting("gradient_clipping", _number_or_auto, AUTO),
+}
+DEEPSPEED_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
+ZERO3_INIT = "ACCELERATE_DEEPSPEED_ZERO3_INIT"
+# In each configuration that the variables make; they follow from the training arguments.
+DEEPSPEED_FROM_ARGUMENTS: dict[str, Any] = {
+    "train_batch_size": AUTO,
+    "train_micro_batch_size_per_gpu": AUTO,
+    "bf16": {"enabled": AUTO},
+    "fp16": {"enabled": AUTO},
+}
+
+# Variables that ask for what nobody here carries out, with the values that ask for nothing.
+REFUSED_VARIABLES: dict[str, tuple[str, ...]] = {
+    "ACCELERATE_USE_MEGATRON_LM": FALSE_WORDS,
+    "ACCELERATE_USE_SAGEMAKER": FALSE_WORDS,
+    "ACCELERATE_CPU_AFFINITY": FALSE_WORDS,
+    "ACCELERATE_DYNAMO_BACKEND": ("", "no"),
+}
+
+
+def launcher_settings() -> dict[str, Any]:
+    """What the launcher asks of DeepSpeed; a `deepspeed` argument goes before it.
+
+    Returns:
+        a dict, empty where it asks for nothing. `deepspeed`: a configuration or the path of one, as the argument has
+        it, its open values "auto". `zero3_init`: whether `from_pretrained` is to shard under ZeRO 3, where that was
+        said.
+
+    Raises:
+        ValueError: a variable holds a value that cannot be; the message names it.
+    """
+    if not is_on(USE_DEEPSPEED):
+        return {}
+    file = os.environ.get(DEEPSPEED_FILE, "")
+    settings: dict[str, Any] = {"deepspeed": _deepspeed_settings() if file.lower() in NOTHING else file}
+    if os.environ.get(ZERO3_INIT, ""):
+        settings["zero3_init"] = is_on(ZERO3_INIT)
+    return settings
+
+
+def refused_variables() -> dict[str, str]:
+    """Variables, with their values, that ask for what is not carried out."""
+    values = {name: os.environ.get(name, "") for name in REFUSED_VARIABLES}
+    return {name: value for name, value in values.items() if value.strip().lower() not in REFUSED_VARIABLES[name]}
+
+
+def _deepspeed_settings() -> dict[str, Any]:
+    config: dict[str, Any] = copy.deepcopy(DEEPSPEED_FROM_ARGUMENTS)
+    for name, setting in DEEPSPEED_SETTINGS.items():
+        text = os.environ.get(name, "").strip()
+        value = setting.default if text.lower() in NOTHING else setting.convert(name, text)
+        if value is not None:
+            *sections, key = setting.key.split(".")
+            place = config
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[key] = value
+    return config

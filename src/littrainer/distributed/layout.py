@@ -1,0 +1,249 @@
+"""How the processes share the work: which of them see the same data, and which a part of it each.
+
+The processes stand in a grid of three dimensions, outermost first: replicas of a sharded model (`dp_replicate`), its
+shards (`dp_shard`), and the processes that compute each layer together (`tp`). Those that differ in the last dimension
+alone see the same data.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from littrainer.distributed.environment import USE_FSDP, is_on
+from littrainer.errors.lazy_isinstance import is_a
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+# Sizes that `parallelism_config` may name, in the order of the grid.
+SIZES = ("dp_replicate_size", "dp_shard_size", "cp_size", "sp_size", "tp_size")
+# What accelerate's ParallelismConfig holds besides; it is about dimensions that are refused, or about nothing.
+FURTHER_SETTINGS = ("cp_backend", "sp_backend", "tp_handler", "cp_handler", "sp_handler")
+# Size -> why it has to be 1.
+REFUSED_SIZES: dict[str, str] = {
+    "cp_size": "context parallelism needs an attention that passes keys and values from process to process",
+    "sp_size": "sequence parallelism exchanges attention heads between processes by DeepSpeed's Ulysses",
+}
+# Dimensions of the mesh of all processes.
+MESH_DIMENSIONS = ("dp_replicate", "dp_shard", "tp")
+# Environment variables of `accelerate launch --use_parallelism_config`.
+SWITCH_VARIABLE = "ACCELERATE_USE_PARALLELISM_CONFIG"
+SIZE_VARIABLE_PREFIX = "PARALLELISM_CONFIG_"
+# Where arguments remember the layout of a model that was sharded before the Trainer got it.
+_SIZES_OF_MODEL = "_layout_of_model"
+
+
+class LayoutArguments(Protocol):
+    """What training arguments say about the processes and their layout."""
+
+    @property
+    def parallelism_config(self) -> Any:
+        """The sizes that are asked for."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes that train together."""
+
+    @property
+    def process_index(self) -> int:
+        """Rank of this process among them."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where this process computes."""
+
+
+@dataclass(frozen=True)
+class ProcessLayout:
+    """Sizes of the grid of processes; their product is the world size.
+
+    Parameters:
+        replicas: copies of the model, sharded or not, that see data of their own.
+        shards: processes over which the parameters of one copy are sharded, each with data of its own.
+        tensor_parallel: processes that compute each layer together, on the same data.
+        is_given: somebody has asked for this layout; else it is as many replicas as there are processes.
+    """
+
+    replicas: int
+    shards: int
+    tensor_parallel: int
+    is_given: bool
+
+    @property
+    def data_parallel(self) -> int:
+        """Number of parts into which the data is split."""
+        return self.replicas * self.shards
+
+
+def requested_sizes(args: LayoutArguments) -> tuple[str, dict[str, int]]:
+    """What names the sizes of the grid, for errors, and each of `SIZES`; 1 where it is not named.
+
+    Asks nothing about the processes that there are.
+
+    Raises:
+        TypeError, ValueError: the config is none, or a size is no whole number above 0.
+        NotImplementedError: it asks for context or sequence parallelism.
+    """
+    source, config = _asked_for(args)
+    sizes = {name: _size(source, config, name) for name in SIZES}
+    for name, reason in REFUSED_SIZES.items():
+        if sizes[name] > 1:
+            raise NotImplementedError(
+                f"littrainer does not carry out {source} with {name}={sizes[name]}: {reason}. Leave it at 1, and use "
+                "tp_size, or fsdp with activation checkpointing, for sequences that do not fit; or run the script with "
+                "plain `python` to train with transformers."
+            )
+    return source, sizes
+
+
+def process_layout(args: LayoutArguments) -> ProcessLayout:
+    """The grid that `parallelism_config`, the launcher's environment or a sharded model asks for.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `requested_sizes`.
+        ValueError: the sizes do not multiply to the world size.
+    """
+    source, sizes = requested_sizes(args)
+    replicas, shards, together = sizes["dp_replicate_size"], sizes["dp_shard_size"], sizes["tp_size"]
+    of_model = vars(args).get(_SIZES_OF_MODEL)
+    if of_model is not None:
+        source, (together, shards, replicas) = "the sharded model", of_model
+    total = replicas * shards * together
+    if total == 1:
+        return ProcessLayout(args.world_size, 1, 1, is_given=False)
+    if total != args.world_size:
+        raise ValueError(
+            f"{source} lays out dp_replicate_size={replicas} x dp_shard_size={shards} x tp_size={together} = {total} "
+            f"processes, and there are {args.world_size}. Let the product be {args.world_size}, or start {total}."
+        )
+    return ProcessLayout(replicas, shards, together, is_given=True)
+
+
+def data_parallel_size(args: LayoutArguments) -> int:
+    """Number of parts into which each batch of all processes is split; those with the same part share one model."""
+    return process_layout(args).data_parallel
+
+
+def data_parallel_rank(args: LayoutArguments) -> int:
+    """Which of these parts is this process's."""
+    return args.process_index // process_layout(args).tensor_parallel
+
+
+def tensor_parallel_size(args: LayoutArguments) -> int:
+    """Number of processes that compute each layer together, on the same data; 1: each computes whole layers."""
+    return process_layout(args).tensor_parallel
+
+
+def tensor_parallel_rank(args: LayoutArguments) -> int:
+    """Which of these processes this one is."""
+    return args.process_index % process_layout(args).tensor_parallel
+
+
+def sharding_sizes(args: LayoutArguments) -> tuple[int, int]:
+    """Replicas, and processes over which each of them is sharded, where parameters are sharded over the data parallel.
+
+    Where no layout is asked for, there is one replica.
+
+    Raises:
+        ValueError: the layout that is asked for leaves nothing to shard over.
+    """
+    layout = process_layout(args)
+    if not layout.is_given:
+        return 1, layout.data_parallel
+    if layout.shards == 1 and layout.data_parallel > 1:
+        raise ValueError(
+            f"fsdp shards over dp_shard_size, and parallelism_config leaves it at 1 with dp_replicate_size="
+            f"{layout.replicas}. Set dp_shard_size={layout.data_parallel}, or leave fsdp out."
+        )
+    return layout.replicas, layout.shards
+
+
+def device_mesh(args: LayoutArguments, replicas: int, shards: int) -> DeviceMesh:
+    """A new mesh of all processes, with the dimensions `MESH_DIMENSIONS`; a collective call.
+
+    Parameters:
+        replicas, shards: sizes of the first two dimensions, as `sharding_sizes` has them.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape = (replicas, shards, tensor_parallel_size(args))
+    return init_device_mesh(args.device.type, shape, mesh_dim_names=MESH_DIMENSIONS)
+
+
+def follow_model(args: Any, model: Any) -> None:
+    """Lay the processes out as a model is that transformers sharded when it loaded it.
+
+    What the model says goes before `parallelism_config`.
+
+    Raises:
+        ValueError: its sizes do not multiply to the world size; it is split into tensors that do not know of what they
+            are slices; or the arguments ask for a layout that nothing carries out.
+    """
+    vars(args).pop(_SIZES_OF_MODEL, None)
+    together = getattr(model, "_tp_size", None) or 1
+    if together > 1:
+        _refuse_plain_slices(model, together)
+        settings = getattr(getattr(model, "config", None), "distributed_config", None)
+        shards = getattr(settings, "fsdp_size", None) or 1
+        replicas = getattr(settings, "dp_replicate_size", None) or 1
+        vars(args)[_SIZES_OF_MODEL] = (together, shards, replicas)
+    layout = process_layout(args)
+    if not layout.is_given or together > 1:
+        return
+    if args.deepspeed and layout.replicas != args.world_size:
+        raise ValueError(
+            f"deepspeed lays its processes out by itself, and parallelism_config asks for dp_shard_size="
+            f"{layout.shards} and tp_size={layout.tensor_parallel}. Set only one of them."
+        )
+    if layout.shards > 1 and not (args.fsdp or is_on(USE_FSDP)):
+        raise ValueError(
+            f"parallelism_config has dp_shard_size={layout.shards}, and fsdp, which shards, is not switched on. Set "
+            f"fsdp=True, or dp_replicate_size={layout.data_parallel} in its place."
+        )
+
+
+def _refuse_plain_slices(model: Any, processes: int) -> None:
+    # As transformers 5.3 splits: norms would be those of slices, and each process would save its own as the whole.
+    if not any(is_a(parameter, "sharded tensor") for parameter in model.parameters()):
+        raise ValueError(
+            f"{type(model).__name__} was split over {processes} processes when it was loaded, into plain tensors, "
+            "which cannot be put together again. Load it whole and set parallelism_config={'tp_size': "
+            f"{processes}}}, or update transformers: later releases (5.23 for one) split into DTensors."
+        )
+
+
+def _asked_for(args: LayoutArguments) -> tuple[str, Mapping[str, Any]]:
+    """What names the sizes, for errors, and those that are named."""
+    given: Any = getattr(args, "parallelism_config", None)
+    if given is None:
+        if os.environ.get(SWITCH_VARIABLE, "").strip().lower() != "true":
+            return "parallelism_config", {}
+        named = {name: os.environ.get(SIZE_VARIABLE_PREFIX + name.upper(), "1").strip() for name in SIZES}
+        return "the environment of accelerate launch", named
+    if isinstance(given, Mapping):
+        unknown = [repr(name) for name in given if name not in (*SIZES, *FURTHER_SETTINGS)]
+        if unknown:
+            raise ValueError(
+                f"parallelism_config has unknown keys: {', '.join(unknown)}. Known are {', '.join(SIZES)}."
+            )
+        return "parallelism_config", given
+    if isinstance(given, type) or not all(hasattr(given, name) for name in SIZES):
+        raise TypeError(
+            f"parallelism_config={given!r} is not usable; give a dict with some of {', '.join(SIZES)}, or an instance "
+            "of accelerate's ParallelismConfig."
+        )
+    return "parallelism_config", {name: getattr(given, name) for name in SIZES}
+
+
+def _size(source: str, config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if value is None:
+        return 1
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise ValueError(f"{source} has {name}={value!r}; it has to be a whole number from 1 up.")
+    return number

@@ -1,0 +1,260 @@
+"""The protected names of Lightning that this package touches, each with its reason.
+
+Tests in tests/test_lightning_internals.py fail by name when a Lightning release changes one of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities import registry
+from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.trainer.call import _call_callback_hooks
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+
+# Calls `on_validation_end` of the callbacks that monitor metrics (True), or of all others (False).
+EndOfValidation = Callable[[bool], None]
+
+# A limit_val_batches that somebody has set is smaller.
+LARGEST_LIMIT = 2**32
+
+
+class _ValidationInsideFit(_EvaluationLoop):
+    """Lightning's evaluation loop, without its last hook."""
+
+    # Whether the hooks of the beginning have been called, and those of the end not yet.
+    is_open = False
+
+    def on_run_start(self) -> None:
+        self.is_open = True
+        super().on_run_start()
+
+    def _on_evaluation_epoch_end(self) -> None:
+        super()._on_evaluation_epoch_end()
+        self.is_open = False
+
+    def _on_evaluation_end(self, *args: Any, **kwargs: Any) -> None:
+        # The metrics are computed after the loop, and callbacks look at them in this hook.
+        self.trainer._logger_connector.reset_results()
+
+
+def evaluate_inside_fit(
+    lightning_trainer: pl.Trainer, batches: Iterable[Any], when_broken_off: Callable[[], None] = lambda: None
+) -> EndOfValidation:
+    """Run Lightning's evaluation loop from within a hook of fit.
+
+    Parameters:
+        batches: handed to the module's `validation_step` one by one.
+        when_broken_off: called where an error ends the loop between the first hooks and the last ones.
+
+    Returns:
+        What calls the last hook, `on_validation_end`, which is due when the metrics are known.
+
+    Lightning can only validate inside fit at intervals counted in micro-batches, over loaders known beforehand; a
+    Trainer evaluates at optimizer steps, at epoch ends and when a callback asks, over whatever dataset is named. So a
+    fresh loop takes the place of fit's own for one run.
+    """
+    loop = _ValidationInsideFit(
+        lightning_trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False
+    )
+    # Where a loader is looked for when the loop sets up its data.
+    loop._data_source.instance = batches
+    with _in_the_place_of_fits_own(loop):
+        try:
+            loop.run()
+        except BaseException:
+            if loop.is_open:
+                when_broken_off()
+            raise
+
+    def end(is_monitoring: bool) -> None:
+        with _in_the_place_of_fits_own(loop), torch.no_grad():
+            _call_callback_hooks(lightning_trainer, "on_validation_end", monitoring_callbacks=is_monitoring)
+
+    return end
+
+
+@contextmanager
+def _in_the_place_of_fits_own(loop: _EvaluationLoop) -> Iterator[None]:
+    trainer = loop.trainer
+    epoch_loop = trainer.fit_loop.epoch_loop
+    # Lightning asserts that the first micro-batch after a validation is the first of its logging round.
+    connector = trainer._logger_connector
+    first_loop_iteration, was_validating = connector._first_loop_iter, trainer.validating
+    own_loop, epoch_loop.val_loop = epoch_loop.val_loop, loop
+    trainer.validating = True
+    try:
+        yield
+    finally:
+        epoch_loop.val_loop = own_loop
+        if not was_validating:
+            trainer.training = True
+        connector._first_loop_iter = first_loop_iteration
+
+
+def announce_validations(lightning_trainer: pl.Trainer, module: pl.LightningModule, are_announced: bool) -> None:
+    """Let `enable_validation` say whether there are evaluations, while callbacks are set up.
+
+    Afterwards it has to say no, or Lightning would begin some by itself.
+    """
+    source = lightning_trainer.fit_loop.epoch_loop.val_loop._data_source
+    source.instance = () if are_announced else module
+
+
+def show_number_of_batches(lightning_trainer: pl.Trainer, number: float) -> None:
+    """Let progress bars show how many batches the evaluation or prediction going on has.
+
+    Parameters:
+        number: batches; infinity where that is not known.
+
+    To be called when the loop has set up its data: the number that Lightning was given before that is the one at which
+    its loop stops, and a loader may give more batches than its length says.
+    """
+    loop: Any
+    if lightning_trainer.predicting:
+        loop, name = lightning_trainer.predict_loop, "max_batches"
+    elif lightning_trainer.state.fn == TrainerFn.FITTING:
+        loop, name = lightning_trainer.fit_loop.epoch_loop.val_loop, "_max_batches"
+    else:
+        loop, name = lightning_trainer.validate_loop, "_max_batches"
+    limits = getattr(loop, name)
+    # A new list, since the loop goes by the one that it has.
+    setattr(loop, name, [number if limit > LARGEST_LIMIT else min(limit, number) for limit in limits])
+
+
+def count_from(lightning_trainer: pl.Trainer, *, epochs: int, optimizer_steps: int) -> None:
+    """Let Lightning count on from where a resumed training stands, before it is fitted.
+
+    Parameters:
+        epochs: complete epochs.
+        optimizer_steps: optimizer steps that have been taken.
+    """
+    fit_loop = lightning_trainer.fit_loop
+    for progress in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
+        progress.ready = progress.completed = epochs
+        progress.started = progress.processed = epochs  # type: ignore[attr-defined]
+    count_optimizer_steps_from(lightning_trainer, optimizer_steps)
+
+
+def count_optimizer_steps_from(lightning_trainer: pl.Trainer, optimizer_steps: int) -> None:
+    """Let both of Lightning's ways of optimization, each of which has a counter, count on from a number of steps."""
+    epoch_loop = lightning_trainer.fit_loop.epoch_loop
+    for steps in (
+        epoch_loop.automatic_optimization.optim_progress.optimizer.step,
+        epoch_loop.manual_optimization.optim_step_progress,
+    ):
+        steps.total.ready = steps.total.completed = optimizer_steps
+    # The step under which Lightning and its callbacks log.
+    epoch_loop._batches_that_stepped = optimizer_steps
+
+
+def begin_next_epoch(lightning_trainer: pl.Trainer) -> None:
+    """Let a fit whose checkpoint stands at the end of an epoch begin the next one, where it would read on in that one.
+
+    It would where a loader has no length, or another one than when the checkpoint was written: it cannot see that the
+    data had ended. To be called when Lightning tells the loader that an epoch begins.
+    """
+    fit_loop = lightning_trainer.fit_loop
+    epochs, epoch_loop = fit_loop.epoch_progress, fit_loop.epoch_loop
+    counted: Any = epochs.current
+    if counted.started > counted.processed:
+        epochs.increment_processed()
+    if counted.processed > counted.completed:
+        epochs.increment_completed()
+    if not epoch_loop.restarted_on_last:
+        # The step under which loggers are told of the next one.
+        epoch_loop._batches_that_stepped += 1
+    # So it counts its micro-batches from 0.
+    epoch_loop.restarting = False
+    fit_loop.reset_restart_stage()
+
+
+def replace_optimizer(lightning_trainer: pl.Trainer, optimizer: torch.optim.Optimizer) -> None:
+    """Let another optimizer step from here on, also within a micro-batch of manual optimization.
+
+    There Lightning counts the steps by what it has set on its wrapper of the optimizer when the micro-batch began.
+    """
+    before = lightning_trainer.strategy._lightning_optimizers[0]
+    lightning_trainer.optimizers = [optimizer]
+    after = lightning_trainer.strategy._lightning_optimizers[0]
+    after._on_before_step, after._on_after_step = before._on_before_step, before._on_after_step
+
+
+def resume_nothing(lightning_trainer: pl.Trainer) -> None:
+    """Keep Lightning from looking for a checkpoint to begin with: which one a training resumes is the Trainer's to say.
+
+    It would take one that OnExceptionCheckpoint, or a cluster's signal, has left.
+    """
+    connector = lightning_trainer._checkpoint_connector
+    # As if a user had set `lightning_trainer.ckpt_path`, which takes no None.
+    connector._user_managed, connector._ckpt_path = True, None
+
+
+# What is replaced in a module is so for one Trainer at a time.
+_while_building = threading.RLock()
+
+
+@contextmanager
+def entry_points_read_once() -> Iterator[None]:
+    """Let a `lightning.Trainer` that is built within find callbacks of installed packages without reading those again.
+
+    Lightning takes callbacks from entry points, and for each Trainer reads the metadata of every package there is: of
+    the 12,000 Python calls of building one, 10,400 where 175 packages are installed. It goes on asking for them, loads
+    them and calls their factories; only the answer is one that was read before, while nothing has been installed.
+    """
+    with _while_building:
+        own = getattr(registry, "entry_points", None)
+        if own is not entry_points:
+            # Whoever put something else in its place is to be heard; within another Trainer it is replaced already.
+            yield
+            return
+        registry.entry_points = _entry_points_of  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            registry.entry_points = own
+
+
+def _entry_points_of(group: str) -> tuple[EntryPoint, ...]:
+    return _read_entry_points(group, tuple((folder, _last_change(folder)) for folder in sys.path))
+
+
+@functools.lru_cache(maxsize=1)
+def _read_entry_points(group: str, installed: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=group))
+
+
+def _last_change(folder: str) -> int:
+    # Installing a package makes a folder with its metadata here, beside the package.
+    try:
+        return os.stat(folder or os.curdir).st_mtime_ns
+    except (OSError, TypeError, ValueError):
+        return 0
+
+
+def leave_signals_alone(lightning_trainer: pl.Trainer) -> None:
+    """Keep Lightning from taking over signals.
+
+    On SIGTERM it would finish the micro-batch and exit with status 0. On a cluster it would, at the signal that
+    announces the end of a job, write a checkpoint of its own format, which the next run then loads unasked.
+    """
+    connector: Any = lightning_trainer._signal_connector
+    connector.register_signal_handlers = lambda: None
+    # With several processes it would ask the first one at each micro-batch whether it got one, and wait for the answer.
+    epoch_loop: Any = lightning_trainer.fit_loop.epoch_loop
+    epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+
+def read_ahead_anew(lightning_trainer: pl.Trainer) -> None:
+    """Let fit throw away the batch that it has read ahead, and begin to iterate its loader once more."""
+    fetcher: Any = lightning_trainer.fit_loop._data_fetcher
+    iter(fetcher)

@@ -1,0 +1,368 @@
+"""The LightningModule that carries a Trainer's model through Lightning's loops.
+
+Automatic optimization is the engine: it is the mode that spans all strategies. A subclass that overrides
+`training_step` has a contract of its own (forward, backward, return the detached loss), which needs Lightning's manual
+optimization. Both modes share everything but who calls backward and who steps the optimizer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from littrainer.callbacks.lightning_callbacks import backbone_of
+from littrainer.callbacks.lightning_metrics import note_places, publish
+from littrainer.data.windows import MicroBatch
+from littrainer.engine.lightning_internals import count_optimizer_steps_from, replace_optimizer, show_number_of_batches
+from littrainer.engine.run_lightning import is_listened_to
+from littrainer.errors.interruptions import carries_stop_iteration
+from littrainer.evaluation.batch_stream import BatchChunk, single_batches
+from littrainer.model.traversal import clear_gradients
+from littrainer.optim.schedules import steps_with_metric
+from littrainer.optim.stepping import closure_before_step, step_after_backward, updates_during_backward
+from littrainer.strategies.model_wrapping import follow_unfrozen_parameters
+
+if TYPE_CHECKING:
+    from littrainer.evaluation.loop import BatchOutputs, EvaluationPass
+    from littrainer.trainer import Trainer
+    from littrainer.training.run import TrainingRun
+    from littrainer.training.step import TrainingStep
+
+
+# As `accumulate_grad_batches`: step after this micro-batch; or divides no batch count, so do not step.
+STEP_NOW = 1
+DO_NOT_STEP = 2**62
+
+
+class TrainerModule(pl.LightningModule):
+    """Carries a Trainer's model, and hands each step to the Trainer's overridable methods.
+
+    Parameters:
+        trainer: the Trainer.
+        run: the training that fit is to carry out; None for evaluation and prediction.
+    """
+
+    def __init__(self, trainer: Trainer, run: TrainingRun | None = None):
+        super().__init__()
+        self.model = trainer.model
+        self.owner = trainer
+        self.run = run
+        self.evaluation_pass: EvaluationPass | None = None
+        # What steps in this training: looked at again where a script may have put something else in its place.
+        self._optimizer: Any = None
+        self._schedule: Any = None
+        self._lightning_steps_schedule = False
+        self._micro_batch: MicroBatch | None = None
+        self.automatic_optimization = not trainer.overrides_training_step()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainerModule:
+        # Callbacks that average weights copy the module; the Trainer, with its data, is not part of the model.
+        for shared in self._shared_with_copies():
+            memo[id(shared)] = shared
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
+        return copied
+
+    def _shared_with_copies(self) -> tuple[Any, ...]:
+        return self.owner, self.run, self.evaluation_pass, self._optimizer, self._schedule, self._micro_batch
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The part of the model below its head, which Lightning's `BackboneFinetuning` freezes and unfreezes.
+
+        Raises:
+            AttributeError: the model has no module of that kind.
+        """
+        found = backbone_of(self.model)
+        if found is None:
+            raise AttributeError(f"{type(self.model).__name__} has neither a `backbone` nor a head on a base model.")
+        return found
+
+    @property
+    def flops_per_batch(self) -> float | None:
+        """Floating-point operations of the micro-batch at hand, which Lightning's `ThroughputMonitor` asks for.
+
+        None in evaluations, and where the model does not count its parameters.
+        """
+        if self._micro_batch is None or not self.trainer.training:
+            return None
+        return float(self.owner.floating_point_ops(self._micro_batch.inputs)) or None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Lightning notes the running hook on the module, some fifty times a step, and torch.nn.Module looks for
+        # parameters at each assignment. What is a plain attribute already, and stays one, needs no such search.
+        if name in self.__dict__ and not isinstance(value, (torch.Tensor, nn.Module)):
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
+    def configure_model(self) -> None:
+        """Let a strategy split the model between the processes, in place; Lightning asks before each run."""
+        parallelize = getattr(self.trainer.strategy, "parallelize", None)
+        if parallelize is not None:
+            parallelize(self.model)
+
+    @carries_stop_iteration
+    def configure_optimizers(self) -> Any:
+        """The Trainer's optimizer and schedule; the schedule steps with the optimizer."""
+        optimizer, schedule = self.owner._optimizer_and_schedule(self._step().run.plan.max_steps)
+        self._optimizer, self._schedule = optimizer, schedule
+        # Lightning takes torch's schedules only; any other object with the same methods is stepped here, and one that
+        # steps with an evaluation's metric in the Trainer.
+        self._lightning_steps_schedule = isinstance(schedule, LRScheduler) and not steps_with_metric(schedule)
+        if not self._lightning_steps_schedule:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def follow_replacements(self) -> None:
+        """An epoch begins: go on with what a script has put in the place of `training_step`, optimizer or schedule.
+
+        Later in the epoch the two last are looked at again at each optimizer step.
+        """
+        manual = self.owner.overrides_training_step()
+        if manual is self.automatic_optimization:
+            self.automatic_optimization = not manual
+            count_optimizer_steps_from(self.trainer, self.owner.state.global_step)
+        self.follow_optimizer()
+        self._follow_schedule()
+        follow_unfrozen_parameters(self.owner)
+
+    def follow_optimizer(self) -> Any:
+        """The optimizer that steps next, from here on Lightning's too."""
+        if self.owner.optimizer is not self._optimizer:
+            self._optimizer = self.owner.optimizer
+            replace_optimizer(self.trainer, self._optimizer)
+        return self._optimizer
+
+    def _follow_schedule(self) -> None:
+        schedule: Any = self.owner.lr_scheduler
+        if schedule is not self._schedule:
+            for config in self.trainer.lr_scheduler_configs:
+                if config.scheduler is self._schedule:
+                    config.scheduler = schedule
+            self._schedule = schedule
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Leave the batch where it is: the Trainer's overridable `_prepare_inputs` moves it."""
+        return batch
+
+    @carries_stop_iteration
+    def training_step(self, micro_batch: MicroBatch, batch_idx: int) -> torch.Tensor:
+        """Forward pass of a micro-batch; in manual optimization also backward and optimizer step."""
+        if not self.automatic_optimization:
+            with self._gradient_exchange():
+                loss = self._step().forward_and_backward(micro_batch)
+            if micro_batch.closes_window:
+                self._step_optimizer_manually()
+            return loss
+        loss = self.loss_of(micro_batch)
+        # Lightning divides the loss by this number next. The Trainer has divided by the true window already, and
+        # multiplying back would not be exact, so there is nothing left to divide until the backward pass begins.
+        self.trainer.accumulate_grad_batches = 1
+        return loss
+
+    @carries_stop_iteration
+    def loss_of(self, micro_batch: MicroBatch) -> torch.Tensor:
+        """Forward pass of a micro-batch in automatic optimization: the loss as it goes into the backward pass."""
+        return self._step().loss_of(micro_batch)
+
+    @property
+    def exchanges_gradients(self) -> bool:
+        """Whether several processes exchange gradients in the backward pass of the micro-batch at hand."""
+        micro_batch = self._micro_batch
+        if micro_batch is None or micro_batch.is_last_drawn:
+            return True
+        return bool(self.owner.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False))
+
+    def _gradient_exchange(self) -> AbstractContextManager[Any]:
+        # In automatic optimization Lightning asks its strategy for this context.
+        block = getattr(self.trainer.strategy, "block_backward_sync", None)
+        return nullcontext() if block is None else block()
+
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        """Backward pass; the optimizer's own where it has one that updates the weights as it goes, as LOMO has."""
+        optimizer: Any = self.owner.optimizer
+        if updates_during_backward(optimizer):
+            optimizer.fused_backward(loss, self.owner._get_learning_rate())
+        else:
+            super().backward(loss, *args, **kwargs)
+
+    @property
+    def micro_batch(self) -> MicroBatch | None:
+        """The micro-batch at hand; None before the first one."""
+        return self._micro_batch
+
+    def on_before_backward(self, loss: torch.Tensor) -> None:
+        """The division of the loss is past: whether to step is asked for again after the backward pass."""
+        if self._micro_batch is not None:
+            self.follow_window(self._micro_batch)
+
+    def follow_window(self, micro_batch: MicroBatch) -> None:
+        """Let Lightning step the optimizer after this micro-batch exactly if it closes its window."""
+        self._micro_batch = micro_batch
+        self.trainer.accumulate_grad_batches = STEP_NOW if micro_batch.closes_window else DO_NOT_STEP
+
+    @carries_stop_iteration
+    def configure_gradient_clipping(
+        self,
+        optimizer: Any,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip as the Trainer does, which notes the norm and then fires `on_pre_optimizer_step`."""
+        self._step().clip()
+
+    @carries_stop_iteration
+    def optimizer_step(
+        self,
+        epoch: int,
+        batch_idx: int,
+        optimizer: Any,
+        optimizer_closure: Callable[[], Any] | None = None,
+    ) -> None:
+        """Forward, backward and step in one, as Lightning has it; then `on_optimizer_step`."""
+        self.follow_optimizer()
+        with closure_before_step(self._optimizer, lambda: self.owner.optimizer):
+            super().optimizer_step(epoch, batch_idx, self.optimizers(), optimizer_closure)  # type: ignore[arg-type]
+        self._step().note_update()
+        self._step_own_schedule()
+
+    @carries_stop_iteration
+    def step_after_backward(self, step: Callable[[Any], Any] | None = None) -> None:
+        """What `optimizer_step` does once the gradients of a window are complete.
+
+        Parameters:
+            step: steps an optimizer, where that takes more than its `step()`.
+        """
+
+        def step_optimizer() -> None:
+            if step is None:
+                step_after_backward(self.owner.optimizer)
+            else:
+                with closure_before_step(self._optimizer, lambda: self.owner.optimizer):
+                    step(self._optimizer)
+
+        self._step().update(step_optimizer, self._step_own_schedule)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients in a training. Lightning asks for it before an evaluation too; there they stay."""
+        if self.run is not None:
+            clear_gradients(self.model)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        """Do nothing: gradients are cleared after the optimizer step, where callbacks can still see them."""
+
+    @carries_stop_iteration
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        """Step the schedule with each optimizer step that was not skipped."""
+        if not self.owner.accelerator.optimizer_step_was_skipped and not steps_with_metric(scheduler):
+            scheduler.step()
+
+    def _step_optimizer_manually(self) -> None:
+        self.follow_optimizer()
+        self.owner.accelerator.unscale_gradients()
+
+        def step_optimizer() -> None:
+            self.follow_optimizer()
+            optimizer: Any = self.optimizers()
+            with closure_before_step(self._optimizer):
+                optimizer.step()
+
+        self._step().update(step_optimizer, self._step_all_schedules)
+
+    def _step_all_schedules(self) -> None:
+        # In manual optimization Lightning leaves it to the module to step schedules, those of callbacks too.
+        self._follow_schedule()
+        ends_epoch = self._micro_batch is not None and self._micro_batch.epoch_fraction >= 1
+        for interval in ("step", "epoch") if ends_epoch else ("step",):
+            for config in self.trainer.lr_scheduler_configs:
+                if config.interval == interval:
+                    self.lr_scheduler_step(config.scheduler, None)
+        self._step_own_schedule()
+
+    def _step_own_schedule(self) -> None:
+        self._follow_schedule()
+        if not self._lightning_steps_schedule:
+            self.lr_scheduler_step(self._schedule, None)
+
+    @carries_stop_iteration
+    def validation_step(self, batch: Any, batch_idx: int) -> dict[str, Any] | None:
+        """One batch of an evaluation, or a chunk of them.
+
+        Returns:
+            this process's loss, predictions and labels, for callbacks that hear of single batches.
+        """
+        outputs = self._step_pass(batch)
+        if outputs is None:
+            return None
+        # It is the batch's loss once for each sample.
+        loss = None if outputs.losses is None else outputs.losses[0]
+        return {"loss": loss, "predictions": outputs.predictions, "labels": outputs.labels}
+
+    @carries_stop_iteration
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        """One batch of a prediction, or a chunk of them.
+
+        Returns:
+            this process's predictions, for callbacks that hear of single batches; else an empty tuple, since Lightning
+            would warn if nothing was returned.
+        """
+        outputs = self._step_pass(batch)
+        if outputs is None:
+            return ()
+        note_places(self.trainer, self._active_pass().places_of(batch))
+        return outputs.predictions
+
+    def _step_pass(self, handed_out: Any) -> BatchOutputs | None:
+        evaluation_pass = self._active_pass()
+        outputs = None
+        for batch in single_batches(handed_out):
+            self.owner.preemption.break_off_if_asked()
+            # Those of the batch before are gone by the time this one is predicted.
+            outputs = None
+            outputs = evaluation_pass.step(batch)
+        return None if isinstance(handed_out, BatchChunk) else outputs
+
+    def on_validation_start(self) -> None:
+        """An evaluation begins."""
+        self._show_number_of_batches()
+
+    def on_predict_start(self) -> None:
+        """A prediction begins."""
+        self._show_number_of_batches()
+
+    def _show_number_of_batches(self) -> None:
+        if is_listened_to(self.trainer):
+            show_number_of_batches(self.trainer, self._active_pass().number_of_batches)
+
+    @carries_stop_iteration
+    def on_validation_epoch_end(self) -> None:
+        """An evaluation has seen its last batch."""
+        self._compute_metrics()
+
+    @carries_stop_iteration
+    def on_predict_epoch_end(self) -> None:
+        """A prediction has seen its last batch."""
+        self._compute_metrics()
+
+    def _compute_metrics(self) -> None:
+        # Inside fit, Lightning's last hook waits until the Trainer has logged the metrics. Outside it does not.
+        evaluation_pass = self._active_pass()
+        if self.run is None and is_listened_to(self.trainer):
+            publish(self.trainer, evaluation_pass.finish().metrics or {})
+
+    def _step(self) -> TrainingStep:
+        assert self.run is not None
+        return self.run.step
+
+    def _active_pass(self) -> EvaluationPass:
+        assert self.evaluation_pass is not None
+        return self.evaluation_pass

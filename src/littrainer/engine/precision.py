@@ -1,0 +1,180 @@
+"""The precision plugins that Lightning needs for a Trainer's mixed precision, one kind for each kind of strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.plugins.precision import DeepSpeedPrecision, FSDPPrecision, MixedPrecision, Precision
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, Strategy
+from torch import nn
+
+from littrainer.arguments.destinations import FULL_PRECISION
+from littrainer.arguments.sharding import sharding_plan
+from littrainer.distributed.layout import tensor_parallel_size
+from littrainer.strategies.deepspeed import EnginePrecision, TrainerDeepSpeedStrategy
+from littrainer.strategies.sharded import ignored_parameters
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
+
+class _TrainersPrecision(Precision):
+    """What a Trainer does by itself, and its plugin therefore does not: autocast, and the move of each batch."""
+
+    @contextmanager
+    def forward_context(self) -> Iterator[None]:
+        """Nothing to enter: the model does so."""
+        yield
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        """The module in the number formats that its user has given it."""
+        return module
+
+    def convert_input(self, data: Any) -> Any:
+        """The batch as it is: the Trainer's overridable `_prepare_inputs` makes of it what the model gets."""
+        return data
+
+    def convert_output(self, data: Any) -> Any:
+        """The outputs as they are: the model's forward returns what a Trainer computes with."""
+        return data
+
+
+class _ScaledPrecision(_TrainersPrecision):
+    """Steps of which each leaves out gradients that a scaled loss has made infinite, with any optimizer."""
+
+    scaler: torch.amp.GradScaler | None
+    step_was_skipped = False
+    _is_unscaled = False
+
+    def unscale(self, optimizer: Any) -> None:
+        """Divide the scale out of the gradients, once for each optimizer step."""
+        if self.scaler is not None and not self._is_unscaled:
+            self.scaler.unscale_(optimizer)
+            self._is_unscaled = True
+
+    def optimizer_step(  # type: ignore[override]
+        self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
+    ) -> Any:
+        """Backward pass and clipping, then a step, unless the scaler finds gradients that are not finite."""
+        if self.scaler is None:
+            return super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
+        closure()
+        self.unscale(optimizer)
+        self._after_closure(model, optimizer)
+        return self.step_unless_infinite(optimizer, **kwargs)
+
+    def step_unless_infinite(self, optimizer: Any, **kwargs: Any) -> Any:
+        """A step, unless the scaler finds gradients that are not finite; then the scale of the next losses."""
+        assert self.scaler is not None
+        self.step_was_skipped = True
+        handle = optimizer.register_step_pre_hook(self._note_step)
+        try:
+            result = self.scaler.step(optimizer, **kwargs)
+        finally:
+            handle.remove()
+        self.scaler.update()
+        self._is_unscaled = False
+        return result
+
+    def _note_step(self, *_: Any) -> None:
+        self.step_was_skipped = False
+
+
+class ForwardMixedPrecision(_ScaledPrecision, MixedPrecision):
+    """Lightning's mixed precision for a model whose forward enters autocast by itself, or computes in half precision.
+
+    Lightning would run the whole step under autocast, loss and metrics included, where a Trainer runs the model alone.
+    Gradients are unscaled before they are clipped, with any optimizer.
+    """
+
+    def __init__(self, precision: Any, device: str, scaler: torch.amp.GradScaler | None = None):
+        MixedPrecision.__init__(self, precision, device, scaler)
+
+
+class ForwardFSDPPrecision(_ScaledPrecision, FSDPPrecision):
+    """The same for version 1 of FSDP, whose strategy asks its plugin what parameters are gathered in."""
+
+    def __init__(self, precision: Any, scaler: torch.amp.GradScaler | None = None):
+        FSDPPrecision.__init__(self, precision)
+        self.scaler: Any = scaler
+
+    @property
+    def mixed_precision_config(self) -> Any:
+        """What parameters are gathered and gradients reduced in; None for the model's own number formats."""
+        return None if self.precision == FULL_PRECISION else super().mixed_precision_config
+
+
+class EngineDeepSpeedPrecision(_TrainersPrecision, DeepSpeedPrecision):
+    """The same for DeepSpeed, whose engine computes in half precision, scales losses and skips steps by itself."""
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the engine has left out the last step, since gradients of fp16 were not finite."""
+        return bool(getattr(getattr(self.engine, "optimizer", None), "overflow", False))
+
+    # The engine that has stepped last.
+    engine: Any = None
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any) -> Any:  # type: ignore[override]
+        """Backward pass, then the engine's step."""
+        self.engine = model.trainer.model
+        return super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
+
+
+def _for_deepspeed(precision: Any, trainer: Trainer) -> Precision:
+    return EngineDeepSpeedPrecision(precision)
+
+
+def _for_own_engine(precision: Any, trainer: Trainer) -> Precision:
+    return EnginePrecision(trainer.args)
+
+
+def _for_fsdp(precision: Any, trainer: Trainer) -> Precision:
+    return ForwardFSDPPrecision(precision, trainer.accelerator.scaler)
+
+
+def _for_any_other(precision: Any, trainer: Trainer) -> Precision | None:
+    if precision == FULL_PRECISION:
+        return None
+    beside_split = _whole_beside_split(trainer) if precision == "16-mixed" else None
+    if beside_split is not None:
+        raise ValueError(
+            f"fp16=True does not go with {beside_split}: losses would have to be scaled for gradients that are split "
+            "between processes and for whole ones at once. Set bf16=True."
+        )
+    return ForwardMixedPrecision(precision, trainer.args.device.type, trainer.accelerator.scaler)
+
+
+def _whole_beside_split(trainer: Trainer) -> str | None:
+    """What leaves some gradients whole and splits others between processes; None if nothing does."""
+    if tensor_parallel_size(trainer.args) > 1:
+        return "tensor parallelism (tp_size)"
+    plan = sharding_plan(trainer.args)
+    if plan is None or not trainer.is_in_train:
+        return None
+    is_trained = any(one.requires_grad for one in ignored_parameters(trainer.model, plan.ignored_modules))
+    return f"ignored_modules={plan.ignored_modules!r} of fsdp_config, which are trained" if is_trained else None
+
+
+# Kind of strategy -> what makes its plugin; the first that fits is taken. None leaves the choice to Lightning.
+PLUGINS: tuple[tuple[type, Callable[[Any, Trainer], Precision | None]], ...] = (
+    (TrainerDeepSpeedStrategy, _for_own_engine),
+    (DeepSpeedStrategy, _for_deepspeed),
+    (FSDPStrategy, _for_fsdp),
+    (object, _for_any_other),
+)
+
+
+def precision_plugin(precision: Any, trainer: Trainer, strategy: Strategy | Any) -> Precision | None:
+    """The plugin for one of Lightning's precisions under a strategy; None where Lightning's own choice does.
+
+    The gradient scaler is the Trainer's, since its scale outlives a training.
+
+    Raises:
+        ValueError: no plugin does both.
+    """
+    make = next(make for kind, make in PLUGINS if isinstance(strategy, kind))
+    return make(precision, trainer)

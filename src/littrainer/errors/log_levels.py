@@ -1,0 +1,97 @@
+"""How much is told, and where: what `log_level` asks for, and where the records of littrainer's loggers go.
+
+Under `littrainer run` they pass through the logger of transformers' Trainer, so that all that a script does with
+transformers' loggers acts on them; otherwise through the logger `littrainer`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    StreamHandler = logging.StreamHandler[Any]
+else:
+    # Python 3.10's takes no type in brackets.
+    StreamHandler = logging.StreamHandler
+
+OURS, THEIRS = "littrainer", "transformers"
+TRAINER_OF_TRANSFORMERS = "transformers.trainer"
+# Where another logger decides; a level of 0 would stand for that of the root logger.
+ALL = 1
+LEVELS_THAT_NOBODY_SET = (logging.NOTSET, ALL, logging.WARNING)
+
+
+def is_redirected() -> bool:
+    """Return whether transformers' Trainer API is redirected to littrainer in this process."""
+    # By name, since that finder stands in a package above this file.
+    return any(type(finder).__name__ == "RedirectFinder" for finder in sys.meta_path)
+
+
+class _Console(StreamHandler):
+    """Hands records to the logger of transformers' Trainer, or writes them to what stderr is at the moment.
+
+    It writes nothing if the script has a handler of its own.
+    """
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+        self.setFormatter(logging.Formatter(f"[{OURS}] %(message)s"))
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if is_redirected():
+            # Scripts look for the name, too.
+            record.name = TRAINER_OF_TRANSFORMERS
+            theirs = logging.getLogger(TRAINER_OF_TRANSFORMERS)
+            if theirs.isEnabledFor(record.levelno):
+                theirs.handle(record)
+        # They may come after this one has been added; a line is told once.
+        elif not any(handler is not self for name in (None, OURS) for handler in logging.getLogger(name).handlers):
+            super().emit(record)
+
+
+_console = _Console()
+
+
+def apply_log_level(args: Any) -> None:
+    """Set the level of littrainer's and transformers' loggers to the one that the arguments ask of this process.
+
+    `passive` leaves the levels as they are; littrainer's then follows transformers' if a script has set that one and
+    nobody has set ours.
+
+    Parameters:
+        args: training arguments.
+    """
+    _set_up()
+    if (args.log_level if args.should_log else args.log_level_replica) != "passive":
+        level = args.get_process_log_level()
+        logging.getLogger(THEIRS).setLevel(level)
+        logging.getLogger(OURS).setLevel(ALL if is_redirected() else level)
+
+
+def level_in_force() -> int:
+    """The least level of a message of littrainer's that is told."""
+    return logging.getLogger(TRAINER_OF_TRANSFORMERS if is_redirected() else OURS).getEffectiveLevel()
+
+
+def tells_everything() -> bool:
+    """Whether the messages for debugging are told."""
+    return level_in_force() <= logging.DEBUG
+
+
+def _set_up() -> None:
+    ours = logging.getLogger(OURS)
+    if _console not in ours.handlers:
+        ours.addHandler(_console)
+    ours.propagate = not is_redirected()
+    if ours.level in LEVELS_THAT_NOBODY_SET:
+        ours.setLevel(ALL if is_redirected() else logging.getLogger(THEIRS).level or logging.WARNING)
+
+
+# For what is told before there is a Trainer. A level of the root logger does not count, as with transformers' loggers.
+_set_up()

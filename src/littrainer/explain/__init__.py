@@ -1,1 +1,0 @@
-"""`littrainer explain`: what arguments turn into, in words and as a plain Lightning program."""

@@ -1,1 +1,0 @@
-"""What is installed on this machine, and what of it matters to a training: `littrainer env`."""

@@ -1,0 +1,292 @@
+"""A Keras model as the Trainer sees it: which ones are refused, and an nn.Module that returns loss and logits."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from littrainer.errors.nested_values import PADDING
+
+# keras.layers.Dense is "dense", "dense_1" and so on, counted over all models of a process.
+COUNTED = re.compile(r"_\d+$")
+# Variables that weight decay leaves alone: biases, and those of a normalization layer.
+WITHOUT_DECAY = re.compile(r"bias|norm|/(gamma|beta)$", re.IGNORECASE)
+# First part of the name of a base class's module -> what such a model computes with.
+OTHER_FRAMEWORKS = {"tensorflow": "TensorFlow", "tf_keras": "TensorFlow", "jax": "JAX", "flax": "JAX"}
+ON_TORCH = (
+    "Set the environment variable KERAS_BACKEND=torch before keras is imported, as in "
+    "`KERAS_BACKEND=torch littrainer run script.py`, and make the model with keras 3"
+)
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no Keras 3 model on the torch backend.
+
+    Raises:
+        NotImplementedError: a model of TensorFlow, of JAX, or of Keras on another backend than torch.
+        TypeError: anything else that is no Keras model.
+    """
+    name = type(model).__name__
+    packages = [base.__module__.partition(".")[0] for base in type(model).__mro__]
+    frameworks = [OTHER_FRAMEWORKS[package] for package in packages if package in OTHER_FRAMEWORKS]
+    # A model of Keras cannot be here before it is imported.
+    keras: Any = sys.modules.get("keras")
+    is_of_keras = keras is not None and isinstance(model, keras.Model)
+    if not frameworks and not is_of_keras:
+        advice = "Pass it to Trainer" if isinstance(model, nn.Module) else f"Pass a keras.Model. {ON_TORCH}"
+        raise TypeError(f"TFTrainer takes a Keras model, and model is a {name}. {advice}.")
+    if not frameworks and hasattr(keras, "config") and keras.config.backend() == "torch":
+        return
+    # Keras 2, which has no choice of a backend, is TensorFlow's.
+    backend = frameworks[0] if frameworks else keras.config.backend() if hasattr(keras, "config") else "tensorflow"
+    raise NotImplementedError(f"{name} is a model of {backend}, and littrainer trains on torch. {ON_TORCH}.")
+
+
+def check_training_of(model: Any) -> None:
+    """Refuse a model that would be trained otherwise than it says, unless run_model is overridden.
+
+    Raises:
+        NotImplementedError: it has its own train_step, or its losses are added up.
+    """
+    import keras
+
+    if type(model).train_step is not keras.Model.train_step:
+        raise NotImplementedError(
+            f"{type(model).__name__} has its own train_step, which a TFTrainer does not call, since it steps the "
+            "optimizer itself. Override run_model to return the loss and logits that it computes."
+        )
+    losses = keras.tree.flatten(getattr(model, "loss", None))
+    if any(getattr(loss, "reduction", None) == "sum" for loss in losses):
+        raise NotImplementedError(
+            f"{type(model).__name__} was compiled with a loss of reduction='sum', and a TFTrainer trains on the mean "
+            "over all micro-batches of an optimizer step. Leave the reduction out, and raise the learning rate instead."
+        )
+
+
+class KerasModule(nn.Module):
+    """Runs a Keras model; its state dict holds the model's variables, under names that another process gives them too.
+
+    The model's own state dict has names with a number that counts all layers of a process, and each variable of a
+    Sequential twice.
+
+    Parameters:
+        model: a Keras model on the torch backend, which has been built.
+        run: takes features, labels (None if there are none) and whether it is training, returns loss and logits.
+    """
+
+    # The loss is divided by the instances of the whole window.
+    accepts_loss_kwargs = True
+    main_input_name = "features"
+    keras_model: Any
+
+    def __init__(self, model: Any, run: Callable[[Any, Any, bool], tuple[Any, Any]]):
+        super().__init__()
+        self.run = run
+        # Not one of its modules, whose parameters would be there a second time, under other names.
+        vars(self)["keras_model"] = model
+        self.take_variables()
+
+    def take_variables(self) -> None:
+        """Register the variables that the model has at present, statistics as buffers, which processes share."""
+        self._parameters.clear()
+        self._buffers.clear()
+        statistics = statistics_in(self.keras_model)
+        for name, variable in stable_names(self.keras_model).items():
+            register: Any = self.register_buffer if id(variable) in statistics else self.register_parameter
+            register(name, variable.value)
+        # Variables are all that Keras knows of; modules of torch inside the model have buffers too.
+        buffers = {id(buffer): buffer for layer in layers_in(self.keras_model) for buffer in layer.buffers()}
+        for number, buffer in enumerate(buffers.values()):
+            self.register_buffer(f"torch_buffer_{number}", buffer)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> KerasModule:
+        # The parameters stay the same objects; buffers do not.
+        for layer in layers_in(self.keras_model):
+            layer._apply(fn, recurse)
+        self.take_variables()
+        return self
+
+    def apply_constraints(self, *after_step: Any) -> None:
+        """Apply the constraints of variables; the hook after an optimizer step."""
+        for variable in self.keras_model.trainable_variables:
+            if variable.constraint is not None:
+                variable.assign(variable.constraint(variable))
+
+    def forward(self, features: Any, labels: Any = None, num_items_in_batch: Any = None) -> dict[str, Any]:
+        """Return loss and logits of a micro-batch.
+
+        Parameters:
+            labels: None for logits alone.
+            num_items_in_batch: instances of the whole window, as `count_instances` counts; by default of this batch.
+
+        Raises:
+            ValueError: there are no labels to train on, or the model gives no loss.
+        """
+        loss, logits = self.run(features, labels, self.training)
+        if labels is not None:
+            return {"loss": mean_over_window(loss, labels, num_items_in_batch), "logits": logits}
+        if self.training:
+            raise ValueError(
+                "A batch to train on has no labels: let each sample of train_dataset be a pair (features, labels)."
+            )
+        return {"logits": logits}
+
+
+def layers_in(model: Any) -> Iterator[Any]:
+    """Yield a Keras model and the layers in it, which torch need not count among its modules."""
+    yield model
+    for layer in getattr(model, "layers", ()):
+        yield from layers_in(layer)
+
+
+def statistics_in(model: Any) -> set[int]:
+    """Return the ids of variables that a layer computes itself, such as moving means: never trained."""
+    # Only these lists tell them from variables of a frozen layer, which stay parameters.
+    variables = (one for layer in model._flatten_layers() for one in layer._non_trainable_variables)
+    return {id(variable) for variable in variables if torch.is_floating_point(variable.value)}
+
+
+def stable_names(model: Any) -> dict[str, Any]:
+    """Return a Keras model's variables, random states among them, by names that depend on the model alone.
+
+    Layers of a kind are counted from the first of this model on, in the order of its variables: `dense_7` of the
+    second model in a process is `dense` or `dense_1`, as in the first.
+    """
+    of_metrics = {id(variable) for variable in model.metrics_variables}
+    names: dict[str, Any] = {}
+    parts_below: dict[str, dict[str, str]] = {}
+    for variable in model.variables:
+        if id(variable) in of_metrics:
+            continue
+        *parents, last = variable.path.split("/")
+        path = ""
+        for part in parents:
+            known = parts_below.setdefault(path, {})
+            if part not in known:
+                known[part] = _not_in(known.values(), COUNTED.sub("", part))
+            path = f"{path}{known[part]}/"
+        # A name with a dot would be that of a parameter inside a module.
+        names[_not_in(names, (path + last).replace(".", "_"))] = variable
+    return names
+
+
+def _not_in(taken: Any, name: str) -> str:
+    numbered: Iterator[str] = (f"{name}_{number}" for number in range(1, len(taken) + 1))
+    return name if name not in taken else next(one for one in numbered if one not in taken)
+
+
+# ---- Running a model -------------------------------------------------------------------------------------------------
+
+
+def run_keras_model(model: Any, features: Any, labels: Any, training: bool) -> tuple[Any, Any]:
+    """Return loss and logits of a batch; the loss is None if there are no labels.
+
+    The loss is the one that the model was compiled with, or of its own `compute_loss`, with its regularization; else
+    the one it returns itself, called with the labels if its `call` takes them.
+
+    Raises:
+        ValueError: there are labels, and no loss; or the batch does not fit the model.
+    """
+    import keras
+
+    is_compiled = getattr(model, "compiled", False) and getattr(model, "loss", None) is not None
+    has_loss = is_compiled or type(model).compute_loss is not keras.Model.compute_loss
+    with _errors_name_the_batch(model, features, labels, training):
+        if not has_loss:
+            keywords = _labels_for_call(model, labels)
+            loss, logits = _loss_and_logits(model(features, training=training, **keywords), bool(keywords))
+        else:
+            loss, logits = None, model(features, training=training)
+            if labels is not None:
+                # One written for an earlier Keras takes no `training`, and may want the weights.
+                accepted = inspect.signature(model.compute_loss).parameters
+                given = {"sample_weight": None, "training": training}
+                known = {name: value for name, value in given.items() if name in accepted}
+                return model.compute_loss(features, labels, logits, **known), logits
+    if labels is not None and not isinstance(loss, torch.Tensor):
+        raise ValueError(
+            f"{type(model).__name__} has no loss: it was not compiled with one, and its call returned none. Call "
+            "model.compile(loss=...), return (loss, logits) from a call that takes `labels`, or override run_model."
+        )
+    return (None if labels is None else loss), logits
+
+
+def _labels_for_call(model: Any, labels: Any) -> dict[str, Any]:
+    accepted = inspect.signature(model.call).parameters
+    if labels is not None and "labels" in accepted:
+        return {"labels": labels}
+    return dict(labels) if isinstance(labels, Mapping) and all(name in accepted for name in labels) else {}
+
+
+@contextlib.contextmanager
+def _errors_name_the_batch(model: Any, features: Any, labels: Any, training: bool) -> Iterator[None]:
+    try:
+        yield
+    except (IndexError, ValueError) as error:
+        import keras
+
+        def describe(one: Any) -> Any:
+            return f"{tuple(one.shape)} of {one.dtype}" if isinstance(one, torch.Tensor) else one
+
+        shapes = keras.tree.map_structure(describe, {"x": features, "y": labels})
+        dataset = "train_dataset" if training else "the dataset to evaluate or predict"
+        raise ValueError(
+            f"{type(model).__name__} failed on a batch of {dataset} with features {shapes['x']} and labels "
+            f"{shapes['y']}: {error}\nCheck that its features have the shapes that the model was built for, that "
+            "its labels are structured as the outputs are, and that labels of classes are below the number of classes."
+        ) from error
+
+
+def _loss_and_logits(outputs: Any, was_given_labels: bool) -> tuple[Any, Any]:
+    if isinstance(outputs, Mapping):
+        others = [value for name, value in outputs.items() if name != "loss"]
+        if "loss" in outputs or len(others) == 1:
+            return outputs.get("loss"), _alone_or_all(others)
+        return None, dict(outputs)
+    is_row = isinstance(outputs, (tuple, list)) and len(outputs) > 1
+    if is_row and isinstance(outputs[0], torch.Tensor) and (was_given_labels or outputs[0].dim() == 0):
+        return outputs[0], _alone_or_all(outputs[1:])
+    return None, outputs
+
+
+def _alone_or_all(values: Any) -> Any:
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+# ---- The mean of losses ----------------------------------------------------------------------------------------------
+
+
+def count_instances(labels: Any) -> torch.Tensor:
+    """Return what a loss is a mean over: labels that are not -100, if they are whole numbers, else rows.
+
+    -100 in an unsigned type would be another label. Of several labels the first decides.
+    """
+    while not isinstance(labels, torch.Tensor):
+        labels = next(iter(labels.values() if isinstance(labels, Mapping) else labels))
+    if labels.is_floating_point() or labels.dim() == 0:
+        return torch.tensor(labels.shape[0] if labels.dim() else 1, device=labels.device)
+    return labels.ne(PADDING).sum() if labels.dtype.is_signed else torch.ones_like(labels, dtype=torch.int64).sum()
+
+
+def mean_over_window(loss: torch.Tensor, labels: Any, number_of_instances: Any = None) -> torch.Tensor:
+    """Return what a micro-batch adds to the mean loss of its window.
+
+    Losses of all instances are added up, and a mean counts as often as there are instances in the micro-batch; either
+    is divided by the instances of the window.
+
+    Parameters:
+        loss: one for each instance, zeros among them where labels are -100; or fewer numbers, whose mean counts.
+        number_of_instances: of the window; by default of this micro-batch.
+    """
+    in_batch = count_instances(labels)
+    # Told apart on the device, which need not be waited for.
+    total = torch.where(in_batch <= loss.numel(), loss.sum(), loss.mean() * in_batch) if loss.dim() else loss * in_batch
+    number = in_batch if number_of_instances is None else number_of_instances
+    return total / (number.clamp(min=1) if isinstance(number, torch.Tensor) else max(number, 1))

@@ -1,0 +1,581 @@
+"""`TFTrainer`: the methods that the first edition of the interface documents, for a Keras 3 model on torch."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.distributed.collectives import reduced
+from littrainer.evaluation.results import PredictionOutput, TrainOutput
+from littrainer.keras.data import (
+    FEATURES,
+    LABELS,
+    BatchedPairs,
+    LoaderOfBatches,
+    collate_pairs,
+    count_samples,
+    dataset_of_pairs,
+    loader_of,
+    reader_of_samples,
+)
+from littrainer.keras.model import (
+    WITHOUT_DECAY,
+    KerasModule,
+    check_model,
+    check_training_of,
+    count_instances,
+    run_keras_model,
+)
+from littrainer.trainer import Trainer
+from littrainer.training.loss import averages_over_processes
+
+logger = logging.getLogger(__name__)
+
+KERAS_FILE = "model.keras"
+# Methods that nothing calls on a TFTrainer -> the method to override instead.
+INSTEAD = {
+    "compute_loss": "run_model, which returns loss and logits",
+    "get_train_dataloader": "get_train_tfdataset",
+    "get_eval_dataloader": "get_eval_tfdataset",
+    "get_test_dataloader": "get_test_tfdataset",
+    "create_optimizer": "create_optimizer_and_scheduler",
+    "create_scheduler": "create_optimizer_and_scheduler",
+    "evaluation_loop": "prediction_step, or evaluate and predict",
+    "prediction_loop": "prediction_step, or evaluate and predict",
+    "apply_gradients": "training_step, which returns the gradients of a micro-batch; the optimizer steps by itself",
+}
+
+
+class KerasTrainer(Trainer):
+    """The Trainer that does the work of a `TFTrainer`, and calls what that class's subclasses may override.
+
+    Parameters:
+        owner: the `TFTrainer`.
+        module: its model.
+        keywords: further ones of `Trainer`.
+    """
+
+    def __init__(self, owner: TFTrainer, module: KerasModule, **keywords: Any):
+        self.owner = owner
+        # What `training_step` and `prediction_step` of the owner leave behind in addition to what they return, and the
+        # model as it is prepared for them, with autocast for instance.
+        self.loss_of_step: torch.Tensor | None = None
+        self.model_of_step: Any = None
+        super().__init__(model=module, data_collator=collate_pairs, **keywords)
+        if owner.overrides("training_step"):
+            self.training_step = self._training_step_of_owner  # type: ignore[method-assign]
+        if owner.overrides("prediction_step"):
+            self.prediction_step = self._prediction_step_of_owner  # type: ignore[method-assign]
+
+    # ---- Data and optimizer ------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> Any:
+        """Return the loader of what the owner's `get_train_tfdataset` returns."""
+        return loader_of(self.owner.get_train_tfdataset(), "get_train_tfdataset")
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return the loader of what the owner's `get_eval_tfdataset` returns."""
+        return _loader_of_three(self.owner.get_eval_tfdataset(eval_dataset), "get_eval_tfdataset")
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return the loader of what the owner's `get_test_tfdataset` returns."""
+        return _loader_of_three(self.owner.get_test_tfdataset(test_dataset), "get_test_tfdataset")
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Return the number of samples in a loader, as the owner has counted them if it made the batches itself."""
+        known = dataloader.num_examples if isinstance(dataloader, LoaderOfBatches) else None
+        return super().num_examples(dataloader) if known is None else known
+
+    def _set_signature_columns_if_needed(self) -> None:
+        self._signature_columns = [FEATURES, LABELS]
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Make the owner's, and apply the model's constraints after each of its steps."""
+        self.owner.create_optimizer_and_scheduler(num_training_steps)
+        self._existing_optimizer().register_step_post_hook(self.model.apply_constraints)
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """Return names of the parameters that weight decay applies to: no biases, none of normalization layers."""
+        return [name for name, _ in self.model.named_parameters() if not WITHOUT_DECAY.search(name)]
+
+    # ---- Steps -------------------------------------------------------------------------------------------------------
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        if not batch_samples or LABELS not in batch_samples[0]:
+            return None
+        number = torch.stack([count_instances(batch[LABELS]) for batch in batch_samples]).sum().to(device)
+        return (reduced(number) if averages_over_processes(self) else number) / 1
+
+    def _training_step_of_owner(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Let the owner's `training_step` compute gradients, and add them to those of the window."""
+        inputs = self._prepare_inputs(inputs)
+        self.loss_of_step, self.model_of_step = None, model
+        with self.compute_loss_context_manager():
+            gradients = self.owner.training_step(inputs[FEATURES], inputs.get(LABELS), num_items_in_batch)
+        add_gradients(self.owner.trainable_parameters(), gradients, f"{type(self.owner).__name__}.training_step")
+        return torch.zeros((), device=self.args.device) if self.loss_of_step is None else self.loss_of_step
+
+    def _prediction_step_of_owner(
+        self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Sequence[str] | None = None
+    ) -> tuple[Any, Any, Any]:
+        """Let the owner's `prediction_step` compute logits; the loss is known if that calls ours."""
+        inputs = self._prepare_inputs(inputs)
+        labels = inputs.get(LABELS)
+        number = self._get_num_items_in_batch([inputs], self.args.device)
+        self.loss_of_step, self.model_of_step = None, model
+        with torch.no_grad(), self.compute_loss_context_manager():
+            logits = self.owner.prediction_step(inputs[FEATURES], labels, number)
+        return (self.loss_of_step, None, None) if prediction_loss_only else (self.loss_of_step, logits, labels)
+
+    def run_step(self, features: Any, labels: Any, number_of_instances: Any, training: bool) -> dict[str, Any]:
+        """Return loss, if there are labels, and logits of a batch, by the model of the step at hand."""
+        model = self.model if self.model_of_step is None else self.model_of_step
+        model.train(training)
+        outputs: dict[str, Any] = model(features, labels, number_of_instances)
+        if labels is not None:
+            self.loss_of_step = outputs["loss"].detach()
+        return outputs
+
+    # ---- Evaluation, logging and saving ------------------------------------------------------------------------------
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Evaluate by the owner's method, which does not know the other parameters."""
+        return self.owner.evaluate(eval_dataset)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log by the owner's method."""
+        self.owner.log(logs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model; a call from outside writes model.keras too."""
+        if not _internal_call and self.args.should_save:
+            write_keras_file(self.owner.model, self.args.output_dir if output_dir is None else output_dir)
+        super().save_model(output_dir, _internal_call)
+
+
+class TFTrainer:
+    """Trains and evaluates a Keras 3 model on its torch backend, with the methods of the first edition's TFTrainer.
+
+    A Trainer does the work; what this class does not have (`add_callback`, `state`, `push_to_hub` and so on) is looked
+    up there.
+
+    Parameters:
+        model: a Keras model. Its loss is the one it was compiled with, or what its `call` returns for labels.
+        args: TFTrainingArguments, or TrainingArguments.
+        train_dataset, eval_dataset: samples (features, labels): a sequence, a torch dataset, a `datasets.Dataset`, an
+            iterable, or a tf.data.Dataset.
+        compute_metrics: takes an `EvalPrediction` of NumPy arrays, returns a dict of metrics.
+        tb_writer: a SummaryWriter of torch to log to.
+        optimizers: optimizer and schedule of torch to use instead of those that the arguments name.
+
+    Raises:
+        NotImplementedError: the model is one of TensorFlow or JAX, or an argument asks for what is not supported.
+        TypeError, ValueError: the input is wrong; the message says what to pass.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        args: Any,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        compute_metrics: Callable[[Any], dict[str, float]] | None = None,
+        tb_writer: Any = None,
+        optimizers: tuple[Any, Any] = (None, None),
+    ):
+        check_model(model)
+        if not self.overrides("run_model"):
+            check_training_of(model)
+        check_arguments(args)
+        if any(type(one).__module__.partition(".")[0] in ("keras", "tensorflow", "tf_keras") for one in optimizers):
+            raise TypeError(
+                "optimizers holds an optimizer or a schedule of Keras, and a Keras model on torch is trained by "
+                "torch's: pass (torch.optim.AdamW(model.parameters()), None), or leave it to the arguments (optim, "
+                "learning_rate, weight_decay, lr_scheduler_type, poly_power)."
+            )
+        for name, instead in INSTEAD.items():
+            if getattr(type(self), name, None) is not getattr(TFTrainer, name, None):
+                raise NotImplementedError(
+                    f"{type(self).__name__} overrides {name}, which nothing calls in a TFTrainer: override {instead}."
+                )
+        if self.overrides("training_step") and (args.world_size > 1 or args.fp16):
+            raise NotImplementedError(
+                f"{type(self).__name__}.training_step returns gradients, which several processes would not share, and "
+                f"which fp16 would have to scale (world_size={args.world_size}, fp16={args.fp16}): override run_model "
+                "instead, or train in one process with bf16 or neither."
+            )
+        self.model = model
+        read = reader_of_samples(model, args)
+        datasets = [dataset_of_pairs(train_dataset, read, "train_dataset")]
+        datasets.append(dataset_of_pairs(eval_dataset, read, "eval_dataset"))
+        if not model.built:
+            self._build_model(next((one for one in datasets if one is not None), None))
+        self.torch_trainer = KerasTrainer(
+            self,
+            KerasModule(model, self._run_on_device),
+            args=args,
+            train_dataset=datasets[0],
+            eval_dataset=datasets[1],
+            compute_metrics=compute_metrics,
+            optimizers=optimizers,
+        )
+        self._set_up_trackers(tb_writer)
+
+    def __getattr__(self, name: str) -> Any:
+        if "torch_trainer" in vars(self):
+            return getattr(self.torch_trainer, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        inner = vars(self).get("torch_trainer")
+        if inner is not None and name in ("train_dataset", "eval_dataset"):
+            value = dataset_of_pairs(value, reader_of_samples(self.model, self.args), name)
+        elif inner is not None and name == "model":
+            raise AttributeError("Another model needs another optimizer: make another TFTrainer for it.")
+        is_own = inner is None or name in vars(self) or hasattr(type(self), name) or not hasattr(inner, name)
+        object.__setattr__(self if is_own else inner, name, value)
+
+    def overrides(self, name: str) -> bool:
+        """Return whether a subclass, or this instance, overrides a method of this class."""
+        return name in vars(self) or getattr(type(self), name) is not getattr(TFTrainer, name)
+
+    def _build_model(self, dataset: Any) -> None:
+        sample = None if dataset is None else next(iter(dataset), None)
+        if sample is None:
+            raise ValueError(
+                f"{type(self.model).__name__} has no variables yet, and there is no sample to build it with: call "
+                "model.build(input_shape), or the model on a batch, before TFTrainer."
+            )
+        with torch.no_grad():
+            self.model(collate_pairs([sample])[FEATURES], training=False)
+
+    def _set_up_trackers(self, tb_writer: Any) -> None:
+        if tb_writer is not None:
+            from littrainer.tracking.tensorboard import TensorBoardCallback
+
+            if not callable(getattr(tb_writer, "add_scalar", None)):
+                raise TypeError(
+                    f"tb_writer is a {type(tb_writer).__module__}.{type(tb_writer).__name__}: pass a "
+                    "torch.utils.tensorboard.SummaryWriter, or set report_to='tensorboard'."
+                )
+            self.torch_trainer.remove_callback(TensorBoardCallback)
+            self.torch_trainer.add_callback(TensorBoardCallback(tb_writer))
+        for service, name in (("wandb", "setup_wandb"), ("comet_ml", "setup_comet")):
+            if service in (self.args.report_to or []) and self.overrides(name):
+                getattr(self, name)()
+
+    def setup_wandb(self) -> None:
+        """Report to Weights & Biases; `report_to="wandb"` does so by itself, and calls an override of this method."""
+        self._report_to("wandb")
+
+    def setup_comet(self) -> None:
+        """Report to Comet; `report_to="comet_ml"` does so by itself, and calls an override of this method."""
+        self._report_to("comet_ml")
+
+    def _report_to(self, service: str) -> None:
+        from littrainer.tracking.selection import tracker_class
+
+        tracker = tracker_class(service)
+        if not any(isinstance(one, tracker) for one in self.torch_trainer.callback_handler.callbacks):
+            self.torch_trainer.add_callback(tracker)
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps done."""
+        return self.torch_trainer.state.global_step
+
+    @property
+    def epoch_logging(self) -> float:
+        """Epochs done, with the share of the one at hand."""
+        return self.torch_trainer.state.epoch or 0
+
+    # ---- Data --------------------------------------------------------------------------------------------------------
+
+    def get_train_tfdataset(self) -> Any:
+        """Return micro-batches (features, labels) to train on, shuffled; override to return another iterable of them.
+
+        A tf.data.Dataset of batches may be returned too. What has no length needs `max_steps`.
+
+        Raises:
+            ValueError: there is no train_dataset.
+        """
+        return BatchedPairs(Trainer.get_train_dataloader(self.torch_trainer))
+
+    def get_eval_tfdataset(self, eval_dataset: Any = None) -> tuple[Any, int, int]:
+        """Return batches (features, labels) to evaluate on, how many of them to read, and the samples in them.
+
+        Parameters:
+            eval_dataset: samples (features, labels); by default the Trainer's.
+
+        Raises:
+            ValueError: there is no eval_dataset, or it has no end.
+        """
+        dataset = dataset_of_pairs(eval_dataset, reader_of_samples(self.model, self.args), "eval_dataset")
+        return self._counted(Trainer.get_eval_dataloader(self.torch_trainer, dataset), "eval_dataset")
+
+    def get_test_tfdataset(self, test_dataset: Any) -> tuple[Any, int, int]:
+        """Return batches (features, labels) to predict, how many of them to read, and the samples in them.
+
+        Parameters:
+            test_dataset: samples (features, labels), or features alone that are no tuples.
+
+        Raises:
+            ValueError: it is None, empty, or has no end.
+        """
+        dataset = dataset_of_pairs(test_dataset, reader_of_samples(self.model, self.args), "test_dataset")
+        return self._counted(Trainer.get_test_dataloader(self.torch_trainer, dataset), "test_dataset")
+
+    def _counted(self, loader: Any, name: str) -> tuple[Any, int, int]:
+        number, size = count_samples(loader.dataset, name), self.args.eval_batch_size
+        incomplete = number % size > 0 and not self.args.dataloader_drop_last
+        return BatchedPairs(loader), number // size + incomplete, number
+
+    # ---- Training ----------------------------------------------------------------------------------------------------
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Make `optimizer` and `lr_scheduler` as the arguments name them; override to set others, of torch.
+
+        Parameters:
+            num_training_steps: optimizer steps of the whole training.
+        """
+        Trainer.create_optimizer_and_scheduler(self.torch_trainer, num_training_steps)
+
+    def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
+        """Train the model.
+
+        Parameters:
+            resume_from_checkpoint: a checkpoint's folder; by default the newest one in `output_dir` if there is one, as
+                in the first edition. False starts from the beginning.
+
+        Returns:
+            optimizer steps done, the mean loss over them, and metrics of the whole training.
+
+        Raises:
+            ValueError: the data is missing, empty or of unknown length, or there is no such checkpoint.
+        """
+        from littrainer.checkpoint.verification import get_last_checkpoint
+
+        # The model may have been compiled, frozen or given adapters since.
+        if not self.overrides("run_model"):
+            check_training_of(self.model)
+        self.torch_trainer.model.take_variables()
+        if resume_from_checkpoint is None and os.path.isdir(self.args.output_dir):
+            newest = get_last_checkpoint(self.args.output_dir)
+            resume_from_checkpoint = newest is not None
+            if newest is not None:
+                logger.warning(
+                    "Training goes on from the newest checkpoint in output_dir (%s), as in the first edition; "
+                    "train(resume_from_checkpoint=False) starts from the beginning.",
+                    os.path.basename(newest),
+                )
+        return self.torch_trainer.train(resume_from_checkpoint)
+
+    def run_model(self, features: Any, labels: Any, training: bool) -> tuple[Any, Any]:
+        """Return loss and logits of a batch; override for another loss or forward pass.
+
+        Parameters:
+            features, labels: tensors of torch, in dicts or tuples as in the samples; labels may be None in `predict`.
+            training: whether layers such as dropout are to behave as in training.
+
+        Returns:
+            the mean loss, or one loss for each example, and the logits.
+        """
+        return run_keras_model(self.model, features, labels, training)
+
+    def _run_on_device(self, features: Any, labels: Any, training: bool) -> tuple[Any, Any]:
+        """Run `run_model`, with what Keras makes meanwhile on the device of the arguments."""
+        import keras
+
+        with keras.device(str(self.args.device)):
+            found = self.run_model(features, labels, training)
+        if not isinstance(found, (tuple, list)) or len(found) != 2:
+            raise TypeError(f"run_model returned a {type(found).__name__}, and has to return a pair (loss, logits).")
+        loss, logits = found
+        if labels is not None and not isinstance(loss, torch.Tensor):
+            raise TypeError(f"run_model returned a {type(loss).__name__} as loss, which has to be a tensor of torch.")
+        return loss, logits
+
+    def training_step(self, features: Any, labels: Any, nb_instances_in_global_batch: Any) -> list[Any]:
+        """Return gradients of a micro-batch; an override may change those that this one returns.
+
+        Parameters:
+            features, labels: as in `run_model`.
+            nb_instances_in_global_batch: labels that are not -100, or rows, in all micro-batches of the optimizer step.
+
+        Returns:
+            a tensor for each of `trainable_parameters()`, None if the loss does not depend on it.
+        """
+        outputs = self.torch_trainer.run_step(features, labels, nb_instances_in_global_batch, training=True)
+        return list(torch.autograd.grad(outputs["loss"], self.trainable_parameters(), allow_unused=True))
+
+    def trainable_parameters(self) -> list[Any]:
+        """Return the parameters of torch behind `model.trainable_variables`, in that order."""
+        return [variable.value for variable in self.model.trainable_variables]
+
+    def apply_gradients(self, features: Any, labels: Any, nb_instances_in_global_batch: Any = None) -> None:
+        """Take one optimizer step on a batch; `train` does this by itself.
+
+        Parameters:
+            features, labels: as in `run_model`.
+            nb_instances_in_global_batch: what the losses are divided by; by default what the batch has.
+
+        Raises:
+            ValueError: there is no optimizer yet: call `create_optimizer_and_scheduler` first.
+        """
+        optimizer, parameters = self.torch_trainer._existing_optimizer(), self.trainable_parameters()
+        batch = self.torch_trainer._prepare_inputs({FEATURES: features, LABELS: labels})
+        optimizer.zero_grad()
+        gradients = self.training_step(batch[FEATURES], batch[LABELS], nb_instances_in_global_batch)
+        add_gradients(parameters, gradients, "training_step")
+        if self.args.max_grad_norm:
+            torch.nn.utils.clip_grad_norm_(parameters, self.args.max_grad_norm)
+        optimizer.step()
+        self.torch_trainer.model.apply_constraints()
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.step()
+
+    def log(self, logs: dict[str, float]) -> None:
+        """Add values to the history and hand them to the trackers; override to log elsewhere too.
+
+        Parameters:
+            logs: names and values.
+        """
+        Trainer.log(self.torch_trainer, logs)
+
+    # ---- Evaluation, prediction and saving ---------------------------------------------------------------------------
+
+    def evaluate(self, eval_dataset: Any = None) -> dict[str, float]:
+        """Evaluate on a dataset and log the metrics.
+
+        Parameters:
+            eval_dataset: samples (features, labels); by default the Trainer's.
+
+        Returns:
+            loss, metrics and speed, each name with `eval_` in front.
+        """
+        return Trainer.evaluate(self.torch_trainer, eval_dataset)
+
+    def predict(self, test_dataset: Any) -> PredictionOutput:
+        """Predict a dataset; metrics are computed if it has labels.
+
+        Parameters:
+            test_dataset: samples (features, labels), or features alone that are no tuples.
+
+        Returns:
+            predictions and labels as NumPy arrays of shape `(samples, ...)`, and metrics, each name with `eval_` in
+            front.
+        """
+        return self.torch_trainer.predict(test_dataset, metric_key_prefix="eval")
+
+    def prediction_loop(
+        self,
+        dataset: Any,
+        steps: int,
+        num_examples: int,
+        description: str,
+        prediction_loss_only: bool | None = None,
+    ) -> PredictionOutput:
+        """Go over batches once and return predictions, labels and metrics.
+
+        Parameters:
+            dataset: batches (features, labels).
+            steps: batches to read.
+            num_examples: samples in them.
+            description: "Evaluation" or "Prediction".
+            prediction_loss_only: compute nothing but the loss; by default as the arguments say.
+
+        Returns:
+            predictions and labels as NumPy arrays of shape `(samples, ...)`, and metrics.
+        """
+        loader = loader_of(dataset, "the dataset of prediction_loop", steps, num_examples)
+        output = Trainer.evaluation_loop(self.torch_trainer, loader, description, prediction_loss_only)
+        return PredictionOutput(output.predictions, output.label_ids, output.metrics)
+
+    def prediction_step(self, features: Any, labels: Any, nb_instances_in_global_batch: Any) -> Any:
+        """Return logits of a batch to evaluate or predict; override to change what a prediction is.
+
+        Parameters:
+            features, labels: as in `run_model`.
+            nb_instances_in_global_batch: labels that are not -100, or rows; None if there are no labels.
+        """
+        return self.torch_trainer.run_step(features, labels, nb_instances_in_global_batch, training=False)["logits"]
+
+    def save_model(self, output_dir: str | None = None) -> None:
+        """Save the weights, the arguments, and the whole model as model.keras, which keras.models.load_model reads.
+
+        Parameters:
+            output_dir: the folder; by default `args.output_dir`.
+        """
+        self.torch_trainer.save_model(output_dir)
+
+
+def check_arguments(args: Any) -> None:
+    """Refuse arguments that mean nothing to a `TFTrainer`.
+
+    Raises:
+        TypeError: they are no TrainingArguments.
+        NotImplementedError: they ask for what a Keras model cannot do here.
+    """
+    if not isinstance(args, TrainingArguments):
+        raise TypeError(
+            f"TFTrainer takes TFTrainingArguments as args, and they are a {type(args).__name__}: "
+            'TFTrainer(model, TFTrainingArguments("folder"), ...).'
+        )
+    reasons = {
+        "label_smoothing_factor": "the loss of a TFTrainer is the model's. Compile the model with "
+        "keras.losses.CategoricalCrossentropy(label_smoothing=...), or override run_model",
+        "torch_compile": "torch.compile traces Keras's Python in many small pieces, which takes minutes for a model of "
+        "two layers. Leave it out",
+        "fsdp": "a Keras model holds each variable whole. Leave it out; each process trains a copy of the model",
+        "deepspeed": "a Keras model holds each variable whole. Leave it out; each process trains a copy of the model",
+    }
+    for name, reason in reasons.items():
+        if getattr(args, name):
+            raise NotImplementedError(f"{name}={getattr(args, name)!r}: {reason}.")
+
+
+def add_gradients(parameters: list[Any], gradients: Any, name: str) -> None:
+    """Add gradients to those that parameters have.
+
+    Parameters:
+        gradients: one for each parameter; None leaves its gradient as it is.
+        name: the method that made them, for the error.
+
+    Raises:
+        TypeError: they are no list of one tensor for each parameter.
+    """
+    if not isinstance(gradients, (list, tuple)) or len(gradients) != len(parameters):
+        number = f"{type(gradients).__name__}{f' of {len(gradients)}' if hasattr(gradients, '__len__') else ''}"
+        raise TypeError(
+            f"{name} returned a {number}, and has to return a list of gradients, one for each of the {len(parameters)} "
+            "in model.trainable_variables."
+        )
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            parameter.grad = gradient.detach() if parameter.grad is None else parameter.grad + gradient.detach()
+
+
+def write_keras_file(model: Any, output_dir: str) -> None:
+    """Write model.keras; a model that Keras cannot write, for want of a configuration, is a warning."""
+    os.makedirs(output_dir, exist_ok=True)
+    try:
+        model.save(os.path.join(output_dir, KERAS_FILE))
+    except (NotImplementedError, TypeError, ValueError) as error:
+        logger.warning("No %s is written; the weights are in model.safetensors. Keras says: %s", KERAS_FILE, error)
+
+
+def _loader_of_three(returned: Any, name: str) -> Any:
+    if not isinstance(returned, tuple) or len(returned) != 3:
+        raise TypeError(
+            f"{name} returned a {type(returned).__name__}, and has to return a tuple: batches (features, labels), how "
+            "many of them to read, and the number of samples in them."
+        )
+    batches, steps, num_examples = returned
+    return loader_of(batches, name, int(steps), int(num_examples))

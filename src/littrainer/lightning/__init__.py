@@ -1,0 +1,1 @@
+"""What a Lightning user takes into a program of their own, and what Lightning gives a Trainer besides."""

@@ -1,0 +1,517 @@
+"""What a lightning.Trainer iterates: the batches of a training, or of an evaluation.
+
+None of it is a torch DataLoader, so that Lightning neither rebuilds it nor divides it between processes once more.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from littrainer.checkpoint.lightning_format import DATA_VERSION
+from littrainer.checkpoint.random_state import (
+    capture_random_states,
+    portable_states,
+    set_random_states,
+    states_of_portable,
+)
+from littrainer.data.loaders import LookaheadLoader, count_examples, has_length
+from littrainer.data.position import DataProgress, ResumePoint, epoch_seeded_sampler
+from littrainer.data.windows import MicroBatch, WindowLoader, draw
+from littrainer.distributed.agreement import from_first
+from littrainer.engine.lightning_internals import begin_next_epoch, read_ahead_anew
+from littrainer.training.resuming import SIZES
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from littrainer.lightning.arguments import ArgumentsUnderLightning
+
+
+logger = logging.getLogger(__name__)
+
+# Says how many items the loss of a window is divided by.
+CountItems = Callable[[list[Any]], Any]
+
+
+@dataclass
+class PlaceInData:
+    """Where one process goes on reading.
+
+    Parameters:
+        epoch: the epoch, counted from 0.
+        micro_batches: micro-batches of it whose optimizer steps are done.
+        sizes: those of the data and of its batches, which have to be the same for the place to mean the same; None
+            where they are not known.
+        data: what `DataProgress.state()` returned; None where only the number of micro-batches is known.
+        random: the states of all random generators, as `portable_states` has them; None leaves them alone.
+        order_seed: with the epoch it makes the random order of an epoch; None where that is drawn in another way.
+        random_when_read_ahead: where they stood before Lightning read the next window ahead; None where it has not.
+    """
+
+    epoch: int
+    micro_batches: int
+    sizes: dict[str, int | None] | None
+    data: dict[str, Any] | None = None
+    random: dict[str, Any] | None = None
+    order_seed: int | None = None
+    random_when_read_ahead: dict[str, Any] | None = None
+
+    def restore_random_states(self) -> None:
+        """Put the generators back where they stood."""
+        _restore(self.random)
+
+    def restore_for_reading(self) -> None:
+        """Put the generators back where they stood when the next window was read."""
+        _restore(self.random if self.random_when_read_ahead is None else self.random_when_read_ahead)
+
+
+def state_of_places(places: list[PlaceInData]) -> dict[str, Any]:
+    """The state that a checkpoint keeps, in tensors, numbers, texts and containers of them.
+
+    Parameters:
+        places: one of each process, by rank.
+    """
+    return {"version": DATA_VERSION, "processes": [dict(vars(place)) for place in places]}
+
+
+def places_in(state: dict[str, Any]) -> list[PlaceInData]:
+    """The places that `state_of_places` has stored.
+
+    Raises:
+        ValueError: the state is of another version, or none of a TrainerDataModule.
+    """
+    if state.get("version") != DATA_VERSION:
+        raise ValueError(
+            f"The state of the data has version {state.get('version')!r}, and this littrainer reads version "
+            f"{DATA_VERSION}. Use the littrainer that wrote it, or resume without TrainerDataModule."
+        )
+    return [PlaceInData(**place) for place in state["processes"]]
+
+
+def random_states() -> dict[str, Any]:
+    """Where all random generators of this process stand, the current GPU's too."""
+    return portable_states(capture_random_states())
+
+
+def _restore(states: dict[str, Any] | None) -> None:
+    if states is not None:
+        set_random_states(states_of_portable(states))
+
+
+class TrainingBatches:
+    """The training's batches, epoch by epoch; Lightning iterates it once in each.
+
+    Parameters:
+        loader: the training DataLoader.
+        args: asked for the sizes of batches and processes.
+        pl_trainer: says how many micro-batches an optimizer step has, and how many of an epoch are read.
+        count_items: counts a window's items when it has been drawn; None draws batches one by one.
+        take_place: called when reading begins; gives the place of a checkpoint once, and None else.
+    """
+
+    def __init__(
+        self,
+        loader: LookaheadLoader,
+        args: ArgumentsUnderLightning,
+        pl_trainer: pl.Trainer,
+        *,
+        count_items: CountItems | None,
+        take_place: Callable[[], PlaceInData | None],
+    ):
+        self.loader: Any = loader
+        sampler = epoch_seeded_sampler(loader)
+        if sampler is not None:
+            # Where nobody has seeded them, the processes would have orders of their own, and some samples twice.
+            sampler.initial_seed = from_first(sampler.initial_seed)
+        self.args = args
+        self.pl_trainer = pl_trainer
+        self.count_items = count_items
+        self.progress = DataProgress()
+        self.batch_sampler = _AnnouncedEpochs(self)
+        self._take_place = take_place
+        # Where a checkpoint lets reading begin, until it has begun, and what of it is still to be done before that.
+        self._place: PlaceInData | None = None
+        self._place_of_epoch: PlaceInData | None = None
+        self._work_of_place: list[Callable[[], None]] = []
+        # Whether a checkpoint stands behind the last batch that the epoch has by the sizes of today.
+        self._nothing_is_left = False
+        self._windows: WindowLoader | None = None
+        # The epoch that is read or was read last; None before the first.
+        self._epoch: int | None = None
+        # Each epoch is announced and begun to be read, in this order or the other.
+        self._epochs_announced = self._epochs_begun = 0
+        # What Lightning took for the length of an epoch until a stream ended earlier.
+        self._length_before_end: float | None = None
+        # The places at which the windows that were drawn last begin, by their micro-batches.
+        self._window_starts: dict[int, PlaceInData] = {}
+        # Where the batches handed out last (Lightning may read one ahead), by `batch_idx`, stand in windows with items.
+        self.handed_out: dict[int, MicroBatch] = {}
+
+    def __len__(self) -> int:
+        # What is read of an epoch may be less, as Lightning's limits say; it asks for the length to find that out.
+        if has_length(self.loader):
+            return len(self.loader)
+        # Without any length, Lightning would read a batch ahead before training begins, and later before each step. One
+        # that a stream cannot exceed does as well: if it ends earlier, Lightning's limit is lowered.
+        steps = self.pl_trainer.max_steps
+        if steps < 0:
+            raise TypeError("the length of the data is not known")
+        return steps * self.args.gradient_accumulation_steps
+
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        """Sizes that have to be the same for a place in the data to mean the same."""
+        is_sized = has_length(self.loader)
+        return {
+            "micro_batch": self.args.train_batch_size,
+            "world_size": self.args.world_size,
+            "epoch_length": self._batches_to_read if is_sized else None,
+            "num_examples": count_examples(self.loader, self.args.train_batch_size) if is_sized else None,
+        }
+
+    @property
+    def _batches_to_read(self) -> int:
+        """Those of an epoch, as far as Lightning's limits let it come; a number out of reach where nobody knows."""
+        known = len(self) if has_length(self) else sys.maxsize
+        return int(min(known, self.pl_trainer.num_training_batches))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: Lightning asks for it to see that reading can be resumed; the data module keeps the place."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what `state_dict` has returned."""
+
+    # ---- Where reading stands ----------------------------------------------------------------------------------------
+
+    def place(self) -> PlaceInData:
+        """Where a training goes on that is resumed from a checkpoint of this moment.
+
+        Gradients are not kept, so within a window it is the window's beginning.
+        """
+        place, windows = self._place_to_resume(), self._windows
+        if place is not None:
+            return place
+        if windows is None or self._epoch is None:
+            return self._place_between_epochs(self._next_epoch)
+        done = windows.micro_batches_done = self._count.current.processed
+        is_read = windows.epoch_is_complete and done == windows.micro_batches_seen
+        if self._epochs_announced > self._epochs_begun or is_read:
+            return self._place_between_epochs(self._epoch + 1)
+        in_window = done % self.args.gradient_accumulation_steps
+        start = self._window_starts.get(done - in_window)
+        if in_window and start is not None:
+            return start
+        if self._is_read_ahead and start is not None:
+            return replace(start, random=random_states(), random_when_read_ahead=start.random)
+        return self._place_in_epoch(done)
+
+    @property
+    def _is_read_ahead(self) -> bool:
+        # Lightning does so to see where the data ends.
+        return not has_length(self)
+
+    def _place_between_epochs(self, next_epoch: int) -> PlaceInData:
+        data = None if self._epoch is None else self.progress.state(0, epoch_is_over=True)
+        return self._place_at(next_epoch, 0, data)
+
+    def _place_in_epoch(self, done: int) -> PlaceInData:
+        assert self._epoch is not None
+        data = self.progress.state(done, epoch_is_over=False)
+        return self._place_at(self._epoch, done, data)
+
+    def _place_at(self, epoch: int, micro_batches: int, data: dict[str, Any] | None) -> PlaceInData:
+        sampler = epoch_seeded_sampler(self.loader)
+        seed = None if sampler is None else sampler.initial_seed
+        return PlaceInData(epoch, micro_batches, self.sizes, data, random_states(), seed)
+
+    @property
+    def _count(self) -> Any:
+        """Micro-batches as Lightning counts them."""
+        return self.pl_trainer.fit_loop.epoch_loop.batch_progress
+
+    @property
+    def _next_epoch(self) -> int:
+        # Counted here, since Lightning may count the epoch that it resumes at its end once more.
+        if self._epoch is not None:
+            return self._epoch + 1
+        return self._epoch_of_lightning
+
+    @property
+    def _epoch_of_lightning(self) -> int:
+        progress: Any = self.pl_trainer.fit_loop.epoch_progress
+        return progress.current.processed
+
+    # ---- Going on from a checkpoint ----------------------------------------------------------------------------------
+
+    def _place_to_resume(self) -> PlaceInData | None:
+        place = self._take_place()
+        if place is not None:
+            self._place = self._fitting(place)
+            self._work_of_place = [self._begin_epoch_as_then, self._let_lightning_count_from_place]
+            sampler = epoch_seeded_sampler(self.loader)
+            if sampler is not None and place.order_seed is not None:
+                # A program that is started again need not have the same seed.
+                sampler.initial_seed = place.order_seed
+        return self._place
+
+    def _fitting(self, place: PlaceInData) -> PlaceInData:
+        """A place in batches of today's sizes, without what means nothing where they were others."""
+        now, then = self.sizes, {**dict.fromkeys(SIZES), **(place.sizes or {})}
+        # As many batches of the same size are the same data, whatever the last one holds.
+        known = [name for name in now if name != "num_examples" and None not in (now[name], then[name])]
+        changed = [name for name in known if now[name] != then[name]]
+        if not changed:
+            return place
+        same_processes = "world_size" not in changed
+        micro_batches = self._as_many_samples(place.micro_batches, then)
+        if place.micro_batches or not same_processes:
+            found = ", ".join(f"{now[name]} {SIZES[name]} ({then[name]})" for name in changed)
+            draws = "" if same_processes else " Random numbers go on from the seed."
+            logger.warning(
+                "The checkpoint was written with other data: there are now %s. Training goes on behind %d of these "
+                "micro-batches in epoch %d%s.%s",
+                found,
+                micro_batches,
+                place.epoch,
+                ", of which nothing is left" if micro_batches >= self._batches_to_read else "",
+                draws,
+            )
+        return replace(place, micro_batches=micro_batches, data=None, random=place.random if same_processes else None)
+
+    def _as_many_samples(self, micro_batches: int, then: dict[str, int | None]) -> int:
+        """Whole windows of micro-batches with the samples that as many of other sizes had, or all of an epoch."""
+        for name, now in (("micro_batch", self.args.train_batch_size), ("world_size", self.args.world_size)):
+            micro_batches = micro_batches * (then[name] or now)
+        micro_batches //= self.args.train_batch_size * self.args.world_size
+        if micro_batches >= self._batches_to_read:
+            return self._batches_to_read
+        return micro_batches - micro_batches % self.args.gradient_accumulation_steps
+
+    def announce_epoch(self) -> None:
+        """An epoch comes next, or a resumed one goes on; its hooks have not been called yet."""
+        is_read_already = self._epochs_begun > self._epochs_announced
+        self._epochs_announced += 1
+        self._nothing_is_left = False
+        place, loaded = self._place, self._place_to_resume()
+        if is_read_already and loaded is not place:
+            # Some strategies load a checkpoint later than Lightning reads ahead.
+            read_ahead_anew(self.pl_trainer)
+        work, self._work_of_place = self._work_of_place, []
+        for one in work:
+            one()
+        place = self._place
+        if work and place is not None and place.micro_batches >= self._batches_to_read:
+            # Lightning ends the epoch, and may do so without asking for a batch.
+            place.restore_for_reading()
+            self._place, self._epoch, self._nothing_is_left = None, place.epoch, True
+
+    def _begin_epoch_as_then(self) -> None:
+        # Its order is drawn from where the checkpoint left the generators, and so is what callbacks draw before it.
+        if self._place is not None and not self._place.micro_batches:
+            self._place.restore_for_reading()
+
+    def _let_lightning_count_from_place(self) -> None:
+        place, count = self._place or self._place_of_epoch, self._count
+        if place is None:
+            return
+        if self._validation_is_left_out:
+            logger.warning(
+                "The checkpoint was written between a micro-batch and the validation that follows it. Lightning does "
+                "not make up for that, so metrics of this validation are missing, and random draws from here on "
+                "differ from those of the training that wrote it. Save when a validation or an epoch has ended to "
+                "resume exactly, as ModelCheckpoint does without every_n_train_steps."
+            )
+        if not place.micro_batches:
+            if self._is_at_an_end_unknown_to_lightning(place):
+                begin_next_epoch(self.pl_trainer)
+                return
+            is_sized = has_length(self.loader)
+            if not is_sized and count.is_last_batch and self.pl_trainer.fit_loop.restarted_mid_epoch:
+                # It announces the epoch behind whose validation the checkpoint was written, and ends it unread.
+                self._epochs_announced -= 1
+        # What Lightning has counted of an epoch that is over stays, since it ends that epoch by it.
+        is_in_first_window = 0 < count.current.processed < self.args.gradient_accumulation_steps
+        is_at_its_beginning = is_in_first_window and not count.is_last_batch and place.epoch == self._epoch_of_lightning
+        if place.micro_batches or is_at_its_beginning or self.pl_trainer.fit_loop.restarted_on_epoch_start:
+            count.increment_by(place.micro_batches - count.current.processed)
+
+    @property
+    def _validation_is_left_out(self) -> bool:
+        pl_trainer, count = self.pl_trainer, self._count
+        fit_loop, in_epochs = pl_trainer.fit_loop, pl_trainer.check_val_every_n_epoch
+        if not pl_trainer.enable_validation or not fit_loop.epoch_loop.restarted_on_train_batch_end:
+            return False
+        if in_epochs is not None and fit_loop.epoch_progress.current.ready % in_epochs:
+            return False
+        interval = pl_trainer.val_check_batch
+        if interval is None or interval == float("inf"):
+            return interval is not None and count.is_last_batch
+        done = count.total if in_epochs is None else count.current
+        return done.ready % interval == 0
+
+    def _is_at_an_end_unknown_to_lightning(self, place: PlaceInData) -> bool:
+        fit_loop, count = self.pl_trainer.fit_loop, self._count
+        if has_length(self.loader):
+            # With as many micro-batches in an epoch as then it finds out itself.
+            is_known = count.current.ready == self._batches_to_read or fit_loop.restarted_on_epoch_start
+            return fit_loop.epoch_loop.restarting and count.is_last_batch and not is_known
+        if count.is_last_batch:
+            # It ends the epoch by that, but for a checkpoint which it takes for one in the middle of it.
+            return fit_loop.epoch_loop.restarted_on_train_batch_end
+        return fit_loop.restarted_on_epoch_end or place.epoch > self._epoch_of_lightning
+
+    # ---- Reading -----------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._nothing_is_left:
+            return
+        place = self._begin_to_read()
+        if place is not None and place.micro_batches >= self._batches_to_read:
+            return
+        pl_trainer = self.pl_trainer
+        if self._length_before_end is not None:
+            self._let_lightning_end_epochs_after(self._length_before_end)
+            self._length_before_end = None
+        if self._windows is not None:
+            # Where an epoch was resumed, the one whose workers live on.
+            self.loader = self._windows.loader
+        windows = self._windows = WindowLoader(
+            self.loader,
+            accumulation=1 if self.count_items is None else self.args.gradient_accumulation_steps,
+            micro_batches_per_epoch=self._batches_to_read,
+            draw_window=self._draw_window,
+            should_stop=lambda: False,
+        )
+        windows.progress = self.progress
+        assert self._epoch is not None
+        windows.start_epoch(self._epoch)
+        self._window_starts = {} if place is None else {place.micro_batches: place}
+        if place is not None:
+            restore = place.restore_for_reading if place.micro_batches else lambda: None
+            windows.resume_at(ResumePoint(place.micro_batches, place.data, restore))
+        for micro_batch in windows:
+            is_last = micro_batch.is_last_drawn and self.progress.data_has_ended
+            if is_last and windows.micro_batches_seen < windows.micro_batches_per_epoch:
+                self._length_before_end = pl_trainer.fit_loop.max_batches
+                self._let_lightning_end_epochs_after(windows.micro_batches_seen)
+            handed_out = windows.micro_batches_seen
+            if self.count_items is not None:
+                latest = list(self.handed_out.items())[-1:]
+                self.handed_out = {**dict(latest), handed_out - 1: replace(micro_batch, inputs=None)}
+            yield micro_batch.inputs
+            if self._is_read_ahead:
+                self._note_end_of_step_before(handed_out - 1, place)
+
+    def _note_end_of_step_before(self, micro_batches: int, resumed: PlaceInData | None) -> None:
+        """The micro-batch behind so many has been read ahead, and only now are those before it done."""
+        start = self._window_starts.get(micro_batches)
+        if start is None:
+            return
+        if start is resumed and start.random_when_read_ahead is not None:
+            start.restore_random_states()
+        else:
+            now = random_states()
+            self._window_starts[micro_batches] = replace(start, random=now, random_when_read_ahead=start.random)
+
+    def _begin_to_read(self) -> PlaceInData | None:
+        """Note which epoch is read, and return the place where it goes on."""
+        if 0 < self._epochs_begun >= self._epochs_announced:
+            # Lightning has read ahead before it announced the epoch, and begins it once more.
+            self._place = self._place or self._place_of_epoch
+            self._work_of_place.append(self._begin_epoch_as_then)
+        else:
+            self._place = self._place_to_resume() or self._place_that_lightning_counts()
+            self._epoch = self._next_epoch
+            self._epochs_begun = max(self._epochs_announced, self._epochs_begun + 1)
+        if self._begin_epoch_as_then in self._work_of_place:
+            self._work_of_place.remove(self._begin_epoch_as_then)
+            self._begin_epoch_as_then()
+        place = self._place_of_epoch = self._place
+        if place is not None:
+            self._place, self._epoch = None, place.epoch
+        return place
+
+    def _let_lightning_end_epochs_after(self, micro_batches: float) -> None:
+        """Let it step, validate and end the epoch at a batch."""
+        pl_trainer = self.pl_trainer
+        if pl_trainer.val_check_batch == pl_trainer.fit_loop.max_batches:
+            pl_trainer.val_check_batch = micro_batches
+        pl_trainer.fit_loop.max_batches = micro_batches
+
+    def _place_that_lightning_counts(self) -> PlaceInData | None:
+        """The place of a checkpoint that holds none, as where its data came from another loader."""
+        behind = self._count.current.ready
+        if self._epoch is not None or not behind:
+            return None
+        logger.warning(
+            "The checkpoint does not say where the random draws of its data stood. Training goes on behind %d "
+            "micro-batches of epoch %d.",
+            behind,
+            self._next_epoch,
+        )
+        return PlaceInData(self._next_epoch, behind, self.sizes)
+
+    def _draw_window(self, batches: Iterator[Any], number: int) -> tuple[list[Any], Any]:
+        windows = self._windows
+        assert windows is not None and self._epoch is not None
+        accumulation, behind = self.args.gradient_accumulation_steps, windows.micro_batches_seen
+        begins = behind % accumulation == 0 and self.progress.point is None
+        # In the first window of a resumed epoch it is the place of the checkpoint.
+        if begins and (accumulation > 1 or self._is_read_ahead):
+            start = self._place_in_epoch(behind) if behind else self._place_between_epochs(self._epoch)
+            self._window_starts = {**dict(list(self._window_starts.items())[-1:]), behind: start}
+        window = draw(batches, number)
+        return window, None if self.count_items is None or not window else self.count_items(window)
+
+
+class _AnnouncedEpochs:
+    """What Lightning takes for the order of samples, and calls before each epoch.
+
+    Parameters:
+        batches: whose `announce_epoch` is called.
+    """
+
+    def __init__(self, batches: TrainingBatches):
+        self._batches = batches
+
+    @property
+    def sampler(self) -> _AnnouncedEpochs:
+        """Where Lightning looks for `set_epoch`."""
+        return self
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in one batch of this process, which DeepSpeed asks for."""
+        return self._batches.args.train_batch_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """An epoch comes next. Which one the data is at is counted where it is read."""
+        self._batches.announce_epoch()
+
+
+class EvaluationBatches:
+    """The batches of a validation, a test or a prediction; each iteration reads a new loader, as the Trainer's do.
+
+    Parameters:
+        make_loader: makes a loader; one whose workers live on is read again.
+    """
+
+    def __init__(self, make_loader: Callable[[], LookaheadLoader]):
+        self._make_loader = make_loader
+        self.loader = make_loader()
+        self._is_unread = True
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        # Lightning asks for an iterator more often than it reads one.
+        if not self._is_unread and not self.loader.persistent_workers:
+            self.loader = self._make_loader()
+        self._is_unread = False
+        yield from self.loader

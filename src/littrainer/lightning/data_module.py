@@ -1,0 +1,346 @@
+"""The Trainer's data in a lightning.Trainer: its samplers, collators and columns, shared out and resumed as it does."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from torch.utils.data import IterableDataset, SequentialSampler
+
+from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.data.collators import RemoveColumnsCollator, default_collator_for
+from littrainer.data.columns import (
+    DroppedColumns,
+    accepted_columns,
+    explain_missing_columns,
+    without_extra_columns,
+)
+from littrainer.data.loaders import LookaheadLoader, build_loader, has_length
+from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_that_lengths_are_dropped
+from littrainer.data.stream_end import check_equal_lengths
+from littrainer.distributed.agreement import are_several, from_each
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.lightning.arguments import ArgumentsUnderLightning, arguments_from
+from littrainer.lightning.batches import (
+    CountItems,
+    EvaluationBatches,
+    PlaceInData,
+    TrainingBatches,
+    places_in,
+    state_of_places,
+)
+from littrainer.model.facts import facts_about
+from littrainer.training.checks import check_is_dataset, check_not_empty
+from littrainer.training.plan import why_empty
+
+logger = logging.getLogger(__name__)
+
+# Dataset -> the method into which a loader for it belongs.
+LOADERS = {
+    "train_dataset": "train_dataloader",
+    "eval_dataset": "val_dataloader",
+    "test_dataset": "test_dataloader",
+    "predict_dataset": "predict_dataloader",
+}
+
+
+class TrainerDataModule(pl.LightningDataModule):
+    """Hands the data of a Trainer to a `lightning.Trainer`, for any LightningModule.
+
+    Parameters:
+        train_dataset: map-style or iterable, for `fit`.
+        eval_dataset: for `fit` and `validate`; may be a dict of datasets by name.
+        test_dataset: for `test`, and for `predict` where there is no `predict_dataset`; may be a dict too.
+        args: how to order and to batch: `per_device_*_batch_size`, `train_sampling_strategy`, `dataloader_*`,
+            `remove_unused_columns`, `label_names`, `data_seed`, `accelerator_config` and others; by default the
+            LightningModule's, where it has some.
+        data_collator: turns a list of samples into a batch; by default the LightningModule's, else pads with
+            `processing_class`, else stacks.
+        processing_class: tokenizer or processor; by default the LightningModule's.
+        model: the columns that its forward does not take are left out; by default the LightningModule's `model`.
+        predict_dataset: for `predict`.
+        windows: draw the micro-batches of an optimizer step together, so that its label tokens are known before its
+            first forward pass (`trainer.train_dataloader.handed_out[batch_idx]`); by default for modules that count
+            them, as `TransformersModule` does.
+
+    A subclass may make its datasets in `setup`, and calls `super().setup(stage)` then. Each process is handed its part
+    of the data as under the Trainer, and Lightning's `use_distributed_sampler` adds nothing to that. The state that a
+    checkpoint keeps says where reading stood: a resumed training gets the same batches and random draws as one that was
+    not interrupted. Two things are warned of: if the batches have another size, training goes on behind as
+    many samples of the epoch; and a validation that was due when the checkpoint was written, and had not begun, is left
+    out by Lightning, with whatever it draws.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: `args` are none, or cannot be carried out.
+    """
+
+    def __init__(
+        self,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        test_dataset: Any = None,
+        args: dict[str, Any] | TrainingArguments | None = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        processing_class: Any = None,
+        model: Any = None,
+        *,
+        predict_dataset: Any = None,
+        windows: bool | None = None,
+    ):
+        super().__init__()
+        self.train_dataset, self.eval_dataset, self.test_dataset = train_dataset, eval_dataset, test_dataset
+        self.predict_dataset = predict_dataset
+        self.args: TrainingArguments | None = None if args is None else arguments_from(args)
+        self.data_collator, self.processing_class = data_collator, processing_class
+        self.model = model
+        self.windows = windows
+        self._training_batches: TrainingBatches | None = None
+        # Of a checkpoint, until reading begins; and whether it was loaded by a fit, and is for no other one.
+        self._loaded_state: dict[str, Any] | None = None
+        self._is_loaded_by_fit = False
+        self._says_that_columns_stay = True
+        # By what the data is for, the loaders that were made last and what their batches do without.
+        self._loaders: dict[str, LookaheadLoader] = {}
+        self._dropped_columns: dict[str, DroppedColumns] = {}
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a training micro-batch of one process; writable, as Lightning's batch-size finder needs it."""
+        return self._settled_arguments().per_device_train_batch_size
+
+    @batch_size.setter
+    def batch_size(self, value: int) -> None:
+        self.args = copy.copy(self._settled_arguments())
+        self.args.per_device_train_batch_size = value
+
+    def setup(self, stage: str) -> None:
+        """Check the datasets, before a model is put on its device.
+
+        Parameters:
+            stage: what Lightning is about to do; `"fit"` without an `eval_dataset` will not validate.
+
+        Raises:
+            ValueError: one is empty.
+            TypeError: a DataLoader stands where a dataset belongs.
+        """
+        for name, method in LOADERS.items():
+            given = getattr(self, name)
+            named = {f"{name} {key!r}": one for key, one in given.items()} if isinstance(given, dict) else {name: given}
+            for description, dataset in () if given is None else named.items():
+                check_is_dataset(dataset, description, method)
+                check_not_empty(dataset, description)
+        vars(self).pop("val_dataloader", None)
+        if stage == TrainerFn.FITTING:
+            self._training_batches = None
+            # A fit that failed before it read anything has left the place of its checkpoint.
+            self._loaded_state = None if self._is_loaded_by_fit else self._loaded_state
+        if stage == TrainerFn.FITTING and self.eval_dataset is None:
+            self._say_that_nothing_is_validated()
+
+    def _say_that_nothing_is_validated(self) -> None:
+        # Lightning goes by whether the method, or the one that it wraps, is its own one.
+        if type(self).val_dataloader is TrainerDataModule.val_dataloader:
+
+            @functools.wraps(super().val_dataloader)
+            def no_loaders() -> list[Any]:
+                return []
+
+            vars(self)["val_dataloader"] = no_loaders
+
+    def _dataset(self, name: str, what_for: str) -> Any:
+        dataset = getattr(self, name)
+        if dataset is None:
+            raise ValueError(
+                f"There is no {name} for {what_for}: pass one to {type(self).__name__}, or set it in setup() before "
+                "super().setup(stage)."
+            )
+        return dataset
+
+    # ---- Loaders -----------------------------------------------------------------------------------------------------
+
+    def train_dataloader(self) -> Any:
+        """The batches that `fit` trains on; without a `lightning.Trainer` a plain DataLoader.
+
+        Raises:
+            ValueError: there is no dataset or no batch, or the processes have differently many.
+        """
+        args, dataset = self._arguments(), self._dataset("train_dataset", "fit()")
+        loader = self._loader(dataset, "Training", args.train_batch_size, self._train_sampler, is_training=True)
+        check_equal_lengths(loader, "training data")
+        if has_length(loader) and len(loader) == 0:
+            raise ValueError(why_empty(args, loader))
+        if self.trainer is None:
+            return loader
+        self._training_batches = TrainingBatches(
+            loader, args, self.trainer, count_items=self._counting_items(), take_place=self._take_place
+        )
+        return self._training_batches
+
+    def val_dataloader(self) -> Any:
+        """The batches of `eval_dataset`, or of each of its datasets by name."""
+        return self._evaluation_batches(self._dataset("eval_dataset", "validate()"), "Evaluation")
+
+    def test_dataloader(self) -> Any:
+        """The batches of `test_dataset`, or of each of its datasets by name."""
+        return self._evaluation_batches(self._dataset("test_dataset", "test()"), "test")
+
+    def predict_dataloader(self) -> Any:
+        """The batches of `predict_dataset`, or else of `test_dataset`."""
+        name = "test_dataset" if self.predict_dataset is None else "predict_dataset"
+        return self._evaluation_batches(self._dataset(name, "predict()"), "test")
+
+    def _evaluation_batches(self, dataset: Any, description: str) -> Any:
+        if isinstance(dataset, dict):
+            return {name: self._evaluation_batches(one, description) for name, one in dataset.items()}
+        size = self._arguments().eval_batch_size
+        batches = EvaluationBatches(
+            functools.partial(self._loader, dataset, description, size, self._evaluation_sampler)
+        )
+        check_equal_lengths(batches.loader, f"{description.lower()} data")
+        return batches
+
+    def _loader(
+        self,
+        dataset: Any,
+        description: str,
+        batch_size: int,
+        sampler_of: Callable[[Any], Any],
+        is_training: bool = False,
+    ) -> LookaheadLoader:
+        dataset, collate = self._without_unused_columns(dataset, description)
+        has_order_of_its_own = isinstance(dataset, IterableDataset) or not has_length(dataset)
+        loader = self._loaders[description] = build_loader(
+            self._arguments(),
+            dataset,
+            collate=collate,
+            batch_size=batch_size,
+            sampler=None if has_order_of_its_own else sampler_of(dataset),
+            is_training=is_training,
+        )
+        return loader
+
+    def _train_sampler(self, dataset: Any) -> Any:
+        pl_trainer: Any = self.trainer
+        if pl_trainer is not None and pl_trainer.overfit_batches:
+            # The same few batches in each epoch.
+            return SequentialSampler(dataset)
+        return train_sampler(self._arguments(), dataset, self._own_or_of_module("processing_class"))
+
+    def _evaluation_sampler(self, dataset: Any) -> Any:
+        return evaluation_sampler(self._arguments(), dataset, self._own_or_of_module("processing_class"))
+
+    def _without_unused_columns(self, dataset: Any, description: str) -> tuple[Any, Callable[[list[Any]], Any]]:
+        args = self._arguments()
+        collate = self._own_or_of_module("data_collator")
+        if collate is None:
+            collate = default_collator_for(self._own_or_of_module("processing_class"))
+        model = self._own_or_of_module("model") if args.remove_unused_columns else None
+        if model is None:
+            self._say_that_columns_stay(args)
+            return dataset, collate
+        label_names = facts_about(model).label_names if args.label_names is None else args.label_names
+        accepted, model_name = accepted_columns(model, label_names), type(model).__name__
+        if is_a(dataset, "datasets.Dataset"):
+            kept = without_extra_columns(dataset, accepted, model_name, description)
+            warn_that_lengths_are_dropped(args, dataset, kept)
+            names: Any = [name for name in dataset.column_names if name not in accepted]
+            dataset = kept
+        else:
+            collate = RemoveColumnsCollator(collate, accepted, logger, model_name, description)
+            names = collate.dropped
+        self._dropped_columns[description] = DroppedColumns(names, description, model_name, accepted)
+        return dataset, collate
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Something has failed; if it misses a column that was left out, a note under the error says so.
+
+        Parameters:
+            exception: keeps its type and its arguments.
+        """
+        model = self._own_or_of_module("model")
+        explain_missing_columns(exception, self._dropped_columns.values(), self._loaders.values(), model)
+
+    def _say_that_columns_stay(self, args: TrainingArguments) -> None:
+        if args.remove_unused_columns and self._says_that_columns_stay:
+            self._says_that_columns_stay = False
+            logger.warning(
+                "remove_unused_columns=True has no effect: the LightningModule has no `model` whose forward says which "
+                "columns it takes. Pass model=... to %s, or set remove_unused_columns=False.",
+                type(self).__name__,
+            )
+
+    def _counting_items(self) -> CountItems | None:
+        count = self._of_module("items_in_window")
+        if self.windows and not callable(count):
+            raise ValueError(
+                f"windows=True counts the items of each optimizer step, and "
+                f"{type(self._lightning_module).__name__} has no items_in_window(window) to count them. Leave windows "
+                "at None, or train a TransformersModule."
+            )
+        return None if self.windows is False or not callable(count) else count
+
+    # ---- What is not given is the LightningModule's ------------------------------------------------------------------
+
+    @property
+    def _lightning_module(self) -> Any:
+        return None if self.trainer is None else self.trainer.lightning_module
+
+    def _of_module(self, name: str) -> Any:
+        return getattr(self._lightning_module, name, None)
+
+    def _own_or_of_module(self, name: str) -> Any:
+        own = getattr(self, name)
+        return self._of_module(name) if own is None else own
+
+    def _settled_arguments(self) -> TrainingArguments:
+        if self.args is None:
+            of_module = self._of_module("args")
+            if isinstance(of_module, TrainingArguments):
+                return of_module
+            self.args = arguments_from(None)
+        return self.args
+
+    def _arguments(self) -> Any:
+        args = self._settled_arguments()
+        return args if self.trainer is None else ArgumentsUnderLightning(args, self.trainer)
+
+    # ---- Checkpoints -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where reading stands, and the random generators with it, of all processes; all of them call this together.
+
+        Empty where no training has begun.
+        """
+        if self._training_batches is None:
+            return self._loaded_state or {}
+        place = self._training_batches.place()
+        return state_of_places(from_each(place) if are_several() else [place])
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next `fit` go on reading where a checkpoint stood.
+
+        Parameters:
+            state_dict: what `state_dict` has returned.
+
+        Raises:
+            ValueError: the state is none of a TrainerDataModule, or of another version.
+        """
+        # An evaluation of a checkpoint is handed the state too, and goes on with nothing.
+        if self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING:
+            places_in(state_dict)
+            self._loaded_state = state_dict
+            self._is_loaded_by_fit = self.trainer is not None and self.trainer.state.status == TrainerStatus.RUNNING
+
+    def _take_place(self) -> PlaceInData | None:
+        state, self._loaded_state = self._loaded_state, None
+        if state is None:
+            return None
+        places, rank = places_in(state), 0 if self.trainer is None else self.trainer.global_rank
+        # One that was not there then reads where the first one did.
+        return places[rank] if rank < len(places) else replace(places[0], data=None, random=None)

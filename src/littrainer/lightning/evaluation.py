@@ -1,0 +1,302 @@
+"""The validations and tests of a module: what is kept of their batches, their metrics, and the names of these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from numbers import Number
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from littrainer.arguments.choices import SaveStrategy
+from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
+from littrainer.data.stream_end import check_equal_lengths
+from littrainer.distributed.agreement import failing_together, from_first
+from littrainer.distributed.collectives import gathered, padded_to_longest, process_count
+from littrainer.errors.nested_values import PADDING
+from littrainer.evaluation.gathering import BatchCollection
+from littrainer.evaluation.loop import BatchOutputs, main_inputs
+from littrainer.evaluation.metrics import call_metric_function, checked_metrics, noting_where
+from littrainer.evaluation.prediction import ExactLossMean, mean_over_samples
+from littrainer.evaluation.streaming import StreamingMetrics, facts_of_task
+from littrainer.lightning.windows import model_inputs
+
+if TYPE_CHECKING:
+    from littrainer.lightning.module import TransformersModule
+
+
+VALIDATION, TEST = "val", "test"
+# What metric functions written for a Trainer may have put in front of a name.
+PREFIXES = ("eval_", "val_", "test_")
+
+
+def with_prefix(prefix: str, name: str) -> str:
+    """A metric's name with the prefix of what it was computed on."""
+    for known in PREFIXES:
+        name = name.removeprefix(known)
+    return f"{prefix}_{name}"
+
+
+def with_prefixes(prefix: str, suffix: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics by the names under which they are logged; those that have the same one are named in a warning."""
+    found: dict[str, Any] = {}
+    own_names: dict[str, list[str]] = {}
+    for name, value in metrics.items():
+        logged = with_prefix(prefix, name) + suffix
+        found[logged] = value
+        own_names.setdefault(logged, []).append(name)
+    for logged, names in own_names.items():
+        if len(names) > 1:
+            rank_zero_warn(
+                f"The metrics {', '.join(names)} are all logged as {logged}, and the last one counts. Give them names "
+                f"that differ in more than a prefix ({', '.join(PREFIXES)})."
+            )
+    return found
+
+
+def is_watched(name: str, callbacks: Iterable[Any]) -> bool:
+    """Whether a callback decides by a logged number, as EarlyStopping, or names files by it, as ModelCheckpoint."""
+    return any(
+        getattr(one, "monitor", None) == name or name in str(getattr(one, "filename", None)) for one in callbacks
+    )
+
+
+def prefix_and_suffix(stage: str, loaders: Any, index: int) -> tuple[str, str]:
+    """What stands before and after the names of one loader's metrics.
+
+    Parameters:
+        stage: `val` or `test`.
+        loaders: what the hook of the data gave: a loader, several in a list, or by name in a dict.
+        index: place of the loader among them.
+    """
+    if isinstance(loaders, Mapping):
+        return f"{stage}_{list(loaders)[index]}", ""
+    if isinstance(loaders, (list, tuple)) and len(loaders) > 1:
+        # As Lightning names what was logged in the steps of several loaders.
+        return stage, f"/dataloader_idx_{index}"
+    return stage, ""
+
+
+def loader_at(loaders: Any, index: int) -> Any:
+    """The loader that a step's `dataloader_idx` stands for."""
+    if isinstance(loaders, Mapping):
+        return list(loaders.values())[index]
+    return loaders[index] if isinstance(loaders, (list, tuple)) else loaders
+
+
+def numbers_in(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that can be logged, which are numbers; others are named in a warning."""
+    found = {name: float(value) for name, value in metrics.items() if isinstance(value, Number)}  # type: ignore[arg-type]
+    others = [name for name in metrics if name not in found]
+    if others:
+        rank_zero_warn(
+            f"Metrics that are no numbers are not logged: {', '.join(others)}. Let compute_metrics return numbers."
+        )
+    return found
+
+
+class Evaluations:
+    """What is kept of the evaluation at hand.
+
+    Parameters:
+        streaming: metrics that are updated batch by batch; None where `compute_metrics` is a function or absent.
+    """
+
+    def __init__(self, streaming: StreamingMetrics | None):
+        self._streaming = streaming
+        self._round: tuple[int, EvaluationRound] | None = None
+        self._waiting: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of the module does not go on with the evaluation at hand.
+        return {"_streaming": self._streaming, "_round": None, "_waiting": {}}
+
+    def begin(self, pl_trainer: Any, stage: str) -> None:
+        """No batch has been seen yet; all processes call this.
+
+        Raises:
+            UnequalData: the processes have differently many batches, and would wait for each other for ever.
+        """
+        self._round, self._waiting = None, {}
+        for number in _batch_counts(pl_trainer, stage):
+            is_known = math.isfinite(number)
+            check_equal_lengths(
+                range(int(number)) if is_known else None, "data of a test" if stage == TEST else "data of a validation"
+            )
+
+    def step(self, module: TransformersModule, stage: str, loaders: Any, batch: Any, index: int) -> dict[str, Any]:
+        """Take in one batch.
+
+        Parameters:
+            stage: `val` or `test`.
+            loaders: what the hook of the data gave.
+            index: place of the batch's loader among them.
+        """
+        if self._round is None or self._round[0] != index:
+            self._finish_round(stage, loaders)
+            self._round = index, EvaluationRound(module, loader_at(loaders, index), self._streaming)
+        inputs = model_inputs(batch)
+        value, predictions, labels = module.prediction_outputs(inputs)
+        self._round[1].add(inputs, value, predictions, labels)
+        return {"loss": value, "predictions": predictions, "labels": labels}
+
+    def end(self, module: TransformersModule, stage: str, loaders: Any) -> None:
+        """The last batch has been seen: log loss and metrics."""
+        self._finish_round(stage, loaders)
+        numbers, self._waiting = numbers_in(self._waiting), {}
+        # All processes have the same; Lightning would warn if it did not average them.
+        is_shared = module.trainer.world_size > 1
+        module.log_dict(numbers, prog_bar=True, add_dataloader_idx=False, sync_dist=is_shared, batch_size=1)
+
+    def _finish_round(self, stage: str, loaders: Any) -> None:
+        if self._round is None:
+            return
+        (index, evaluation_round), self._round = self._round, None
+        self._waiting.update(with_prefixes(*prefix_and_suffix(stage, loaders, index), evaluation_round.finish()))
+
+
+def _batch_counts(pl_trainer: Any, stage: str) -> list[float]:
+    if stage == TEST:
+        counts = pl_trainer.num_test_batches
+    else:
+        counts = pl_trainer.num_sanity_val_batches if pl_trainer.sanity_checking else pl_trainer.num_val_batches
+    return list(counts) if isinstance(counts, (list, tuple)) else [counts]
+
+
+class EvaluationRound:
+    """What is kept of the batches of one loader, in all processes.
+
+    Parameters:
+        module: the module whose metrics are computed.
+        loader: the batches' loader.
+        streaming: metrics that are updated batch by batch; None where `compute_metrics` is a function or absent.
+    """
+
+    def __init__(self, module: TransformersModule, loader: Any, streaming: StreamingMetrics | None):
+        self.module = module
+        self.args = module.args
+        # That of a TrainerDataModule knows which rows of a last batch only fill it up.
+        loader = getattr(loader, "loader", loader)
+        self.loader = loader if isinstance(loader, LookaheadLoader) else None
+        self.streaming = streaming
+        self.settings = module.loss_settings
+        self._gather: Callable[[Any], Any] = partial(gathered, copies=self.settings.tensor_parallel_size)
+        dataset = whole_dataset(loader) if hasattr(loader, "dataset") else None
+        expected_rows = len(dataset) if has_length(dataset) else None
+        join = self.args.eval_do_concat_batches
+        self.kept = BatchOutputs(*(BatchCollection(join, expected_rows) for _ in BatchOutputs._fields))
+        self.exact_loss: ExactLossMean | None = None
+        if self.args.eval_loss_weighting != "batches":
+            self.exact_loss = ExactLossMean(self.args, self.settings.shifts_labels, self._gather)
+        self.batches_done = 0
+        if streaming is not None:
+            streaming.begin(module.device, self._facts)
+
+    def add(self, inputs: dict[str, Any], loss: Any, predictions: Any, labels: Any) -> None:
+        """Take in what this process has for a batch."""
+        size, rows = first_dimension(inputs) or 1, self._rows_of_last_batch(inputs)
+        losses = None if loss is None else loss.detach().reshape(1)
+        if losses is not None:
+            if self.exact_loss is not None:
+                self.exact_loss.add(loss, self.exact_loss.weight_of(inputs))
+            # A batch's mean loss stands once for each of its samples, that of a short last batch of a TrainerDataModule
+            # for those of a full one, which is cut off.
+            full = None if self.loader is None else self.loader.batch_size
+            repeated = BatchOutputs(losses.repeat(size if full is None else full))
+            self.kept.losses.add(self._everywhere(repeated, rows).losses)
+        needs_predictions = self.module.compute_metrics is not None and not self.args.prediction_loss_only
+        if needs_predictions and predictions is not None:
+            found = main_inputs(self.module.model, self.args.include_for_metrics, inputs)
+            labels, predictions = self._padded(labels), self._padded(predictions)
+            if self.module.preprocess_logits_for_metrics is not None:
+                predictions = self.module.preprocess_logits_for_metrics(predictions, labels)
+            repeated_loss = None if losses is None else losses.repeat(size)
+            self._keep(BatchOutputs(repeated_loss, predictions, labels, self._padded(found)), size, rows)
+        self.batches_done += 1
+        every = self.args.eval_accumulation_steps
+        if every and self.batches_done % every == 0:
+            for collection in self.kept:
+                collection.move_to_host()
+
+    def finish(self) -> dict[str, Any]:
+        """The loss and the metrics of all batches, by their names without prefix; the same in all processes."""
+        everything = BatchOutputs(*(collection.arrays() for collection in self.kept))
+        place = self._place()
+        metrics: Any = {}
+        if self.streaming is not None:
+            with noting_where(place):
+                metrics = self.streaming.compute() if self.streaming.batches else {}
+            # Some keep all predictions of an evaluation, on the device.
+            self.streaming.reset()
+        with failing_together("computing the metrics of an evaluation"):
+            if self.streaming is None and everything.predictions is not None and everything.labels is not None:
+                metrics = call_metric_function(place, everything.for_metrics(self.args.include_for_metrics))
+            metrics = checked_metrics(place, metrics)
+        metrics = from_first(metrics)
+        if self.exact_loss is not None:
+            mean = self.exact_loss.value()
+        else:
+            mean = mean_over_samples(everything.losses, self.args.logging_nan_inf_filter)
+        return metrics if mean is None else {**metrics, "loss": mean}
+
+    def _keep(self, own: BatchOutputs, size: int, rows: int | None) -> None:
+        streaming = self.streaming
+        if streaming is None:
+            # Losses are kept already.
+            everywhere = self._everywhere(own._replace(losses=None), rows)
+            for collection, value in zip(self.kept, everywhere, strict=True):
+                if value is not None:
+                    collection.add(value)
+        elif own.labels is not None:
+            everywhere = self._everywhere(own, rows) if streaming.needs_all_processes else own
+            real = self._own_rows(size, rows)
+            own = own if real is None else own.first_rows(real)
+            wanted = self.args.include_for_metrics
+            with noting_where(self._place()):
+                streaming.update(own.for_metrics(wanted), everywhere.for_metrics(wanted))
+
+    def _everywhere(self, own: BatchOutputs, rows: int | None) -> BatchOutputs:
+        """What all processes have for a batch, without rows that only fill it up."""
+        found = BatchOutputs(*(None if value is None else self._gather(value) for value in own))
+        return found if rows is None else found.first_rows(rows)
+
+    def _own_rows(self, size: int, rows: int | None) -> int | None:
+        """How many rows of a batch are this process's own: not another's too, and not there to fill it up."""
+        copies, rank = self.settings.tensor_parallel_size, self.module.rank
+        if rank % copies:
+            return 0
+        return None if rows is None else min(max(rows - rank // copies * size, 0), size)
+
+    def _rows_of_last_batch(self, inputs: Any) -> int | None:
+        if self.loader is None or not self.loader.end_of_dataloader:
+            return None
+        return self.loader.samples_in_last_batch(inputs)
+
+    def _facts(self) -> Any:
+        module = self.module
+        return facts_of_task(
+            module.model,
+            self.settings.shifts_labels,
+            keeps_scores=module.preprocess_logits_for_metrics is None and not module.has_own_prediction_outputs,
+            generates=module.generates,
+        )
+
+    def _place(self) -> Any:
+        """Where metrics are computed, for their errors: an `evaluation.metrics.MetricPlace`."""
+        trainer = self.module.trainer
+        return SimpleNamespace(
+            compute_metrics=self.module.compute_metrics,
+            is_in_train=trainer.state.fn == "fit",
+            # Lightning's checkpoints hold no metrics as JSON.
+            args=SimpleNamespace(save_strategy=SaveStrategy.NO),
+            state=SimpleNamespace(global_step=trainer.global_step, max_steps=trainer.max_steps),
+        )
+
+    @staticmethod
+    def _padded(value: Any) -> Any:
+        if value is None or process_count() == 1:
+            return value
+        return padded_to_longest(value, dim=1, fill=PADDING)

@@ -1,0 +1,190 @@
+"""Which training arguments a module acts on, and what a lightning.Trainer is given in the place of the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch.utilities.rank_zero import WarningCache, rank_zero_warn
+
+from littrainer.lightning.arguments import changed_arguments
+
+ACTED_ON = frozenset(
+    (
+        *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "warmup_ratio"),
+        *("optim", "optim_args", "optim_target_modules", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
+        *("average_tokens_across_devices", "label_smoothing_factor", "label_names"),
+        *("activation_checkpointing", "activation_checkpointing_kwargs"),
+        *("gradient_checkpointing", "gradient_checkpointing_kwargs"),
+        *("use_liger_kernel", "liger_kernel_config", "use_cache", "neftune_noise_alpha"),
+        *("logging_nan_inf_filter", "prediction_loss_only", "eval_do_concat_batches", "eval_accumulation_steps"),
+        *("include_for_metrics", "metric_for_best_model", "eval_loss_weighting"),
+        *("predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config"),
+    )
+)
+# Acted on by `TrainerDataModule`.
+ABOUT_DATA = frozenset(
+    (
+        *("per_device_train_batch_size", "per_device_eval_batch_size", "accelerator_config", "seed", "data_seed"),
+        *("dataloader_drop_last", "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
+        *("dataloader_prefetch_factor", "dataloader_multiprocessing_context", "dataloader_in_order"),
+        *("remove_unused_columns", "train_sampling_strategy", "length_column_name", "sortish_sampler"),
+        *("group_by_length", "ignore_data_skip"),
+    )
+)
+# Read by scripts, or about files that a Trainer writes.
+OF_SCRIPTS = frozenset(("output_dir", "do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank"))
+
+NOTED = WarningCache()  # What this process has been warned of once.
+
+CHECKPOINTS = "callbacks=[ModelCheckpoint(...)]"
+LOGGERS = "logger=..."
+LOG_LEVEL = "logging.getLogger('lightning.pytorch').setLevel"
+STRATEGY = 'strategy="ddp", or an object such as DDPStrategy(...)'
+# By itself it computes each layer in all devices of a machine together.
+SHARDING = "strategy=ModelParallelStrategy(data_parallel_size=N, tensor_parallel_size=1)"
+HUB = "export_pretrained(), and huggingface_hub"
+
+# Argument -> the keyword of lightning.Trainer that is given in its place, or what else does it.
+LEFT_TO_LIGHTNING: dict[str, str] = {
+    "num_train_epochs": "max_epochs",
+    "max_steps": "max_steps",
+    "gradient_accumulation_steps": "accumulate_grad_batches",
+    # Acted on if the other is None.
+    "max_grad_norm": "gradient_clip_val",
+    "bf16": 'precision="bf16-mixed"',
+    "fp16": 'precision="16-mixed"',
+    "bf16_full_eval": "module.bfloat16()",
+    "fp16_full_eval": "module.half()",
+    "tf32": "torch.set_float32_matmul_precision",
+    "torch_compile": "torch.compile(model)",
+    "torch_compile_backend": "torch.compile(model, backend=...)",
+    "torch_compile_mode": "torch.compile(model, mode=...)",
+    "torch_empty_cache_steps": "a callback that calls torch.cuda.empty_cache",
+    "auto_find_batch_size": "callbacks=[BatchSizeFinder()]",
+    "full_determinism": "deterministic",
+    "use_cpu": 'accelerator="cpu"',
+    "debug": "detect_anomaly",
+    "skip_memory_metrics": "callbacks=[DeviceStatsMonitor()]",
+    "lightning": "its entries",
+    "disable_tqdm": "enable_progress_bar",
+    # Logs
+    **dict.fromkeys(("logging_strategy", "logging_steps", "logging_first_step"), "log_every_n_steps"),
+    **dict.fromkeys(("report_to", "run_name", "project", "logging_dir", "log_on_each_node"), LOGGERS),
+    **dict.fromkeys(("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"), LOGGERS),
+    "include_num_input_tokens_seen": "callbacks=[ThroughputMonitor(...)]",
+    **dict.fromkeys(("log_level", "log_level_replica"), LOG_LEVEL),
+    # Evaluation
+    "eval_strategy": "val_check_interval, check_val_every_n_epoch and limit_val_batches",
+    "eval_steps": "val_check_interval, which counts batches",
+    "eval_delay": "check_val_every_n_epoch",
+    "eval_on_start": "trainer.validate() before trainer.fit()",
+    "eval_use_gather_object": "outputs that are tensors",
+    "batch_eval_metrics": "metrics of torchmetrics as compute_metrics",
+    # Checkpoints
+    **dict.fromkeys(("save_strategy", "save_steps", "save_total_limit", "save_on_each_node"), CHECKPOINTS),
+    "restore_callback_states_from_checkpoint": CHECKPOINTS,
+    "save_only_model": "ModelCheckpoint(save_weights_only=True)",
+    # The last weights stay in the model.
+    "load_best_model_at_end": 'ckpt_path="best" for validate, test and predict, or load_from_checkpoint of the '
+    "best_model_path",
+    "greater_is_better": "ModelCheckpoint(mode=...)",
+    "async_save": "plugins=[AsyncCheckpointIO(...)]",
+    "enable_jit_checkpoint": "plugins=[SLURMEnvironment(auto_requeue=True)]",
+    "jit_checkpoint_signals": "plugins=[SLURMEnvironment(requeue_signal=...)]",
+    **dict.fromkeys(("push_to_hub", "hub_token", "hub_private_repo", "hub_model_id"), HUB),
+    **dict.fromkeys(("hub_strategy", "hub_always_push", "hub_revision"), HUB),
+    # Processes
+    "parallelism_config": "strategy=ModelParallelStrategy(data_parallel_size=..., tensor_parallel_size=...)",
+    "ddp_find_unused_parameters": 'strategy="ddp_find_unused_parameters_true"',
+    **dict.fromkeys(("ddp_bucket_cap_mb", "ddp_broadcast_buffers", "ddp_static_graph"), STRATEGY),
+    **dict.fromkeys(("ddp_backend", "ddp_timeout"), STRATEGY),
+    **dict.fromkeys(("fsdp", "fsdp_config"), SHARDING),
+    "deepspeed": "strategy=DeepSpeedStrategy(config=...)",
+}
+
+
+def _validates_each_epoch(args: Any, pl_trainer: Any) -> bool:
+    # By default Lightning does, if there is something to validate.
+    in_epochs, interval = pl_trainer.check_val_every_n_epoch, pl_trainer.val_check_interval
+    return args.eval_strategy == "epoch" and in_epochs == 1 and interval in (1, 1.0)
+
+
+def _saves_as_asked(args: Any, pl_trainer: Any) -> bool:
+    return (args.save_strategy != "no") is bool(pl_trainer.checkpoint_callbacks)
+
+
+def _watches_as_asked(args: Any, pl_trainer: Any) -> bool:
+    # The mode follows from other arguments if nobody sets it.
+    mode = "max" if args.greater_is_better else "min"
+    monitoring = [one for one in pl_trainer.checkpoint_callbacks if getattr(one, "monitor", None)]
+    return not args.load_best_model_at_end or any(getattr(one, "mode", None) == mode for one in monitoring)
+
+
+def _shards(args: Any, pl_trainer: Any) -> bool:
+    return type(pl_trainer.strategy).__name__ in ("ModelParallelStrategy", "FSDPStrategy")
+
+
+# Argument -> whether a lightning.Trainer does what the arguments ask for; others cannot be read from it.
+AGREES: dict[str, Callable[[Any, Any], bool]] = {
+    "num_train_epochs": lambda args, pl_trainer: (
+        args.max_steps > 0 or pl_trainer.max_epochs == math.ceil(args.num_train_epochs)
+    ),
+    "max_steps": lambda args, pl_trainer: pl_trainer.max_steps == args.max_steps,
+    "gradient_accumulation_steps": lambda args, pl_trainer: (
+        pl_trainer.accumulate_grad_batches == args.gradient_accumulation_steps
+    ),
+    "max_grad_norm": lambda args, pl_trainer: pl_trainer.gradient_clip_val in (None, args.max_grad_norm),
+    "bf16": lambda args, pl_trainer: pl_trainer.precision == "bf16-mixed",
+    "fp16": lambda args, pl_trainer: pl_trainer.precision == "16-mixed",
+    "full_determinism": lambda args, pl_trainer: bool(getattr(pl_trainer, "_deterministic", False)),
+    "use_cpu": lambda args, pl_trainer: type(pl_trainer.accelerator).__name__ == "CPUAccelerator",
+    "disable_tqdm": lambda args, pl_trainer: args.disable_tqdm is (pl_trainer.progress_bar_callback is None),
+    "logging_strategy": lambda args, pl_trainer: args.logging_strategy == "no" and not pl_trainer.loggers,
+    "logging_steps": lambda args, pl_trainer: getattr(pl_trainer, "log_every_n_steps", None) == args.logging_steps,
+    **dict.fromkeys(
+        [name for name, instead in LEFT_TO_LIGHTNING.items() if instead == LOGGERS and name != "log_on_each_node"],
+        lambda args, pl_trainer: bool(pl_trainer.loggers),
+    ),
+    "eval_strategy": _validates_each_epoch,
+    **dict.fromkeys(
+        ("save_strategy", "save_steps", "save_total_limit", "restore_callback_states_from_checkpoint"), _saves_as_asked
+    ),
+    "save_only_model": lambda args, pl_trainer: any(
+        getattr(one, "save_weights_only", False) for one in pl_trainer.checkpoint_callbacks
+    ),
+    "greater_is_better": _watches_as_asked,
+    "fsdp": _shards,
+    "fsdp_config": _shards,
+}
+
+
+def warn_of_ignored_arguments(args: Any, pl_trainer: Any) -> None:
+    """Warn, once for a run, of arguments that ask for something and that neither module nor data module act on.
+
+    Parameters:
+        args: the module's arguments.
+        pl_trainer: the lightning.Trainer, which decides about most of them.
+    """
+    ignored: list[str] = []
+    given = getattr(args, "given_names", None)
+    for name, value in changed_arguments(args).items():
+        if given is not None and name not in given:
+            continue  # It follows from another one.
+        if name in ABOUT_DATA and not hasattr(pl_trainer.datamodule, "args"):
+            ignored.append(f"{name}={value!r} (the loader's; TrainerDataModule acts on it)")
+        elif name in LEFT_TO_LIGHTNING and not (name in AGREES and AGREES[name](args, pl_trainer)):
+            ignored.append(f"{name}={value!r} (instead: {LEFT_TO_LIGHTNING[name]})")
+    clips_itself = pl_trainer.strategy.handles_gradient_accumulation
+    asks = args.max_grad_norm > 0 and (clips_itself or "max_grad_norm" not in (given or ()))
+    if pl_trainer.gradient_clip_val is None and asks:
+        (NOTED.warn if clips_itself else NOTED.info)(
+            f"lightning.Trainer has no gradient_clip_val: gradients are {'not ' if clips_itself else ''}clipped to "
+            f"max_grad_norm={args.max_grad_norm!r}. Set gradient_clip_val, or max_grad_norm in args (0 clips nothing)."
+        )
+    if ignored:
+        rank_zero_warn(
+            "TransformersModule does not act on these training arguments, about which lightning.Trainer decides: "
+            f"{', '.join(ignored)}."
+        )

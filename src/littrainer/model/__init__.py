@@ -1,0 +1,1 @@
+"""What is known about a model, and going through its modules."""

@@ -1,1 +1,0 @@
-"""`littrainer report`: what a training logged, as one HTML page and one picture."""

@@ -1,0 +1,223 @@
+"""All that belongs to one training, and one call of `train()`: from the checks beforehand to what is given back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from littrainer.callbacks.handler import callbacks_told_of_failure
+from littrainer.checkpoint.async_save import BackgroundSaves
+from littrainer.checkpoint.distributed_resume import checkpoint_for_all, needed_to_resume
+from littrainer.checkpoint.reader import read_state
+from littrainer.checkpoint.run_lock import claimed_for_training
+from littrainer.data.limits import check_order_stays, overfits
+from littrainer.distributed.agreement import failing_together
+from littrainer.engine.run_lightning import fit
+from littrainer.errors.interruptions import UpdateGuard
+from littrainer.errors.seeds import enable_full_determinism, set_seed
+from littrainer.evaluation.results import TrainOutput
+from littrainer.hub.pushing import pushes_during_training
+from littrainer.search.trial import begin_trial, is_of_search
+from littrainer.tracking.selection import tell_trackers_of_trial
+from littrainer.training.batch_size_search import with_fitting_batch_size
+from littrainer.training.checks import check_before_training
+from littrainer.training.development_run import trial_where_asked_for
+from littrainer.training.loss import RunningLoss
+from littrainer.training.model_preparation import model_prepared_for_training
+from littrainer.training.plan import TrainingPlan
+from littrainer.training.preemption import Preemption
+from littrainer.training.run import TrainingRun
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.trainer import Trainer
+
+
+@dataclass
+class TrainingSession:
+    """The state of one training; the first is made with the Trainer, so that scripts find it before `train()`.
+
+    Attributes:
+        loss: the sum of the losses.
+        first_step: the optimizer step at which this call of `train()` began.
+        first_input_tokens: input tokens seen when it began.
+        flos: floating-point operations that are not in the state yet.
+        micro_batches_in_window: micro-batches of the optimizer step at hand.
+    """
+
+    loss: RunningLoss = field(default_factory=RunningLoss)
+    first_step: int = 0
+    first_input_tokens: int = 0
+    flos: float = 0
+    micro_batches_in_window: int = 1
+
+
+def of_session(path: str) -> Any:
+    """Return a property of the Trainer that stands for an attribute of its session.
+
+    Parameters:
+        path: names from the session to the attribute, with dots between.
+    """
+    *parts, name = path.split(".")
+    holder = attrgetter(".".join(["session", *parts]))
+    return property(attrgetter(f"session.{path}"), lambda trainer, value: setattr(holder(trainer), name, value))
+
+
+class SessionAttributes:
+    """Attributes of the Trainer that its session holds, under the names of transformers; libraries set some of them."""
+
+    session: TrainingSession
+
+    _tr_loss = of_session("loss.since_last_log")
+    _total_loss_scalar = of_session("loss.before_last_log")
+    _globalstep_last_logged = of_session("loss.step_of_last_log")
+    _initial_global_step = of_session("first_step")
+    _initial_num_input_tokens_seen = of_session("first_input_tokens")
+    current_flos = of_session("flos")
+    current_gradient_accumulation_steps = of_session("micro_batches_in_window")
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make a session before any `__init__`, where a subclass may set attributes of it first."""
+        made = super().__new__(cls)
+        made.session = TrainingSession()
+        return made
+
+
+def train(
+    trainer: Trainer,
+    resume_from_checkpoint: str | bool | None,
+    trial: Any,
+    ignore_keys_for_eval: Sequence[str] | None,
+) -> TrainOutput:
+    """Carry out one training, from the checks that can be made beforehand to its result.
+
+    Raises:
+        ValueError: the data is empty, the length is not known, or the checkpoint to resume from is not usable.
+        OSError: checkpoints will be saved, and the folder for them cannot be written to.
+        RuntimeError: another run writes its checkpoints there.
+        NotImplementedError: an argument that is not supported was set after the arguments were made.
+    """
+    if is_of_search(trainer, trial):
+        begin_trial(trainer, trial)
+        # Before the space is asked, as in transformers: a seeded sampler draws in the order in which it is asked.
+        _make_new_model(trainer, trial)
+    # What a training that failed has counted goes on, as in transformers, but for that of another trial.
+    trainer.session = TrainingSession(flos=0 if trial is not None else trainer.session.flos)
+    # It may set any argument, the folder to claim for one.
+    trainer._hp_search_setup(trial)
+    check_before_training(trainer)
+    folder = None if trial is None else trainer._get_output_dir(trial=trial)
+    tell_trackers_of_trial(trainer.callback_handler.callbacks, folder)
+    with (
+        trial_where_asked_for(trainer, resume_from_checkpoint),
+        claimed_for_training(trainer, trial),
+        callbacks_told_of_failure(trainer.callback_handler, trainer.args, lambda: trainer.state),
+        pushes_during_training(trainer),
+    ):
+        return _train_from(trainer, resume_from_checkpoint, trial, ignore_keys_for_eval)
+
+
+def _train_from(
+    trainer: Trainer, resume_from_checkpoint: str | bool | None, trial: Any, ignore_keys_for_eval: Sequence[str] | None
+) -> TrainOutput:
+    args = trainer.args
+    trainer.preemption, trainer.update_guard = Preemption.for_arguments(args), UpdateGuard()
+    trainer.background_saves = BackgroundSaves.for_training(trainer)
+    trainer.is_in_train = True
+    try:
+        if trainer.model_init is not None and not is_of_search(trainer, trial):
+            _make_new_model(trainer, trial)
+        checkpoint = checkpoint_for_all(resume_from_checkpoint, args, needed_to_resume(trainer))
+        with trainer.update_guard, trainer._memory.measuring("train"), model_prepared_for_training(trainer):
+            if checkpoint is not None:
+                with failing_together(f"loading the model in {checkpoint}"):
+                    trainer._load_from_checkpoint(str(checkpoint))
+                    _resume_batch_size(trainer, checkpoint)
+            return with_fitting_batch_size(
+                trainer,
+                lambda: trainer._inner_training_loop(
+                    batch_size=trainer._train_batch_size,
+                    args=args,
+                    resume_from_checkpoint=None if checkpoint is None else str(checkpoint),
+                    trial=trial,
+                    ignore_keys_for_eval=ignore_keys_for_eval,
+                ),
+            )
+    finally:
+        try:
+            if trainer.background_saves is not None:
+                trainer.background_saves.close()
+        finally:
+            # With it goes the host memory of its copies.
+            trainer.background_saves = None
+            trainer.preemption.stop()
+            trainer.is_in_train = False
+
+
+def train_with_batch_size(
+    trainer: Trainer,
+    batch_size: int | None,
+    resume_from_checkpoint: str | None,
+    trial: Any,
+    ignore_keys_for_eval: Sequence[str] | None,
+) -> TrainOutput:
+    """Train with micro-batches of one size.
+
+    Parameters:
+        batch_size: samples in a micro-batch, where `auto_find_batch_size` looks for the size.
+        resume_from_checkpoint: the folder to resume from, whose weights are loaded already.
+    """
+    checkpoint = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
+    if trainer.args.auto_find_batch_size and batch_size is not None:
+        trainer._update_auto_batch_size(batch_size)
+    loader = trainer.get_train_dataloader()
+    if overfits(trainer):
+        check_order_stays(loader)
+    plan = TrainingPlan(*trainer.set_initial_training_values(trainer.args, loader))
+    run = trainer.training_run = TrainingRun(trainer, loader, plan, checkpoint, trial, ignore_keys_for_eval)
+    run.prepare_state()
+    run.announce()
+    if run.epochs_left > 0:
+        fit(trainer, run)
+    else:
+        run.begin_without_steps()
+    with failing_together("ending the training"):
+        return trainer._finalize_training(trial, plan.num_train_samples, run.start_time)
+
+
+def _resume_batch_size(trainer: Trainer, checkpoint: Path) -> None:
+    # What fitted before fits again; without a search the arguments decide.
+    found = read_state(checkpoint).train_batch_size
+    if trainer.args.auto_find_batch_size and found is not None:
+        trainer._train_batch_size = found
+
+
+def _make_new_model(trainer: Trainer, trial: Any) -> None:
+    args = trainer.args
+    seed_everything(args, args.seed if trial is not None else trainer._seed_for_model.get(args.seed))
+    model = trainer.model = trainer.call_model_init(trainer._best_trial if trial is None else trial)
+    trainer.optimizer = trainer.lr_scheduler = None
+    trainer._parameters_without_embeddings = None
+    if type(model) is not trainer._described_model_class:
+        # A model_init may make models of several classes, by the trial for one.
+        trainer._read_model_facts()
+        trainer._signature_columns = None
+    if trainer.place_model_on_device:
+        trainer._move_model_to_device(model, args.device)
+    trainer.model_wrapped = model
+
+
+def seed_everything(args: TrainingArguments, seed: int | None = None) -> None:
+    """Seed all generators, deterministically where `full_determinism` asks for it.
+
+    Parameters:
+        seed: by default `args.seed`.
+    """
+    seed = args.seed if seed is None else seed
+    if args.full_determinism:
+        enable_full_determinism(seed)
+    else:
+        set_seed(seed)

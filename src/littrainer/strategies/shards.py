@@ -1,0 +1,315 @@
+"""Models and optimizers whose tensors are spread over processes, put together and spread again.
+
+Everything here is called in all processes at once. What is whole is on the host, in the first process only; the others
+have an empty dict for it. A parameter that is spread is one of torch's DTensors (FSDP2, tensor parallelism) or belongs
+to a module of FSDP's first version.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from littrainer.distributed.collectives import whole_tensor
+from littrainer.errors.lazy_isinstance import is_a, known_classes
+from littrainer.model.traversal import modules_of
+from littrainer.optim.parameter_groups import PART_OF
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether parameters of a model are spread over processes."""
+    kinds = known_classes("sharded tensor")
+    return any(isinstance(parameter, kinds) for parameter in model.parameters()) or has_flat_shards(model)
+
+
+def has_flat_shards(model: nn.Module) -> bool:
+    """Whether a model is spread by FSDP's first version, which joins parameters to flat ones."""
+    kinds = known_classes("flat sharded module")
+    return any(isinstance(module, kinds) for module in modules_of(model))
+
+
+def free_gathered(model: nn.Module) -> None:
+    """Let go of weights that FSDP has gathered for a forward pass and kept; they would hide the parts."""
+    kinds: Any = known_classes("resharding module")
+    for module in modules_of(model):
+        if isinstance(module, kinds):
+            module.reshard()
+
+
+def whole_state_dict(model: nn.Module) -> dict[str, Any]:
+    """A sharded model's weights under the names that it has without wrappers."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    free_gathered(model)
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=_are_several()))
+
+
+def load_whole_state_dict(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give a sharded model the weights that the first process has; names that it lacks keep their values.
+
+    Parameters:
+        state: the weights under the model's names; read in the first process only.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    free_gathered(model)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=_are_several(), strict=False)
+    set_model_state_dict(model, dict(state) if _is_first() else {}, options=options)
+
+
+def whole_optimizer_state(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    """The state of a sharded model's optimizer, with parameters' names in the place of their numbers."""
+    if has_flat_shards(model):
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=_are_several())
+        return dict(get_optimizer_state_dict(model, optimizer, options=options))
+    numbered = optimizer.state_dict()
+    # All processes gather the same tensor at the same time.
+    state = {
+        number: {entry: _whole(value) for entry, value in entries.items()}
+        for number, entries in sorted(numbered["state"].items())
+    }
+    return by_name({**numbered, "state": state}, names_of_parameters(model, optimizer)) if _is_first() else {}
+
+
+def load_whole_optimizer_state(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Give a sharded model's optimizer the state that the first process has.
+
+    Parameters:
+        state: with the names of parameters or with their numbers; read in the first process only.
+    """
+    if has_flat_shards(model):
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=_are_several())
+        given = by_name(state, names_of_parameters(model, optimizer)) if _is_first() else {}
+        set_optimizer_state_dict(model, optimizer, given, options=options)
+        return
+    numbered = numbered_for(model, optimizer, state) if _is_first() else {}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    received = _sent_without_tensors(numbered)
+    for number, entries in received["state"].items():
+        parameter = parameters[number]
+        for entry, value in entries.items():
+            if isinstance(value, _Tensor):
+                full = _sent(numbered["state"][number][entry] if _is_first() else None, value, parameter)
+                entries[entry] = spread_like(parameter, full)
+    optimizer.load_state_dict(received)
+
+
+# ---- Names and numbers of parameters ---------------------------------------------------------------------------------
+
+
+def names_of_parameters(model: nn.Module, optimizer: Any) -> list[str]:
+    """The names of an optimizer's parameters in the order of its groups; a number for one that is not the model's."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [names.get(id(parameter), str(number)) for number, parameter in enumerate(parameters)]
+
+
+def is_by_name(state: Any) -> bool:
+    """Whether an optimizer's state has names of parameters, as that of a sharded model has in a checkpoint."""
+    groups = state.get("param_groups") if isinstance(state, Mapping) else None
+    members = [member for group in groups for member in group["params"]] if isinstance(groups, list) else []
+    return any(isinstance(member, str) for member in members)
+
+
+def by_name(state: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    """An optimizer's state with the names of parameters.
+
+    Parameters:
+        names: of the optimizer's parameters, in the order of its groups.
+    """
+    if is_by_name(state):
+        return dict(state)
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    name_of = dict(zip(numbers, names, strict=True))
+    return {
+        **state,
+        "state": {name_of[number]: entries for number, entries in state["state"].items()},
+        "param_groups": [
+            {**group, "params": [name_of[number] for number in group["params"]]} for group in state["param_groups"]
+        ],
+    }
+
+
+def by_number(state: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    """An optimizer's state with the numbers of parameters, as torch's optimizers load it.
+
+    Parameters:
+        names: of the optimizer's parameters, in the order of its groups.
+
+    Raises:
+        ValueError: it is the state of other parameters.
+    """
+    if not is_by_name(state):
+        return dict(state)
+    stored = [name for group in state["param_groups"] for name in group["params"]]
+    others = sorted(set(stored) ^ set(names))
+    if others:
+        raise ValueError(
+            f"The optimizer's state is that of other parameters: {', '.join(others[:5])} "
+            f"{'is' if len(others) == 1 else 'are'} only on one side. Set up the model as it was when the checkpoint "
+            "was written, or load its model and start a new training."
+        )
+    number_of = {name: number for number, name in enumerate(names)}
+    return {
+        **state,
+        "state": {number_of[name]: entries for name, entries in state["state"].items()},
+        "param_groups": [
+            {**group, "params": [number_of[name] for name in group["params"]]} for group in state["param_groups"]
+        ],
+    }
+
+
+def numbered_for(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """An optimizer's state with the numbers of parameters, in the groups that the optimizer has them in.
+
+    Where a model is split between processes, parameters that are split and those that are whole are in groups of their
+    own, which they are not where all are whole.
+
+    Parameters:
+        state: with the names of parameters or with their numbers.
+
+    Raises:
+        ValueError: it is the state of other parameters.
+    """
+    groups = optimizer.param_groups
+    if not is_by_name(state):
+        whole = _groups_of_whole_parameters(model, groups)
+        stored = state.get("param_groups")
+        if not isinstance(stored, list) or [len(names) for names in whole] != [_members(group) for group in stored]:
+            return dict(state)
+        state = by_name(state, [name for names in whole for name in names])
+    numbered = by_number(state, names_of_parameters(model, optimizer))
+    regrouped = _regrouped(numbered["param_groups"], [len(group["params"]) for group in groups])
+    if regrouped is None:
+        return numbered
+    marks = [{PART_OF: group[PART_OF]} if PART_OF in group else {} for group in groups]
+    return {**numbered, "param_groups": [{**group, **mark} for group, mark in zip(regrouped, marks, strict=True)]}
+
+
+def numbered_as_if_whole(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A sharded model's optimizer state with the numbers and groups that parameters have where none is split."""
+    groups = _groups_of_whole_parameters(model, optimizer.param_groups)
+    numbered = by_number(state, [name for names in groups for name in names])
+    regrouped = _regrouped(numbered["param_groups"], [len(names) for names in groups])
+    return {**numbered, "param_groups": regrouped or numbered["param_groups"]}
+
+
+def _groups_of_whole_parameters(model: nn.Module, groups: list[dict[str, Any]]) -> list[list[str]]:
+    """Names of parameters by group, in the model's order where a group is in parts."""
+    place_and_name = {id(one): (place, name) for place, (name, one) in enumerate(model.named_parameters())}
+    number = itertools.count()
+    joined: list[list[tuple[int, str]]] = []
+    part_of = None
+    for group in groups:
+        members = [
+            place_and_name.get(id(one), (sys.maxsize, str(n))) for one, n in zip(group["params"], number, strict=False)
+        ]
+        if part_of is not None and group.get(PART_OF) == part_of:
+            joined[-1] = sorted(joined[-1] + members)
+        else:
+            joined.append(members)
+        part_of = group.get(PART_OF)
+    return [[name for _, name in members] for members in joined]
+
+
+def _regrouped(groups: list[dict[str, Any]], sizes: list[int]) -> list[dict[str, Any]] | None:
+    """Groups of other sizes, each with the settings that its parameters had; None where these had several."""
+    holder = {number: index for index, group in enumerate(groups) for number in group["params"]}
+    made: list[dict[str, Any]] = []
+    first = 0
+    for size in sizes:
+        numbers = list(range(first, first + size))
+        found = [_settings(groups[index]) for index in sorted({holder[number] for number in numbers})]
+        if not numbers:
+            found = [_settings(group) for group in groups[len(made) : len(made) + 1]]
+        if not found or any(settings != found[0] for settings in found):
+            return None
+        made.append({**found[0], "params": numbers})
+        first += size
+    return made
+
+
+def _members(group: Any) -> int | None:
+    return len(group["params"]) if isinstance(group, Mapping) and isinstance(group.get("params"), list) else None
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name not in ("params", PART_OF)}
+
+
+# ---- Tensors ---------------------------------------------------------------------------------------------------------
+
+
+def spread_like(parameter: torch.Tensor, full: Any) -> Any:
+    """A tensor that all processes have, kept in the parts in which a parameter is; another shape is kept whole."""
+    if not is_a(parameter, "sharded tensor") or not isinstance(full, torch.Tensor) or full.dim() == 0:
+        return full
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    spread: Any = parameter
+    placements = spread.placements if full.shape == spread.shape else [Replicate()] * spread.device_mesh.ndim
+    # Releases of torch that cannot be told so let the first process send each its part.
+    keywords: dict[str, Any] = {}
+    if "src_data_rank" in inspect.signature(distribute_tensor).parameters:
+        keywords["src_data_rank"] = None
+    return distribute_tensor(full.to(spread.device_mesh.device_type), spread.device_mesh, placements, **keywords)
+
+
+def _whole(value: Any) -> Any:
+    full = whole_tensor(value)
+    if not _is_first():
+        return None
+    return full.detach().cpu() if isinstance(full, torch.Tensor) else full
+
+
+class _Tensor(NamedTuple):
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def _sent_without_tensors(state: dict[str, Any]) -> dict[str, Any]:
+    """The first process's state in all of them, each of its tensors replaced by what is known of it."""
+    skeleton = {
+        **state,
+        "state": {
+            number: {
+                entry: _Tensor(value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
+                for entry, value in entries.items()
+            }
+            for number, entries in state.get("state", {}).items()
+        },
+    }
+    box: list[Any] = [skeleton]
+    if _are_several():
+        dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _sent(value: torch.Tensor | None, known: _Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    mesh: Any = getattr(parameter, "device_mesh", None)
+    device = torch.device(parameter.device.type if mesh is None else mesh.device_type)
+    full = (
+        torch.empty(known.shape, dtype=known.dtype, device=device) if value is None else value.to(device).contiguous()
+    )
+    if _are_several():
+        dist.broadcast(full, src=0)
+    return full
+
+
+def _are_several() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _is_first() -> bool:
+    return not _are_several() or dist.get_rank() == 0

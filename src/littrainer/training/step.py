@@ -1,0 +1,170 @@
+"""One optimizer step, from its first micro-batch to what is due when it is done.
+
+Lightning's own loop and the fast one call these methods at the same moments, in the order in which they stand here:
+
+    begin_micro_batch   on_step_begin, at the first micro-batch of a window
+    loss_of             forward pass of a micro-batch; its backward pass follows
+    clip                at the last micro-batch: gradients are clipped, on_pre_optimizer_step; the optimizer steps next
+    note_update         on_optimizer_step; the schedule steps next
+    end_micro_batch     gradients are cleared and the step is counted, on_step_end; then log, evaluate, save
+
+A `training_step` of a subclass does the backward pass too, and is called by `forward_and_backward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from littrainer.data.windows import MicroBatch
+from littrainer.distributed.agreement import FlagsRaisedTogether
+from littrainer.model.traversal import clear_gradients
+
+if TYPE_CHECKING:
+    from littrainer.training.run import TrainingRun
+
+STOPPING_FLAGS = ("should_training_stop", "should_epoch_stop")
+CONTROL_FLAGS = (*STOPPING_FLAGS, "should_save", "should_evaluate", "should_log")
+
+
+class TrainingStep:
+    """What is done at each micro-batch and optimizer step of a training.
+
+    Parameters:
+        run: the training.
+
+    Attributes:
+        grad_norm: norm of the gradients at the last optimizer step; None before the first one of an epoch.
+        learning_rate: what the last optimizer step was taken with; None before the first one of an epoch.
+        when_done: called once, when what is due at the optimizer step is done.
+    """
+
+    def __init__(self, run: TrainingRun):
+        self.run = run
+        self.trainer = run.trainer
+        self.grad_norm: Any = None
+        self.learning_rate: float | None = None
+        self.when_done: Callable[[], None] | None = None
+        processes = run.trainer.args.world_size
+        self._flags = FlagsRaisedTogether(CONTROL_FLAGS, processes) if processes > 1 else None
+
+    def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
+        """A micro-batch has been drawn, its forward pass comes next."""
+        trainer = self.trainer
+        trainer.session.micro_batches_in_window = micro_batch.window_size
+        if micro_batch.opens_window:
+            trainer.control = trainer.callback_handler.on_step_begin(trainer.args, trainer.state, trainer.control)
+
+    def loss_of(self, micro_batch: MicroBatch) -> torch.Tensor:
+        """Forward pass: the loss as it goes into the backward pass."""
+        trainer, number = self.trainer, micro_batch.num_items_in_window
+        loss = trainer._forward_for_training(trainer.model_wrapped, micro_batch.inputs, number)
+        self._count(loss, micro_batch)
+        steps = trainer.accelerator.gradient_state.plugin_kwargs.get("num_steps", 1)
+        # A script may have told its accelerator to divide too.
+        return loss if steps == 1 else loss / steps
+
+    def forward_and_backward(self, micro_batch: MicroBatch) -> torch.Tensor:
+        """Forward and backward pass by a `training_step` that a subclass, or a script, has brought."""
+        trainer, number = self.trainer, micro_batch.num_items_in_window
+        loss = trainer.training_step(trainer.model_wrapped, micro_batch.inputs, number)
+        self._count(loss, micro_batch)
+        return loss
+
+    def _count(self, loss: torch.Tensor, micro_batch: MicroBatch) -> None:
+        trainer = self.trainer
+        trainer.session.loss.add(loss, trainer.state.global_step, trainer.args.logging_nan_inf_filter)
+        trainer.session.flos += float(trainer.floating_point_ops(micro_batch.inputs))
+        trainer._track_num_input_tokens(micro_batch.inputs)
+
+    def clip(self) -> None:
+        """Gradients of the window are complete: clip them, note their norm."""
+        trainer = self.trainer
+        clipped = trainer._clip_grad_norm(trainer.model_wrapped) if trainer.args.max_grad_norm > 0 else None
+        self.grad_norm = trainer._get_grad_norm(trainer.model_wrapped, grad_norm=clipped)
+        trainer.control = trainer.callback_handler.on_pre_optimizer_step(trainer.args, trainer.state, trainer.control)
+        trainer.update_guard.hold()
+
+    def note_update(self) -> None:
+        """The optimizer has stepped; the schedule steps next."""
+        trainer = self.trainer
+        trainer.control = trainer.callback_handler.on_optimizer_step(trainer.args, trainer.state, trainer.control)
+        self.learning_rate = trainer._get_learning_rate()
+
+    def update(self, step_optimizer: Callable[[], Any], step_schedules: Callable[[], None]) -> None:
+        """Clip, step the optimizer and then the schedules."""
+        self.clip()
+        step_optimizer()
+        self.note_update()
+        step_schedules()
+
+    def end_micro_batch(self, micro_batch: MicroBatch) -> None:
+        """A micro-batch is done, and with the last one of a window the optimizer step: log, evaluate and save."""
+        trainer = self.trainer
+        handler = trainer.callback_handler
+        if not micro_batch.closes_window:
+            trainer.control = handler.on_substep_end(trainer.args, trainer.state, trainer.control)
+            self.agree_on_flags(STOPPING_FLAGS)
+            return
+        clear_gradients(trainer.model)
+        trainer.state.global_step += 1
+        self.run.windows.count_optimizer_step()
+        trainer.state.epoch = self.run.epoch + micro_batch.epoch_fraction
+        trainer.update_guard.release()
+        trainer.control = handler.on_step_end(trainer.args, trainer.state, trainer.control)
+        # What is due at the end of the epoch belongs to its last step too, and follows at once.
+        if micro_batch.epoch_fraction < 1:
+            trainer.preemption.agree()
+        self.agree_on_flags()
+        self.log_evaluate_save()
+
+    def agree_on_flags(self, among: tuple[str, ...] = CONTROL_FLAGS) -> None:
+        """Leave those flags of the control raised that all processes raise, and note background saves that have ended.
+
+        Parameters:
+            among: the flags that count at this place.
+        """
+        saves = self.trainer.background_saves
+        is_written = saves is not None and saves.has_ended()
+        if self._flags is not None:
+            is_written = self._flags.settle(self.trainer.control, among, is_written)
+        if is_written and saves is not None and among is CONTROL_FLAGS:
+            # In all processes at once. Callbacks that hear of it may raise flags.
+            saves.wait()
+            self.agree_on_flags(among)
+
+    def log_evaluate_save(self) -> None:
+        """Do what the control asks for."""
+        trainer, run = self.trainer, self.run
+        control = trainer.control
+        calls_events = control.should_log or control.should_evaluate or control.should_save
+        # Nothing to do, and nobody to tell that; what is handed over below has to be put together first.
+        if not (calls_events or trainer.preemption.agreed is not None or trainer.decides_by_itself_when_to_log()):
+            return
+        trainer._maybe_log_save_evaluate(
+            trainer._tr_loss,
+            self.grad_norm,
+            trainer.model_wrapped,
+            run.trial,
+            run.epoch,
+            run.ignore_keys_for_eval,
+            run.start_time,
+            learning_rate=self.learning_rate,
+        )
+        if calls_events:
+            # Callbacks may have decided to stop by what they heard of.
+            self.agree_on_flags(STOPPING_FLAGS)
+            self.tell_that_it_is_done()
+
+    def tell_that_it_is_done(self) -> None:
+        """Call `when_done`, once."""
+        if self.when_done is not None:
+            tell, self.when_done = self.when_done, None
+            tell()
+
+    def end_agreements(self) -> None:
+        """The last step is done: nothing is left that the processes tell each other in the background."""
+        if self._flags is not None:
+            self._flags.finish()

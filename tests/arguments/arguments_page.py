@@ -1,0 +1,107 @@
+"""Writes the page that lists every argument: `python -m tests.arguments.arguments_page > docs/arguments.md`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from littrainer.arguments.destinations import DESTINATIONS
+from littrainer.arguments.earlier_names import EARLIER_NAMES, EarlierName
+from littrainer.arguments.fields import default_of, topics_of
+from littrainer.arguments.rules import HONOURED_VALUES
+from littrainer.arguments.training_arguments import Seq2SeqTrainingArguments
+
+INTRODUCTION = """\
+# Arguments
+
+`TrainingArguments` takes these arguments, in this positional order. Names, order and defaults are those of
+transformers; `warmup_ratio` and `logging_dir` come from earlier 5.x releases, and those after them in that table are
+littrainer's own.
+`Seq2SeqTrainingArguments` has those of the last table besides.
+
+An argument is honoured, never ignored; a value that is not listed where the table lists values raises
+`NotImplementedError`. Unknown names raise `TypeError` with the nearest known name.
+
+Written by `python -m tests.arguments.arguments_page`; edit the help beside the field, or
+`arguments/destinations.py`, instead of this page. `littrainer explain` tells the same about the arguments of a run.
+"""
+
+EARLIER_SPELLINGS = """\
+## Earlier spellings
+
+Scripts written for transformers 4 run as they are. Each name below is understood by the constructor, on the command
+line, in dicts and files, and as an attribute; one `FutureWarning` tells what to write today. A value that asks for what
+is gone raises `ValueError`, and so does one that contradicts the argument of today where both are given.
+"""
+
+SETTLED_DIFFERENCES = """\
+Where releases read the same spelling differently, this holds here:
+
+- `report_to=None` reports to no tracker, as in transformers 5; in 4 it meant all that are installed. A warning says so.
+- `warmup_steps` below 1 is a share of all steps, from 1 up a number of steps: `1.0` is one step.
+- `warmup_ratio=0.0` leaves `warmup_steps` alone. A ratio above 0 decides over `warmup_steps`, as in 5.3, and a warning
+  says so where both are given.
+- `optim="adamw_hf"` is read as `adamw_torch` and `adamw_apex_fused` as `adamw_torch_fused`, with a warning.
+
+The Trainer takes `tokenizer=` for `processing_class=` and `train(model_path=...)` for `resume_from_checkpoint=`;
+`trainer.tokenizer`, `prediction_loop`, `num_tokens`, `is_world_master` and `is_local_master` answer. An overridden
+`compute_loss` or `training_step` without `num_items_in_batch` is called without it, and its loss counts as the mean of
+the micro-batch.
+"""
+
+
+def arguments_page() -> str:
+    """The page as Markdown, one table for each topic, ending with a newline."""
+    return "\n".join([INTRODUCTION, *_topic_tables(), EARLIER_SPELLINGS, _earlier_names_table(), SETTLED_DIFFERENCES])
+
+
+def _earlier_names_table() -> str:
+    lines = ["| earlier name | today | values refused |", "| --- | --- | --- |"]
+    for name, rule in EARLIER_NAMES.items():
+        cells = (f"`{name}`", rule.advice, _refused_values(rule))
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def _refused_values(rule: EarlierName) -> str:
+    if rule.meaning is not None or rule.harmless:
+        return "none"
+    return "all but " + ", ".join(f"`{value!r}`" for value in rule.idle)
+
+
+def _topic_tables() -> list[str]:
+    help_and_default = {field.name: field for field in dataclasses.fields(Seq2SeqTrainingArguments)}
+    tables = []
+    for topic in topics_of(Seq2SeqTrainingArguments):
+        lines = [
+            f"## {(topic.__doc__ or '').rstrip('.')}",
+            "",
+            "| argument | default | status | what it does | where it goes |",
+        ]
+        lines.append("| --- | --- | --- | --- | --- |")
+        for field in dataclasses.fields(topic):
+            field = help_and_default[field.name]
+            cells = (
+                f"`{field.name}`",
+                f"`{default_of(field)!r}`",
+                _status(field.name),
+                field.metadata["help"],
+                _destination(field.name),
+            )
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        tables.append("\n".join([*lines, ""]))
+    return tables
+
+
+def _destination(name: str) -> str:
+    place, sentence, _ = DESTINATIONS[name]
+    return f"{place.value}: {sentence}"
+
+
+def _status(name: str) -> str:
+    if name in HONOURED_VALUES:
+        return "honoured for " + ", ".join(f"`{value}`" for value in HONOURED_VALUES[name])
+    return "honoured"
+
+
+if __name__ == "__main__":
+    print(arguments_page(), end="")

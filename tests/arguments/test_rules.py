@@ -1,0 +1,401 @@
+"""Any value of any argument is taken, or refused in one sentence that names the argument."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import math
+import multiprocessing
+import types
+import typing
+import warnings
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from littrainer import Seq2SeqTrainingArguments
+from littrainer.arguments import TrainingArguments
+from littrainer.arguments.fields import topics_of
+from littrainer.arguments.rules import (
+    ALSO_TAKEN,
+    HONOURED_ENVIRONMENT,
+    RANGES,
+    TEXT_CHOICES,
+    refuse_unsupported,
+)
+from littrainer.training.checks import check_arguments
+
+REFUSALS = (TypeError, ValueError, NotImplementedError, ImportError)
+HINTS = {
+    name: hint for topic in topics_of(Seq2SeqTrainingArguments) for name, hint in typing.get_type_hints(topic).items()
+}
+FIELDS = list(HINTS)
+
+PLAIN = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.binary(max_size=4),
+    st.builds(object),
+    st.sampled_from([np.int64(3), np.float32(0.5), np.bool_(True), 10**400, -(10**400), complex(1, 1)]),
+)
+ANYTHING = st.one_of(
+    PLAIN,
+    st.lists(PLAIN, max_size=3),
+    st.dictionaries(st.one_of(st.text(max_size=4), st.integers()), PLAIN, max_size=3),
+    st.sampled_from([int, dict, Path("somewhere"), ("a",), {"a"}, "{", '{"a": 1}', "[1]", "~", "\0", "5e-5"]),
+)
+A_FEW = settings(max_examples=25, deadline=None, derandomize=True, database=None)
+NO_NUMBERS = st.one_of(st.text(max_size=6), st.booleans(), st.lists(st.integers(), max_size=2), st.binary(max_size=3))
+NO_SWITCHES = st.one_of(
+    st.text(max_size=5), st.integers(min_value=2), st.floats(2, 9), st.lists(st.booleans(), max_size=2)
+)
+NO_TEXTS = st.one_of(st.integers(min_value=2), st.floats(2, 9), st.binary(max_size=3), st.builds(object))
+FRACTIONS = st.floats(0.01, 0.99).map(lambda part: 3 + part)
+
+
+@functools.cache
+def drawn_once(values: st.SearchStrategy[Any]) -> list[Any]:
+    """A few values, the same ones in each run: to draw them for each argument anew takes longer than to try them."""
+    drawn: list[Any] = []
+
+    @A_FEW
+    @given(value=values)
+    def draw(value: Any) -> None:
+        drawn.append(value)
+
+    draw()
+    return drawn
+
+
+def drawn(values: st.SearchStrategy[Any]) -> list[Any]:
+    """These values as a test of its own may have them."""
+    return copy.deepcopy(drawn_once(values))
+
+
+def members(hint: Any) -> list[Any]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return [member for part in typing.get_args(hint) for member in members(part)]
+    return [hint]
+
+
+def given_to(name: str, value: Any) -> TrainingArguments:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return Seq2SeqTrainingArguments(**{name: value})
+
+
+def refusal_of(name: str, value: Any) -> str | None:
+    """What a value is refused with, None where it is taken; any other exception ends the test."""
+    try:
+        given_to(name, value)
+    except REFUSALS as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_any_value_is_taken_or_refused_in_one_line_that_names_the_argument(name: str) -> None:
+    for value in drawn(ANYTHING):
+        message = refusal_of(name, value)
+        if message is not None:
+            assert name in message
+            assert message.strip() and "\n" not in message
+
+
+NUMBERS = [name for name in FIELDS if {int, float} & set(members(HINTS[name]))]
+WHOLE_NUMBERS = [name for name in NUMBERS if float not in members(HINTS[name])]
+SWITCHES = [name for name in FIELDS if bool in members(HINTS[name]) and str not in members(HINTS[name])]
+TEXTS = [
+    name
+    for name in FIELDS
+    if str in members(HINTS[name])
+    and not any(isinstance(member, type) and issubclass(member, Enum) for member in members(HINTS[name]))
+    and name != "accelerator_config"
+]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_is_no_number_is_refused_where_a_number_belongs(name: str) -> None:
+    for value in drawn(NO_NUMBERS):
+        message = refusal_of(name, value)
+        assert message is not None and f"{name}=" in message and "number" in message
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_nan_is_refused_where_a_number_belongs(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}=nan "):
+        given_to(name, math.nan)
+
+
+@pytest.mark.parametrize("name", [name for name in NUMBERS if name != "max_grad_norm"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_infinity_is_refused_where_a_finite_number_belongs(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"^{name}=-?inf "):
+        given_to(name, value)
+
+
+@pytest.mark.parametrize("name", WHOLE_NUMBERS)
+def test_a_fraction_is_refused_where_a_whole_number_belongs(name: str) -> None:
+    for value in drawn(FRACTIONS):
+        with pytest.raises(ValueError, match=f"^{name}=.*whole number"):
+            given_to(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"), [(name, allowed) for name, allowed in RANGES.items() if name != "max_grad_norm"]
+)
+@given(data=st.data())
+@A_FEW
+def test_a_number_out_of_its_range_is_refused_with_the_range(name: str, allowed: Any, data: st.DataObject) -> None:
+    below = st.integers(max_value=math.ceil(allowed.low) - 1)
+    upper = min(allowed.high, allowed.below)
+    above = st.integers(min_value=math.floor(upper) + 1) if upper < math.inf else below
+    value = data.draw(st.one_of(below, above))
+    with pytest.raises(
+        ValueError, match=f"^{name}=.*out of range; give a .*number from {allowed.low:g} ".replace("+", r"\+")
+    ):
+        given_to(name, value)
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_takes_true_and_false_and_no_word_for_them(name: str) -> None:
+    for value in drawn(NO_SWITCHES):
+        with pytest.raises(TypeError, match=f"^{name}=.*true or false"):
+            given_to(name, value)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_number_or_an_object_is_refused_where_text_belongs(name: str) -> None:
+    for value in drawn(NO_TEXTS):
+        with pytest.raises(TypeError, match=f"^{name}"):
+            given_to(name, value)
+
+
+@pytest.mark.parametrize("name", ["eval_strategy", "logging_strategy", "save_strategy", "hub_strategy", "optim"])
+@given(value=ANYTHING.filter(lambda value: not isinstance(value, str)))
+@A_FEW
+def test_what_is_no_choice_is_refused_with_the_choices(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{name}: .*choose one of"):
+        given_to(name, value)
+
+
+@pytest.mark.parametrize(("name", "choices"), TEXT_CHOICES.items())
+def test_a_misspelt_text_is_refused_with_the_nearest_choice(name: str, choices: tuple[str, ...]) -> None:
+    for choice in choices:
+        assert name not in (refusal_of(name, choice) or "")
+        with pytest.raises(ValueError, match=f"^{name}='{choice}x' is not valid .*did you mean"):
+            given_to(name, [f"{choice}x"] if name == "include_for_metrics" else f"{choice}x")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "read"),
+    [
+        ("learning_rate", 1, 1),
+        ("learning_rate", np.float32(0.5), 0.5),
+        ("num_train_epochs", np.int64(2), 2),
+        ("per_device_train_batch_size", np.int32(4), 4),
+        ("per_device_train_batch_size", 16.0, 16),
+        ("max_steps", 1e3, 1000),
+        ("use_cpu", np.bool_(True), True),
+        ("use_cpu", 1, True),
+        ("load_best_model_at_end", None, None),
+    ],
+)
+def test_numbers_of_other_libraries_become_pythons_own(name: str, value: Any, read: Any) -> None:
+    held = getattr(TrainingArguments(**{name: value}), name)
+    assert held == read and type(held) is type(read)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("save_steps", -1),
+        ("save_total_limit", -1),
+        ("save_total_limit", 0),
+        ("max_grad_norm", 0),
+        ("max_grad_norm", -1.0),
+        ("max_grad_norm", math.inf),
+        ("max_steps", 0),
+        ("num_train_epochs", 0),
+        ("eval_steps", 0),
+        ("logging_dir", Path("logs")),
+        ("output_dir", Path("runs")),
+        ("resume_from_checkpoint", True),
+        ("include_for_metrics", "inputs"),
+        ("label_names", ("labels",)),
+    ],
+)
+def test_values_at_the_edge_that_scripts_use_are_taken(name: str, value: Any) -> None:
+    given_to(name, value)
+
+
+def test_a_number_written_as_text_is_refused_with_what_yaml_makes_of_it() -> None:
+    with pytest.raises(TypeError, match=r"learning_rate='5e-5' is text; give a number from 0 up\..* 5\.0e-5"):
+        TrainingArguments(learning_rate="5e-5")  # type: ignore[arg-type]
+
+
+def test_a_token_is_never_shown_in_a_refusal() -> None:
+    secret: Any = ["hf_secret"]
+    with pytest.raises(TypeError, match=r"^hub_token is a list") as caught:
+        TrainingArguments(hub_token=secret)
+    assert "hf_secret" not in str(caught.value)
+
+
+def test_a_value_set_after_construction_is_checked_where_a_trainer_is_made(tmp_path: Path) -> None:
+    from littrainer.training.checks import check_arguments
+
+    args = TrainingArguments(str(tmp_path))
+    args.per_device_train_batch_size = 0
+    with pytest.raises(ValueError, match="per_device_train_batch_size=0 is out of range"):
+        check_arguments(args)
+
+
+def test_a_subclass_may_give_a_field_a_default_of_another_type() -> None:
+    @dataclasses.dataclass
+    class OwnArguments(TrainingArguments):
+        bf16: bool | str = "auto"  # type: ignore[assignment]
+
+        def __post_init__(self) -> None:
+            self.bf16 = False if self.bf16 == "auto" else self.bf16
+            super().__post_init__()
+
+    @dataclasses.dataclass
+    class LaterArguments(TrainingArguments):
+        max_steps: int | None = None  # type: ignore[assignment]
+
+    assert OwnArguments().bf16 is False
+    assert LaterArguments().max_steps is None
+    with pytest.raises(TypeError, match="max_steps"):
+        LaterArguments(max_steps="many")  # type: ignore[arg-type]
+
+
+def test_the_tables_name_fields_that_there_are() -> None:
+    assert {*RANGES, *ALSO_TAKEN, *TEXT_CHOICES} <= set(FIELDS)
+    assert set(RANGES) >= set(NUMBERS) - {"hub_private_repo"}
+
+
+BEST = {"load_best_model_at_end": True}
+CONTRADICTIONS: list[dict[str, Any]] = [
+    {"fp16": True, "bf16": True},
+    {"fp16_full_eval": True, "bf16_full_eval": True},
+    {**BEST},
+    {**BEST, "eval_strategy": "epoch", "save_strategy": "steps"},
+    {**BEST, "eval_strategy": "steps", "save_strategy": "epoch"},
+    {**BEST, "eval_strategy": "epoch", "save_strategy": "no"},
+    {**BEST, "eval_strategy": "steps", "eval_steps": 4, "save_steps": 6},
+    {**BEST, "eval_strategy": "steps", "eval_steps": 0.1, "save_steps": 100},
+    {**BEST, "eval_strategy": "steps", "eval_steps": 100, "save_steps": 0.5},
+    {**BEST, "eval_strategy": "steps", "eval_steps": 0.2, "save_steps": 0.3},
+    {"logging_strategy": "steps", "logging_steps": 0},
+    {"logging_strategy": "steps", "logging_steps": 1.5},
+    {"eval_strategy": "steps", "eval_steps": 2.5},
+    {"save_strategy": "steps", "save_steps": 10.5},
+    {"eval_strategy": "steps", "logging_strategy": "no", "logging_steps": 0},
+    {"lr_scheduler_type": "reduce_lr_on_plateau"},
+    {"lr_scheduler_type": "greedy", "eval_strategy": "no"},
+    {"dataloader_prefetch_factor": 2},
+    {"dataloader_prefetch_factor": 2, "dataloader_num_workers": 0},
+]
+
+
+@pytest.mark.parametrize("keywords", CONTRADICTIONS, ids=str)
+def test_arguments_that_contradict_each_other_are_named(keywords: dict[str, Any]) -> None:
+    with pytest.raises(ValueError) as caught:
+        TrainingArguments(**keywords)
+    message = str(caught.value)
+    assert "\n" not in message
+    named = [name for name in keywords if name in message]
+    assert named
+
+
+@pytest.mark.parametrize(
+    "keywords", [{"dataloader_persistent_workers": True}, {"dataloader_multiprocessing_context": "spawn"}], ids=str
+)
+def test_settings_of_loader_processes_need_such_processes_when_a_trainer_is_made(
+    tmp_path: Path, keywords: dict[str, Any]
+) -> None:
+    args = TrainingArguments(str(tmp_path), **keywords)
+    with pytest.raises(ValueError, match=f"{next(iter(keywords))}=.* needs loader processes.*dataloader_num_workers"):
+        check_arguments(args)
+    args.dataloader_num_workers = 1
+    check_arguments(args)
+
+
+@given(eval_steps=st.integers(1, 50), factor=st.integers(1, 9), off=st.integers(0, 49))
+@A_FEW
+def test_the_best_model_needs_each_save_to_follow_an_evaluation(eval_steps: int, factor: int, off: int) -> None:
+    save_steps = eval_steps * factor + off % eval_steps
+    keywords: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": eval_steps, "save_steps": save_steps, **BEST}
+    if save_steps % eval_steps == 0:
+        assert TrainingArguments(**keywords).save_steps == save_steps
+        return
+    with pytest.raises(ValueError, match=f"save_steps={save_steps} is not a multiple of eval_steps={eval_steps}"):
+        TrainingArguments(**keywords)
+
+
+@given(whole=st.integers(1, 1000), part=st.floats(0.01, 0.99))
+@A_FEW
+@pytest.mark.parametrize("name", ["logging_steps", "eval_steps", "save_steps"])
+def test_from_one_up_steps_are_whole_and_below_one_they_are_a_share(name: str, whole: int, part: float) -> None:
+    strategy = {"eval_strategy": "steps"} if name == "eval_steps" else {}
+    assert getattr(TrainingArguments(**{name: float(whole)}, **strategy), name) == whole
+    assert getattr(TrainingArguments(**{name: part}, **strategy), name) == part
+    with pytest.raises(ValueError, match=f"{name}=.*not a whole number"):
+        TrainingArguments(**{name: whole + part}, **strategy)
+
+
+def test_a_start_method_may_be_a_context_object() -> None:
+    context = multiprocessing.get_context("spawn")
+    args = TrainingArguments(dataloader_multiprocessing_context=context)  # type: ignore[arg-type]
+    assert args.dataloader_multiprocessing_context is context
+
+
+def test_strategies_that_do_not_match_are_named_with_their_values() -> None:
+    with pytest.raises(ValueError, match="eval_strategy='epoch' and save_strategy='steps'"):
+        TrainingArguments(load_best_model_at_end=True, eval_strategy="epoch")
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"debug": "underflow_overflow"},
+        {"fsdp": ""},
+        {"fsdp": []},
+        {"debug": []},
+        {"gradient_checkpointing": False},
+        {"deepspeed": {}},
+        {"push_to_hub": None},
+        {"accelerator_config": {"gradient_accumulation_kwargs": {}}},
+    ],
+    ids=str,
+)
+def test_another_way_to_ask_for_nothing_is_not_refused(keywords: dict[str, Any]) -> None:
+    TrainingArguments(**keywords)
+
+
+@pytest.mark.parametrize("name", HONOURED_ENVIRONMENT)
+def test_a_wish_in_the_environment_is_refused_and_a_launchers_no_is_taken(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "no")
+    TrainingArguments()
+    monkeypatch.setenv(name, "fp8" if "PRECISION" in name else "true")
+    with pytest.raises(NotImplementedError, match=name):
+        TrainingArguments()
+
+
+def test_a_field_set_after_construction_is_refused_when_asked_again() -> None:
+    args = TrainingArguments()
+    refuse_unsupported(args)
+    args.debug = "tpu_metrics_debug"
+    with pytest.raises(NotImplementedError, match=r"debug=\['tpu_metrics_debug'\]"):
+        refuse_unsupported(args)

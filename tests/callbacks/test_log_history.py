@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import math
+
+from littrainer.callbacks.log_history import EVALUATION, TRAINING, Point, read_history
+from tests.commands.report_folders import LOGGED, SUMMARY
+
+
+def test_metrics_are_sorted_by_training_and_evaluation_and_the_whole_training_is_no_curve() -> None:
+    history = read_history(LOGGED)
+    assert history.curves["loss", TRAINING] == [Point(2, 1.5, 0.5), Point(4, 0.5, 1.0)]
+    assert history.curves["loss", EVALUATION] == [Point(4, 0.625, 1.0)]
+    assert history.curves["accuracy", EVALUATION] == [Point(4, 0.875, 1.0)]
+    assert history.summary == SUMMARY and ("train_loss", TRAINING) not in history.curves
+    assert history.notes == []
+
+
+def test_each_evaluation_set_and_each_prefix_is_a_source() -> None:
+    history = read_history(
+        [
+            {"step": 1, "eval_hard_loss": 2.0, "eval_hard_runtime": 0.1},
+            {"step": 1, "eval_hard_tail_loss": 3.0, "eval_hard_tail_runtime": 0.1},
+            {"step": 1, "eval_loss": 1.5, "eval_runtime": 0.1, "eval_soft_loss": 5.0, "evaluation_loss": 6.0},
+            {"step": 1, "test_loss": 4.0, "test_runtime": 0.1},
+            # An evaluation after training takes the place of the one at the same step.
+            {"step": 1, "eval_loss": 1.0},
+        ]
+    )
+    values = {key: points[0].value for key, points in history.curves.items() if "loss" in key[0]}
+    assert values == {
+        ("loss", "hard"): 2.0,
+        ("loss", "hard_tail"): 3.0,
+        ("loss", EVALUATION): 1.0,
+        ("soft_loss", EVALUATION): 5.0,
+        ("evaluation_loss", TRAINING): 6.0,
+        ("loss", "test"): 4.0,
+    }
+
+
+def test_what_cannot_be_drawn_is_named() -> None:
+    entries = [{"step": step, "loss": math.nan if step > 1 else 1.0} for step in range(1, 9)]
+    assert read_history(entries).notes == [
+        "loss (training): 7 of 8 values are nan or infinite, at step 2, 3, 4, 5, 6 and 2 more."
+    ]
+    history = read_history(
+        [{"loss": 1.0}, "text", {"step": "3"}, {"step": 1, "loss": 1.0, "remark": "a", "flag": True}]
+    )
+    assert list(history.curves) == [("loss", TRAINING)]
+    assert history.notes == [
+        "3 of 4 entries of log_history are left out: they have no step.",
+        "Not drawn, since they hold no number: remark, flag.",
+    ]

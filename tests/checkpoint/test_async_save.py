@@ -1,0 +1,419 @@
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM
+
+from littrainer import Trainer, TrainerCallback
+from littrainer.checkpoint import async_save
+from littrainer.checkpoint.async_save import BackgroundSaveError, HostCopies
+from littrainer.checkpoint.verification import damage_in, get_last_checkpoint
+from littrainer.checkpoint.weights import read_weights
+from tests.scenarios.models import NoisyClassifier
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.trainers import quiet_trainer
+
+SAVING: dict[str, Any] = {"max_steps": 7, "save_strategy": "steps", "save_steps": 2}
+
+
+class Gate:
+    """Holds the writing thread at its first file until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened = threading.Event()
+        self.threads: list[threading.Thread] = []
+        original = async_save.write_weights
+
+        def write(*arguments: Any, **keywords: Any) -> None:
+            self.threads.append(threading.current_thread())
+            assert self.opened.wait(LONGEST_WAIT_SECONDS)
+            original(*arguments, **keywords)
+
+        monkeypatch.setattr(async_save, "write_weights", write)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.opened.set()
+
+
+class Watcher(TrainerCallback):
+    """Notes events with the step they see and the checkpoints there are; opens a gate at the end of a step."""
+
+    def __init__(self, gate: Gate | None = None, opens_at: int = 0) -> None:
+        self.gate, self.opens_at = gate, opens_at
+        self.seen: list[tuple[str, int, list[str]]] = []
+
+    def _note(self, event: str, args: Any, state: Any) -> None:
+        self.seen.append((event, state.global_step, sorted(path.name for path in Path(args.output_dir).glob("ch*"))))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._note("step", args, state)
+        if self.gate is not None and state.global_step == self.opens_at:
+            self.gate.opened.set()
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._note("save", args, state)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._note("end", args, state)
+
+    def steps_of(self, event: str) -> list[int]:
+        return [step for name, step, _ in self.seen if name == event]
+
+
+def make(folder: Path, *callbacks: Any, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:
+    torch.manual_seed(0)
+    settings = {**SAVING, "async_save": True, **changes}
+    return quiet_trainer(folder, NoisyClassifier(), kind=kind, given={"callbacks": list(callbacks)}, **settings)
+
+
+def test_checkpoints_are_those_of_a_training_that_waits_and_resume_to_the_same_numbers(tmp_path: Path) -> None:
+    waiting = make(tmp_path / "waiting", async_save=False)
+    waiting.train()
+    make(tmp_path / "background").train()
+    for name in ("checkpoint-2", "checkpoint-4", "checkpoint-6", "checkpoint-7"):
+        ours, theirs = tmp_path / "background" / name, tmp_path / "waiting" / name
+        assert {path.name for path in ours.iterdir()} == {path.name for path in theirs.iterdir()}
+        assert damage_in(ours) == []
+        for file in ("model.safetensors", "trainer_state.json", "scheduler.pt"):
+            assert (ours / file).read_bytes() == (theirs / file).read_bytes()
+    resumed = make(tmp_path / "background")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "background" / "checkpoint-4"))
+    for name, tensor in waiting.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], tensor)
+
+
+def test_steps_go_on_while_a_checkpoint_is_written_and_it_shows_when_it_is_complete(tmp_path: Path, gate: Gate) -> None:
+    watcher = Watcher(gate, opens_at=3)
+    make(tmp_path, watcher).train()
+    assert ("step", 3, []) in watcher.seen
+    assert gate.threads[0] is not threading.main_thread()
+    assert watcher.steps_of("save") == [2, 4, 6, 7] and watcher.seen[-1][0] == "end"
+    # Each save is told with the state of its own step, when its folder can be looked into.
+    assert all(f"checkpoint-{step}" in folders for event, step, folders in watcher.seen if event == "save")
+
+
+def test_weights_are_those_of_the_step_though_training_has_gone_on(tmp_path: Path, gate: Gate) -> None:
+    make(tmp_path, Watcher(gate, opens_at=3), max_steps=3).train()
+    saved = read_weights(tmp_path / "checkpoint-2")
+    later = read_weights(tmp_path / "checkpoint-3")
+    assert not torch.equal(saved["head.weight"], later["head.weight"])
+    waiting = make(tmp_path / "waiting", max_steps=3, async_save=False)
+    waiting.train()
+    expected = read_weights(tmp_path / "waiting" / "checkpoint-2")
+    assert all(torch.equal(saved[name], tensor) for name, tensor in expected.items())
+
+
+def test_one_save_waits_for_the_one_before_it(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    watcher = Watcher()
+    wait = async_save.BackgroundSaves.wait
+
+    def opening(saves: Any) -> None:
+        if ("step", 4) in [(event, step) for event, step, _ in watcher.seen]:
+            gate.opened.set()
+        wait(saves)
+
+    monkeypatch.setattr(async_save.BackgroundSaves, "wait", opening)
+    make(tmp_path, watcher, max_steps=5).train()
+    positions = [(event, step) for event, step, _ in watcher.seen]
+    assert positions.index(("step", 4)) < positions.index(("save", 2)) < positions.index(("step", 5))
+
+
+def test_older_checkpoints_are_deleted_when_the_new_one_is_complete(tmp_path: Path, gate: Gate) -> None:
+    watcher = Watcher(gate, opens_at=2)
+    make(tmp_path, watcher, save_total_limit=1).train()
+    assert all(folders for event, step, folders in watcher.seen if step > 4)
+    assert [path.name for path in tmp_path.glob("ch*")] == ["checkpoint-7"]
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    original = async_save.write_states
+
+    def write(states: Any, folder: Path, seal: Any = None) -> None:
+        if folder.name == f"checkpoint-{step}":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        original(states, folder, seal)
+
+    monkeypatch.setattr(async_save, "write_states", write)
+
+
+def test_a_failed_write_is_an_error_at_a_later_step_that_names_checkpoint_and_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Patient(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            for thread in threading.enumerate():
+                if thread.name.startswith("saving checkpoint-4") and state.global_step > 4:
+                    thread.join()
+
+    full_disk(monkeypatch, 4)
+    trainer = make(tmp_path, Patient(), max_steps=20, save_steps=4)
+    with pytest.raises(BackgroundSaveError, match=r"checkpoint-4.*No space left") as caught:
+        trainer.train()
+    assert isinstance(caught.value.__cause__, OSError) and caught.value.__cause__.errno == errno.ENOSPC
+    assert trainer.state.global_step in (5, 6)
+    assert not list(tmp_path.glob("checkpoint-*")) and not (tmp_path / ".unfinished").exists()
+    assert trainer.background_saves is None and not trainer.is_in_train
+    monkeypatch.undo()
+    assert trainer.train().global_step == 20
+
+
+@pytest.mark.parametrize("step", [6, 7])
+def test_a_write_that_fails_last_is_an_error_of_train_and_keeps_the_checkpoint_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    full_disk(monkeypatch, step)
+    with pytest.raises(BackgroundSaveError, match=f"checkpoint-{step}"):
+        make(tmp_path, save_total_limit=1).train()
+    last = get_last_checkpoint(tmp_path)
+    assert last is not None and Path(last).name == f"checkpoint-{4 if step == 6 else 6}"
+
+
+def test_a_write_that_fails_beside_another_error_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, gate: Gate
+) -> None:
+    class Failing(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 3:
+                gate.opened.set()
+                raise OverflowError("of the callback")
+
+    full_disk(monkeypatch, 2)
+    with caplog.at_level(logging.ERROR), pytest.raises(OverflowError, match="of the callback"):
+        make(tmp_path, Failing()).train()
+    assert "checkpoint-2 could not be written in the background" in caplog.text
+
+
+def test_a_copy_for_which_there_is_no_memory_is_an_error_that_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: Any, **__: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(HostCopies, "buffer", no_memory)
+    # A smaller batch would not help, and is not tried.
+    with pytest.raises(BackgroundSaveError, match=r"checkpoint-2.*host memory.*async_save at False"):
+        make(tmp_path, auto_find_batch_size=True).train()
+    assert not list(tmp_path.glob("checkpoint-*")) and not (tmp_path / ".unfinished").exists()
+
+
+ENDINGS: dict[str, BaseException] = {
+    "an error": OverflowError(),
+    "Ctrl-C": KeyboardInterrupt(),
+    "an exit": SystemExit(3),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_whatever_ends_training_the_checkpoint_on_its_way_is_finished(tmp_path: Path, gate: Gate, ending: str) -> None:
+    class Ending(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 3:
+                threading.Timer(0.3, gate.opened.set).start()
+                raise ENDINGS[ending]
+
+    with pytest.raises(type(ENDINGS[ending])):
+        make(tmp_path, Ending()).train()
+    assert damage_in(tmp_path / "checkpoint-2") == []
+    assert make(tmp_path).train(resume_from_checkpoint=True).global_step == 7
+
+
+def test_ctrl_c_while_a_save_waits_for_the_one_before_leaves_nothing_on_its_way(tmp_path: Path, gate: Gate) -> None:
+    class Interrupting(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 4:
+                threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+                threading.Timer(0.6, gate.opened.set).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path, Interrupting()).train()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2"]
+
+
+def test_a_signal_to_stop_waits_for_the_checkpoint_on_its_way_and_for_its_own(tmp_path: Path, gate: Gate) -> None:
+    class Stopping(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 3:
+                threading.Timer(0.3, gate.opened.set).start()
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer = make(tmp_path, Stopping(), enable_jit_checkpoint=True)
+    assert trainer.train().global_step == 3
+    assert [damage_in(tmp_path / f"checkpoint-{step}") for step in (2, 3)] == [[], []]
+
+
+def test_the_best_model_is_loaded_from_a_checkpoint_that_is_complete(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "load_best_model_at_end": True,
+        "learning_rate": 0.3,
+    }
+    trainers = []
+    for flag in (False, True):
+        trainers.append(make(tmp_path / str(flag), async_save=flag, **settings))
+        trainers[-1].train()
+    waiting, ours = trainers
+    assert ours.state.best_global_step == waiting.state.best_global_step
+    assert ours.state.best_model_checkpoint == str(tmp_path / "True" / f"checkpoint-{ours.state.best_global_step}")
+    for name, tensor in waiting.model.state_dict().items():
+        assert torch.equal(ours.model.state_dict()[name], tensor)
+
+
+def test_what_a_callback_asks_for_when_it_is_told_of_a_save_is_done(tmp_path: Path) -> None:
+    class StopAtFirstSave(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = True
+
+    assert make(tmp_path, StopAtFirstSave(), max_steps=50, num_train_epochs=50).train().global_step < 50
+
+
+def test_a_save_by_hand_waits_for_the_one_in_the_background_and_is_there_at_once(tmp_path: Path, gate: Gate) -> None:
+    folders: list[list[str]] = []
+
+    class ByHand(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 3:
+                threading.Timer(0.3, gate.opened.set).start()
+                trainer._save_checkpoint(trainer.model, trial=None)
+                folders.append(sorted(path.name for path in tmp_path.glob("ch*")))
+
+    trainer = make(tmp_path, ByHand(), max_steps=5)
+    trainer.train()
+    assert folders == [["checkpoint-2", "checkpoint-3"]]
+
+
+@pytest.mark.parametrize("method", ["_save", "save_model", "_save_checkpoint"])
+def test_a_subclass_that_writes_by_itself_does_so_on_the_main_thread_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    threads: list[threading.Thread] = []
+
+    def own(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        threads.append(threading.current_thread())
+        return getattr(super(kind, self), method)(*arguments, **keywords)
+
+    kind: Any = type("OwnTrainer", (Trainer,), {method: own})
+    watcher = Watcher()
+    make(tmp_path, watcher, kind=kind).train()
+    assert threads == [threading.main_thread()] * 4
+    warnings = [record.getMessage() for record in caplog.records if "async_save" in record.getMessage()]
+    assert len(warnings) == 1 and "OwnTrainer" in warnings[0] and method in warnings[0]
+    assert ("save", 2, ["checkpoint-2"]) in watcher.seen
+
+
+def tied_bert() -> BertForMaskedLM:
+    config = BertConfig(
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+    )
+    torch.manual_seed(0)
+    return BertForMaskedLM(config)
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_tied_weights_of_a_transformers_model_are_written_once_and_load(tmp_path: Path, flag: bool) -> None:
+    tokens = torch.arange(5, 13)
+    rows: Any = [{"input_ids": tokens, "labels": tokens}] * 8
+    given = {"train_dataset": rows, "eval_dataset": None}
+    trainer = quiet_trainer(tmp_path, tied_bert(), given=given, max_steps=2, async_save=flag, save_strategy="steps")
+    trainer.train()
+    folder = tmp_path / "checkpoint-2"
+    names = set(read_weights(folder))
+    assert len(names & {"cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"}) == 1
+    loaded = BertForMaskedLM.from_pretrained(folder)
+    for name, tensor in trainer.model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor)
+
+
+class OwnWriter(BertForMaskedLM):
+    """Writes its weights itself, whatever it is given."""
+
+    def save_pretrained(self, save_directory: Any, **_: Any) -> None:  # type: ignore[override]
+        Path(save_directory, "thread.txt").write_text(threading.current_thread().name)
+        super().save_pretrained(save_directory)
+
+
+def test_a_model_with_its_own_way_of_saving_is_asked_before_training_goes_on(tmp_path: Path) -> None:
+    model = OwnWriter(tied_bert().config)
+    tokens = torch.arange(5, 13)
+    rows: Any = [{"input_ids": tokens, "labels": tokens}] * 8
+    quiet_trainer(
+        tmp_path, model, given={"train_dataset": rows}, max_steps=2, async_save=True, save_strategy="steps"
+    ).train()
+    assert (tmp_path / "checkpoint-2" / "thread.txt").read_text() == threading.main_thread().name
+    assert damage_in(tmp_path / "checkpoint-2") == []
+
+
+def test_a_copy_keeps_values_containers_and_what_is_no_tensor() -> None:
+    model = nn.Linear(3, 2)
+    states = {"model": model.state_dict(), "rest": [1, "text", (None, torch.arange(3)), {"lr": 0.1}]}
+    copied = HostCopies().copy(states)
+    with torch.no_grad():
+        model.weight.zero_()
+    assert isinstance(copied["model"], OrderedDict) and copied["model"]._metadata == model.state_dict()._metadata
+    assert copied["model"]["weight"].abs().sum() > 0
+    assert copied["rest"][:2] == [1, "text"] and copied["rest"][3] == {"lr": 0.1}
+    assert copied["rest"][2][0] is None and copied["rest"][2][1].tolist() == [0, 1, 2]
+
+
+def test_what_shares_memory_shares_it_in_the_copy_too() -> None:
+    whole = torch.arange(12.0).reshape(3, 4)
+    states = {"one": whole, "tied": whole, "column": whole[:, 1], "turned": whole.t(), "other": whole.clone()}
+    copied = HostCopies().copy(states)
+    for name, tensor in states.items():
+        assert torch.equal(copied[name], tensor) and copied[name].stride() == tensor.stride()
+    memory = {name: tensor.untyped_storage().data_ptr() for name, tensor in copied.items()}
+    assert memory["one"] == memory["tied"] == memory["column"] == memory["turned"] != memory["other"]
+    whole.zero_()
+    assert copied["column"].tolist() == [1.0, 5.0, 9.0]
+
+
+TENSORS: dict[str, torch.Tensor] = {
+    "no elements": torch.empty(0, 3),
+    "a number": torch.tensor(2.5),
+    "bfloat16": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+    "expanded": torch.tensor([1.0, 2.0]).expand(3, 2),
+    "sparse": torch.eye(3).to_sparse(),
+    "complex, conjugated": torch.tensor([1 + 2j]).conj(),
+    "a view with an offset": torch.arange(10)[7:],
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_every_kind_of_tensor_has_its_values_in_the_copy(kind: str) -> None:
+    tensor = TENSORS[kind]
+    (copied,) = HostCopies().copy([tensor])
+    assert copied.dtype == tensor.dtype and copied.layout == tensor.layout and copied.shape == tensor.shape
+    dense: Any = (lambda value: value.to_dense()) if tensor.is_sparse else (lambda value: value)
+    assert torch.equal(dense(copied), dense(tensor))
+
+
+def test_memory_that_was_given_back_is_used_for_the_next_copy_and_no_other_is() -> None:
+    copies = HostCopies()
+    states = [torch.ones(1000), torch.ones(500)]
+    first = copies.copy(states)
+    second = copies.copy(states)
+    places = [{tensor.data_ptr() for tensor in copied} for copied in (first, second)]
+    assert not places[0] & places[1]
+    copies.give_back()
+    third = copies.copy([torch.zeros(500), torch.zeros(1000)])
+    assert {tensor.data_ptr() for tensor in third} <= places[0] | places[1]
+    assert all(tensor.sum() == 0 for tensor in third)

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from littrainer.checkpoint import run_lock
+from littrainer.checkpoint.run_lock import CLAIM_NAME, claimed, is_claimed
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+from tests.scenarios.trainers import quiet_trainer
+
+HOLD = """
+import sys, pathlib
+from littrainer.checkpoint.run_lock import claimed
+with claimed(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other_run(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the claim on `tmp_path`."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_another_live_run_is_refused_and_a_dead_one_is_not(tmp_path: Path, other_run: subprocess.Popen[str]) -> None:
+    (tmp_path / ".unfinished" / "checkpoint-4").mkdir(parents=True)
+    with pytest.raises(RuntimeError, match=rf"process {other_run.pid} on .*{tmp_path}.*another output_dir"):
+        quiet_trainer(tmp_path, max_steps=1, save_strategy="steps").train()
+    assert (tmp_path / ".unfinished" / "checkpoint-4").is_dir(), "what the other run writes is left alone"
+    quiet_trainer(tmp_path, max_steps=1, save_strategy="no").train()
+
+    os.kill(other_run.pid, signal.SIGKILL)
+    other_run.wait(LONGEST_WAIT_SECONDS)
+    assert (tmp_path / CLAIM_NAME).exists()
+    trainer = quiet_trainer(tmp_path, max_steps=1, save_strategy="steps")
+    trainer.train()
+    assert os.listdir(tmp_path) == ["checkpoint-1"], "what the dead run left is gone"
+
+
+def test_whether_a_claim_is_held_can_be_told_without_taking_it(
+    tmp_path: Path, other_run: subprocess.Popen[str]
+) -> None:
+    assert is_claimed(tmp_path) is True
+    os.kill(other_run.pid, signal.SIGKILL)
+    other_run.wait(LONGEST_WAIT_SECONDS)
+    assert is_claimed(tmp_path) is False, "what a killed process leaves is no claim"
+    with claimed(tmp_path):
+        assert is_claimed(tmp_path) is True, "one of this process counts too"
+    assert is_claimed(tmp_path) is False
+    assert is_claimed(tmp_path / "nowhere") is False
+
+
+def test_the_claim_ends_though_the_wait_for_deletions_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_lock, "wait_for_deletions", interrupted)
+    with pytest.raises(KeyboardInterrupt), claimed(tmp_path):
+        pass
+    assert not (tmp_path / CLAIM_NAME).exists()
+
+
+def test_trainings_one_after_the_other_and_one_inside_the_other_are_fine(tmp_path: Path) -> None:
+    for _ in range(2):
+        with claimed(tmp_path):
+            with claimed(tmp_path):
+                assert (tmp_path / CLAIM_NAME).exists()
+            assert json.loads((tmp_path / CLAIM_NAME).read_text())["pid"] == os.getpid()
+        assert os.listdir(tmp_path) == []
+
+
+def test_runs_in_folders_inside_a_claimed_one_are_fine(tmp_path: Path) -> None:
+    with claimed(tmp_path), claimed(tmp_path / "run-1"):
+        assert {path.name for path in tmp_path.iterdir()} == {CLAIM_NAME, "run-1"}
+
+
+def test_a_training_in_another_thread_is_refused(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+
+    def claim() -> None:
+        try:
+            with claimed(tmp_path):
+                pass
+        except RuntimeError as error:
+            errors.append(error)
+
+    with claimed(tmp_path):
+        thread = threading.Thread(target=claim)
+        thread.start()
+        thread.join(LONGEST_WAIT_SECONDS)
+        assert str(os.getpid()) in str(errors)
+    claim()
+    assert len(errors) == 1
+
+
+def _wait(connection: Any) -> None:
+    connection.send(run_lock._held)
+    connection.recv()
+
+
+def test_a_worker_that_outlives_its_run_holds_no_claim(tmp_path: Path) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    context = multiprocessing.get_context("fork")
+    with claimed(tmp_path):
+        worker = context.Process(target=_wait, args=(theirs,))
+        worker.start()
+        assert ours.recv() == {}
+    # A run that is killed deletes nothing, and its lock ends when no process has the file open.
+    (tmp_path / CLAIM_NAME).touch()
+    with claimed(tmp_path):
+        pass
+    ours.send(None)
+    worker.join(LONGEST_WAIT_SECONDS)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS])
+def test_a_file_system_without_locks_refuses_nothing_and_cleans_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(descriptor: int, operation: int) -> None:
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr(run_lock.fcntl, "flock", fail)
+    (tmp_path / ".unfinished" / "checkpoint-4").mkdir(parents=True)
+    with claimed(tmp_path):
+        # It may be another run's that is alive.
+        assert (tmp_path / ".unfinished" / "checkpoint-4").is_dir()
+        assert is_claimed(tmp_path) is None
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = os.open
+
+    def refuse(path: Any, flags: int, *rest: Any, **keywords: Any) -> int:
+        if Path(path).name == CLAIM_NAME:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return original(path, flags, *rest, **keywords)
+
+    monkeypatch.setattr(os, "open", refuse)
+    trainer = quiet_trainer(tmp_path, max_steps=1, save_strategy="steps")
+    with pytest.raises(OSError, match=r"No checkpoint can be written to .*Read-only.*save_strategy='no'"):
+        trainer.train()
+    assert trainer.state.global_step == 0 and not trainer.is_in_train
+    quiet_trainer(tmp_path, max_steps=1, save_strategy="no").train()
+
+
+def test_a_folder_that_may_not_be_looked_into_is_told_of_as_one_that_cannot_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(original: Callable[..., Any], path: Any, *rest: Any, **keywords: Any) -> Any:
+        if isinstance(path, str | Path) and Path(path).parent == tmp_path:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return original(path, *rest, **keywords)
+
+    for name in ("open", "stat", "lstat"):
+        monkeypatch.setattr(os, name, functools.partial(refuse, getattr(os, name)))
+    with (
+        pytest.raises(PermissionError, match=r"No checkpoint can be written to .*Permission denied"),
+        claimed(tmp_path),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", [CLAIM_NAME, ".unfinished"])
+def test_a_link_in_the_place_of_what_is_written_there_is_refused_before_training(tmp_path: Path, name: str) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("mine")
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / name).symlink_to(secret)
+    trainer = quiet_trainer(run_dir, max_steps=1, save_strategy="steps")
+    with pytest.raises(OSError, match=rf"is a link.*{name}"):
+        trainer.train()
+    assert trainer.state.global_step == 0 and secret.read_text() == "mine"
+    assert os.listdir(run_dir) == [name]
+
+
+def test_a_file_in_the_place_of_unfinished_checkpoints_is_refused_before_training(tmp_path: Path) -> None:
+    (tmp_path / ".unfinished").touch()
+    trainer = quiet_trainer(tmp_path, max_steps=1, save_strategy="steps")
+    with pytest.raises(OSError, match=r"is a file.*\.unfinished"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_the_claim_ends_with_the_training_also_when_it_fails(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
+    with pytest.raises(ValueError, match="no intact"):
+        trainer.train(resume_from_checkpoint=True)
+    assert os.listdir(tmp_path) == []
+    trainer.train()
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-1", "checkpoint-2"]

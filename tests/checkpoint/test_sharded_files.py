@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as distributed_checkpoint
+from torch import nn
+
+from littrainer.checkpoint.layout import holds_parts
+from littrainer.checkpoint.reader import fitted_to_groups, optimizer_differences, read_optimizer_state
+from littrainer.checkpoint.sharded_files import nested_state, read_into, read_whole, stored_tensors
+from littrainer.optim.parameter_groups import decayed_parameter_names, parameter_groups
+from littrainer.strategies.shards import by_name, names_of_parameters, numbered_as_if_whole, numbered_for
+from tests.scenarios.models import VectorClassifier
+
+STATE: dict[str, Any] = {
+    "optimizer": {"state": {"a.b": {"step": torch.tensor(3.0), "exp_avg": torch.arange(6.0).view(2, 3)}}}
+}
+GROUPS = [{"lr": 0.1, "betas": (0.9, 0.99), "params": ["a.b"]}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "optimizer_0"
+    state = {"optimizer": {**STATE["optimizer"], "param_groups": GROUPS}}
+    distributed_checkpoint.save(state, storage_writer=distributed_checkpoint.FileSystemWriter(made), no_dist=True)
+    return made
+
+
+def test_one_process_reads_everything_whole(folder: Path) -> None:
+    assert holds_parts(folder) and not holds_parts(folder.parent)
+    state = nested_state(read_whole(folder))
+    assert state["param_groups"] == GROUPS
+    assert torch.equal(state["state"]["a.b"]["exp_avg"], STATE["optimizer"]["state"]["a.b"]["exp_avg"])
+    path, read = read_optimizer_state(folder.parent)
+    assert path == folder and read["param_groups"] == GROUPS
+
+
+def test_tensors_are_read_into_those_that_are_given(folder: Path) -> None:
+    shapes = {name: None if entry is None else tuple(entry.size) for name, entry in stored_tensors(folder).items()}
+    assert shapes["optimizer.state.a.b.exp_avg"] == (2, 3) and shapes["optimizer.param_groups.0.lr"] is None
+    wanted = {"optimizer.state.a.b.exp_avg": torch.zeros(2, 3)}
+    given = wanted["optimizer.state.a.b.exp_avg"]
+    read_into(folder, wanted)
+    assert torch.equal(given, torch.arange(6.0).view(2, 3))
+    with pytest.raises(ValueError, match=r"damaged.*other"):
+        read_into(folder, {"other": torch.zeros(1)})
+
+
+class Harmful:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("harm",)
+
+
+def test_an_index_that_would_run_code_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder / ".metadata").write_bytes(pickle.dumps(Harmful()))
+    with pytest.raises(ValueError, match=r"refused: it names .*mkdir"):
+        read_whole(folder)
+    assert not Path("harm").exists()
+
+
+def test_a_value_that_would_run_code_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    harmful = tmp_path / "harmful"
+    distributed_checkpoint.save(
+        {"lr": Harmful()}, storage_writer=distributed_checkpoint.FileSystemWriter(harmful), no_dist=True
+    )
+    with pytest.raises(ValueError, match="could run code"):
+        read_whole(harmful)
+    assert not Path("harm").exists()
+
+
+def test_an_index_that_leads_elsewhere_is_refused(folder: Path) -> None:
+    index = folder / ".metadata"
+    index.write_bytes(index.read_bytes().replace(b"__0_0.distcp", b"../../secret"))
+    with pytest.raises(ValueError, match="outside"):
+        read_whole(folder)
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_damaged_files_are_named_so(name: str, folder: Path) -> None:
+    path = folder / name
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(ValueError, match="damaged"):
+        read_whole(folder)
+
+
+def stepped(model: nn.Module, weight_decay: float) -> torch.optim.Optimizer:
+    """An optimizer that has taken a step; the same for models with the same weights."""
+    optimizer = torch.optim.AdamW(parameter_groups(model, decayed_parameter_names(model), weight_decay), lr=0.1)
+    for place, parameter in enumerate(model.parameters(), start=1):
+        parameter.grad = torch.full_like(parameter, float(place))
+    optimizer.step()
+    return optimizer
+
+
+def models() -> tuple[nn.Module, nn.Module]:
+    """One with whole parameters, and one that has some of each group split, as they say of themselves."""
+    torch.manual_seed(0)
+    whole = VectorClassifier()
+    split = VectorClassifier()
+    split.load_state_dict(whole.state_dict())
+    for parameter in split.head.parameters():
+        parameter.device_mesh = "tp"  # type: ignore[attr-defined]
+    return whole, split
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_the_state_of_a_split_model_has_the_form_of_a_whole_ones_and_goes_back(weight_decay: float) -> None:
+    whole, split = models()
+    of_whole, of_split = stepped(whole, weight_decay), stepped(split, weight_decay)
+    assert [len(group["params"]) for group in of_whole.param_groups] == [2, 4]
+    assert [len(group["params"]) for group in of_split.param_groups] == [1, 1, 3, 1]
+
+    named = by_name(of_split.state_dict(), names_of_parameters(split, of_split))
+    written = numbered_as_if_whole(split, of_split, named)
+    expected = of_whole.state_dict()
+    assert written["param_groups"] == expected["param_groups"]
+    for number, entries in expected["state"].items():
+        assert torch.equal(written["state"][number]["exp_avg"], entries["exp_avg"])
+    assert optimizer_differences(of_whole, written) == []
+
+    for stored in (written, named):
+        read: Any = numbered_for(split, of_split, stored)
+        before = of_split.state_dict()
+        assert read["param_groups"] == before["param_groups"]
+        for number, entries in before["state"].items():
+            assert torch.equal(read["state"][number]["exp_avg"], entries["exp_avg"])
+        # What was loaded can be written again.
+        of_split.load_state_dict(read)
+        assert numbered_as_if_whole(split, of_split, named)["param_groups"] == expected["param_groups"]
+
+
+def test_settings_that_a_group_cannot_have_both_are_left_in_their_groups() -> None:
+    whole, split = models()
+    of_split = stepped(split, 0.1)
+    of_split.param_groups[0]["lr"] = 0.5
+    named = by_name(of_split.state_dict(), names_of_parameters(split, of_split))
+    assert len(numbered_as_if_whole(split, of_split, named)["param_groups"]) == 4
+    assert optimizer_differences(stepped(whole, 0.1), numbered_as_if_whole(split, of_split, named)) != []
+
+
+def test_a_schedule_that_is_the_same_for_all_groups_fits_another_number_of_them() -> None:
+    state = {"base_lrs": [0.1] * 4, "_last_lr": [0.05] * 4, "lr_lambdas": [None] * 4, "last_epoch": 3}
+    assert fitted_to_groups(state, 2) == {
+        "base_lrs": [0.1] * 2,
+        "_last_lr": [0.05] * 2,
+        "lr_lambdas": [None] * 2,
+        "last_epoch": 3,
+    }
+    by_group = {"base_lrs": [0.1, 0.2, 0.3]}
+    assert fitted_to_groups(by_group, 2) == by_group
+    assert fitted_to_groups("damaged", 2) == "damaged"

@@ -1,0 +1,113 @@
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from littrainer.cli import main
+from littrainer.commands import env
+from littrainer.commands.env import HIDDEN, findings, variables
+from tests.compat.processes import facts_of, run_python
+
+SECTIONS = ["littrainer", "findings", "packages", "torch", "accelerate's configuration", "environment variables"]
+# In the place of torch: what happens when it is imported.
+BROKEN_TORCHES = {
+    "raise ImportError('no libcudart.so.12')": "status 1: ImportError: no libcudart.so.12",
+    "import os; os.abort()": "import torch ended its process with status -6",
+}
+
+
+def test_facts_come_as_json_and_neither_torch_nor_lightning_is_loaded(tmp_path: Path) -> None:
+    script = (
+        "import contextlib, io, json, sys\nfrom littrainer.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as printed:\n    status = main(['env', '--json'])\n"
+        "loaded = sorted({'torch', 'lightning', 'transformers', 'datasets', 'numpy'} & set(sys.modules))\n"
+        "print(json.dumps([status, loaded, json.loads(printed.getvalue())]))\n"
+    )
+    status, loaded, told = facts_of(script, tmp_path, HF_TOKEN="hf_secret_of_mine", RANK="0")
+    assert (status, loaded, list(told)) == (0, [], SECTIONS)
+    assert told["packages"]["torch"] == [importlib.metadata.version("torch")]
+    assert told["torch"]["torch_version"] == importlib.metadata.version("torch") and "os" in told["torch"]
+    assert told["environment variables"]["RANK"] == "0" and told["environment variables"]["HF_TOKEN"] == HIDDEN
+    assert "hf_secret" not in json.dumps(told)
+
+
+@pytest.mark.parametrize("statement", BROKEN_TORCHES)
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX")
+def test_a_broken_torch_is_a_finding_and_all_else_is_printed(tmp_path: Path, statement: str) -> None:
+    (tmp_path / "torch.py").write_text(statement)
+    # `python -m` puts the working directory first on the import path.
+    done = run_python("-m", "littrainer", "env", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = done.stdout.partition("### findings")[2].partition("### packages")[0]
+    assert BROKEN_TORCHES[statement] in found and "rename it" in found
+    assert f"torch {importlib.metadata.version('torch')}, lightning " in done.stdout
+
+
+def test_the_text_is_markdown_with_accelerates_configuration_and_without_the_home_folder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    configuration = tmp_path / "hf" / "accelerate" / "default_config.yaml"
+    configuration.parent.mkdir(parents=True)
+    configuration.write_text("mixed_precision: bf16\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setattr(env, "about_torch", lambda: {"torch_version": "none"})
+    assert main(["env"]) == 0
+    printed = capsys.readouterr().out
+    headings = [line[4:] for line in printed.splitlines() if line.startswith("### ")]
+    assert [headings[0].split()[0], *headings[1:]] == SECTIONS
+    assert "HF_HOME: ~/hf\n" in printed and "mixed_precision: bf16\n" in printed
+
+
+def test_what_is_missing_outside_the_range_or_installed_twice_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = ('made-up<2; extra == "old"', "made-up>=2,!=2.5", "absent>=1", 'made-up==9; extra == "test"')
+    installed = [("a", "made-up-trainer", "1", wanted), ("a", "made-up", "1.5", ()), ("b", "made-up", "2.0", ())]
+    for folder, name, version, requires in installed:
+        about = tmp_path / folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        about.mkdir(parents=True)
+        lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {one}" for one in requires)]
+        (about / "METADATA").write_text("\n".join(["Metadata-Version: 2.1", *lines]) + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "b"))
+    monkeypatch.syspath_prepend(str(tmp_path / "a"))
+    monkeypatch.setattr(env, "OWN_NAME", "made-up-trainer")
+    monkeypatch.setattr(env, "PACKAGES", ("made-up",))
+    assert list(findings()) == [
+        "made-up 1.5 is outside what littrainer supports: pip install 'made-up!=2.5,>=2'",
+        "absent is not installed, and littrainer needs it: pip install 'absent>=1'",
+        "made-up is installed twice (1.5 and 2.0); the first counts: uninstall the other",
+    ]
+
+
+def test_what_is_installed_here_is_within_the_ranges() -> None:
+    assert [finding for finding in findings() if "is outside" in finding] == []
+
+
+SHOWN = {
+    "ACCELERATE_USE_CPU": "true",
+    "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
+    "HF_HOME": "/home/ada/hf",
+    "LD_LIBRARY_PATH": "/a:/opt/openssl@3/lib:/b",
+    "LITTRAINER_TRACEBACK": "full",
+    "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128,garbage_collection_threshold:0.6",
+    "RANK": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+SECRETS = {
+    **dict.fromkeys(("HF_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "CLEARML_API_SECRET_KEY"), "s3cr3t"),
+    "HF_ENDPOINT": "https://ada:pass@hub.example/",
+    "HF_MIRROR": "http://abc@hub.example/",
+    "MLFLOW_TRACKING_URI": "https://mlflow.example/path?key=abc",
+    "WANDB_NAME": "run hf_" + "a1B2" * 8,
+    "WANDB_CONFIG": '{"api_key": "abc"}',
+    "WANDB_NOTES": "with s3cr3t inside",
+}
+
+
+def test_only_variables_that_change_a_training_are_shown_and_secrets_are_hidden() -> None:
+    found: dict[str, Any] = variables({**SHOWN, **SECRETS, "PATH": "/bin", "EDITOR": "vi"})
+    assert found == {**SHOWN, **dict.fromkeys(SECRETS, HIDDEN)}

@@ -1,0 +1,367 @@
+from __future__ import annotations
+
+import ast
+import runpy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import LearningRateMonitor
+
+from littrainer import EarlyStoppingCallback, Trainer, TrainingArguments
+from littrainer.arguments.destinations import DESTINATIONS
+from littrainer.cli import main
+from littrainer.commands.explain import (
+    ABOUT_MODELS,
+    GIVEN_TO_TRAINER,
+    IN_KEYWORDS,
+    Source,
+    _stand_in_trainer,
+    changed_arguments,
+    explanation,
+    program,
+)
+from littrainer.engine.run_lightning import lightning_keywords
+from tests.compat.processes import run_python
+from tests.scenarios.data import vector_rows
+from tests.scenarios.models import VectorClassifier
+
+SCRIPT = """
+import torch
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+
+class Model(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(2, 1)
+    def forward(self, x, labels):
+        return {"loss": ((super().forward(x) - labels) ** 2).mean()}
+
+print("the script speaks")
+if __name__ == "__main__":
+    (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+    rows = [{"x": torch.ones(2), "labels": 1.0}]
+    try:
+        trainer = Trainer(model=Model(), args=args, train_dataset=rows)
+    except Exception:
+        print("caught")
+    trainer.train()
+    print("trained")
+"""
+
+
+# ---- The command -----------------------------------------------------------------------------------------------------
+
+
+def test_a_script_is_stopped_at_its_trainer_and_explained(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = ("train.py", "--output_dir", "out", "--learning_rate", "3e-4", "--use_cpu")
+    done = run_python("-m", "littrainer", "explain", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("lightning.Trainer keywords\n")
+    assert "learning_rate=0.0003" in done.stdout and "output_dir='out'" in done.stdout
+    assert "the script speaks" in done.stderr and "the script speaks" not in done.stdout
+    assert "trained" not in done.stderr and "caught" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "complaint"),
+    [("x = 1\n", 2, "other.py ended without making a Trainer"), ("raise SystemExit(7)\n", 7, "")],
+)
+def test_a_script_without_a_trainer_ends_with_one_line_or_by_itself(
+    tmp_path: Path, script: str, status: int, complaint: str
+) -> None:
+    (tmp_path / "other.py").write_text(script)
+    done = run_python("-m", "littrainer", "explain", "--as-code", "other.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert complaint in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--output_dir", "out", "--learning-rate", "3e-5", "--use_cpu"], ["learning_rate=3e-05", "accelerator='cpu'"]),
+        (["--predict_with_generate", "true"], ["predict_with_generate=True"]),
+        (
+            ["--data", "mine:rows", "--as-code", "--optim", "sgd"],
+            ["from mine import rows as make_rows", "\"optim\": 'sgd'"],
+        ),
+    ],
+)
+def test_arguments_are_explained(capsys: pytest.CaptureFixture[str], words: list[str], shown: list[str]) -> None:
+    assert main(["explain", *words]) == 0
+    printed = capsys.readouterr().out
+    assert [text for text in shown if text not in printed] == []
+
+
+def test_an_earlier_spelling_is_named_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--evaluation_strategy", "epoch", "--use_cpu"]) == 0
+    warned = "littrainer explain: evaluation_strategy='epoch' is an earlier spelling: write eval_strategy='epoch'.\n"
+    assert capsys.readouterr().err == warned
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["stray", "--seed", "1"], "no script 'stray'"),
+        (["."], "no script '.'"),
+        (["--per_device_train_batch_size", "0"], "per_device_train_batch_size=0 is out of range"),
+        (["--learning_ratt", "1"], "did you mean '--learning_rate'"),
+        (["--learning_rate", "fast"], "invalid float value: 'fast'"),
+        (["--fp16", "--bf16"], "fp16 and bf16 are both set"),
+        (["--model", "a:b", "--seed", "1"], "--as-code"),
+        (["--seed", "1", __file__], "a script stands before its arguments"),
+        ([__file__, "--as-code"], "write it before"),
+        (["--as-code=1"], "argument --as-code/--as_code: ignored explicit argument '1'"),
+        (["--as-code", "--data", "rows"], "'rows' is not MODULE:NAME"),
+        (["--as-code", "--model", "my-models:make"], "'my-models:make' is not MODULE:NAME"),
+    ],
+)
+def test_bad_input_ends_with_status_2_and_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], complaint: str
+) -> None:
+    try:
+        status: object = main(["explain", *words])
+    except SystemExit as stopped:
+        status = stopped.code
+    assert status == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and len(printed.err.splitlines()) == 1
+    assert printed.err.startswith("littrainer explain: ") and complaint in printed.err
+
+
+# ---- In words --------------------------------------------------------------------------------------------------------
+
+
+class StepwiseTrainer(Trainer):
+    """Runs in Lightning's manual optimization."""
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+def report_on(args: TrainingArguments) -> str:
+    return explanation(_stand_in_trainer(args), args)
+
+
+def line_of(report: str, start: str) -> str:
+    (line,) = [line.strip() for line in report.splitlines() if line.strip().startswith(start)]
+    return line
+
+
+def test_keywords_have_their_reasons_and_changed_arguments_the_place_they_went_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    changes: dict[str, Any] = {"gradient_accumulation_steps": 3, "learning_rate": 3e-5, "use_cpu": True}
+    args = TrainingArguments("runs/one", lightning={"detect_anomaly": True}, hub_token="secret", **changes)
+    report = report_on(args)
+    keywords, _, arguments = report.partition("arguments away from their defaults")
+    for name, value in lightning_keywords(args).items():
+        assert len(line_of(keywords, f"{name}={value!r} ").split()) > 2
+    assert line_of(keywords, "accumulate_grad_batches=3").endswith("from gradient_accumulation_steps")
+    assert line_of(keywords, "detect_anomaly=True").endswith("given as `lightning`")
+    for name, value in changes.items():
+        place, sentence, _ = DESTINATIONS[name]
+        assert line_of(arguments, f"{name}={value!r} ").endswith(f"  {place.value}: {sentence}")
+    assert "weight_decay" not in arguments and "secret" not in report and line_of(arguments, "output_dir='runs/one'")
+    assert list(tmp_path.iterdir()) == []
+    usual = TrainingArguments(disable_tqdm=TrainingArguments().disable_tqdm)
+    assert changed_arguments(usual) == {"output_dir": "trainer_output"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        (
+            {"disable_tqdm": True},
+            [
+                "strategy ResidentSingleDeviceStrategy on cpu",
+                "precision plugin Precision (32-true)",
+                "optimization automatic; the optimizer steps after each micro-batch",
+                "Trainer callbacks DefaultFlowCallback, PrinterCallback",
+                "Lightning loggers none",
+            ],
+        ),
+        (
+            {"bf16": True, "gradient_accumulation_steps": 4},
+            [
+                "precision plugin ForwardMixedPrecision (bf16-mixed)",
+                "optimization automatic; the optimizer steps after 4 micro-batches",
+            ],
+        ),
+    ],
+)
+def test_the_parts_that_result_are_named(changes: dict[str, Any], lines: list[str]) -> None:
+    report = [" ".join(line.split()) for line in report_on(TrainingArguments(use_cpu=True, **changes)).splitlines()]
+    assert [line for line in lines if line not in report] == []
+
+
+def test_what_a_script_gave_its_trainer_is_named_too(tmp_path: Path) -> None:
+    args = TrainingArguments(str(tmp_path), use_cpu=True)
+    trainer = StepwiseTrainer(
+        model=VectorClassifier(),
+        args=args,
+        callbacks=[EarlyStoppingCallback(), LearningRateMonitor()],
+        lightning={"profiler": "simple", "logger": True, "default_root_dir": str(tmp_path)},
+    )
+    report = explanation(trainer, args)
+    assert "EarlyStoppingCallback" in line_of(report, "Trainer callbacks")
+    assert line_of(report, "Lightning callbacks").endswith("TrainerEvents, LearningRateMonitor")
+    assert "manual" in line_of(report, "optimization")
+    assert line_of(report, "profiler='simple'").endswith("given as `lightning`")
+
+
+# ---- As a program ----------------------------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {
+    "per_device_train_batch_size": 2,
+    "learning_rate": 0.02,
+    "logging_strategy": "no",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+    "use_cpu": True,
+    "num_train_epochs": 2,
+}
+
+
+def seeded_classifier() -> VectorClassifier:
+    torch.manual_seed(3)
+    return VectorClassifier()
+
+
+def twelve_rows() -> list[dict[str, Any]]:
+    return vector_rows(12)
+
+
+def arguments(folder: Path, **changes: Any) -> TrainingArguments:
+    return TrainingArguments(str(folder / "out"), **{**SMALL, **changes})
+
+
+def run(text: str, folder: Path) -> dict[str, Any]:
+    """The names of the program after it has run."""
+    path = folder / "program.py"
+    path.write_text(text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return runpy.run_path(str(path), run_name="__main__")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_train_epochs": 1.5, "warmup_steps": 2, "label_smoothing_factor": 0.3, "dataloader_drop_last": True},
+        {
+            "gradient_accumulation_steps": 4,
+            "max_grad_norm": 0.1,
+            "weight_decay": 0.3,
+            "optim": "adafactor",
+            "eval_strategy": "steps",
+            "eval_steps": 1,
+            "eval_on_start": True,
+            "seed": 7,
+            "lr_scheduler_type": "cosine_with_min_lr",
+            "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
+        },
+        {"max_steps": 5, "gradient_accumulation_steps": 2, "max_grad_norm": 0, "train_sampling_strategy": "sequential"},
+    ],
+    ids=["epochs", "accumulation", "steps"],
+)
+def test_the_printed_program_trains_to_the_same_weights(tmp_path: Path, changes: dict[str, Any]) -> None:
+    args = arguments(tmp_path, **changes)
+    trainer = Trainer(model=seeded_classifier(), args=args, train_dataset=twelve_rows(), eval_dataset=twelve_rows())
+    trainer.train()
+    names = run(program(args, Source(f"{__name__}:seeded_classifier", f"{__name__}:twelve_rows")), tmp_path)
+    assert names["trainer"].global_step == trainer.state.global_step
+    for name, weight in names["trainer"].lightning_module.model.state_dict().items():
+        torch.testing.assert_close(weight, trainer.model.state_dict()[name], rtol=1e-5, atol=1e-7)
+        assert not torch.equal(weight, seeded_classifier().state_dict()[name])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "bf16": True,
+            "eval_strategy": "epoch",
+            "save_strategy": "epoch",
+            "load_best_model_at_end": True,
+            "save_total_limit": 1,
+            "full_determinism": True,
+            "gradient_checkpointing": True,
+        },
+        {
+            "eval_strategy": "epoch",
+            "save_strategy": "best",
+            "metric_for_best_model": "accuracy",
+            "save_total_limit": 1,
+            "lr_scheduler_type": "reduce_lr_on_plateau",
+        },
+        {
+            "save_strategy": "steps",
+            "save_steps": 0.5,
+            "save_total_limit": 1,
+            "logging_strategy": "steps",
+            "lightning": {"profiler": "simple"},
+            "dataloader_num_workers": 1,
+            "neftune_noise_alpha": 5,
+        },
+    ],
+    ids=["epochs", "best", "steps"],
+)
+def test_a_program_with_stand_ins_runs_as_it_is_printed(tmp_path: Path, changes: dict[str, Any]) -> None:
+    names = run(program(arguments(tmp_path, per_device_train_batch_size=8, **changes)), tmp_path)
+    assert names["trainer"].global_step == 16
+    assert list((tmp_path / "out").rglob("*.ckpt")) != []
+
+
+def head_of(text: str) -> str:
+    return ast.get_docstring(ast.parse(text)) or ""
+
+
+def test_what_a_program_leaves_out_is_listed_at_its_top(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"run_name": "one", "tf32": False, "lightning": {"plugins": [print]}}
+    head = head_of(program(arguments(tmp_path, **changes)))
+    assert all(f"- {name}: " in head for name in changes) and "- learning_rate" not in head
+    assert "Instead: torch.set_float32_matmul_precision." in head
+
+
+def accuracy(prediction: Any) -> dict[str, float]:
+    return {"accuracy": 1.0}
+
+
+class OwnLoss(Trainer):
+    def compute_loss(self, *values: Any, **keywords: Any) -> Any:
+        return super().compute_loss(*values, **keywords)
+
+
+def test_the_objects_of_a_scripts_trainer_are_named_with_the_place_they_belong_to(tmp_path: Path) -> None:
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    trainer = OwnLoss(
+        model=VectorClassifier(),
+        args=args,
+        train_dataset=vector_rows(12),
+        compute_metrics=accuracy,
+        data_collator=torch.utils.data.default_collate,
+        callbacks=[EarlyStoppingCallback()],
+    )
+    lines = head_of(program(args, trainer=trainer)).splitlines()
+    assert lines[lines.index("Objects of the script's Trainer, which a text cannot hold:") + 1 :] == [
+        "- model (VectorClassifier): return it in make_model, or name it with --model",
+        "- train_dataset (list): return it in make_rows, or name it with --data",
+        "- data_collator (default_collate): a keyword of TrainerDataModule",
+        "- compute_metrics (accuracy): a keyword of TransformersModule",
+        "- callback EarlyStoppingCallback: rewrite it as a callback of Lightning, unless it is one",
+        "- OwnLoss, which overrides compute_loss: write a subclass of TransformersModule",
+    ]
+    named = head_of(program(args, Source("mine:model", "mine:rows"), trainer=trainer))
+    assert "- model " not in named and "- train_dataset" not in named and "- compute_metrics" in named
+
+
+def test_the_names_in_the_tables_are_there() -> None:
+    assert {*TrainingArguments.__dataclass_fields__} >= IN_KEYWORDS
+    assert {*DESTINATIONS} >= ABOUT_MODELS
+    trainer = _stand_in_trainer(TrainingArguments(use_cpu=True))
+    assert [name for name in GIVEN_TO_TRAINER if not hasattr(trainer, name)] == []

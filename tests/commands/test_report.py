@@ -1,0 +1,467 @@
+from __future__ import annotations
+
+import html
+import importlib.util
+import math
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from littrainer import TrainingArguments
+from littrainer.checkpoint.arguments_file import write_run_record
+from littrainer.checkpoint.verification import damage_in
+from littrainer.cli import main
+from littrainer.commands import report
+from littrainer.commands.report import NothingToReport, Run, read_folders
+from littrainer.search.record import TrialRecord
+from tests.compat.processes import facts_of
+from tests.scenarios.trainers import quiet_trainer
+
+from .report_folders import LOGGED, RATE, some_trials, write_search, write_state
+
+pytest.importorskip("matplotlib")
+from littrainer.commands.report_page import MOST_METRICS, MOST_ROWS, importance_of
+
+PNG_HEAD = b"\x89PNG\r\n\x1a\n"
+VOID = {"meta", "img", "br"}
+HOSTILE = "<script>alert(1)</script>\"'&</style><!--$x_"
+
+
+class _Outline(HTMLParser):
+    """What a page consists of; fails if its elements are not closed in their order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page_of(*folders: Path, options: tuple[str, ...] = ()) -> str:
+    """The page about these folders, whose picture has been drawn."""
+    written = folders[0] / "page.html"
+    assert main(["report", *map(str, folders), "-o", str(written), *options]) == 0
+    assert (folders[0] / "page.png").read_bytes().startswith(PNG_HEAD)
+    return written.read_text("utf-8")
+
+
+def rows_of(page: str) -> dict[str, list[str]]:
+    rows = re.findall(r"<tr><th scope=row>(.*?)</th>(.*?)</tr>", page)
+    return {html.unescape(head): list(map(html.unescape, re.findall("<td>(.*?)</td>", cells))) for head, cells in rows}
+
+
+def headings_of(page: str) -> list[str]:
+    return list(map(html.unescape, re.findall("<h2>(.*?)</h2>", page)))
+
+
+def charts_drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Filled when a picture is drawn: the title of each chart, and the labels of its lines."""
+    from matplotlib.figure import Figure
+
+    found: dict[str, list[str]] = {}
+    save = Figure.savefig
+
+    def look(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for axes in self.get_axes():
+            if axes.get_title(loc="left"):
+                found[axes.get_title(loc="left")] = axes.get_legend_handles_labels()[1]
+        return save(self, *args, **kwargs)
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    return found
+
+
+def complaint_of(words: list[str], capsys: pytest.CaptureFixture[str], status: int = 2) -> str:
+    try:
+        found: Any = main(["report", *words])
+    except SystemExit as end:
+        found = end.code
+    printed = capsys.readouterr()
+    assert found == status and printed.out == ""
+    assert printed.err.startswith("littrainer report: ") and printed.err.count("\n") == 1
+    return printed.err
+
+
+# ---- The command -----------------------------------------------------------------------------------------------------
+
+
+def test_a_training_is_reported_beside_its_model_with_its_arguments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    trainer = quiet_trainer(
+        out,
+        logging_strategy="steps",
+        logging_steps=1,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        load_best_model_at_end=True,
+    )
+    trainer.train()
+    trainer.save_state()
+    capsys.readouterr()
+    # A report may be written again.
+    for _ in range(2):
+        assert main(["report", str(out)]) == 0
+    assert capsys.readouterr().out == 2 * f"page: {out / 'report.html'}\npicture: {out / 'report.png'}\n"
+    rows = rows_of((out / "report.html").read_text())
+    assert rows["load_best_model_at_end"] == ["True", "False"] and rows["Best evaluation"][0].endswith("loss at step 6")
+    # One more file in a checkpoint would make it differ from its manifest.
+    (out / "report.html").unlink()
+    assert main(["report", str(out / "checkpoint-6"), "--no-png"]) == 0
+    assert (out / "report.html").is_file() and damage_in(out / "checkpoint-6") == []
+    assert "load_best_model_at_end" in (out / "report.html").read_text()
+
+
+def test_several_folders_are_reported_in_the_working_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [str(write_state(tmp_path / name)) for name in ("_one", "two $x_", "three \N{SNOWMAN}")]
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", *folders, "--scale", "log", "--no-png"]) == 0
+    assert capsys.readouterr().out == "page: report.html\n"
+
+
+def test_without_matplotlib_an_error_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name))
+    assert "pip install 'littrainer[report]'" in complaint_of([str(write_state(tmp_path))], capsys, status=1)
+
+
+def test_a_file_that_is_no_report_is_not_replaced_unless_it_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_state(tmp_path)
+    (folder / "report.html").write_text("the user's own")
+    complaint = complaint_of([str(folder), "--no-png"], capsys)
+    assert f"{folder / 'report.html'} is there and is no report of littrainer" in complaint
+    assert (folder / "report.html").read_text() == "the user's own"
+    assert main(["report", str(folder), "--no-png", "-o", str(folder / "report.html")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "OUTPUT_DIR"),
+        (["{folder}", "--output_dir", "x"], "--output_dir"),
+        (["{folder}", "--scale", "cubic"], "cubic"),
+        (["{folder}", "-o", "page.png"], "ends in .html"),
+        (["{folder}", "-o", "{folder}/absent/page.html"], "which is no folder"),
+        (["{folder}", "-o", "{folder}/dir.html"], "is a folder"),
+        (["{folder}/absent"], "does not exist; give the output_dir of a training, or a checkpoint in it."),
+        (["{folder}/dir.html"], "called trainer.save_state()"),
+        (["{folder}", "{folder}/damaged"], "trainer_state.json is not a readable trainer state"),
+    ],
+)
+def test_what_cannot_be_reported_is_answered_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], reason: str
+) -> None:
+    write_state(tmp_path)
+    (tmp_path / "dir.html" / "checkpoint-2").mkdir(parents=True)
+    (write_state(tmp_path / "damaged") / "trainer_state.json").write_text('{"global_step": 4, "log')
+    assert reason in complaint_of([word.format(folder=tmp_path) for word in words], capsys)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path, content: Any) -> None:
+        raise OSError(28, "No space left on device; nothing was written", str(path))
+
+    monkeypatch.setattr(report, "write_whole", fail)
+    complaint = complaint_of([str(write_state(tmp_path))], capsys)
+    assert f"{tmp_path / 'report.html'} cannot be written: No space left on device" in complaint
+
+
+def test_a_page_is_written_without_loading_the_libraries_underneath(tmp_path: Path) -> None:
+    program = (
+        f"import json, sys\nfrom littrainer.cli import main\nsys.stdout, kept = sys.stderr, sys.stdout\n"
+        f"main(['report', {str(write_state(tmp_path / 'run'))!r}])\nsys.stdout = kept\n"
+        "print(json.dumps(sorted({'torch', 'lightning', 'transformers'} & set(sys.modules))))"
+    )
+    assert facts_of(program, tmp_path) == []
+
+
+# ---- Reading folders -------------------------------------------------------------------------------------------------
+
+
+def runs_in(*folders: Path) -> list[Run]:
+    return read_folders([str(folder) for folder in folders])[0]
+
+
+def test_the_state_in_the_output_dir_is_read_else_that_of_the_newest_checkpoint(tmp_path: Path) -> None:
+    for step in (2, 10, 9):
+        write_state(tmp_path / f"checkpoint-{step}", global_step=step)
+    (tmp_path / "checkpoint-11").mkdir()
+    write_state(tmp_path / "checkpoint-99-old", global_step=99)
+    assert runs_in(tmp_path)[0].state.global_step == 10
+    write_state(tmp_path, global_step=4)
+    (run,) = runs_in(tmp_path)
+    assert (run.state.global_step, run.state_file) == (4, tmp_path / "trainer_state.json")
+    assert any("checkpoint-11 goes further" in note and "ends at step 4" in note for note in run.notes)
+    # A checkpoint, or the file itself, may be given, and what is given twice is read once.
+    checkpoint = tmp_path / "checkpoint-9"
+    assert [run.folder for run in runs_in(checkpoint, checkpoint / "trainer_state.json")] == [checkpoint]
+
+
+def test_names_are_as_short_as_they_can_be_told_apart(tmp_path: Path) -> None:
+    runs = runs_in(*(write_state(tmp_path / path) for path in ("a/run", "b/run", "other")))
+    assert [run.name for run in runs] == [os.path.join("a", "run"), os.path.join("b", "run"), "other"]
+
+
+def test_the_best_checkpoint_is_found_where_the_run_was_moved_to(tmp_path: Path) -> None:
+    recorded = "/somewhere/else/checkpoint-2"
+    write_state(tmp_path, best_model_checkpoint=recorded, best_metric=0.5)
+    assert runs_in(tmp_path)[0].best_checkpoint == f"{recorded} (not there)"
+    (tmp_path / "checkpoint-2").mkdir()
+    (run,) = runs_in(tmp_path)
+    # Releases before 4.53 do not record the step.
+    assert run.best_checkpoint == str(tmp_path / "checkpoint-2") and run.best_step == 2
+
+
+def test_arguments_that_are_not_known_are_noted_with_the_reason(tmp_path: Path) -> None:
+    (run,) = runs_in(write_state(tmp_path))
+    assert run.arguments is None and "there is no littrainer_run.json beside" in run.notes[0]
+    for content in ("nonsense", "[]", '{"arguments": 5}'):
+        (tmp_path / "littrainer_run.json").write_text(content)
+        (run,) = runs_in(tmp_path)
+        assert run.arguments is None and f"{tmp_path / 'littrainer_run.json'} is not readable" in run.notes[0]
+
+
+def test_a_run_records_its_arguments_without_secrets(tmp_path: Path) -> None:
+    address = "https://me:secret@host/x"
+    args = TrainingArguments(
+        str(tmp_path), hub_token="hf_secret", run_name=address, use_cpu=True, lr_scheduler_kwargs={"api_key": "secret"}
+    )
+    write_run_record(args, write_state(tmp_path))
+    assert "secret" not in (tmp_path / "littrainer_run.json").read_text()
+    arguments = runs_in(tmp_path)[0].arguments or {}
+    assert arguments["run_name"] == "https://host/x" and arguments["use_cpu"] == "True"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "Expecting value"),
+        (b"\xff\xfe\x00", "decode"),
+        (b"[1, 2]", "no object"),
+        (b'{"global_step": 4, "log_history": {"loss": 1}}', "log_history is"),
+        (b'{"global_step": ' + b"[" * 100_000, "recursion"),
+    ],
+)
+def test_a_state_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path, content: bytes, reason: str) -> None:
+    (tmp_path / "trainer_state.json").write_bytes(content)
+    with pytest.raises(NothingToReport) as refused:
+        runs_in(tmp_path)
+    message = str(refused.value)
+    assert str(tmp_path / "trainer_state.json") in message and reason in message and "\n" not in message
+
+
+def test_a_damaged_record_of_a_search_beside_a_training_is_a_note_and_alone_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = write_state(write_search(tmp_path / "out")) / "hyperparameter_search.json"
+    record.write_text(record.read_text()[:-20])
+    assert any("is not a readable record of a search" in note for note in runs_in(tmp_path / "out")[0].notes)
+    (tmp_path / "out" / "trainer_state.json").unlink()
+    assert "is not a readable record of a search" in complaint_of([str(tmp_path / "out")], capsys)
+
+
+# ---- The page and the picture of trainings ---------------------------------------------------------------------------
+
+
+def test_a_run_has_its_charts_in_order_with_their_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = charts_drawn(monkeypatch)
+    page_of(write_state(tmp_path, [*LOGGED, {"step": 4, "rewards/chosen": 1.0}], best_metric=0.625, best_global_step=4))
+    assert drawn == {
+        "Loss": ["training", "evaluation", "best"],
+        "accuracy": ["evaluation"],
+        "Learning rate": ["training"],
+        "Gradient norm before clipping": ["training"],
+        "Samples per second of evaluations": ["evaluation"],
+        "rewards/chosen": ["training"],
+    }
+
+
+def test_several_runs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = charts_drawn(monkeypatch)
+    for name, rate in (("one", 0.25), ("two", 0.5)):
+        args = TrainingArguments("out", learning_rate=rate, warmup_steps=7, use_cpu=True)
+        write_run_record(args, write_state(tmp_path / name))
+    page = page_of(tmp_path / "one", tmp_path / "two", options=("--scale", "log"))
+    assert drawn["Loss"] == ["one, training", "one, evaluation", "two, training", "two, evaluation"]
+    rows = rows_of(page)
+    assert rows["learning_rate"] == ["0.25", "0.5"] and rows["loss"] == ["0.5", "0.5"] and "warmup_steps" not in rows
+    assert "2 folders compared" in page and headings_of(page) == ["Results", "Arguments that differ"]
+
+
+def test_results_and_changed_arguments_are_shown(tmp_path: Path) -> None:
+    evaluated = {"step": 2, "eval_accuracy": 0.9375}
+    write_state(tmp_path, [evaluated, *LOGGED], best_metric=0.625, best_global_step=4, max_steps=8)
+    write_run_record(TrainingArguments("out", learning_rate=0.25, use_cpu=True), tmp_path)
+    rows = rows_of(page_of(tmp_path))
+    assert rows["Optimizer steps"] == ["4 of 8"] and rows["Duration of training"] == ["2 min 5 s"]
+    assert rows["loss"] == ["0.5"] and rows["accuracy, evaluation"] == ["0.875 (highest 0.9375 at step 2)"]
+    assert rows["learning_rate"] == ["0.25", "5e-05"] and "weight_decay" not in rows
+
+
+def test_a_history_that_holds_nothing_says_so(tmp_path: Path) -> None:
+    assert "Nothing was logged that could be drawn" in _Outline(page_of(write_state(tmp_path, []))).text
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1e308])
+def test_values_that_are_no_usual_numbers_are_drawn_as_gaps(tmp_path: Path, bad: float) -> None:
+    entries = [{"step": step, "loss": bad if step == 3 else float(step), "other": bad} for step in range(1, 6)]
+    page = page_of(write_state(tmp_path, entries))
+    assert ("nan or infinite, at step 3" in page) == (not math.isfinite(bad))
+
+
+def test_more_metrics_than_are_looked_at_are_folded_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = charts_drawn(monkeypatch)
+    others = {f"device/{number}": float(number) for number in range(40)}
+    page = page_of(write_state(tmp_path, [*LOGGED, {"step": 4, **others}]))
+    assert list(drawn)[-1] == f"device/{MOST_METRICS - 1}"
+    shown, folded = page.split("<details>")
+    assert "device/0" in rows_of(shown) and len(rows_of(folded)) == 40 - MOST_METRICS
+
+
+def test_text_from_files_stays_text_and_a_page_loads_nothing(tmp_path: Path) -> None:
+    trials = [
+        TrialRecord(
+            f"{HOSTILE}{number}",
+            "complete",
+            float(number),
+            {HOSTILE: f"{HOSTILE}{number % 3}", "odd \ud800": number, "x" * 500: [HOSTILE, number]},
+            {HOSTILE: {"kind": HOSTILE, "choices": [HOSTILE]}, "odd \ud800": {"kind": "float", "low": HOSTILE}},
+            folder=HOSTILE,
+        )
+        for number in range(9)
+    ]
+    trials.append(TrialRecord("f", "failed", error=HOSTILE))
+    entries = [{"step": 1, HOSTILE: 1.0, f"eval_{HOSTILE}_runtime": 1.0, f"eval_{HOSTILE}_loss": 2.0, "m\ud800x": 1.0}]
+    folder = write_search(tmp_path / "a<b>&\"'c", trials, name=HOSTILE, objective_names=[HOSTILE])
+    page = page_of(write_state(folder, entries))
+    found = _Outline(page)
+    assert HOSTILE in found.text and "m\\ud800x" in found.text and folder.name in found.text
+    assert not {"script", "b", "c", "link"} & set(found.tags)
+    assert "default-src 'none'" in page and re.findall('src="([^,]*),', page) == ["data:image/png;base64"]
+
+
+# ---- Searches --------------------------------------------------------------------------------------------------------
+
+
+def test_a_search_is_shown_by_its_charts_its_best_trial_and_all_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("optuna")
+    drawn = charts_drawn(monkeypatch)
+    page = page_of(write_search(tmp_path / "out", name="my study"))
+    assert drawn == {
+        "objective over trials (higher is better)": ["best so far", "complete", "pruned, last value", "best", "failed"],
+        "Importance of parameters for objective": [],
+        "objective over learning_rate": [],
+        "objective over per_device_train_batch_size": [],
+        "objective over num_train_epochs": [],
+    }
+    assert headings_of(page) == ["Search", "Best trial: 6", "Trials, the best first"]
+    rows = rows_of(page)
+    assert rows["Trials"] == ["10 complete, 1 pruned, 1 failed"] and rows["Time of all trials"] == ["6 min 0 s"]
+    assert rows["learning_rate"] == ["0.001", "1e-05 to 0.1, by powers"]
+    trials = [row for row in rows if row.startswith("trial ")]
+    assert (trials[0], trials[-2:], len(trials)) == ("trial 6", ["trial 10", "trial 11"], 12)
+    assert rows["trial 11"][0] == "failed: ValueError: too large" and rows["trial 10"][0].startswith("pruned with")
+
+
+def test_two_objectives_are_drawn_each_and_against_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = charts_drawn(monkeypatch)
+    page = page_of(write_search(tmp_path, directions=["maximize", "minimize"], objective_names=["accuracy", "epochs"]))
+    charts = [
+        "accuracy over trials (higher is better)",
+        "epochs over trials (lower is better)",
+        "epochs against accuracy",
+    ]
+    assert list(drawn)[:3] == charts
+    assert rows_of(page)["Best"] == ["trial 5, trial 6"] and not [
+        title for title in headings_of(page) if "Best" in title
+    ]
+
+
+def test_searches_and_trainings_of_several_folders_are_on_one_page(tmp_path: Path) -> None:
+    followed = write_state(write_search(tmp_path / "a"))
+    page = page_of(followed, write_search(tmp_path / "b"), write_state(tmp_path / "c"))
+    titles = [title for title in headings_of(page) if not title.startswith("Best")]
+    assert titles == [
+        "Search of a",
+        "Trials of a, the best first",
+        "Search of b",
+        "Trials of b, the best first",
+        "Results",
+    ]
+
+
+@pytest.mark.parametrize("value", [0.0, 1e308, -1e308, 5e-324, math.inf])
+def test_objectives_of_any_size_are_drawn(tmp_path: Path, value: float) -> None:
+    trial = TrialRecord("5", "complete", value, {"learning_rate": value}, {"learning_rate": RATE})
+    page_of(write_search(tmp_path, [*some_trials(5), trial]))
+
+
+def test_a_search_that_is_not_complete_says_so(tmp_path: Path) -> None:
+    page = page_of(
+        write_search(tmp_path, [TrialRecord("0", "failed", error="ValueError: no"), TrialRecord("1", "running")])
+    )
+    assert "1 of 2 trials were running" in page and "The first failure: ValueError: no" in page
+    assert rows_of(page_of(write_search(tmp_path, [])))["Trials"] == ["none"]
+
+
+def test_a_large_record_gives_a_table_of_bounded_length(tmp_path: Path) -> None:
+    trials = [TrialRecord(str(row), "complete", row % 97 / 97, {"x": row}) for row in range(MOST_ROWS + 9)]
+    page = page_of(write_search(tmp_path, trials))
+    assert (
+        "9 more trials are in" in page and len([row for row in rows_of(page) if row.startswith("trial ")]) == MOST_ROWS
+    )
+
+
+def test_importance_is_what_optuna_finds_in_the_study(tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    of_optuna = pytest.importorskip("littrainer.search.distributions").of_optuna
+
+    def objective(trial: Any) -> float:
+        rate = trial.suggest_float("rate", 1e-5, 1e-1, log=True)
+        decay = trial.suggest_float("decay", 0.0, 0.5, step=0.125)
+        kind = trial.suggest_categorical("kind", ["a", "b", "c"])
+        return abs(rate - 1e-3) * 100 + decay / 10 + trial.suggest_int("extra", 1, 9, step=2) / 50 + (kind == "b")
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    study.optimize(objective, n_trials=30)
+    trials = []
+    for one in study.trials:
+        drawn = {name: of_optuna(entry) for name, entry in one.distributions.items()}
+        trials.append(TrialRecord(str(one.number), "complete", one.value, one.params, drawn))
+    (search,) = read_folders([str(write_search(tmp_path, trials, directions=["minimize"]))])[1]
+    expected = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
+    assert importance_of(search.stored, 0) == pytest.approx(expected)
+    # Trials without distributions are not weighed.
+    for trial in search.stored.trials[:1]:
+        trial.distributions = {"rate": {"kind": "float"}}
+    assert importance_of(search.stored, 0) == {}

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import logging
+import pickle
+import sys
+import typing
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import littrainer
+from littrainer.data.collators import (
+    DataCollatorWithPadding,
+    DefaultDataCollator,
+    RemoveColumnsCollator,
+    default_collator_for,
+    default_data_collator,
+)
+from tests.scenarios.data import tiny_tokenizer
+
+Samples = list[dict[str, Any]]
+
+
+def described(batch: dict[str, Any]) -> dict[str, tuple[str, str, list[Any]]]:
+    """Each entry as type, dtype and values, which can be compared whatever the library."""
+    return {name: (type(value).__name__, str(value.dtype), value.tolist()) for name, value in batch.items()}
+
+
+WITHOUT_TENSORS: dict[str, Samples] = {
+    "whole label": [{"label": 2}, {"label": 0}],
+    "float label": [{"label": 2.0}, {"label": 0.5}],
+    "boolean label": [{"label": True}, {"label": False}],
+    "NumPy label": [{"label": np.int32(2)}, {"label": np.int32(1)}],
+    "NumPy float label": [{"label": np.float64(0.25)}, {"label": np.float64(1)}],
+    "several labels a sample": [{"label": [1, 0]}, {"label": [0, 1]}],
+    "whole label_ids": [{"label_ids": [1, 2]}, {"label_ids": [3, -100]}],
+    "float label_ids": [{"label_ids": [1.0, 2]}, {"label_ids": [3, 4]}],
+    "label_ids array": [{"label_ids": np.array([1, 2])}, {"label_ids": np.array([3, 4])}],
+    "float label_ids array": [{"label_ids": np.array([1.5, 2])}, {"label_ids": np.array([3.0, 4])}],
+    "label of None beside label_ids": [{"label": None, "label_ids": [1]}, {"label": None, "label_ids": [2]}],
+    "no label but None": [{"label": None, "x": 1}, {"label": None, "x": 2}],
+    "label and labels": [{"label": 1, "labels": 5}, {"label": 2, "labels": 6}],
+    "labels under the model's own name": [{"labels": 1.5}, {"labels": 2.5}],
+    "numbers": [{"x": 1, "y": 0.5, "z": True}, {"x": 2, "y": 1, "z": False}],
+    "lists": [{"x": [1, 2], "y": [0.5, 1.5]}, {"x": [3, 4], "y": [1.0, 2.0]}],
+    "nested lists": [{"x": [[1, 2], [3, 4]]}, {"x": [[5, 6], [7, 8]]}],
+    "arrays": [{"x": np.arange(3, dtype=np.float32)}, {"x": np.ones(3, dtype=np.float32)}],
+    "texts and None are left out": [{"text": "a", "no": None, "x": 1}, {"text": "b", "no": 3, "x": 2}],
+}
+WITH_TENSORS: dict[str, Samples] = {
+    "tensors": [{"x": torch.ones(2), "y": torch.tensor(1)}, {"x": torch.zeros(2), "y": torch.tensor(2)}],
+    "tensor label": [{"label": torch.tensor(3)}, {"label": torch.tensor(4)}],
+    "float tensor label": [{"label": torch.tensor(0.5)}, {"label": torch.tensor(4.0)}],
+    "tensor label_ids": [{"label_ids": torch.tensor([1, 2])}, {"label_ids": torch.tensor([3, 4])}],
+    "tensor label_ids of 32 bits": [{"label_ids": torch.tensor([1], dtype=torch.int32)}] * 2,
+}
+CASES = [
+    *((name, samples, kind) for name, samples in WITHOUT_TENSORS.items() for kind in ("pt", "np")),
+    *((name, samples, "pt") for name, samples in WITH_TENSORS.items()),
+]
+
+
+@pytest.mark.parametrize(("samples", "kind"), [case[1:] for case in CASES], ids=[f"{c[0]}-{c[2]}" for c in CASES])
+def test_samples_of_equal_length_make_the_batch_that_transformers_makes(samples: Samples, kind: str) -> None:
+    theirs = described(transformers.default_data_collator(samples, return_tensors=kind))
+    assert described(default_data_collator(samples, return_tensors=kind)) == theirs
+
+
+def test_samples_may_be_objects_with_attributes() -> None:
+    batch = default_data_collator([SimpleNamespace(x=[1, 2], label=0), SimpleNamespace(x=[3, 4], label=1)])
+    assert described(batch) == {
+        "labels": ("Tensor", "torch.int64", [0, 1]),
+        "x": ("Tensor", "torch.int64", [[1, 2], [3, 4]]),
+    }
+
+
+@pytest.mark.parametrize("make", [list, torch.tensor, np.array])
+@pytest.mark.parametrize("name", ["input_ids", "label_ids"])
+def test_samples_of_unequal_length_are_refused_by_column_and_with_a_way_out(make: Any, name: str) -> None:
+    samples = [{name: make([1, 2])}, {name: make([3])}]
+    with pytest.raises(ValueError, match=f"(?s)'{name}'.*[Pp]ad.*data_collator.*processing_class") as caught:
+        default_data_collator(samples)
+    assert caught.value.__cause__ is not None
+
+
+def test_another_kind_of_tensor_is_refused_with_the_kinds_there_are() -> None:
+    with pytest.raises(ValueError, match=r"'tf'.*'pt'.*'np'"):
+        default_data_collator([{"x": 1}], return_tensors="tf")
+
+
+@pytest.mark.parametrize("remembered", ["pt", "np"])
+@pytest.mark.parametrize("asked_for", [None, "pt", "np"])
+def test_the_default_collator_as_an_object_remembers_the_kind_of_tensor(remembered: str, asked_for: str | None) -> None:
+    samples = [{"x": [1, 2], "label": 0}, {"x": [3, 4], "label": 1}]
+    theirs = transformers.DefaultDataCollator(return_tensors=remembered)(samples, return_tensors=asked_for)
+    ours = DefaultDataCollator(return_tensors=remembered)(samples, return_tensors=asked_for)
+    assert described(ours) == described(theirs)
+
+
+def test_the_type_of_collators_for_annotations_is_public() -> None:
+    assert typing.get_origin(littrainer.DataCollator) is Callable
+    assert typing.get_args(littrainer.DataCollator)[0] == [list[Any]]
+
+
+# ---- Padding --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"padding": "max_length", "max_length": 9},
+        {"pad_to_multiple_of": 4},
+        {"return_tensors": "np"},
+    ],
+)
+@pytest.mark.parametrize("label", ["label", "label_ids", "labels"])
+def test_tokenized_samples_are_padded_as_transformers_pads_them(options: dict[str, Any], label: str) -> None:
+    tokenizer = tiny_tokenizer()
+    samples = [{**tokenizer(text), label: number} for number, text in enumerate(["loss", "step batch model"])]
+    theirs = transformers.DataCollatorWithPadding(tokenizer, **options)(samples)
+    ours = DataCollatorWithPadding(tokenizer, **options)(samples)
+    assert described(ours) == described(theirs)
+    assert "labels" in ours and len(ours["input_ids"][0]) > 1
+
+
+class AdvisingTokenizer:
+    """Fails to pad, and notes whether its advice against `pad` was switched off at that time."""
+
+    def __init__(self) -> None:
+        self.deprecation_warnings = {"Asking-to-pad-a-fast-tokenizer": False}
+        self.was_silenced: bool | None = None
+
+    def pad(self, samples: Any, **options: Any) -> Any:
+        self.was_silenced = self.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"]
+        raise OverflowError
+
+
+def test_a_tokenizers_advice_against_pad_is_off_while_padding_only() -> None:
+    tokenizer = AdvisingTokenizer()
+    with pytest.raises(OverflowError):
+        DataCollatorWithPadding(tokenizer)([{"input_ids": [1]}])
+    assert tokenizer.was_silenced
+    assert tokenizer.deprecation_warnings == {"Asking-to-pad-a-fast-tokenizer": False}
+
+
+def test_a_trainer_pads_where_its_processing_class_can() -> None:
+    tokenizer = tiny_tokenizer()
+    collator = default_collator_for(tokenizer)
+    assert isinstance(collator, DataCollatorWithPadding) and collator.tokenizer is tokenizer
+
+
+@pytest.mark.parametrize("processing_class", [None, SimpleNamespace(pad_token_id=0)])
+def test_a_trainer_stacks_where_nothing_can_pad(processing_class: Any) -> None:
+    assert default_collator_for(processing_class) is default_data_collator
+
+
+# ---- Columns that the model does not take ----------------------------------------------------------------------------
+
+
+def test_columns_the_model_does_not_take_never_reach_the_collator() -> None:
+    collator = RemoveColumnsCollator(lambda samples: samples, ["x", "labels"])
+    assert collator([{"x": 1, "text": "a"}, {"labels": 2, "id": 3, "x": 4}]) == [{"x": 1}, {"labels": 2, "x": 4}]
+
+
+def test_samples_that_are_no_dicts_reach_the_collator_as_they_are() -> None:
+    assert RemoveColumnsCollator(tuple, ["x"])([1, "text", (2, 3)]) == (1, "text", (2, 3))
+
+
+def test_dropped_columns_are_named_once_with_model_and_set(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    collator = RemoveColumnsCollator(list, ["x"], logging.getLogger("columns"), "BertModel", "training")
+    for _ in range(2):
+        collator([{"x": 1, "text": "a", "id": 2}])
+    (record,) = caplog.records
+    for word in ("training", "BertModel", "id, text", "remove_unused_columns=False"):
+        assert word in record.getMessage()
+
+
+def test_a_collator_may_take_entries_out_of_its_samples_without_changing_the_data() -> None:
+    rows = [{"x": 1}, {"x": 2, "text": "a"}]
+    RemoveColumnsCollator(lambda samples: [sample.pop("x") for sample in samples], ["x"])(rows)
+    assert rows == [{"x": 1}, {"x": 2, "text": "a"}]
+
+
+def test_every_column_that_was_dropped_is_remembered() -> None:
+    collator = RemoveColumnsCollator(list, ["x"])
+    collator([{"x": 1, "text": "a"}, {"x": 1}])
+    collator([{"x": 1, "id": 2}])
+    assert list(collator.dropped) == ["text", "id"]
+
+
+def test_dropping_nothing_makes_no_call_for_each_sample() -> None:
+    calls: list[str] = []
+
+    def noted(frame: Any, event: str, _: Any) -> None:
+        calls.extend([frame.f_code.co_name] if event == "call" else [])
+
+    collator = RemoveColumnsCollator(list, ["x", "labels"])
+    rows = [{"x": number} for number in range(32)]
+    sys.setprofile(noted)
+    try:
+        collator(rows)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 4
+
+
+# ---- transformers' own ----------------------------------------------------------------------------------------------
+
+OF_TRANSFORMERS = (
+    "LanguageModeling",
+    "MultipleChoice",
+    "PermutationLanguageModeling",
+    "Seq2Seq",
+    "TokenClassification",
+)
+
+
+def test_other_collators_are_those_of_transformers() -> None:
+    for name in (*(f"DataCollatorFor{task}" for task in OF_TRANSFORMERS), "DataCollatorWithFlattening"):
+        assert getattr(littrainer, name) is getattr(transformers, name), name
+
+
+def test_the_earlier_name_for_whole_words_still_hides_them_and_names_the_new_one() -> None:
+    with pytest.warns(FutureWarning, match="whole_word_mask=True"):
+        collator = littrainer.DataCollatorForWholeWordMask(tiny_tokenizer(), mlm_probability=0.5)
+    again = pickle.loads(pickle.dumps(collator))
+    assert (again.mlm, again.whole_word_mask, again.mlm_probability) == (True, True, 0.5)
+    assert isinstance(again, transformers.DataCollatorForLanguageModeling)
+
+
+def test_without_transformers_its_collators_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "littrainer.data.transformers_collators", raising=False)
+    monkeypatch.delitem(vars(littrainer), "DataCollatorForSeq2Seq", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers.data.data_collator", None)
+    with pytest.raises(ImportError, match=r"transformers' own, .* pip install transformers"):
+        _ = littrainer.DataCollatorForSeq2Seq
+    assert littrainer.DataCollatorWithPadding is DataCollatorWithPadding

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import pytest
+from accelerate.utils import DeepSpeedPlugin
+
+from littrainer import TrainingArguments
+from littrainer.distributed import environment
+from littrainer.distributed.environment import (
+    REFUSED_VARIABLES,
+    adopt_launcher_variables,
+    check_ranks,
+    launcher_settings,
+    meeting_point,
+    refused_variables,
+)
+from tests.distributed.launchers import PYTORCH_VARIABLES, SLURM_STEP, set_only
+
+MPI_LAUNCHERS = {
+    "Open MPI": {
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "MASTER_ADDR": "node-a",
+    },
+    "Intel MPI": {
+        "PMI_SIZE": "4",
+        "PMI_RANK": "3",
+        "MPI_LOCALNRANKS": "2",
+        "MPI_LOCALRANKID": "1",
+        "MASTER_ADDR": "node-a",
+    },
+    "MVAPICH": {
+        "MV2_COMM_WORLD_SIZE": "4",
+        "MV2_COMM_WORLD_RANK": "3",
+        "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+        "MV2_COMM_WORLD_LOCAL_RANK": "1",
+        "MASTER_ADDR": "node-a",
+    },
+}
+
+
+def adopted(variables: dict[str, str]) -> dict[str, str]:
+    """torchrun's variables, after those of another launcher have been read."""
+    found = dict(variables)
+    adopt_launcher_variables(found)
+    return {name: found[name] for name in PYTORCH_VARIABLES if name in found}
+
+
+@pytest.mark.parametrize("launcher", MPI_LAUNCHERS)
+def test_ranks_of_mpi_become_torchruns(launcher: str) -> None:
+    assert adopted(MPI_LAUNCHERS[launcher]) == {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "node-a",
+        "MASTER_PORT": "29500",
+    }
+
+
+def test_processes_that_mpi_starts_on_one_node_meet_there() -> None:
+    found = adopted({"PMI_SIZE": "2", "PMI_RANK": "1"})
+    assert (found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"], found["MASTER_ADDR"]) == ("1", "2", "127.0.0.1")
+
+
+def test_one_process_of_mpi_is_alone() -> None:
+    assert adopted({"PMI_SIZE": "1", "PMI_RANK": "0"}) == {}
+
+
+def test_tasks_that_srun_has_started_train_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_only(monkeypatch, **SLURM_STEP)
+    args = TrainingArguments.__new__(TrainingArguments)
+    adopt_launcher_variables()
+    assert (args.world_size, args.process_index, args.local_process_index, args.local_world_size) == (8, 5, 1, 4)
+    assert str(meeting_point()) == "gpu-07:20678"
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"SLURM_STEP_NUM_TASKS": None},
+        {"SLURM_STEP_NUM_TASKS": "1"},
+        {"SLURM_JOB_NAME": "bash"},
+        {"SLURM_JOB_NAME": "interactive"},
+    ],
+    ids=["batch script without srun", "one task", "shell", "interactive"],
+)
+def test_within_an_allocation_a_script_that_srun_has_not_started_several_times_is_alone(
+    monkeypatch: pytest.MonkeyPatch, difference: dict[str, str | None]
+) -> None:
+    set_only(monkeypatch, **{**SLURM_STEP, **difference})
+    adopt_launcher_variables()
+    assert environment.world_size() == 1 and not environment.is_launched()
+
+
+def test_torchrun_within_a_task_of_slurm_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_only(monkeypatch, **SLURM_STEP, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
+    adopt_launcher_variables()
+    assert (environment.rank(), environment.world_size(), meeting_point()) == (1, 2, None)
+
+
+@pytest.mark.parametrize(
+    ("variables", "complaint"),
+    [
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 says that there are 2 processes, and RANK is not set"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK=2 does not fit WORLD_SIZE=2: ranks go from 0 to 1"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 must be 1 or more"),
+        ({"WORLD_SIZE": "2", "RANK": "-1"}, "RANK=-1 does not fit"),
+        ({"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK=2 does not fit"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "LOCAL_WORLD_SIZE": "4"}, "LOCAL_WORLD_SIZE=4 is more than WORLD_SIZE=2"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused_by_variable(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], complaint: str
+) -> None:
+    set_only(monkeypatch, **variables)
+    with pytest.raises(ValueError, match=complaint):
+        check_ranks()
+
+
+@pytest.mark.parametrize("port", ["0", "70000", "many"])
+def test_a_port_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, port: str) -> None:
+    set_only(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    with pytest.raises(ValueError, match=f"MASTER_PORT='?{port}"):
+        meeting_point()
+
+
+DEEPSPEED = {
+    "ACCELERATE_USE_DEEPSPEED": "true",
+    "ACCELERATE_CONFIG_DS_FIELDS": "true",
+    "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+    "ACCELERATE_GRADIENT_CLIPPING": "0.5",
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
+    "ACCELERATE_DEEPSPEED_ZERO3_INIT": "false",
+    "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "true",
+}
+
+
+def test_without_a_launcher_nothing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_only(monkeypatch, ACCELERATE_USE_DEEPSPEED="False", ACCELERATE_DEEPSPEED_ZERO_STAGE="2")
+    assert launcher_settings() == {}
+
+
+def test_deepspeeds_configuration_is_the_one_that_accelerate_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_only(monkeypatch, **DEEPSPEED)
+    found = launcher_settings()
+    ours, theirs = found["deepspeed"], DeepSpeedPlugin().deepspeed_config
+    assert found["zero3_init"] is False
+    assert ours["zero_optimization"]["stage"] == theirs["zero_optimization"]["stage"] == 3
+    assert ours["zero_optimization"]["offload_optimizer"] == {"device": "cpu"}
+    assert "offload_param" not in ours["zero_optimization"]
+    for name in ("gradient_accumulation_steps", "gradient_clipping", "train_batch_size"):
+        assert ours[name] == theirs[name]
+    key = "stage3_gather_16bit_weights_on_model_save"
+    assert ours["zero_optimization"][key] is theirs["zero_optimization"][key] is True
+
+
+def test_deepspeed_alone_means_stage_2_and_open_values_from_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_only(monkeypatch, ACCELERATE_USE_DEEPSPEED="true")
+    config = launcher_settings()["deepspeed"]
+    assert config["zero_optimization"]["stage"] == DeepSpeedPlugin().zero_stage == 2
+    assert config["gradient_accumulation_steps"] == config["gradient_clipping"] == config["train_batch_size"] == "auto"
+
+
+def test_a_file_of_deepspeeds_is_handed_on_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_only(monkeypatch, ACCELERATE_USE_DEEPSPEED="true", ACCELERATE_DEEPSPEED_CONFIG_FILE="zero3.json")
+    assert launcher_settings()["deepspeed"] == "zero3.json"
+
+
+@pytest.mark.parametrize(
+    ("variables", "complaint"),
+    [
+        ({"ACCELERATE_USE_DEEPSPEED": "perhaps"}, "ACCELERATE_USE_DEEPSPEED='perhaps' is neither true nor false"),
+        (
+            {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "two"},
+            "ACCELERATE_DEEPSPEED_ZERO_STAGE='two' must be a whole number",
+        ),
+        (
+            {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_GRADIENT_CLIPPING": "much"},
+            "ACCELERATE_GRADIENT_CLIPPING='much' must be a number",
+        ),
+    ],
+)
+def test_values_that_cannot_be_are_refused_by_variable(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], complaint: str
+) -> None:
+    set_only(monkeypatch, **variables)
+    with pytest.raises(ValueError, match=complaint):
+        launcher_settings()
+
+
+@pytest.mark.parametrize("name", REFUSED_VARIABLES)
+def test_what_is_not_carried_out_is_refused_by_variable(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    set_only(monkeypatch, **{name: "true"})
+    assert refused_variables() == {name: "true"}
+    with pytest.raises(NotImplementedError, match=f"environment variable {name}=true"):
+        TrainingArguments("out", use_cpu=True)

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from littrainer import TrainingArguments
+from littrainer.distributed import agreement, failure_report
+from littrainer.distributed.failure_report import (
+    FailedElsewhere,
+    LostProcess,
+    advice_for,
+    leave_word,
+    naming_failed_processes,
+    report_errors,
+)
+from tests.compat.processes import environment
+from tests.scenarios.other_processes import wait_until
+
+CLOSED = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:52622"
+Speaker = Callable[[int], None]
+
+
+@pytest.fixture
+def speak_as(monkeypatch: pytest.MonkeyPatch) -> Iterator[Speaker]:
+    """Lets this process be one of two that share a store."""
+    store = dist.HashStore()
+    for patience in ("SECONDS_UNTIL_WORDS_ARRIVE", "SECONDS_UNTIL_ALL_WAIT_IN_VAIN"):
+        monkeypatch.setattr(failure_report, patience, 0.1)
+    # What each of them has said itself.
+    own: dict[int, str | None] = {}
+
+    def speak_as(rank: int) -> None:
+        if failure_report._group is not None:
+            own[failure_report._group.rank] = failure_report._own_words
+        report_errors(store, rank, 2)
+        failure_report._own_words = own.get(rank)
+
+    with own_hook():
+        yield speak_as
+    failure_report._group = failure_report._own_words = None
+
+
+@contextmanager
+def own_hook() -> Iterator[None]:
+    """A part of a test in which a hook for errors may be set."""
+    before, failure_report._reports_errors = sys.excepthook, False
+    sys.excepthook = lambda *error: sys.stderr.write(f"{error[1]!r}")
+    yield
+    sys.excepthook, failure_report._reports_errors = before, False
+
+
+def test_a_lost_connection_names_the_process_that_failed_and_its_error(speak_as: Speaker) -> None:
+    speak_as(1)
+    with pytest.raises(ValueError, match="sample 17"), naming_failed_processes("training"):
+        raise ValueError("sample 17 is damaged")
+    speak_as(0)
+    complaint = "Process 0 of 2 ends training: process 1 failed with ValueError: sample 17 is damaged"
+    with pytest.raises(LostProcess, match=complaint) as caught, naming_failed_processes("training"):
+        raise RuntimeError(CLOSED)
+    assert str(caught.value.__cause__) == CLOSED
+
+
+def test_a_process_that_has_ended_without_an_error_is_named(speak_as: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure_report, "ended_processes", lambda: [1])
+    speak_as(0)
+    with pytest.raises(LostProcess, match="process 1 has ended without an error"), naming_failed_processes("training"):
+        raise RuntimeError(CLOSED)
+
+
+@pytest.mark.parametrize(
+    "complaint",
+    [
+        "[x/gloo/y.cc:78] Timed out waiting 5000ms for recv operation to complete",
+        "Application timeout caused pair closure",
+    ],
+)
+def test_a_process_that_waits_in_vain_names_who_does_not_and_is_what_the_others_then_name(
+    speak_as: Speaker, complaint: str
+) -> None:
+    speak_as(1)
+    why = "no word has come from process 0; .* raise ddp_timeout"
+    with pytest.raises(LostProcess, match=why), naming_failed_processes("training"):
+        raise RuntimeError(complaint)
+    speak_as(0)
+    why = r"process 1 failed with RuntimeError: .*(Timed out|timeout).* \(no word has come from process 0\)"
+    with pytest.raises(LostProcess, match=why), naming_failed_processes("training"):
+        raise RuntimeError(CLOSED)
+
+
+def test_an_agreement_that_ends_in_an_error_says_who_has_failed(
+    speak_as: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speak_as(1)
+    leave_word(ValueError("sample 17 is damaged"))
+    speak_as(0)
+    monkeypatch.setattr(agreement, "are_several", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+
+    def connect() -> None:
+        raise dist.DistNetworkError("Broken pipe")
+
+    # The first agreement connects the processes, of which one may have ended.
+    monkeypatch.setattr(agreement, "_connected", connect)
+    why = "Process 0 of 2 can no longer agree with the others: process 1 failed with ValueError: sample 17 is damaged"
+    with pytest.raises(LostProcess, match=why):
+        agreement.agreed(True)
+
+
+def test_an_error_of_the_script_stays_as_it_is(speak_as: Speaker) -> None:
+    speak_as(0)
+    with pytest.raises(RuntimeError, match=r"^shapes do not fit$"), naming_failed_processes("training"):
+        raise RuntimeError("shapes do not fit")
+
+
+def test_with_one_process_no_error_is_touched() -> None:
+    with pytest.raises(RuntimeError, match="Connection closed"), naming_failed_processes("training"):
+        raise RuntimeError(CLOSED)
+
+
+@pytest.mark.parametrize("consequence", [LostProcess("another"), FailedElsewhere("another")])
+def test_what_follows_from_another_failure_is_not_its_cause(speak_as: Speaker, consequence: Exception) -> None:
+    speak_as(0)
+    leave_word(consequence)
+    speak_as(1)
+    leave_word(KeyError("the cause"))
+    speak_as(0)
+    with pytest.raises(LostProcess, match="process 1 failed with KeyError"), naming_failed_processes("training"):
+        raise RuntimeError(CLOSED)
+
+
+@pytest.mark.parametrize("others", [pytest.raises(ValueError), nullcontext()], ids=["failed too", "came to the end"])
+def test_an_error_that_a_script_has_caught_is_not_named_later(
+    speak_as: Speaker, others: AbstractContextManager[Any]
+) -> None:
+    speak_as(0)
+    with others as expected, naming_failed_processes("training"):
+        if expected is not None:
+            raise ValueError("out of memory")
+    speak_as(1)
+    with pytest.raises(ValueError), naming_failed_processes("training"):
+        raise ValueError("out of memory")
+    with naming_failed_processes("training"):
+        pass
+    speak_as(0)
+    with pytest.raises(LostProcess) as caught, naming_failed_processes("training"):
+        raise RuntimeError(CLOSED)
+    assert "out of memory" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        ("Timed out waiting 20000ms for recv operation to complete", "raise ddp_timeout"),
+        ("Unable to find address for: node-3", "GLOO_SOCKET_IFNAME"),
+        ("NCCL error in: x.cpp, unhandled system error", "NCCL_DEBUG=INFO"),
+        ("Duplicate GPU detected : rank 0 and rank 1 both on CUDA device", "as many processes as there are GPUs"),
+        ("NCCL collective timeout", "raise ddp_timeout"),
+        ("Connection closed by peer", "one of them has ended"),
+    ],
+)
+def test_errors_of_libraries_say_what_to_look_at(message: str, advice: str) -> None:
+    assert advice in advice_for(RuntimeError(message))
+
+
+def test_torchruns_agent_is_told_of_the_error(
+    speak_as: Speaker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    speak_as(1)
+    sys.excepthook(ValueError, ValueError("sample 17"), None)
+    written: dict[str, Any] = json.loads((tmp_path / "error.json").read_text())
+    assert written["message"]["message"] == "ValueError: sample 17" and written["is_consequence"] is False
+    assert int(written["message"]["extraInfo"]["timestamp"]) > 0
+    assert "sample 17" in capsys.readouterr().err
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "lost.json"))
+    sys.excepthook(RuntimeError, RuntimeError("Connection closed by peer"), None)
+    assert json.loads((tmp_path / "lost.json").read_text())["is_consequence"] is True
+
+
+def test_the_agent_hears_of_an_error_of_the_arguments_before_the_processes_have_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "error.json"
+    monkeypatch.setenv(failure_report.ERROR_FILE, str(file))
+    with own_hook():
+        with pytest.raises(ValueError, match="ddp_timeout=0") as refused:
+            TrainingArguments("out", use_cpu=True, ddp_timeout=0)
+        sys.excepthook(ValueError, refused.value, None)
+    told = json.loads(file.read_text())
+    assert told["message"]["message"].startswith("ValueError: ddp_timeout=0") and told["is_consequence"] is False
+
+
+STARTER = """
+import os, subprocess, sys
+
+worker = subprocess.Popen([sys.executable, sys.argv[1]], env={**os.environ, "LITTRAINER_STARTED_BY": str(os.getpid())})
+print(worker.pid, flush=True)
+worker.wait()
+"""
+WORKER = """
+import pathlib, time
+
+from littrainer.distributed.failure_report import end_with_starter
+
+end_with_starter()
+pathlib.Path(__file__).with_suffix(".ready").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="only POSIX tells of a parent's end")
+def test_a_process_ends_with_the_one_that_has_started_it_however_that_ends(tmp_path: Path) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER)
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER, str(worker)], env=environment(), stdout=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        number = int(starter.stdout.readline())
+        wait_until(worker.with_suffix(".ready").exists, "the worker watches its parent")
+        starter.kill()
+    wait_until(lambda: not failure_report.is_running(number), "the worker has ended")
+
+
+@pytest.mark.parametrize(("outside", "seconds"), [("", 600), ("7", 7)])
+def test_a_process_has_time_to_save_a_checkpoint_before_it_ends_by_force(
+    monkeypatch: pytest.MonkeyPatch, outside: str, seconds: int
+) -> None:
+    monkeypatch.setenv(failure_report.GRACE, outside)
+    happened: list[Any] = []
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    monkeypatch.setattr(os, "kill", lambda number, sent: happened.append(sent))
+    monkeypatch.setattr(os, "_exit", happened.append)
+    monkeypatch.setattr(time, "sleep", happened.append)
+    failure_report._watch(os.getpid(), failure_report.grace_seconds())
+    assert happened == [signal.SIGTERM, seconds, 1]

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from littrainer import Trainer, TrainingArguments
+from littrainer.distributed import group
+from littrainer.distributed.group import RendezvousError, backend_for, claim_gpu, ensure_process_group, rendezvous
+from tests.distributed.launchers import set_only
+from tests.distributed.together import PROCESSES, port_for_a_meeting, wait_for_all
+
+
+@pytest.fixture
+def no_group() -> Iterator[None]:
+    """Without a process group, before the test and after it."""
+    assert not dist.is_initialized()
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def arguments(monkeypatch: pytest.MonkeyPatch, no_group: None) -> TrainingArguments:
+    set_only(monkeypatch)
+    return TrainingArguments("out", use_cpu=True, ddp_timeout=5)
+
+
+def libraries(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Let torch have these communication libraries."""
+    monkeypatch.setattr(dist, "is_backend_available", lambda name: name in names)
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "backend"),
+    [
+        ("cpu", None, "gloo"),
+        ("cpu", "gloo", "gloo"),
+        ("cpu", "mpi", "mpi"),
+        ("cuda", None, "cpu:gloo,cuda:nccl"),
+        ("cuda", "nccl", "cpu:gloo,cuda:nccl"),
+        ("cuda", "gloo", "gloo"),
+        ("xpu", "xccl", "xccl"),
+    ],
+)
+def test_the_communication_library_fits_the_device(
+    monkeypatch: pytest.MonkeyPatch, device: str, wanted: str | None, backend: str
+) -> None:
+    libraries(monkeypatch, "gloo", "nccl", "mpi", "xccl")
+    assert backend_for(device, wanted) == backend
+
+
+def test_without_gloo_what_lies_on_a_gpu_is_exchanged_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries(monkeypatch, "nccl")
+    assert backend_for("cuda", None) == "nccl"
+
+
+def test_nccl_is_refused_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries(monkeypatch, "gloo", "nccl")
+    with pytest.raises(ValueError, match="ddp_backend=\"nccl\" connects NVIDIA GPUs, and the device is 'cpu'"):
+        backend_for("cpu", "nccl")
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "there", "complaint"),
+    [
+        ("cuda", None, ["gloo"], '"nccl", which cuda needs, is not in this build of torch .it has gloo'),
+        ("cpu", None, ["nccl"], '"gloo", which cpu needs, is not in this build of torch'),
+        ("cpu", "mpi", ["gloo"], 'ddp_backend="mpi" is not in this build of torch'),
+    ],
+)
+def test_a_library_that_torch_lacks_is_named(
+    monkeypatch: pytest.MonkeyPatch, device: str, wanted: str | None, there: list[str], complaint: str
+) -> None:
+    libraries(monkeypatch, *there)
+    with pytest.raises(ValueError, match=complaint):
+        backend_for(device, wanted)
+
+
+def test_two_processes_on_one_gpu_are_named() -> None:
+    store = dist.HashStore()
+    claim_gpu(store, 0, "GPU-a")
+    claim_gpu(store, 0, "GPU-a")
+    claim_gpu(store, 1, "GPU-b")
+    with pytest.raises(ValueError, match=f"Processes 0 and 2 use one GPU of {socket.gethostname()}"):
+        claim_gpu(store, 2, "GPU-a")
+
+
+def test_one_process_that_nobody_has_launched_has_no_group(arguments: TrainingArguments) -> None:
+    ensure_process_group(arguments)
+    assert not dist.is_initialized()
+
+
+def test_the_only_process_of_a_launcher_has_a_group_as_soon_as_it_has_arguments(
+    monkeypatch: pytest.MonkeyPatch, no_group: None
+) -> None:
+    set_only(
+        monkeypatch,
+        RANK="0",
+        WORLD_SIZE="1",
+        LOCAL_RANK="0",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port_for_a_meeting()),
+    )
+    args = TrainingArguments("out", use_cpu=True, ddp_timeout=7)
+    assert dist.get_backend() == "gloo" and dist.get_world_size() == 1
+    gloo: Any = dist.group.WORLD
+    assert gloo._get_backend(torch.device("cpu")).options._timeout == args.ddp_timeout_delta
+    assert args.local_rank == 0
+
+
+def test_one_process_alone_needs_no_port(monkeypatch: pytest.MonkeyPatch, no_group: None) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        set_only(monkeypatch, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        TrainingArguments("out", use_cpu=True)
+    assert dist.get_world_size() == 1
+
+
+def test_a_group_that_is_up_is_left_alone(arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    before = dist.group.WORLD
+    set_only(monkeypatch, RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    ensure_process_group(arguments)
+    assert dist.group.WORLD is before
+
+
+def test_processes_of_a_group_that_somebody_else_has_brought_up_leave_word_of_their_errors_too(
+    no_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    set_only(monkeypatch, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="2")
+    kept: list[Any] = []
+    monkeypatch.setattr(group, "report_errors", lambda *given: kept.append(given))
+    args = TrainingArguments("out", use_cpu=True)
+    for _ in range(2):
+        ensure_process_group(args)
+    [(store, rank, size)] = kept
+    assert (rank, size) == (0, 2)
+    # All processes of the group share it.
+    store.set("first failure", "words")
+    given = dist.distributed_c10d._get_default_store()
+    assert dist.PrefixStore("littrainer", given).get("first failure") == b"words"
+
+
+def test_a_group_of_another_size_than_the_environments_is_refused(
+    arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "is_up", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    with pytest.raises(RuntimeError, match=r"group that is up has 4 processes, and WORLD_SIZE= .*says 1"):
+        ensure_process_group(arguments)
+
+
+def test_several_processes_that_do_not_know_where_to_meet_are_refused_by_the_trainer(
+    arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    set_only(monkeypatch, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0")
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    with pytest.raises(RuntimeError, match="MASTER_ADDR, which says where the first of them is found, is not set"):
+        Trainer(torch.nn.Linear(1, 1), args)
+
+
+def test_several_processes_need_a_torch_with_distributed(
+    arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_only(monkeypatch, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
+    monkeypatch.setattr(dist, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match=r"no torch\.distributed"):
+        ensure_process_group(arguments)
+
+
+def test_processes_that_end_right_after_an_agreement_end_well(tmp_path: Path) -> None:
+    # Python's lock is kept from gloo's threads until the process is about to end.
+    script = """
+import sys
+from littrainer import TrainingArguments
+from littrainer.distributed.agreement import largest
+TrainingArguments(use_cpu=True).device
+largest(1)
+sys.setswitchinterval(60)
+largest(2)
+"""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port_for_a_meeting()), "WORLD_SIZE": str(PROCESSES)}
+    logs = [tmp_path / f"log{rank}" for rank in range(PROCESSES)]
+    processes = []
+    for rank, log in enumerate(logs):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(PROCESSES)}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-c", script],
+                cwd=tmp_path,
+                env={**os.environ, **meeting, **place},
+                stderr=log.open("w"),
+            )
+        )
+    wait_for_all(processes, logs, limit_seconds=120)
+
+
+SOON = timedelta(seconds=1)
+
+
+@pytest.fixture
+def meeting_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], int]:
+    def at(port: int) -> int:
+        set_only(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        return port
+
+    return at
+
+
+def test_processes_that_come_share_a_store(meeting_at: Callable[[int], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting_at(port_for_a_meeting())
+    # Threads stand for processes, each of which counts its own meetings.
+    monkeypatch.setattr(group, "_groups", itertools.repeat(0))
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda rank: rendezvous(rank, 2, timedelta(seconds=120)), range(2))
+    first.set("key", "value")
+    assert second.get("key") == b"value"
+
+
+def test_a_process_that_comes_under_the_rank_of_another_is_refused(
+    meeting_at: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meeting_at(port_for_a_meeting())
+    monkeypatch.setattr(group, "_groups", itertools.repeat(0))
+    store = rendezvous(0, 1, SOON)
+    own = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: own + 1)
+    with pytest.raises(
+        RendezvousError, match=f"RANK=0 is given to two processes, process {own} on .* and process {own + 1}"
+    ):
+        rendezvous(0, 1, SOON)
+    assert store.check(["complete"])
+
+
+def test_a_second_meeting_of_the_same_processes_shares_nothing_with_the_first(
+    meeting_at: Callable[[int], int],
+) -> None:
+    meeting_at(port_for_a_meeting())
+    first = rendezvous(0, 1, SOON)
+    first.set("key", "value")
+    assert not rendezvous(0, 1, SOON).check(["key"])
+
+
+def test_a_process_that_never_comes_is_named(meeting_at: Callable[[int], int]) -> None:
+    port = meeting_at(port_for_a_meeting())
+    with pytest.raises(
+        RendezvousError, match=rf"waited 1 s \(ddp_timeout\) at 127\.0\.0\.1:{port} for 3 .* 1, 2 did not"
+    ):
+        rendezvous(0, 3, SOON)
+
+
+def test_a_first_process_that_is_not_there_is_looked_for_by_its_address(meeting_at: Callable[[int], int]) -> None:
+    port = meeting_at(port_for_a_meeting())
+    with pytest.raises(
+        RendezvousError, match=rf"Process 1 of 2 has not found the first process at 127\.0\.0\.1:{port}"
+    ):
+        rendezvous(1, 2, SOON)
+
+
+def test_a_port_in_use_is_named_with_what_chooses_another(meeting_at: Callable[[int], int]) -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = meeting_at(other.getsockname()[1])
+        with pytest.raises(RendezvousError, match=f"Port {port} of this machine is in use.*--main-port"):
+            rendezvous(0, 2, SOON)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.launcher import LaunchConfig
+
+from littrainer.distributed import launcher
+from littrainer.distributed.launcher import (
+    Launch,
+    LaunchError,
+    _failure_in_words,
+    _meeting_of_agents,
+    _root_cause,
+    check,
+)
+
+
+@pytest.mark.parametrize(
+    ("launch", "complaint"),
+    [
+        (Launch(0), "--devices 0: give the number"),
+        (Launch(2, nodes=0), "--nodes 0: give the number of machines"),
+        (Launch(2, nodes=2, node_rank=2), "--node-rank 2: with --nodes 2 the machines are numbered from 0 to 1"),
+        (Launch(2, main_port=0), "--main-port 0 is no port"),
+        (Launch(2, nodes=2), "--nodes 2 needs --main-address"),
+        (Launch(2, grace_seconds=-1), "--grace -1: give the seconds"),
+    ],
+)
+def test_what_cannot_be_started_is_refused_by_option(launch: Launch, complaint: str) -> None:
+    with pytest.raises(LaunchError, match=complaint):
+        check(launch)
+
+
+def test_a_port_in_use_is_refused_where_it_would_be_opened() -> None:
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(
+            LaunchError, match=f"port {port} is in use on this machine; choose another one by --main-port"
+        ):
+            check(Launch(2, main_port=port))
+        check(Launch(2, nodes=2, node_rank=1, main_address="node-a", main_port=port))
+
+
+def test_agents_of_several_machines_meet_at_the_first_one_and_those_of_one_at_a_free_port() -> None:
+    several = _meeting_of_agents(Launch(4, nodes=2, node_rank=1, main_address="node-a", main_port=4711))
+    assert several["rdzv_endpoint"] == "node-a:4711" and several["rdzv_configs"] == {"rank": 1}
+    without_port = Launch(4, nodes=2, main_address="node-a")
+    assert _meeting_of_agents(without_port)["rdzv_endpoint"] == "node-a:29500"
+    assert _meeting_of_agents(Launch(4))["rdzv_endpoint"] == "127.0.0.1:0"
+    assert _meeting_of_agents(Launch(4, main_port=4711))["rdzv_endpoint"] == "127.0.0.1:4711"
+
+
+def failure(rank: int, exitcode: int, file: Path, **report: Any) -> ProcessFailure:
+    if report:
+        file.write_text(json.dumps(report))
+    return ProcessFailure(local_rank=rank, pid=100 + rank, exitcode=exitcode, error_file=str(file))
+
+
+def reported(message: str, timestamp: int) -> dict[str, Any]:
+    return {"message": message, "extraInfo": {"timestamp": str(timestamp)}}
+
+
+def test_the_cause_is_named_and_not_what_followed_from_it(tmp_path: Path) -> None:
+    failures = {
+        0: failure(0, 1, tmp_path / "0", message=reported("LostProcess: 2 failed", 10), is_consequence=True),
+        1: failure(1, -15, tmp_path / "1"),
+        2: failure(2, 1, tmp_path / "2", message=reported("ValueError:\n sample 17", 11), is_consequence=False),
+    }
+    rank, cause = _root_cause(failures)
+    assert _failure_in_words(rank, Launch(3), cause) == (
+        "process 2 of 3 (local rank 2, pid 102) ended with status 1: ValueError: sample 17; the others were ended too"
+    )
+
+
+def test_a_process_that_a_signal_has_ended_is_named_with_the_signal_and_its_machine(tmp_path: Path) -> None:
+    failures = {5: failure(1, -9, tmp_path / "5")}
+    launch = Launch(4, nodes=2, node_rank=1, main_address="node-a", main_port=4711)
+    rank, cause = _root_cause(failures)
+    words = _failure_in_words(rank, launch, cause)
+    assert words == (
+        "process 5 of 8 (node 1, local rank 1, pid 101) was ended by SIGKILL; the others of this machine were ended too"
+    )
+
+
+@pytest.mark.parametrize(("given", "outside", "seconds"), [(None, None, 600), (None, "45", 45), (7, "45", 7)])
+def test_processes_that_are_told_to_end_have_time_to_save_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, given: int | None, outside: str | None, seconds: int
+) -> None:
+    for name in (launcher.STARTED_BY, launcher.THREADS, launcher.GRACE):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv(launcher.AGENT_LOG_LEVEL, "ERROR")
+    monkeypatch.setenv(launcher.GRACE, outside or "")
+    seen: list[Any] = []
+
+    def start(config: LaunchConfig, program: str) -> Any:
+        seen.append((config.shutdown_timeout, os.environ[launcher.GRACE]))
+        return lambda *words: None
+
+    monkeypatch.setattr("torch.distributed.launcher.elastic_launch", start)
+    assert launcher.run_processes(Launch(2, grace_seconds=given), ["python"]) == 0
+    assert seen == [(seconds, str(seconds))]
+
+
+@pytest.mark.parametrize("outside", ["soon", "-1"])
+def test_a_time_to_end_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, outside: str) -> None:
+    monkeypatch.setenv(launcher.GRACE, outside)
+    with pytest.raises(LaunchError, match=launcher.GRACE):
+        check(Launch(2))

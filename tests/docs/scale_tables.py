@@ -1,0 +1,163 @@
+"""Writes the tables of docs/scale.md: `python -m tests.docs.scale_tables docs/scale.md`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from littrainer.arguments.deepspeed import (
+    FROM_ARGUMENTS,
+    FROM_HIDDEN_SIZE,
+    FROM_LENGTH,
+    WITHOUT_AN_ARGUMENT,
+)
+from littrainer.arguments.sharding import KEYS, VARIABLES
+from littrainer.distributed.layout import REFUSED_SIZES, SIZE_VARIABLE_PREFIX, SIZES
+from littrainer.strategies.choice import STRATEGIES
+from littrainer.strategies.data_parallel import DDP_KEYWORDS
+from littrainer.strategies.model_parallel import MODEL_PARALLEL_KEYWORDS
+from littrainer.strategies.tensor_parallel import STYLES
+
+BEGIN = "<!-- tables: written by python -m tests.docs.scale_tables docs/scale.md -->"
+END = "<!-- end of tables -->"
+
+# Strategy -> what asks for it, the class of Lightning's that carries it out, and what each process holds.
+MEANING: dict[str, tuple[str, str, str]] = {
+    "DeepSpeed": (
+        "`deepspeed`, or `accelerate launch --use_deepspeed`",
+        "`DeepSpeedStrategy`",
+        "by stage a part of the optimizer states (1), gradients too (2), parameters too (3)",
+    ),
+    "FSDP version 1": (
+        "`fsdp` with `fsdp_config={'version': 1}`",
+        "`FSDPStrategy`",
+        "a part of parameters, gradients and optimizer states; needs GPUs",
+    ),
+    "FSDP": (
+        "`fsdp`, or `accelerate launch --use_fsdp`",
+        "`ModelParallelStrategy`",
+        "a part of parameters, gradients and optimizer states; with `tp_size` above 1, of slices of layers",
+    ),
+    "tensor parallel": (
+        "`parallelism_config` with `tp_size` above 1, or a model that transformers has split",
+        "`ModelParallelStrategy`",
+        "a slice of each layer of the model's plan, and the other layers",
+    ),
+    "single device": ("nothing of these, and one process", "`SingleDeviceStrategy`", "the model"),
+    "DDP": ("nothing of these, and several processes", "`DDPStrategy`", "a copy of the model"),
+}
+# Size of the layout -> what differs between the processes of that dimension.
+DIMENSIONS: dict[str, str] = {
+    "dp_replicate_size": "copies of the model, each with data of its own",
+    "dp_shard_size": "parts of one copy's parameters, each with data of its own (`fsdp`)",
+    "tp_size": "slices of each layer, on the same data",
+}
+
+
+def strategy_tables() -> str:
+    """The tables as Markdown, made from what carries the arguments out."""
+    return "\n".join(
+        [
+            "The first row that is asked for is taken.\n",
+            _table(
+                ("strategy", "asked for by", "in Lightning", "each process holds"),
+                ((name, *MEANING[name]) for name in STRATEGIES),
+            ),
+            "### DDP\n",
+            _table(
+                ("argument", "`DDPStrategy` argument"),
+                ((f"`{argument}`", f"`{keyword}`") for argument, keyword in DDP_KEYWORDS.items()),
+            ),
+            "### FSDP\n",
+            _table(
+                ("key of `fsdp_config`", "default", "version 2 (`ModelParallelStrategy`)", "version 1", "environment"),
+                (
+                    (
+                        f"`{name}`",
+                        "none" if key.default is None else f"`{key.default}`",
+                        _of_version(name, 2),
+                        _of_version(name, 1),
+                        ", ".join(f"`{variable}`" for variable, of in VARIABLES.items() if of == name) or "-",
+                    )
+                    for name, key in KEYS.items()
+                ),
+            ),
+            "### DeepSpeed\n",
+            "The configuration, completed, is `DeepSpeedStrategy(config=)`; `ddp_backend` and `ddp_timeout` are its\n"
+            "`process_group_backend` and `timeout`. Where a value is `auto`, the arguments fill it in:\n",
+            _table(
+                ("key", '`"auto"` becomes', "another value"),
+                [
+                    *(
+                        (f"`{one.key}`", one.argument, "refused" if one.has_to_match else "kept")
+                        for one in FROM_ARGUMENTS
+                    ),
+                    *((f"`{key}`", source, "refused") for key, (source, _) in FROM_LENGTH.items()),
+                    *(
+                        (
+                            f"`{key}`",
+                            f"for a model of hidden size 1000: {value(1000)}{' (stage 3)' if in_stage_3 else ''}",
+                            "kept",
+                        )
+                        for key, (value, in_stage_3) in FROM_HIDDEN_SIZE.items()
+                    ),
+                    *((f"`{key}`", f"`{value}`", "kept") for key, value in WITHOUT_AN_ARGUMENT.items()),
+                ],
+            ),
+            "### Layout and tensor parallelism\n",
+            _table(
+                ("key of `parallelism_config`", "environment", "processes hold"),
+                (
+                    (f"`{name}`", f"`{SIZE_VARIABLE_PREFIX}{name.upper()}`", DIMENSIONS.get(name) or _refusal(name))
+                    for name in SIZES
+                ),
+            ),
+            _table(
+                ("argument", "`ModelParallelStrategy` argument"),
+                ((f"`{argument}`", f"`{keyword}`") for argument, (keyword, _) in MODEL_PARALLEL_KEYWORDS.items()),
+            ),
+            _table(
+                ("style of a plan", "for", "in torch"),
+                ((f"`{name}`", f"`{style.layer.__name__}`", _in_torch(name)) for name, style in STYLES.items()),
+            ).rstrip("\n"),
+        ]
+    )
+
+
+def with_tables(page: str) -> str:
+    """A page with today's tables between its two marks."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin and end, f"The page needs the lines {BEGIN!r} and {END!r}, between which the tables are."
+    return f"{before}{BEGIN}\n\n{strategy_tables()}\n\n{END}{after}"
+
+
+def _of_version(name: str, version: int) -> str:
+    becomes = KEYS[name].becomes.get(version, "refused")
+    only = KEYS[name].only.get(version)
+    return becomes if only is None else f"{becomes} (only {', '.join(f'`{value}`' for value in only)})"
+
+
+def _refusal(name: str) -> str:
+    return f"refused above 1: {REFUSED_SIZES[name]}"
+
+
+def _in_torch(name: str) -> str:
+    made = STYLES[name].make()
+    settings = [
+        f"{setting}={value[0]!r}"
+        for setting, value in vars(made).items()
+        if setting in ("input_layouts", "output_layouts") and value
+    ]
+    return f"`{type(made).__name__}({', '.join(settings)})`"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    place.write_text(with_tables(place.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,393 @@
+"""Evaluations through Lightning's own loop and without it are the same, as far as anybody can see."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.profilers import SimpleProfiler
+from lightning.pytorch.trainer import call
+
+import littrainer
+from littrainer import Trainer, TrainerCallback
+from littrainer.checkpoint.random_state import capture_random_states
+from littrainer.engine import fast_evaluation_loop
+from littrainer.engine.fast_evaluation_loop import KNOWN_RELEASES
+from tests.engine.test_fast_training_loop import digest, replaced_function
+from tests.engine.test_lightning_internals import protected_names_in
+from tests.fidelity.compare import first_difference
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.metrics import accuracy
+from tests.scenarios.models import NoisyClassifier
+from tests.scenarios.trainers import quiet_trainer
+
+ADVICE = (
+    f"Lightning {pl.__version__} is no release that fast_evaluation_loop.py was written for, so evaluations go through "
+    "Lightning's own, slower loop. Compare what differs, let fast_evaluation_loop.py follow, then add the release to "
+    "KNOWN_RELEASES of engine/fast_training_loop.py and its digests to this file."
+)
+CONNECTOR = "pytorch.trainer.connectors.logger_connector.logger_connector:_LoggerConnector"
+EVALUATION_LOOP = "pytorch.loops.evaluation_loop:_EvaluationLoop"
+PREDICTION_LOOP = "pytorch.loops.prediction_loop:_PredictionLoop"
+# What fast_evaluation_loop.py leaves out, or does in its own words, with the digest of Lightning's source.
+REPLACED: dict[str, str] = {
+    f"{CONNECTOR}.on_batch_start": "b86eeef7d7e3",
+    f"{CONNECTOR}.on_batch_end": "910e37278afb",
+    f"{CONNECTOR}.update_eval_step_metrics": "c9a6aea0b920",
+    f"{CONNECTOR}.update_eval_epoch_metrics": "cddb2873fc75",
+    f"{CONNECTOR}.log_eval_end_metrics": "e01da1a35178",
+    f"{CONNECTOR}._evaluation_epoch_end": "3eff4d3fd766",
+    f"{CONNECTOR}.epoch_end_reached": "234a054e5421",
+    f"{CONNECTOR}.on_epoch_end": "2f8de9aa3568",
+    f"{CONNECTOR}.reset_results": "ee8e971689ed",
+    f"{EVALUATION_LOOP}.run": "55a6becc75f8",
+    f"{EVALUATION_LOOP}.setup_data": "b2469662c4fc",
+    f"{EVALUATION_LOOP}.reset": "32ad25fa65c8",
+    f"{EVALUATION_LOOP}.on_run_start": "77057971e73c",
+    f"{EVALUATION_LOOP}.on_run_end": "1a56ac67fccd",
+    f"{EVALUATION_LOOP}._evaluation_step": "e4c3d3f4e264",
+    f"{EVALUATION_LOOP}._store_dataloader_outputs": "6b5ea99630e4",
+    f"{EVALUATION_LOOP}._on_evaluation_start": "bba88785f6f3",
+    f"{EVALUATION_LOOP}._on_evaluation_end": "b5145be536c8",
+    f"{EVALUATION_LOOP}._on_evaluation_model_eval": "05ead7e385d5",
+    f"{EVALUATION_LOOP}._on_evaluation_model_train": "18dc189f318c",
+    f"{EVALUATION_LOOP}._on_evaluation_epoch_start": "0b876411d919",
+    f"{EVALUATION_LOOP}._on_evaluation_epoch_end": "5699a46d4dc9",
+    f"{EVALUATION_LOOP}.teardown": "8b9039d45f28",
+    f"{PREDICTION_LOOP}.run": "55a6becc75f8",
+    f"{PREDICTION_LOOP}.setup_data": "48c3767a64d1",
+    f"{PREDICTION_LOOP}.reset": "4c46a6352e1c",
+    f"{PREDICTION_LOOP}.on_run_start": "522428f714be",
+    f"{PREDICTION_LOOP}.on_run_end": "3fdf32b18c9c",
+    f"{PREDICTION_LOOP}._predict_step": "1e4330130d90",
+    f"{PREDICTION_LOOP}._on_predict_start": "985379cc3638",
+    f"{PREDICTION_LOOP}._on_predict_end": "3d00112456d9",
+    f"{PREDICTION_LOOP}._on_predict_epoch_start": "65c039589fae",
+    f"{PREDICTION_LOOP}._on_predict_epoch_end": "5dabcb61a40a",
+    f"{PREDICTION_LOOP}.teardown": "30e326006eb2",
+    "pytorch.strategies.strategy:Strategy.validation_step": "495d87739ba0",
+    "pytorch.strategies.strategy:Strategy.predict_step": "45b06053a292",
+    "pytorch.strategies.strategy:Strategy.batch_to_device": "630d8415a6e1",
+    "pytorch.strategies.strategy:Strategy.on_validation_start": "fcbe359f6e37",
+    "pytorch.strategies.strategy:Strategy.on_validation_end": "6aa453d985f2",
+    "pytorch.strategies.strategy:Strategy.on_predict_start": "8ea8e0aa5812",
+    "pytorch.strategies.strategy:Strategy.on_predict_end": "c8301e68fe09",
+    "fabric.plugins.precision.precision:Precision.convert_input": "c323ad3616fd",
+    "pytorch.trainer.call:_call_and_handle_interrupt": "b6558833d611",
+    "pytorch.trainer.call:_call_setup_hook": "b853cd30c8a7",
+    "pytorch.trainer.call:_call_teardown_hook": "b2c0f3066eaf",
+    "pytorch.trainer.trainer:Trainer._validate_impl": "015e6ba91e06",
+    "pytorch.trainer.trainer:Trainer._predict_impl": "05f22b5014cf",
+    "pytorch.trainer.trainer:Trainer._run": "1ab5dab106fc",
+    "pytorch.trainer.trainer:Trainer._run_stage": "ebb8de8f577c",
+    "pytorch.trainer.trainer:Trainer._teardown": "ea49a64e250b",
+}
+
+
+def test_this_release_of_lightning_is_one_that_lean_evaluations_were_written_for() -> None:
+    assert pl.__version__ in KNOWN_RELEASES, ADVICE
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_what_lean_evaluations_leave_out_is_what_it_was_when_they_were_written(name: str) -> None:
+    assert digest(replaced_function(name)) == REPLACED[name], f"{name}: {ADVICE}"
+
+
+def test_every_protected_name_of_lightning_in_that_file_is_known_here() -> None:
+    package = Path(littrainer.__file__).parent
+    assert protected_names_in(package / "engine/fast_evaluation_loop.py") == {
+        "_current_fx",
+        "_current_fx_name",
+        "_first_loop_iter",
+        "_logger_connector",
+        "_results",
+    }
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """One entry for each pass without Lightning's loop: whether it was a prediction."""
+    found: list[bool] = []
+    pass_over = fast_evaluation_loop.pass_over
+
+    def noting(trainer: Any, batches: Any, is_prediction: bool = False) -> None:
+        found.append(is_prediction)
+        pass_over(trainer, batches, is_prediction)
+
+    monkeypatch.setattr(fast_evaluation_loop, "pass_over", noting)
+    return found
+
+
+class Watching(Trainer):
+    """Notes what can be seen of Lightning in each step of an evaluation; logs through it."""
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().prediction_step(*args, **kwargs)
+        running: Any = self.lightning_module
+        if running is not None:
+            running.log("seen", float(len(self.seen)), on_step=True, on_epoch=True, batch_size=1)
+            lightning = running.trainer
+            modes = [one.training for one in self.model.modules()]
+            stage = (lightning.state.fn, lightning.state.stage, lightning.state.status)
+            self.seen.append((running._current_fx_name, stage, modes, torch.is_grad_enabled()))
+        return found
+
+    seen: list[Any]
+
+
+def seen_and_found(folder: Path, is_fast: bool) -> tuple[Any, ...]:
+    with pytest.MonkeyPatch.context() as patch:
+        if not is_fast:
+            patch.setattr(fast_evaluation_loop, "KNOWN_RELEASES", frozenset())
+        trainer = quiet_trainer(
+            folder, NoisyClassifier(), kind=Watching, given={"compute_metrics": accuracy},
+            max_steps=3, eval_strategy="steps", eval_steps=1, eval_on_start=True, logging_steps=1,
+        )  # fmt: skip
+        trainer.seen = []
+        found = [trainer.evaluate(), trainer.evaluate(), trainer.predict(trainer.eval_dataset)]
+        trainer.train()
+        lightning: Any = trainer.lightning_trainer
+        logged = [dict(one) for one in (lightning.callback_metrics, lightning.logged_metrics)]
+        found += [trainer.evaluate(), trainer.predict(trainer.eval_dataset)]
+        modes = [one.training for one in trainer.model.modules()]
+    return trainer.seen, logged, found, trainer.state.log_history, modes, capture_random_states()
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: without_times(one) for name, one in value.items() if not name.endswith(TIMES)}
+    if isinstance(value, (list, tuple)):
+        return [without_times(one) for one in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+TIMES = ("_runtime", "_second", "_time")
+
+
+def test_what_is_seen_logged_and_found_is_the_same(tmp_path: Path, passes: list[bool]) -> None:
+    torch.manual_seed(0)
+    fast = seen_and_found(tmp_path / "fast", is_fast=True)
+    assert passes == [False, True] + [False] * 4 + [False, True]
+    torch.manual_seed(0)
+    own = seen_and_found(tmp_path / "own", is_fast=False)
+    assert len(passes) == 8 and len(fast[0]) == 12
+    assert without_times(fast[:-1]) == without_times(own[:-1])
+    assert first_difference(fast[-1], own[-1]) is None
+
+
+def listening(hook: str) -> Callable[[Trainer], None]:
+    def add(trainer: Trainer) -> None:
+        callback = pl.Callback()
+        setattr(callback, hook, lambda *_: None)
+        trainer.add_callback(callback)
+
+    return add
+
+
+def with_keywords(trainer: Trainer) -> None:
+    trainer.lightning_keywords["profiler"] = SimpleProfiler()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [listening("on_validation_start"), listening("on_validation_batch_end"), with_keywords],
+    ids=["a callback", "a callback of batches", "a profiler"],
+)
+def test_where_somebody_may_listen_lightnings_own_loop_runs(
+    tmp_path: Path, passes: list[bool], change: Callable[[Trainer], None]
+) -> None:
+    trainer = quiet_trainer(tmp_path, max_steps=1, eval_strategy="steps", eval_steps=1)
+    change(trainer)
+    trainer.evaluate()
+    trainer.evaluate()
+    trainer.train()
+    assert passes == []
+
+
+def test_a_callback_that_hears_of_training_alone_keeps_evaluations_inside_it_short(
+    tmp_path: Path, passes: list[bool]
+) -> None:
+    trainer = quiet_trainer(tmp_path, max_steps=1, eval_strategy="steps", eval_steps=1)
+    listening("on_train_batch_end")(trainer)
+    trainer.train()
+    assert passes == [False]
+
+
+def test_a_debug_log_of_lightning_has_every_hook(
+    tmp_path: Path, passes: list[bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, call.log.name):
+        trainer = quiet_trainer(tmp_path)
+        trainer.evaluate()
+        trainer.evaluate()
+    assert passes == []
+
+
+def test_a_hook_that_a_script_sets_on_the_module_is_called(tmp_path: Path, passes: list[bool]) -> None:
+    heard: list[int] = []
+
+    class Setting(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            module: Any = trainer.lightning_module
+            module.on_validation_batch_start = lambda batch, batch_idx: heard.append(batch_idx)
+
+    trainer = quiet_trainer(
+        tmp_path, given={"callbacks": [Setting()]}, max_steps=1, eval_strategy="steps", eval_steps=1
+    )
+    trainer.train()
+    assert heard == [0] and passes == []
+
+
+class Failing(Trainer):
+    error: BaseException | None = None
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return super().prediction_step(*args, **kwargs)
+
+
+@pytest.mark.parametrize("error", [StopIteration("own"), KeyboardInterrupt(), OverflowError("own")])
+def test_errors_leave_an_evaluation_as_they_are(tmp_path: Path, passes: list[bool], error: BaseException) -> None:
+    trainer = quiet_trainer(tmp_path, kind=Failing)
+    before = trainer.evaluate()
+    trainer.error = error  # type: ignore[attr-defined]
+    with pytest.raises(type(error)) as caught:
+        trainer.evaluate()
+    assert caught.value is error and passes == [False] and trainer.idle_evaluator is None
+    trainer.error = None  # type: ignore[attr-defined]
+    assert trainer.evaluate()["eval_loss"] == before["eval_loss"]
+    assert torch.is_grad_enabled()
+
+
+def test_an_error_inside_fit_that_the_script_catches_leaves_fit_as_it_was(tmp_path: Path, passes: list[bool]) -> None:
+    states: list[Any] = []
+
+    class Trying(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            lightning: Any = trainer.lightning_trainer
+            before = (lightning.state.stage, lightning.lightning_module._current_fx_name)
+            trainer.error = OverflowError()  # type: ignore[attr-defined]
+            with pytest.raises(OverflowError):
+                trainer.evaluate()
+            trainer.error = None  # type: ignore[attr-defined]
+            states.append((lightning.state.stage, lightning.lightning_module._current_fx_name) == before)
+
+    trainer = quiet_trainer(tmp_path, kind=Failing, given={"callbacks": [Trying()]}, max_steps=2)
+    trainer.train()
+    assert states == [True, True] and passes == [False, False] and trainer.state.global_step == 2
+
+
+class LoggingValue(Trainer):
+    """Logs a value in each step of an evaluation; evaluates within one, or fails in a later one, where told to."""
+
+    value = 1.0
+    fails_in = 0
+    is_to_nest = False
+    nested_found: float | None = None
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        running: Any = self.lightning_module
+        running.log("seen", self.value, on_step=False, on_epoch=True, batch_size=1)
+        self.fails_in -= 1
+        if self.fails_in == 0:
+            raise OverflowError
+        if self.is_to_nest:
+            self.is_to_nest, self.value = False, 100.0
+            self.evaluate()
+            self.nested_found, self.value = found_under_seen(self), 1.0
+            # The first value of another name under the same hook must leave what was collected alone.
+            running.log("seen too", self.value, on_step=False, on_epoch=True, batch_size=1)
+        return super().prediction_step(*args, **kwargs)
+
+
+def found_under_seen(trainer: Any) -> float:
+    return float(trainer.lightning_trainer.callback_metrics["seen"])
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_what_one_evaluation_logs_is_not_averaged_with_what_another_did(
+    tmp_path: Path, passes: list[bool], is_nested: bool
+) -> None:
+    found: list[float] = []
+
+    class Evaluating(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            trainer.is_to_nest = is_nested
+            if not is_nested:
+                trainer.value, trainer.fails_in = 100.0, 2
+                with pytest.raises(OverflowError):
+                    trainer.evaluate()
+                trainer.value = 1.0
+            trainer.evaluate()
+            found.append(found_under_seen(trainer))
+
+    given = {"eval_dataset": Rows(vector_rows(6)), "callbacks": [Evaluating()]}
+    trainer: Any = quiet_trainer(tmp_path, kind=LoggingValue, given=given, max_steps=1, per_device_eval_batch_size=2)
+    trainer.train()
+    assert len(passes) == 2 and found == [1.0]
+    assert trainer.nested_found == (100.0 if is_nested else None)
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_an_evaluation_outside_fit_begins_with_nothing_logged(
+    tmp_path: Path, passes: list[bool], is_fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_fast:
+        monkeypatch.setattr(fast_evaluation_loop, "KNOWN_RELEASES", frozenset())
+
+    class Once(Trainer):
+        def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+            if lightning_module is not None:
+                lightning_module.log("seen", 1.0, batch_size=1)
+            return super().prediction_step(*args, **kwargs)
+
+    lightning_module: Any = None
+    trainer: Any = quiet_trainer(tmp_path, kind=Once)
+    trainer.evaluate()
+    lightning_module = trainer.idle_evaluator.module
+    trainer.evaluate()
+    assert found_under_seen(trainer) == 1.0
+    lightning_module = None
+    trainer.evaluate()
+    assert dict(trainer.lightning_trainer.callback_metrics) == {}
+    assert passes == [False, False] * is_fast
+
+
+def test_a_callback_that_lightning_has_been_given_is_set_up_for_each_evaluation(
+    tmp_path: Path, passes: list[bool]
+) -> None:
+    class SetUp(pl.Callback):
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            heard.append("setup")
+
+        def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            heard.append("teardown")
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            heard.append("error")
+
+    heard: list[str] = []
+    trainer: Any = quiet_trainer(tmp_path, kind=Failing)
+    trainer.evaluate()
+    trainer.lightning_trainer.callbacks.append(SetUp())
+    trainer.evaluate()
+    trainer.error = OverflowError()
+    with pytest.raises(OverflowError):
+        trainer.evaluate()
+    assert heard == ["setup", "teardown", "setup", "error"] and passes == []
+
+
+def test_several_sets_are_evaluated_in_short_too(tmp_path: Path, passes: list[bool]) -> None:
+    sets = {name: Rows(vector_rows(4, seed=seed)) for seed, name in enumerate("ab")}
+    trainer = quiet_trainer(
+        tmp_path, given={"eval_dataset": sets}, max_steps=1, eval_strategy="steps", eval_steps=1, logging_steps=1
+    )
+    trainer.train()
+    assert passes == [False, False]
+    assert {"eval_a_loss", "eval_b_loss"} <= {name for entry in trainer.state.log_history for name in entry}

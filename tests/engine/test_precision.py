@@ -1,0 +1,254 @@
+"""Loss scaling, carried out on the CPU in the place of a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from torch import nn
+
+import littrainer
+from littrainer import Trainer
+from littrainer.engine import fast_training_loop
+from littrainer.engine.precision import precision_plugin
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.models import VectorClassifier
+from tests.scenarios.trainers import quiet_trainer
+
+SCALE = 2.0**10
+
+
+class Overflowing(VectorClassifier):
+    """Its gradient is infinite in the micro-batches of training, counted from 0, that are named."""
+
+    def __init__(self, *broken: int) -> None:
+        super().__init__()
+        self.broken = broken
+        self.micro_batches = 0
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        outputs = super().forward(x, labels)
+        if self.training:
+            if self.micro_batches in self.broken:
+                outputs["loss"] = outputs["loss"] * torch.tensor(3e38)
+            self.micro_batches += 1
+        return outputs
+
+
+class StepwiseTrainer(Trainer):
+    def training_step(self, *arguments: Any, **keywords: Any) -> torch.Tensor:
+        return super().training_step(*arguments, **keywords)
+
+
+@pytest.fixture(autouse=True)
+def scaling_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("arguments.destinations", "mixed_precision"):
+        monkeypatch.setattr(f"littrainer.{module}.lightning_precision", lambda args: "16-mixed")
+    monkeypatch.setitem(_keyword_table(), "precision", lambda args: "16-mixed")
+
+
+def _keyword_table() -> dict[str, Any]:
+    from littrainer.engine import run_lightning
+
+    return run_lightning.DERIVED_KEYWORDS
+
+
+def scaled_trainer(folder: Path, model: nn.Module, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:
+    settings: dict[str, Any] = {"optim": "sgd", "num_train_epochs": 1, "logging_strategy": "steps", "logging_steps": 1}
+    given = {"train_dataset": Rows(vector_rows(20))}
+    trainer = quiet_trainer(folder, model, kind=kind, given=given, **{**settings, **changes})
+    trainer.accelerator._scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
+    return trainer
+
+
+def values(trainer: Trainer, name: str) -> list[float]:
+    return [log[name] for log in trainer.state.log_history if name in log]
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+@pytest.mark.parametrize("optim", ["sgd", "adamw_torch", "adamw_torch_fused"])
+def test_scaling_changes_neither_losses_nor_norms_nor_steps(tmp_path: Path, kind: type[Trainer], optim: str) -> None:
+    torch.manual_seed(0)
+    scaled_model = VectorClassifier()
+    plain_model = VectorClassifier()
+    plain_model.load_state_dict(scaled_model.state_dict())
+    scaled = scaled_trainer(tmp_path, scaled_model, kind, optim=optim, max_grad_norm=0.5)
+    scaled.train()
+    unscaled = scaled_trainer(tmp_path, plain_model, kind, optim=optim, max_grad_norm=0.5)
+    # A scale of 1 that never grows is no scaling at all.
+    unscaled.accelerator._scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    unscaled.train()
+    for name in ("loss", "grad_norm", "learning_rate"):
+        assert values(scaled, name) == pytest.approx(values(unscaled, name), rel=1e-3)
+    for one, other in zip(scaled_model.parameters(), plain_model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    assert len(values(scaled, "loss")) == 5
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_scaling_is_the_same_in_lightnings_own_loop(
+    tmp_path: Path, kind: type[Trainer], accumulation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for releases in (fast_training_loop.KNOWN_RELEASES, frozenset[str]()):
+        monkeypatch.setattr(fast_training_loop, "KNOWN_RELEASES", releases)
+        torch.manual_seed(0)
+        trainer = scaled_trainer(tmp_path, Overflowing(1), kind, gradient_accumulation_steps=accumulation)
+        scaled: list[Any] = []
+
+        class Hearing(pl.Callback):
+            heard = scaled
+
+            def on_before_backward(self, trainer: Any, module: Any, loss: torch.Tensor) -> None:
+                self.heard.append(float(loss))
+
+            def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+                self.heard.append([None if one.grad is None else one.grad.tolist() for one in module.parameters()])
+
+        trainer.add_callback(Hearing())
+        trainer.train()
+        assert trainer.accelerator.scaler is not None
+        is_fast = getattr(trainer.lightning_trainer.fit_loop.epoch_loop, "_is_fast", False)
+        rates = values(trainer, "learning_rate")
+        weights = [one.tolist() for one in trainer.model.parameters()]
+        found.append((str(scaled), rates, weights, trainer.accelerator.scaler.get_scale(), trainer.state.global_step))
+        assert is_fast is bool(releases) and len(scaled) > 5
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+def test_a_step_whose_gradients_overflow_is_left_out_with_its_step_of_the_schedule(
+    tmp_path: Path, kind: type[Trainer]
+) -> None:
+    model = Overflowing(1)
+    trainer = scaled_trainer(tmp_path, model, kind)
+    seen: list[torch.Tensor] = []
+
+    def note(*_: Any) -> None:
+        seen.append(model.head.weight.detach().clone())
+
+    trainer.callback_handler.on_step_end = _after(trainer.callback_handler.on_step_end, note)  # type: ignore[method-assign]
+    trainer.train()
+    assert not torch.equal(seen[1], seen[2]) and torch.equal(seen[0], seen[1])
+    rates = values(trainer, "learning_rate")
+    assert rates[1] == rates[2] and rates[0] > rates[1] and rates[2] > rates[3]
+    assert trainer.accelerator.scaler is not None
+    assert trainer.accelerator.scaler.get_scale() == SCALE / 2
+    assert trainer.state.global_step == 5
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
+def test_a_step_that_overflows_keeps_the_schedule_where_it_does_under_transformers(tmp_path: Path, optim: str) -> None:
+    import transformers
+
+    def rates(library: Any, scaled: str) -> list[float]:
+        settings = {"optim": optim, "max_steps": 5, "max_grad_norm": 0, "logging_steps": 1, "save_strategy": "no"}
+        quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
+        args = library.TrainingArguments(str(tmp_path / library.__name__), **settings, **quiet)
+        trainer = library.Trainer(Overflowing(0, 1), args, train_dataset=Rows(vector_rows(40)))
+        setattr(trainer.accelerator, scaled, torch.amp.GradScaler("cpu", init_scale=SCALE))
+        trainer.train()
+        return values(trainer, "learning_rate")
+
+    ours = rates(littrainer, "_scaler")
+    assert ours == rates(transformers, "scaler")
+    # Fused, torch leaves the update out within the optimizer's step, which is counted as one.
+    assert (ours[0] == ours[1] == ours[2]) is (optim == "adamw_torch")
+
+
+def _after(method: Any, then: Any) -> Any:
+    def both(*arguments: Any) -> Any:
+        then()
+        return method(*arguments)
+
+    return both
+
+
+def test_the_scale_is_saved_in_checkpoints_and_resumed(tmp_path: Path) -> None:
+    first = scaled_trainer(tmp_path, Overflowing(1), save_strategy="steps", save_steps=3)
+    first.train()
+    assert torch.load(tmp_path / "checkpoint-3" / "scaler.pt")["scale"] == SCALE / 2
+    resumed = scaled_trainer(tmp_path, VectorClassifier())
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert resumed.accelerator.scaler is not None
+    assert resumed.accelerator.scaler.get_scale() == SCALE / 2
+
+
+# What runs in a half precision, and how its plugin is told: by class, precision and whether it scales the losses.
+PLUGINS = {
+    (DDPStrategy, "32-true"): None,
+    (DDPStrategy, "bf16-mixed"): ("ForwardMixedPrecision", False),
+    (DDPStrategy, "16-mixed"): ("ForwardMixedPrecision", True),
+    (ModelParallelStrategy, "32-true"): None,
+    (ModelParallelStrategy, "bf16-mixed"): ("ForwardMixedPrecision", False),
+    (ModelParallelStrategy, "16-mixed"): ("ForwardMixedPrecision", True),
+    (FSDPStrategy, "32-true"): ("ForwardFSDPPrecision", False),
+    (FSDPStrategy, "bf16-mixed"): ("ForwardFSDPPrecision", False),
+    (FSDPStrategy, "16-mixed"): ("ForwardFSDPPrecision", True),
+    (DeepSpeedStrategy, "32-true"): ("EngineDeepSpeedPrecision", False),
+    (DeepSpeedStrategy, "bf16-mixed"): ("EngineDeepSpeedPrecision", False),
+    (DeepSpeedStrategy, "16-mixed"): ("EngineDeepSpeedPrecision", False),
+}
+
+
+def plugin_for(kind: type, precision: str, trainer: Trainer) -> Any:
+    # Two of the strategies cannot be made without a GPU or DeepSpeed, and only their kind is asked for.
+    return precision_plugin(precision, trainer, kind.__new__(kind))
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision"), PLUGINS, ids=[f"{kind.__name__} {precision}" for kind, precision in PLUGINS]
+)
+def test_each_strategy_gets_its_kind_of_plugin_and_the_trainers_scaler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type, precision: str
+) -> None:
+    monkeypatch.setattr("littrainer.strategies.mixed_precision.lightning_precision", lambda args: precision)
+    trainer = quiet_trainer(tmp_path)
+    plugin = plugin_for(kind, precision, trainer)
+    expected = PLUGINS[kind, precision]
+    if expected is None:
+        assert plugin is None
+        return
+    name, scales = expected
+    assert (type(plugin).__name__, plugin.precision) == (name, precision)
+    assert getattr(plugin, "scaler", None) is (trainer.accelerator.scaler if scales else None)
+    # The model's forward and `_prepare_inputs` do what Lightning's plugins would do a second time.
+    batch, module = {"x": torch.ones(1)}, nn.Linear(1, 1).to(torch.bfloat16)
+    with plugin.forward_context():
+        assert not torch.is_autocast_enabled("cpu") and torch.get_default_dtype() is torch.float32
+    assert plugin.convert_input(batch) is batch and plugin.convert_output(batch) is batch
+    assert plugin.convert_module(module) is module and module.weight.dtype is torch.bfloat16
+
+
+def test_version_1_of_fsdp_gathers_in_half_precision_where_it_is_asked_for(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path)
+    mixed = plugin_for(FSDPStrategy, "bf16-mixed", trainer).mixed_precision_config
+    assert (mixed.param_dtype, mixed.reduce_dtype, mixed.buffer_dtype) == (torch.bfloat16,) * 3
+    assert plugin_for(FSDPStrategy, "32-true", trainer).mixed_precision_config is None
+
+
+def test_deepspeeds_engine_tells_whether_it_has_left_a_step_out(tmp_path: Path) -> None:
+    plugin = plugin_for(DeepSpeedStrategy, "16-mixed", quiet_trainer(tmp_path))
+    assert not plugin.step_was_skipped
+    engine = SimpleNamespace(optimizer=SimpleNamespace(overflow=True), step=lambda: None)
+    module: Any = SimpleNamespace(trainer=SimpleNamespace(model=engine), automatic_optimization=False)
+    plugin._after_closure = lambda *_: None
+    plugin.optimizer_step(SimpleNamespace(), module, lambda: None)
+    assert plugin.step_was_skipped
+    engine.optimizer.overflow = False
+    assert not plugin.step_was_skipped
+
+
+def test_loss_scaling_is_refused_where_layers_are_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = quiet_trainer(tmp_path)
+    monkeypatch.setattr("littrainer.engine.precision.tensor_parallel_size", lambda args: 2)
+    with pytest.raises(ValueError, match=r"fp16=True does not go with tensor parallelism .*Set bf16=True"):
+        plugin_for(ModelParallelStrategy, "16-mixed", trainer)
+    monkeypatch.setattr("littrainer.strategies.mixed_precision.lightning_precision", lambda args: "bf16-mixed")
+    assert plugin_for(ModelParallelStrategy, "bf16-mixed", quiet_trainer(tmp_path)).scaler is None

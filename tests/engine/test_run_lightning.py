@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.profilers import SimpleProfiler
+
+from littrainer import Trainer, TrainerCallback
+from littrainer.engine.run_lightning import DERIVED_KEYWORDS, FIXED_KEYWORDS, lightning_keywords
+from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
+from tests.compat.processes import run_python
+from tests.scenarios.data import Rows, Stream, vector_rows
+from tests.scenarios.models import VectorClassifier
+from tests.scenarios.trainers import StepwiseTrainer, quiet_arguments, quiet_trainer
+
+KEYWORDS_OF_LIGHTNING = set(inspect.signature(pl.Trainer.__init__).parameters)
+
+
+def test_every_keyword_in_the_tables_is_one_of_lightnings_and_stands_in_one_table() -> None:
+    assert {*FIXED_KEYWORDS, *DERIVED_KEYWORDS} <= KEYWORDS_OF_LIGHTNING
+    assert not set(FIXED_KEYWORDS) & set(DERIVED_KEYWORDS)
+
+
+def test_every_fixed_keyword_has_its_reason() -> None:
+    reasons = [reason for _, reason in FIXED_KEYWORDS.values()]
+    assert all(len(reason.split()) > 3 for reason in reasons) and len(set(reasons)) == len(reasons)
+
+
+def test_keywords_follow_from_the_arguments_and_the_users_own_have_the_last_word(tmp_path: Path) -> None:
+    args = quiet_arguments(tmp_path, gradient_accumulation_steps=5)
+    keywords = lightning_keywords(args)
+    assert (keywords["accelerator"], keywords["accumulate_grad_batches"], keywords["logger"]) == ("cpu", 5, False)
+    args.lightning = {"profiler": "simple", "enable_model_summary": True}
+    changed = lightning_keywords(args)
+    assert changed == {**keywords, "profiler": "simple", "enable_model_summary": True}
+
+
+@pytest.mark.parametrize(
+    ("device", "accelerator"), [("cpu", "cpu"), ("cuda", "gpu"), ("cuda:1", "gpu"), ("mps", "mps"), ("xla", "xla")]
+)
+def test_a_device_is_lightnings_accelerator_of_that_kind(device: str, accelerator: str) -> None:
+    args: Any = SimpleNamespace(device=torch.device(device))
+    assert DERIVED_KEYWORDS["accelerator"](args) == accelerator
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+@pytest.mark.parametrize("through", ["trainer", "arguments"])
+def test_keywords_of_the_users_own_reach_lightning(tmp_path: Path, kind: type[Trainer], through: str) -> None:
+    profiler = SimpleProfiler()
+    further = {"profiler": profiler, "detect_anomaly": True}
+    if through == "trainer":
+        trainer = quiet_trainer(tmp_path, kind=kind, given={"lightning": further}, max_steps=2)
+    else:
+        trainer = quiet_trainer(tmp_path, kind=kind, lightning=further, max_steps=2)
+    trainer.train()
+    lightning: Any = trainer.lightning_trainer
+    assert lightning.profiler is profiler and lightning._detect_anomaly
+    assert len(profiler.recorded_durations["run_training_batch"]) == 2
+
+
+def test_lightning_callbacks_may_come_by_the_keyword_too(tmp_path: Path) -> None:
+    class Counter(pl.Callback):
+        steps = 0
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.steps += 1
+
+    one, other = Counter(), Counter()
+    quiet_trainer(tmp_path, given={"callbacks": [one], "lightning": {"callbacks": other}}, max_steps=2).train()
+    assert (one.steps, other.steps) == (2, 2)
+
+
+def test_callbacks_are_parted_by_library_in_their_order(tmp_path: Path) -> None:
+    class Other(TrainerCallback): ...
+
+    first, second, ours = pl.Callback(), pl.Callback(), TrainerCallback()
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [first, ours, Other, second]})
+    assert trainer.lightning_callbacks == [first, second]
+    assert trainer.callback_handler.callbacks[1] is ours and type(trainer.callback_handler.callbacks[2]) is Other
+
+
+def test_each_training_has_a_lightning_trainer_of_its_own(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, max_steps=1)
+    assert trainer.lightning_trainer is None
+    used = []
+    for _ in range(2):
+        trainer.train()
+        used.append(trainer.lightning_trainer)
+    assert used[0] is not used[1] and all(isinstance(one, pl.Trainer) for one in used)
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+def test_the_model_and_its_optimizer_stay_where_they_are(tmp_path: Path, kind: type[Trainer]) -> None:
+    model = VectorClassifier()
+    parameters = list(model.parameters())
+    moves: list[Any] = []
+    trainer = quiet_trainer(tmp_path, model, kind=kind, max_steps=2)
+    model.cpu = lambda: moves.append("cpu")  # type: ignore[method-assign]
+    trainer.train()
+    trainer.evaluate()
+    assert moves == []
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    assert trainer.model is model
+    assert trainer.lightning_module is None and trainer.accelerator.module is None
+
+
+def test_the_strategy_leaves_the_model_where_it_is_at_teardown(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, max_steps=1)
+    trainer.train()
+    strategy: Any = trainer.lightning_trainer.strategy  # type: ignore[union-attr]
+    assert type(strategy) is ResidentSingleDeviceStrategy
+    moved: list[str] = []
+    strategy._lightning_module = SimpleNamespace(cpu=lambda: moved.append("module"))
+    strategy.teardown()
+    assert moved == []
+
+
+EVERYTHING = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.scenarios.data import Rows, Stream, vector_rows
+from tests.scenarios.trainers import StepwiseTrainer, Trainer, quiet_trainer
+for kind in (Trainer, StepwiseTrainer):
+    steps = dict(max_steps=2, eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1)
+    trainer = quiet_trainer("out", kind=kind, **steps)
+    trainer.callback_handler.callbacks.pop()
+    trainer.train()
+    trainer.evaluate()
+    trainer.predict(Rows(vector_rows(4)))
+    trainer.train(resume_from_checkpoint="out/checkpoint-1")
+"""
+
+
+def test_a_run_writes_nothing_of_lightnings_to_the_terminal_or_the_disk(tmp_path: Path) -> None:
+    root = str(Path(__file__).resolve().parents[2])
+    (tmp_path / "script.py").write_text(EVERYTHING.format(root=root))
+    done = run_python("script.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout, done.stderr) == ("", "")
+    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "out"}
+
+
+def test_levels_of_lightnings_loggers_and_warning_filters_are_put_back(tmp_path: Path) -> None:
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels = [logger.level for logger in loggers]
+
+    class Failing(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            raise ZeroDivisionError
+
+    trainer = quiet_trainer(tmp_path, max_steps=1)
+    try:
+        loggers[0].setLevel(logging.DEBUG)
+        before = [logger.level for logger in loggers], [logger.filters[:] for logger in loggers], warnings.filters[:]
+        trainer.train()
+        trainer.evaluate()
+        trainer.add_callback(Failing)
+        with pytest.raises(ZeroDivisionError):
+            trainer.train()
+        after = [logger.level for logger in loggers], [logger.filters[:] for logger in loggers], warnings.filters[:]
+    finally:
+        loggers[0].setLevel(levels[0])
+    assert before == after
+
+
+@pytest.mark.parametrize("method", ["train", "evaluate"])
+def test_warnings_of_the_users_own_model_are_still_seen(tmp_path: Path, method: str) -> None:
+    class Warning_(VectorClassifier):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            warnings.warn("the model's own warning", stacklevel=1)
+            return super().forward(x, labels)
+
+    trainer = quiet_trainer(tmp_path, Warning_(), max_steps=1)
+    with pytest.warns(UserWarning, match="the model's own warning"):
+        getattr(trainer, method)()
+
+
+def test_a_stream_has_no_limit_of_epochs_in_lightning(tmp_path: Path) -> None:
+    endless = quiet_trainer(tmp_path, given={"train_dataset": Stream(vector_rows(8))}, max_steps=1)
+    endless.train()
+    counted = quiet_trainer(tmp_path, num_train_epochs=2, given={"train_dataset": Rows(vector_rows(4))})
+    counted.train()
+    limits = [trainer.lightning_trainer.max_epochs for trainer in (endless, counted)]  # type: ignore[union-attr]
+    assert limits == [-1, 2] and sys.maxsize not in limits
+
+
+@pytest.mark.parametrize(
+    ("further", "kind", "words"),
+    [
+        ({"profilr": "simple"}, TypeError, r"'profilr': .* no keyword of lightning.Trainer .did you mean 'profiler'"),
+        ({"profiler": "nonsense"}, ValueError, r"refuses a keyword given as `lightning`: .*profiler"),
+    ],
+)
+def test_a_keyword_that_lightning_does_not_take_is_named(
+    tmp_path: Path, further: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        quiet_trainer(tmp_path, lightning=further, max_steps=1).train()

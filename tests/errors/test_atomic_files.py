@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from littrainer.errors.atomic_files import write_whole
+
+
+def test_a_text_is_written_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    for text in ("first, longer", "zweitens: ä"):
+        write_whole(path, text)
+        assert path.read_text("utf-8") == text
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:
+    write_whole(tmp_path / "file.png", b"\x89PNG\r\n")
+    assert (tmp_path / "file.png").read_bytes() == b"\x89PNG\r\n"
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_whole(link, "new")
+    assert link.is_symlink() and target.read_text() == "new"
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_failure_leaves_what_was_there_and_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    path = tmp_path / "file.json"
+    path.write_text("old")
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, failing, fail)
+    with pytest.raises(PermissionError, match="what it held before is kept") as caught:
+        write_whole(path, "new")
+    assert caught.value.filename == str(path)
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "folder").write_text("")
+    with pytest.raises(NotADirectoryError, match="nothing was written") as caught:
+        write_whole(tmp_path / "folder" / "file.json", "new")
+    assert str(caught.value.filename) == str(tmp_path / "folder" / "file.json")
+
+
+def test_an_interrupt_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file.json"
+    path.write_text("old")
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, "new")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from datasets import Dataset
+
+from littrainer import TrainerCallback
+from littrainer.errors.lazy_isinstance import CLASSES, is_a
+from tests.scenarios.data import tiny_tokenizer
+from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
+
+OPTIONAL = {"pytorch_lightning"}
+ENTRIES = sorted({entry for entries in CLASSES.values() for entry in entries})
+
+
+@pytest.mark.parametrize(("module", "name"), ENTRIES)
+def test_each_class_is_where_its_library_has_it(module: str, name: str) -> None:
+    if module.partition(".")[0] in OPTIONAL:
+        pytest.importorskip(module)
+    assert isinstance(getattr(importlib.import_module(module), name), type)
+
+
+def test_objects_are_recognised_by_what_they_derive_from() -> None:
+    tokenizer = tiny_tokenizer()
+    assert is_a(tiny_bert_classifier(), "pretrained model")
+    assert is_a(tokenizer, "tokenizer") and is_a(tokenizer, "padding class") and not is_a(tokenizer, "processor")
+    assert is_a(Dataset.from_dict({"x": [1]}), "datasets.Dataset")
+    assert is_a(pl.Callback(), "lightning callback")
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("candidate", [None, 1, VectorClassifier(), TrainerCallback(), torch.utils.data.Dataset()])
+def test_other_objects_are_of_no_kind(kind: str, candidate: object) -> None:
+    assert not is_a(candidate, kind)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_library_that_is_absent_or_lacks_the_class_is_no_error(monkeypatch: pytest.MonkeyPatch, loaded: bool) -> None:
+    model = tiny_bert_classifier()
+    for module, _ in CLASSES["pretrained model"]:
+        if loaded:
+            monkeypatch.setitem(sys.modules, module, ModuleType(module))
+        else:
+            monkeypatch.delitem(sys.modules, module, raising=False)
+    before = set(sys.modules)
+    assert not is_a(model, "pretrained model")
+    assert set(sys.modules) == before

@@ -1,0 +1,198 @@
+import sys
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from littrainer.keras.model import (
+    KerasModule,
+    check_model,
+    check_training_of,
+    count_instances,
+    mean_over_window,
+    run_keras_model,
+    stable_names,
+)
+
+
+def module_of(model: Any) -> KerasModule:
+    return KerasModule(model, lambda *batch: run_keras_model(model, *batch))
+
+
+def test_a_second_model_of_the_process_has_the_same_names(make_model: Any) -> None:
+    first, second = module_of(make_model()), module_of(make_model())
+    assert [variable.path for variable in first.keras_model.variables] != [
+        variable.path for variable in second.keras_model.variables
+    ]
+    assert list(first.state_dict()) == list(second.state_dict())
+    assert {"sequential/dense/kernel", "sequential/dense_1/kernel"} < set(first.state_dict())
+
+
+def test_layers_that_a_script_has_named_alike_keep_apart(keras: Any) -> None:
+    layers = [keras.layers.Dense(1, name=f"block_{number}") for number in (7, 3)]
+    model = keras.Sequential([keras.layers.Input((1,)), *layers], name="whole")
+    assert list(stable_names(model)) == [
+        "whole/block/kernel",
+        "whole/block/bias",
+        "whole/block_1/kernel",
+        "whole/block_1/bias",
+    ]
+
+
+def test_weights_loaded_into_the_module_are_those_of_the_model(make_model: Any, features: np.ndarray) -> None:
+    model, other = make_model(), make_model()
+    for variable in other.trainable_variables:
+        variable.assign(variable.value + 1)
+    module_of(model).load_state_dict(module_of(other).state_dict())
+    assert torch.equal(model(features, training=False), other(features, training=False))
+
+
+def test_metrics_that_a_model_was_compiled_with_are_no_weights(make_model: Any, features: np.ndarray) -> None:
+    plain, measured = make_model(), make_model(metrics=["accuracy"])
+    measured.evaluate(features, np.zeros(len(features)), verbose=0)
+    assert list(module_of(measured).state_dict()) == list(module_of(plain).state_dict())
+
+
+def test_buffers_of_a_torch_module_inside_are_kept_and_moved(keras: Any) -> None:
+    norm = torch.nn.BatchNorm1d(3)
+    layers = [keras.layers.Input((3,)), keras.layers.TorchModuleWrapper(norm), keras.layers.Dense(1)]
+    module = module_of(keras.Sequential(layers))
+    norm(torch.ones(2, 3))
+    stored = module.state_dict()
+    assert any(torch.equal(value, norm.running_mean) for value in stored.values())
+    module.double()
+    assert norm.running_mean is not None and norm.running_mean.dtype == torch.float64
+    assert any(buffer is norm.running_mean for buffer in module.buffers())
+
+
+def test_moving_statistics_are_buffers_and_frozen_weights_parameters(make_model: Any) -> None:
+    model = make_model()
+    model.layers[0].trainable = False
+    module = module_of(model)
+    norm = model.layers[2]
+    shared = {id(norm.moving_mean.value), id(norm.moving_variance.value)}
+    assert {id(one) for one in module.buffers()} == shared
+    assert {id(one) for one in module.parameters()} == {id(one.value) for one in model.variables} - shared
+    module.double()
+    assert {id(one) for one in module.buffers()} == shared and norm.moving_mean.value.dtype == torch.float64
+
+
+def test_the_loss_is_the_compiled_one_with_regularization(keras: Any, features: np.ndarray) -> None:
+    dense = keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.5))
+    model = keras.Sequential([keras.layers.Input((4,)), dense])
+    model.compile(loss="mse")
+    inputs, targets = torch.tensor(features), torch.ones(len(features), 1)
+    loss, logits = run_keras_model(model, inputs, targets, True)
+    expected = ((logits - targets) ** 2).mean() + 0.5 * (dense.kernel.value**2).sum()
+    assert loss.item() == pytest.approx(expected.item())
+
+
+def test_a_model_whose_call_takes_labels_returns_its_own_loss(keras: Any, features: np.ndarray) -> None:
+    class WithLabels(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, inputs: Any, start: Any = None, end: Any = None) -> Any:
+            logits = self.dense(inputs)
+            return logits if start is None else (logits.sum() * 0 + start.sum() + end.sum(), logits)
+
+    inputs = torch.tensor(features)
+    labels = {"start": torch.ones(12), "end": torch.ones(12)}
+    loss, logits = run_keras_model(WithLabels(), inputs, labels, True)
+    assert (loss.item(), logits.shape) == (24.0, (12, 2))
+    assert run_keras_model(WithLabels(), inputs, None, False)[0] is None
+
+
+def test_a_compute_loss_of_an_earlier_keras_is_called_without_training(keras: Any, features: np.ndarray) -> None:
+    class Earlier(keras.Sequential):
+        def compute_loss(self, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+            return y_pred.sum() * 0 + 7
+
+    model = Earlier([keras.layers.Input((4,)), keras.layers.Dense(2)])
+    assert run_keras_model(model, torch.tensor(features), torch.zeros(12), True)[0] == 7
+
+
+@pytest.mark.parametrize(
+    ("width", "label", "reason"), [(4, 7, "Target 7 is out of bounds"), (5, 1, "is incompatible with the layer")]
+)
+def test_a_batch_that_does_not_fit_the_model_is_named(make_model: Any, width: int, label: int, reason: str) -> None:
+    batch = torch.ones(3, width), torch.full((3,), label)
+    expected = (
+        rf"(?s)batch of train_dataset with features \(3, {width}\) of torch.float32 .*{reason}.*number of classes"
+    )
+    with pytest.raises(ValueError, match=expected):
+        run_keras_model(make_model(), *batch, True)
+
+
+def test_a_model_without_a_loss_is_an_error_that_says_where_one_comes_from(keras: Any, features: np.ndarray) -> None:
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+    with pytest.raises(ValueError, match=r"Sequential has no loss.*model.compile\(loss=\.\.\.\).*run_model"):
+        run_keras_model(model, torch.tensor(features), torch.zeros(12), True)
+
+
+def test_training_without_labels_is_an_error(make_model: Any, features: np.ndarray) -> None:
+    with pytest.raises(ValueError, match=r"no labels: let each sample of train_dataset be a pair"):
+        module_of(make_model())(torch.tensor(features))
+
+
+def test_instances_are_labels_that_count_or_rows() -> None:
+    assert count_instances(torch.tensor([[1, -100, 0], [2, -100, -100]])) == 3
+    assert count_instances(torch.zeros(5, 3)) == 5
+    # What -100 is in 8 bits without a sign.
+    assert count_instances(torch.tensor([156, 156, 3], dtype=torch.uint8)) == 3
+    assert count_instances(torch.tensor([True, False])) == 2
+    assert count_instances({"start": torch.tensor([1, 2]), "end": torch.tensor([0, 0])}) == 2
+
+
+def test_losses_of_instances_and_means_weigh_alike_in_a_window() -> None:
+    labels = [torch.tensor([1, 1, -100]), torch.tensor([0])]
+    losses = [torch.tensor([3.0, 5.0, 0.0]), torch.tensor([1.0])]
+    means = [torch.tensor(4.0), torch.tensor(1.0)]
+    for parts in (losses, means):
+        total = sum(mean_over_window(loss, label, torch.tensor(3)) for loss, label in zip(parts, labels, strict=True))
+        assert total == 3.0
+
+
+def test_one_loss_for_each_row_of_one_hot_labels_is_averaged_over_rows() -> None:
+    assert mean_over_window(torch.tensor([2.0, 4.0]), torch.eye(2, dtype=torch.int64)) == 3.0
+
+
+def test_a_micro_batch_without_any_label_adds_nothing() -> None:
+    assert mean_over_window(torch.tensor([0.0, 0.0]), torch.tensor([-100, -100])) == 0.0
+
+
+def of_module(module: str) -> Any:
+    return type("Model", (), {"__module__": module})()
+
+
+def test_a_model_that_torch_cannot_train_is_refused_with_the_next_step(
+    monkeypatch: pytest.MonkeyPatch, linear_model: Any, keras: Any
+) -> None:
+    modules = {"tensorflow.python.keras": "TensorFlow", "tf_keras.src": "TensorFlow", "flax.linen": "JAX"}
+    cases = [(of_module(module), NotImplementedError, f"a model of {kind}") for module, kind in modules.items()]
+    cases += [
+        (torch.nn.Linear(1, 1), TypeError, r"model is a Linear\. Pass it to Trainer"),
+        ("bert-base-cased", TypeError, "model is a str. Pass a keras.Model"),
+    ]
+    for model, error, message in cases:
+        with pytest.raises(error, match=message):
+            check_model(model)
+    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
+    with pytest.raises(NotImplementedError, match=r"a model of jax.*KERAS_BACKEND=torch before keras"):
+        check_model(linear_model)
+    keras_2 = type("Model", (), {"__module__": "keras.engine.training"})
+    monkeypatch.setitem(sys.modules, "keras", types.SimpleNamespace(Model=keras_2))
+    with pytest.raises(NotImplementedError, match="a model of tensorflow"):
+        check_model(keras_2())
+
+
+def test_a_summed_loss_and_a_models_own_step_are_refused(make_model: Any, keras: Any) -> None:
+    with pytest.raises(NotImplementedError, match=r"reduction='sum'.*Leave the reduction out"):
+        check_training_of(make_model(loss=[keras.losses.MeanSquaredError(reduction="sum")]))
+    check_training_of(make_model(loss=["mse"]))
+    kind = type("Mine", (keras.Sequential,), {"train_step": lambda self, data: {}})
+    with pytest.raises(NotImplementedError, match=r"Mine has its own train_step.*Override run_model"):
+        check_training_of(kind())

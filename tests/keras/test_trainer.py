@@ -1,0 +1,430 @@
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from littrainer import PredictionOutput, TFTrainer, Trainer
+from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
+
+
+def losses_of(trainer: TFTrainer) -> list[float]:
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def trained(trainer: TFTrainer) -> TFTrainer:
+    trainer.train()
+    return trainer
+
+
+def weights_of(model: Any) -> list[np.ndarray]:
+    return [variable.numpy() for variable in model.trainable_variables]
+
+
+def test_a_model_is_trained_evaluated_and_predicts(make_model: Any, arguments: Any, pairs: Any) -> None:
+    args = arguments(eval_strategy="epoch", num_train_epochs=8)
+    trainer = TFTrainer(make_model(), args, pairs, pairs, compute_metrics=accuracy)
+    output = trainer.train()
+    assert output.global_step == trainer.global_step == 24
+    evaluations = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert len(evaluations) == 8
+    metrics = trainer.evaluate()
+    assert metrics["eval_loss"] == pytest.approx(evaluations[-1])
+    found = trainer.predict(pairs)
+    assert isinstance(found, PredictionOutput)
+    assert isinstance(found.predictions, np.ndarray) and found.predictions.shape == (12, 2)
+    assert found.label_ids.tolist() == [label for _, label in pairs]
+    assert found.metrics is not None
+    assert found.metrics["eval_accuracy"] == metrics["eval_accuracy"]
+    expected = trainer.model.predict(np.stack([features for features, _ in pairs]), verbose=0)
+    np.testing.assert_allclose(found.predictions, expected, atol=1e-6)
+
+
+def accuracy(prediction: Any) -> dict[str, float]:
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
+def test_training_takes_the_steps_that_an_optimizer_of_torch_takes_by_hand(
+    linear_model: Any, arguments: Any, pairs: Any
+) -> None:
+    start = weights_of(linear_model)
+    args = arguments(max_steps=2, per_device_train_batch_size=12, weight_decay=0.1, lr_scheduler_type="constant")
+    trained(TFTrainer(linear_model, args, pairs))
+    kernel, bias = (torch.tensor(value, requires_grad=True) for value in start)
+    groups = [{"params": [kernel], "weight_decay": 0.1}, {"params": [bias], "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    features = torch.tensor(np.stack([one for one, _ in pairs]))
+    labels = torch.tensor([label for _, label in pairs])
+    for _ in range(2):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(features @ kernel + bias, labels).backward()
+        torch.nn.utils.clip_grad_norm_([kernel, bias], 1.0)
+        optimizer.step()
+    np.testing.assert_allclose(weights_of(linear_model)[0], kernel.detach().numpy(), atol=1e-6)
+    np.testing.assert_allclose(weights_of(linear_model)[1], bias.detach().numpy(), atol=1e-6)
+
+
+def test_an_overridden_run_model_decides_on_the_loss(make_model: Any, arguments: Any, pairs: Any) -> None:
+    class Tripled(TFTrainer):
+        def run_model(self, features: Any, labels: Any, training: bool) -> tuple[Any, Any]:
+            logits = self.model(features, training=training)
+            return 3 * torch.nn.functional.cross_entropy(logits, labels, reduction="none"), logits
+
+    plain = trained(TFTrainer(make_model(), arguments(max_steps=1), pairs, pairs))
+    tripled = trained(Tripled(make_model(), arguments(max_steps=1), pairs, pairs))
+    assert losses_of(tripled) == pytest.approx([3 * losses_of(plain)[0]])
+    plain.model.set_weights(tripled.model.get_weights())
+    assert tripled.evaluate()["eval_loss"] == pytest.approx(3 * plain.evaluate()["eval_loss"])
+
+
+def test_accumulated_micro_batches_train_as_one_batch_of_unequal_rows(
+    linear_model: Any, keras: Any, arguments: Any, pairs: Any
+) -> None:
+    other = keras.models.clone_model(linear_model)
+    other.set_weights(linear_model.get_weights())
+    other.compile(loss=linear_model.loss)
+    # Micro-batches of 8 and 4 samples.
+    trained(TFTrainer(linear_model, arguments(per_device_train_batch_size=8, gradient_accumulation_steps=2), pairs))
+    trained(TFTrainer(other, arguments(per_device_train_batch_size=12), pairs))
+    np.testing.assert_allclose(weights_of(linear_model)[0], weights_of(other)[0], atol=1e-6)
+
+
+def test_training_goes_on_from_the_newest_checkpoint_with_the_same_dropout(
+    make_model: Any, arguments: Any, pairs: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = arguments(save_strategy="steps", save_steps=2)
+    whole = trained(TFTrainer(make_model(), args, pairs))
+    folder = Path(args.output_dir)
+    for name in (f"{PREFIX_CHECKPOINT_DIR}-4", f"{PREFIX_CHECKPOINT_DIR}-6"):
+        shutil.rmtree(folder / name)
+    resumed = trained(TFTrainer(make_model(), args, pairs))
+    assert "goes on from the newest checkpoint in output_dir (checkpoint-2)" in caplog.text
+    assert losses_of(resumed) == losses_of(whole)
+    for variable, other in zip(weights_of(resumed.model), weights_of(whole.model), strict=True):
+        np.testing.assert_array_equal(variable, other)
+    anew = TFTrainer(make_model(), arguments(max_steps=1), pairs)
+    assert anew.train(resume_from_checkpoint=False).global_step == 1
+
+
+def test_a_saved_model_is_loaded_by_keras(make_model: Any, keras: Any, arguments: Any, pairs: Any) -> None:
+    trainer = trained(TFTrainer(make_model(), arguments(max_steps=1), pairs))
+    trainer.save_model()
+    folder = Path(trainer.args.output_dir)
+    assert {path.name for path in folder.iterdir()} == {"model.safetensors", "model.keras", "training_args.bin"}
+    loaded = keras.models.load_model(folder / "model.keras", compile=False)
+    for variable, other in zip(weights_of(loaded), weights_of(trainer.model), strict=True):
+        np.testing.assert_array_equal(variable, other)
+
+
+def test_a_model_that_keras_cannot_write_is_saved_as_weights(
+    make_model: Any, arguments: Any, pairs: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = TFTrainer(make_model(), arguments(), pairs)
+
+    def refuse(path: str) -> None:
+        raise NotImplementedError("override get_config()")
+
+    monkeypatch.setattr(trainer.model, "save", refuse)
+    trainer.save_model()
+    assert "No model.keras is written; the weights are in model.safetensors" in caplog.text
+    assert not list(Path(trainer.args.output_dir).glob("*.keras"))
+
+
+def test_batches_of_a_script_take_the_place_of_the_datasets(make_model: Any, arguments: Any, features: Any) -> None:
+    batches = [(features[:8], np.zeros(8, "int64")), (features[8:], np.ones(4, "int64"))]
+
+    class OwnBatches(TFTrainer):
+        def get_train_tfdataset(self) -> Any:
+            return batches
+
+        def get_eval_tfdataset(self, eval_dataset: Any = None) -> Any:
+            return batches, 1, 8
+
+        def get_test_tfdataset(self, test_dataset: Any) -> Any:
+            return batches, 2, 12
+
+    trainer = trained(OwnBatches(make_model(), arguments(), compute_metrics=lambda p: {"rows": len(p.label_ids)}))
+    assert trainer.global_step == 4
+    assert trainer.evaluate()["eval_rows"] == 8
+    assert trainer.predict(None).label_ids.tolist() == [0] * 8 + [1] * 4
+
+
+def test_methods_hand_out_pairs_steps_and_samples(make_model: Any, arguments: Any, pairs: Any) -> None:
+    trainer = TFTrainer(make_model(), arguments(per_device_eval_batch_size=5), pairs, pairs)
+    features, labels = next(iter(trainer.get_train_tfdataset()))
+    assert (features.shape, labels.shape) == ((4, 4), (4,))
+    _, steps, number = trainer.get_eval_tfdataset()
+    assert (steps, number) == (3, 12)
+    batches, steps, number = trainer.get_test_tfdataset(pairs[:7])
+    assert (len(list(batches)), steps, number) == (2, 2, 7)
+
+
+def test_an_overridden_training_step_changes_gradients(linear_model: Any, arguments: Any, pairs: Any) -> None:
+    class KernelAlone(TFTrainer):
+        def training_step(self, features: Any, labels: Any, nb_instances_in_global_batch: Any) -> Any:
+            kernel, _ = super().training_step(features, labels, nb_instances_in_global_batch)
+            return [kernel, None]
+
+    kernel, bias = weights_of(linear_model)
+    trainer = trained(KernelAlone(linear_model, arguments(gradient_accumulation_steps=2), pairs))
+    assert not np.array_equal(weights_of(linear_model)[0], kernel)
+    np.testing.assert_array_equal(weights_of(linear_model)[1], bias)
+    assert min(losses_of(trainer)) > 0
+
+
+def test_a_training_step_that_changes_nothing_trains_as_without_it(make_model: Any, arguments: Any, pairs: Any) -> None:
+    class Same(TFTrainer):
+        def training_step(self, features: Any, labels: Any, nb_instances_in_global_batch: Any) -> Any:
+            return super().training_step(features, labels, nb_instances_in_global_batch)
+
+    args = {"gradient_accumulation_steps": 2, "bf16": True, "num_train_epochs": 1}
+    assert losses_of(trained(Same(make_model(), arguments(**args), pairs))) == losses_of(
+        trained(TFTrainer(make_model(), arguments(**args), pairs))
+    )
+
+
+def test_a_training_step_without_gradients_is_an_error(linear_model: Any, arguments: Any, pairs: Any) -> None:
+    class Forgetful(TFTrainer):
+        def training_step(self, features: Any, labels: Any, nb_instances_in_global_batch: Any) -> Any:
+            super().training_step(features, labels, nb_instances_in_global_batch)
+
+    with pytest.raises(TypeError, match=r"Forgetful.training_step returned a NoneType.*list of gradients"):
+        Forgetful(linear_model, arguments(), pairs).train()
+
+
+def test_a_training_step_without_ours_logs_a_loss_of_zero(linear_model: Any, arguments: Any, pairs: Any) -> None:
+    class Constant(TFTrainer):
+        def training_step(self, features: Any, labels: Any, nb_instances_in_global_batch: Any) -> Any:
+            return [torch.ones_like(parameter) for parameter in self.trainable_parameters()]
+
+    assert losses_of(trained(Constant(linear_model, arguments(max_steps=1), pairs))) == [0.0]
+
+
+def test_gradients_of_a_script_and_fp16_are_refused_together(linear_model: Any, arguments: Any) -> None:
+    kind = type("Mine", (TFTrainer,), {"training_step": lambda self, *batch: []})
+    args = arguments()
+    args.fp16 = True
+    with pytest.raises(NotImplementedError, match=r"Mine.training_step returns gradients.*override run_model"):
+        kind(linear_model, args)
+
+
+def test_an_overridden_prediction_step_changes_predictions(make_model: Any, arguments: Any, pairs: Any) -> None:
+    class Doubled(TFTrainer):
+        def prediction_step(self, features: Any, labels: Any, nb_instances_in_global_batch: Any) -> Any:
+            return 2 * super().prediction_step(features, labels, nb_instances_in_global_batch)
+
+    plain, doubled = (kind(make_model(), arguments()).predict(pairs) for kind in (TFTrainer, Doubled))
+    np.testing.assert_allclose(doubled.predictions, 2 * plain.predictions)
+    assert doubled.metrics is not None and plain.metrics is not None
+    assert doubled.metrics["eval_loss"] == plain.metrics["eval_loss"]
+
+
+def test_overridden_log_and_evaluate_are_called_in_training(make_model: Any, arguments: Any, pairs: Any) -> None:
+    seen: list[Any] = []
+
+    class Listening(TFTrainer):
+        def log(self, logs: dict[str, float]) -> None:
+            seen.append(sorted({"loss", "eval_loss", "train_loss"} & set(logs)))
+            super().log(logs)
+
+        def evaluate(self, eval_dataset: Any = None) -> dict[str, float]:
+            seen.append("evaluate")
+            return super().evaluate(eval_dataset)
+
+    args = arguments(num_train_epochs=1, logging_steps=3, eval_strategy="epoch")
+    trainer = trained(Listening(make_model(), args, pairs, pairs))
+    assert seen == [["loss"], "evaluate", ["eval_loss"], ["train_loss"]]
+    found = trainer.prediction_loop(*trainer.get_eval_tfdataset(), "Evaluation")
+    assert isinstance(found, PredictionOutput) and found.predictions.shape == (12, 2)
+
+
+def test_an_optimizer_that_a_subclass_makes_is_the_one_that_trains(
+    linear_model: Any, arguments: Any, pairs: Any
+) -> None:
+    class WithPlainSteps(TFTrainer):
+        def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+            self.optimizer = torch.optim.SGD(self.trainable_parameters(), lr=0.0)
+            self.lr_scheduler = torch.optim.lr_scheduler.ConstantLR(self.optimizer, 1.0)
+
+    before = weights_of(linear_model)
+    trainer = trained(WithPlainSteps(linear_model, arguments(), pairs))
+    assert trainer.global_step == 6
+    np.testing.assert_array_equal(weights_of(linear_model)[0], before[0])
+
+
+def test_gradients_can_be_applied_by_hand(linear_model: Any, arguments: Any, features: Any, labels: Any) -> None:
+    trainer = TFTrainer(linear_model, arguments(learning_rate=0.5))
+    batch = torch.tensor(features), torch.tensor(labels)
+    with pytest.raises(ValueError, match="There is no optimizer yet"):
+        trainer.apply_gradients(*batch)
+    trainer.create_optimizer_and_scheduler(10)
+    before = trainer.run_model(*batch, False)[0]
+    trainer.apply_gradients(*batch)
+    assert trainer.run_model(*batch, False)[0] < before
+    assert trainer.lr_scheduler.get_last_lr() == [0.45, 0.45]
+
+
+def test_an_override_of_a_method_with_another_name_here_is_refused(make_model: Any, arguments: Any) -> None:
+    for name, instead in {"compute_loss": "run_model", "apply_gradients": "training_step"}.items():
+        kind = type("Mine", (TFTrainer,), {name: lambda self, *given: None})
+        with pytest.raises(
+            NotImplementedError, match=rf"Mine overrides {name}, which nothing calls.*override {instead}"
+        ):
+            kind(make_model(), arguments())
+
+
+def test_what_a_tf_trainer_cannot_use_is_refused(make_model: Any, keras: Any, arguments: Any) -> None:
+    model = make_model()
+    with pytest.raises(TypeError, match="args, and they are a dict"):
+        TFTrainer(model, {"output_dir": "x"})
+    for name in ("label_smoothing_factor", "torch_compile", "fsdp", "deepspeed"):
+        args = arguments()
+        setattr(args, name, 0.1)
+        with pytest.raises(NotImplementedError, match=f"{name}=0.1: "):
+            TFTrainer(model, args)
+    for optimizers in [(keras.optimizers.Adam(), None), (None, keras.optimizers.schedules.CosineDecay(0.1, 10))]:
+        with pytest.raises(TypeError, match=r"of Keras.*torch.optim.AdamW"):
+            TFTrainer(model, arguments(), optimizers=optimizers)
+    with pytest.raises(TypeError, match=r"tb_writer is a builtins.int.*SummaryWriter"):
+        TFTrainer(model, arguments(), tb_writer=3)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_constraints_hold_after_each_optimizer_step(
+    keras: Any, arguments: Any, pairs: Any, features: Any, labels: Any, by_hand: bool
+) -> None:
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Input((4,)), keras.layers.Dense(2, kernel_constraint="non_neg")]
+    model = keras.Sequential(layers)
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    trainer = TFTrainer(model, arguments(learning_rate=1.0, max_steps=1), pairs)
+    if by_hand:
+        trainer.create_optimizer_and_scheduler(1)
+        trainer.apply_gradients(torch.tensor(features), torch.tensor(labels))
+    else:
+        trainer.train()
+    assert weights_of(model)[0].min() == 0 < weights_of(model)[0].max()
+
+
+def test_what_is_set_later_is_heeded(make_model: Any, arguments: Any, pairs: Any) -> None:
+    trainer = trained(TFTrainer(make_model(), arguments(max_steps=1), pairs, pairs))
+    trainer.compute_metrics = accuracy
+    assert "eval_accuracy" in trainer.evaluate()
+    trainer.of_the_script = 1
+    assert not hasattr(trainer.torch_trainer, "of_the_script")
+    trainer.eval_dataset = pairs[:4]
+    assert trainer.get_eval_tfdataset()[2] == 4
+    with pytest.raises(AttributeError, match="make another TFTrainer"):
+        trainer.model = make_model()
+
+
+def test_adapters_that_are_added_later_are_trained(linear_model: Any, arguments: Any, pairs: Any) -> None:
+    trainer = TFTrainer(linear_model, arguments(max_steps=2), pairs)
+    linear_model.layers[0].enable_lora(2)
+    before = weights_of(linear_model)
+    trainer.train()
+    assert len(before) == 3
+    assert not any(np.array_equal(one, now) for one, now in zip(before, weights_of(linear_model), strict=True))
+
+
+def test_a_model_that_is_compiled_later_is_looked_at_when_training_begins(
+    linear_model: Any, keras: Any, arguments: Any, pairs: Any
+) -> None:
+    trainer = TFTrainer(linear_model, arguments(), pairs)
+    linear_model.compile(loss=keras.losses.SparseCategoricalCrossentropy(reduction="sum"))
+    with pytest.raises(NotImplementedError, match="reduction='sum'"):
+        trainer.train()
+    own_loss = {"run_model": lambda self, features, labels, training: None}
+    type("OwnLoss", (TFTrainer,), own_loss)(linear_model, arguments(), pairs)
+
+
+def test_a_model_without_variables_is_built_with_a_sample(keras: Any, arguments: Any, pairs: Any) -> None:
+    model = keras.Sequential([keras.layers.Dense(2)])
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.raises(ValueError, match=r"no variables yet.*model.build\(input_shape\)"):
+        TFTrainer(model, arguments())
+    assert trained(TFTrainer(model, arguments(), pairs)).global_step == 6
+
+
+def test_a_stream_needs_a_number_of_steps(make_model: Any, arguments: Any, pairs: Any) -> None:
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(pairs)
+
+    with pytest.raises(ValueError, match="set max_steps"):
+        TFTrainer(make_model(), arguments(), Stream())
+    assert trained(TFTrainer(make_model(), arguments(max_steps=4), Stream(), Stream())).evaluate()["eval_loss"] > 0
+
+
+def test_predictions_need_no_labels(make_model: Any, arguments: Any, features: Any) -> None:
+    found = TFTrainer(make_model(), arguments()).predict(list(features))
+    assert found.predictions.shape == (12, 2)
+    assert found.label_ids is None
+    assert "eval_loss" not in found.metrics
+
+
+def test_missing_datasets_are_named(make_model: Any, arguments: Any) -> None:
+    trainer = TFTrainer(make_model(), arguments())
+    for call, name in ((trainer.train, "train_dataset"), (trainer.evaluate, "eval_dataset")):
+        with pytest.raises(ValueError, match=name):
+            call()
+    with pytest.raises(ValueError, match="test_dataset"):
+        trainer.predict(None)
+
+
+def test_a_run_model_that_returns_no_pair_is_an_error(make_model: Any, arguments: Any, pairs: Any) -> None:
+    class LossAlone(TFTrainer):
+        def run_model(self, features: Any, labels: Any, training: bool) -> Any:
+            return self.model(features, training=training).sum()
+
+    with pytest.raises(TypeError, match=r"run_model returned a Tensor.*pair \(loss, logits\)"):
+        LossAlone(make_model(), arguments(), pairs).train()
+
+
+def test_a_writer_gets_what_is_logged(make_model: Any, arguments: Any, pairs: Any) -> None:
+    class Writer:
+        def __init__(self) -> None:
+            self.scalars: list[str] = []
+
+        def add_scalar(self, name: str, *value: Any, **keywords: Any) -> None:
+            self.scalars.append(name)
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda *given, **keywords: None
+
+    writer = Writer()
+    trained(TFTrainer(make_model(), arguments(max_steps=1), pairs, tb_writer=writer))
+    assert "train/loss" in writer.scalars
+
+
+def test_an_overridden_setup_is_called_for_the_service_that_is_reported_to(
+    make_model: Any, arguments: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    seen: list[str] = []
+
+    class Set(TFTrainer):
+        def setup_wandb(self) -> None:
+            seen.append("wandb")
+
+        def setup_comet(self) -> None:
+            seen.append("comet")
+
+    Set(make_model(), arguments(report_to="wandb"))
+    assert seen == ["wandb"]
+
+
+def test_mixed_precision_trains(make_model: Any, arguments: Any, pairs: Any) -> None:
+    exact, mixed = (losses_of(trained(TFTrainer(make_model(), arguments(bf16=bf16), pairs))) for bf16 in (False, True))
+    assert mixed != exact
+    assert mixed == pytest.approx(exact, abs=0.05)
+
+
+def test_what_a_trainer_has_besides_is_found(make_model: Any, arguments: Any) -> None:
+    trainer = TFTrainer(make_model(), arguments())
+    assert not isinstance(trainer, Trainer)
+    assert trainer.is_world_process_zero() and trainer.epoch_logging == 0
+    with pytest.raises(AttributeError, match="nonsense"):
+        trainer.nonsense  # noqa: B018

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from littrainer import TrainingArguments
+from littrainer.distributed.layout import data_parallel_rank, data_parallel_size
+from littrainer.lightning.arguments import ArgumentsUnderLightning, ModuleArguments, arguments_from, changed_arguments
+from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
+
+
+def under_lightning(shared: Any, world_size: int = 4, rank: int = 3) -> Any:
+    strategy = SimpleNamespace(root_device=torch.device("cpu"), distributed_sampler_kwargs=shared)
+    trainer: Any = SimpleNamespace(
+        world_size=world_size, global_rank=rank, strategy=strategy, accumulate_grad_batches=5
+    )
+    return ArgumentsUnderLightning(arguments_from({"per_device_train_batch_size": 3, "use_cpu": True}), trainer)
+
+
+def test_what_lightning_decides_is_asked_from_it_and_the_rest_from_the_arguments() -> None:
+    args = under_lightning(None)
+    assert (args.world_size, args.process_index, args.gradient_accumulation_steps) == (4, 3, 5)
+    assert args.device == torch.device("cpu")
+    assert args.train_batch_size == 3
+    assert copy.copy(args).train_batch_size == 3
+    with pytest.raises(AttributeError, match="nothing_of_that_name"):
+        _ = args.nothing_of_that_name
+
+
+@pytest.mark.parametrize(
+    ("shared", "parts", "part"), [(None, 4, 3), ({"num_replicas": 4, "rank": 3}, 4, 3), ({"num_replicas": 2}, 2, 1)]
+)
+def test_processes_that_compute_a_layer_together_get_the_same_part_of_the_data(
+    shared: Any, parts: int, part: int
+) -> None:
+    args = under_lightning(shared)
+    assert (data_parallel_size(args), data_parallel_rank(args)) == (parts, part)
+
+
+def test_a_dict_becomes_arguments_and_nothing_becomes_the_defaults() -> None:
+    assert arguments_from({"learning_rate": 0.25}).learning_rate == 0.25
+    assert arguments_from(None) == ModuleArguments()
+
+
+def test_training_arguments_are_taken_as_they_are() -> None:
+    args = TrainingArguments(use_cpu=True)
+    assert arguments_from(args) is args
+
+
+def test_unknown_names_and_other_objects_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"^args: 'learing_rate' is unknown, did you mean 'learning_rate'"):
+        arguments_from({"learing_rate": 1})
+    with pytest.raises(TypeError, match="args is a list; give TrainingArguments, a dict"):
+        arguments_from([1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"lr_scheduler_type": "reduce_lr_on_plateau"},
+        {"load_best_model_at_end": True},
+        {"bf16": True},
+        {"tf32": True},
+    ],
+)
+def test_what_lightning_decides_is_not_held_against_the_arguments(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        TrainingArguments(**given)
+    assert changed_arguments(arguments_from(given)).items() >= given.items()
+
+
+def test_changed_arguments_are_plain_and_make_the_same_arguments_again() -> None:
+    given = {"learning_rate": 0.25, "optim": "sgd", "lr_scheduler_kwargs": {"num_cycles": 2}, "warmup_steps": 0.5}
+    args = arguments_from({**given, "hub_token": "hf_secret", "push_to_hub": False})
+    assert changed_arguments(args) == given
+    assert arguments_from(changed_arguments(args)).to_dict() == arguments_from(given).to_dict()
+
+
+def test_arguments_of_a_module_neither_start_nor_meet_processes() -> None:
+    # As Lightning's launcher starts the second of two processes, before the first one has a group.
+    script = (
+        "import torch.distributed as dist\n"
+        "from littrainer.lightning.arguments import arguments_from\n"
+        "arguments_from({'learning_rate': 0.1})\n"
+        "assert not dist.is_initialized()\n"
+    )
+    launched = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **launched},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_WAIT_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from tests.distributed.together import PROCESSES, found_in, run_together
+from tests.lightning_users import reading_process
+from tests.lightning_users.reading import (
+    CountingModule,
+    Numbers,
+    PlainModule,
+    SavingOnce,
+    StreamOfNumbers,
+    collate,
+    collate_with_noise,
+    fit,
+    numbers_module,
+)
+
+# Six micro-batches of 4, the last of 2.
+ROWS = 22
+EPOCH = 6
+
+
+class LoadsLate(SingleDeviceStrategy):
+    """Loads a checkpoint when the optimizer has been made, as strategies do that shard."""
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return True
+
+
+def interrupted_and_resumed(
+    folder: Path,
+    hook: str,
+    number: int,
+    *,
+    kind: Any = CountingModule,
+    rows: Any = None,
+    collator: Any = collate_with_noise,
+    evaluated: Any = None,
+    seed: int = 77,
+    loads_late: bool = False,
+    arguments: dict[str, Any] | None = None,
+    **keywords: Any,
+) -> tuple[list[Any], list[Any]]:
+    """What a model is trained on, and one that goes on from a checkpoint of the first training.
+
+    Parameters:
+        hook, number: the checkpoint is written when this hook is called for the n-th time.
+        seed: of the second training, which has begun in another process.
+    """
+    checkpoint = folder / "one.ckpt"
+
+    def data() -> Any:
+        return numbers_module(Numbers(ROWS) if rows is None else rows, collator, evaluated, **(arguments or {}))
+
+    whole = fit(kind(), data(), callbacks=[SavingOnce(checkpoint, hook, number)], **keywords)
+    if loads_late:
+        keywords.update(strategy=LoadsLate(torch.device("cpu")), accelerator="auto")
+    rest = fit(kind(), data(), seed=seed, checkpoint=checkpoint, **keywords)
+    return whole.heard, rest.heard
+
+
+@pytest.mark.parametrize("kind", [CountingModule, PlainModule])
+@pytest.mark.parametrize(("accumulation", "number", "goes_on_behind"), [(1, 4, 4), (1, 6, 6), (4, 8, 6), (4, 10, 10)])
+def test_a_resumed_training_gets_the_batches_and_random_draws_of_one_that_was_not_interrupted(
+    tmp_path: Path, kind: Any, accumulation: int, number: int, goes_on_behind: int
+) -> None:
+    whole, rest = interrupted_and_resumed(
+        tmp_path, "on_train_batch_end", number, kind=kind, accumulate_grad_batches=accumulation
+    )
+    assert len(whole) == 3 * EPOCH
+    assert rest == whole[goes_on_behind:]
+
+
+@pytest.mark.parametrize("number", [3, 5])
+def test_a_checkpoint_within_an_optimizer_step_resumes_at_its_beginning_since_gradients_are_not_kept(
+    tmp_path: Path, number: int
+) -> None:
+    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_end", number, accumulate_grad_batches=2)
+    assert rest == whole[number - 1 :]
+
+
+@pytest.mark.parametrize("hook", ["on_train_epoch_start", "on_train_epoch_end", "on_validation_end"])
+@pytest.mark.parametrize("limit", [{}, {"max_epochs": -1, "max_steps": 3 * EPOCH}])
+def test_a_checkpoint_between_epochs_resumes_with_the_next_one(tmp_path: Path, hook: str, limit: Any) -> None:
+    number = 2 if hook == "on_train_epoch_start" else 1
+    whole, rest = interrupted_and_resumed(tmp_path, hook, number, evaluated=Numbers(3), **limit)
+    assert len(whole) == 3 * EPOCH
+    assert rest == whole[EPOCH:]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"train_sampling_strategy": "group_by_length"},
+        {"accelerator_config": {"use_seedable_sampler": False}},
+    ],
+)
+def test_a_resumed_training_goes_on_in_an_order_that_follows_from_the_generators(
+    tmp_path: Path, arguments: Any
+) -> None:
+    rows = [{"x": float(index), "input_ids": [0] * (index % 5 + 1)} for index in range(ROWS)]
+    whole, rest = interrupted_and_resumed(
+        tmp_path, "on_train_batch_end", EPOCH + 2, rows=rows, arguments={**arguments, "remove_unused_columns": False}
+    )
+    assert rest == whole[EPOCH + 2 :]
+
+
+def test_a_resumed_training_goes_on_with_the_draws_of_workers_that_live_on(tmp_path: Path) -> None:
+    workers = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_end", 2, arguments=workers, max_epochs=2)
+    assert rest == whole[2:]
+
+
+@pytest.mark.parametrize("limit", [{}, {"max_epochs": -1, "max_steps": 8}])
+@pytest.mark.parametrize(("accumulation", "number"), [(1, 3), (2, 3), (1, 6), (1, 7)])
+def test_a_training_on_a_stream_of_unknown_length_is_resumed_exactly(
+    tmp_path: Path, limit: Any, accumulation: int, number: int
+) -> None:
+    whole, rest = interrupted_and_resumed(
+        tmp_path,
+        "on_train_batch_end",
+        number,
+        rows=StreamOfNumbers(ROWS),
+        accumulate_grad_batches=accumulation,
+        **limit,
+    )
+    assert rest == whole[number - number % accumulation :]
+
+
+class Counted(CountingModule):
+    """Notes how Lightning counts a micro-batch, and whether it steps with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        steps = not self.trainer.fit_loop._should_accumulate()
+        closes = self.trainer.train_dataloader.handed_out[batch_idx].closes_window
+        self.counts.append((self.trainer.current_epoch, batch_idx, steps, closes, self.trainer.global_step))
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("is_limited_by_steps", [False, True])
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_validation_end", "on_train_epoch_end"])
+def test_a_stream_resumed_at_the_end_of_an_epoch_begins_the_next_one_for_lightning_too(
+    tmp_path: Path, hook: str, accumulation: int, is_limited_by_steps: bool
+) -> None:
+    checkpoint, steps = tmp_path / "one.ckpt", 3 * EPOCH if accumulation == 1 else 6
+    keywords: dict[str, Any] = {"max_epochs": -1, "max_steps": steps} if is_limited_by_steps else {"max_epochs": 3}
+
+    def trained(**others: Any) -> tuple[list[Any], list[Any]]:
+        module = Counted()
+        evaluated = Numbers(3) if hook == "on_validation_end" else None
+        data = numbers_module(StreamOfNumbers(ROWS), collate_with_noise, evaluated)
+        heard = fit(module, data, accumulate_grad_batches=accumulation, **keywords, **others).heard
+        return heard, module.counts
+
+    number = EPOCH if hook == "on_train_batch_end" else 1
+    heard, counts = trained(callbacks=[SavingOnce(checkpoint, hook, number)])
+    assert len(counts) == 3 * EPOCH
+    assert trained(checkpoint=checkpoint, seed=77) == (heard[EPOCH:], counts[EPOCH:])
+
+
+@pytest.mark.parametrize(
+    ("number", "keywords", "is_told"),
+    [
+        (EPOCH, {}, True),
+        (EPOCH - 1, {}, False),
+        (3, {"val_check_interval": 0.5}, True),
+        (4, {"val_check_interval": 4, "check_val_every_n_epoch": None}, True),
+        (2 * EPOCH, {"check_val_every_n_epoch": 2}, True),
+        (EPOCH, {"check_val_every_n_epoch": 2}, False),
+        (EPOCH, {"limit_val_batches": 0}, False),
+    ],
+)
+@pytest.mark.parametrize("rows", [Numbers(ROWS), StreamOfNumbers(ROWS)], ids=["dataset", "stream"])
+def test_a_validation_that_is_left_out_when_a_training_is_resumed_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rows: Any, number: int, keywords: Any, is_told: bool
+) -> None:
+    if isinstance(rows, StreamOfNumbers) and keywords.get("val_check_interval") == 0.5:
+        pytest.skip("of a stream Lightning knows no half")
+    with caplog.at_level(logging.WARNING, "littrainer"):
+        interrupted_and_resumed(
+            tmp_path, "on_train_batch_end", number, kind=PlainModule, rows=rows, evaluated=Numbers(3), **keywords
+        )
+    assert ("between a micro-batch and the validation that follows it" in caplog.text) == is_told
+
+
+def test_a_checkpoint_behind_a_validation_leaves_none_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "littrainer"):
+        whole, rest = interrupted_and_resumed(tmp_path, "on_validation_end", 1, evaluated=Numbers(3))
+    assert rest == whole[EPOCH:]
+    assert "validation that follows it" not in caplog.text
+
+
+@pytest.mark.parametrize("rows", [Numbers(ROWS), StreamOfNumbers(ROWS)])
+@pytest.mark.parametrize("number", [2, EPOCH])
+def test_strategies_that_load_a_checkpoint_late_resume_exactly_too(tmp_path: Path, rows: Any, number: int) -> None:
+    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_end", number, rows=rows, loads_late=True)
+    assert rest == whole[number:]
+
+
+def test_a_resumed_training_shuffles_as_before_whatever_its_seed(tmp_path: Path) -> None:
+    whole, rest = interrupted_and_resumed(tmp_path, "on_train_batch_end", 2, collator=collate, seed=1)
+    assert sorted(value for numbers, _ in [*whole[:2], *rest[: EPOCH - 2]] for value in numbers) == list(range(ROWS))
+
+
+def test_lightning_does_not_say_that_the_data_cannot_be_resumed(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    interrupted_and_resumed(tmp_path, "on_train_batch_end", 2)
+    assert not [warning for warning in recwarn if "not resumable" in str(warning.message)]
+
+
+def test_a_checkpoint_of_another_loader_resumes_behind_as_many_batches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint, own = tmp_path / "one.ckpt", torch.utils.data.DataLoader(Numbers(ROWS), 4, collate_fn=collate)
+    trainer = pl.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        callbacks=[SavingOnce(checkpoint, "on_train_batch_end", 2)],
+    )
+    trainer.fit(PlainModule(), own)
+    with caplog.at_level(logging.WARNING, "littrainer"):
+        data = numbers_module(Numbers(ROWS), train_sampling_strategy="sequential")
+        rest = fit(PlainModule(), data, checkpoint=checkpoint, max_epochs=1)
+    assert [numbers[0] for numbers in rest.numbers] == [8.0, 12.0, 16.0, 20.0]
+    assert "behind 2 micro-batches of epoch 0" in caplog.text
+
+
+def test_other_sizes_than_those_of_the_checkpoint_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = tmp_path / "one.ckpt"
+    fit(PlainModule(), numbers_module(Numbers(ROWS)), callbacks=[SavingOnce(checkpoint, "on_train_batch_end", 2)])
+    with caplog.at_level(logging.WARNING, "littrainer"):
+        data = numbers_module(Numbers(ROWS), per_device_train_batch_size=2)
+        rest = fit(PlainModule(), data, checkpoint=checkpoint, max_epochs=1)
+    assert len(rest.heard) == ROWS // 2 - 4
+    assert "there are now 2 samples per micro-batch (4), 11 micro-batches per epoch (6)" in caplog.text
+    assert "behind 4 of these micro-batches in epoch 0" in caplog.text
+
+
+@pytest.mark.parametrize("evaluated", [None, Numbers(2)])
+@pytest.mark.parametrize(
+    ("then", "number", "rows", "arguments", "keywords", "read"),
+    [
+        # 18 of 22 samples, and 4 micro-batches of 4 hold 16; then two epochs of 6.
+        (2, 9, ROWS, {}, {}, 2 + 6 + 6),
+        # 16 samples are one whole window.
+        (2, 9, ROWS, {}, {"accumulate_grad_batches": 4}, 2 + 6 + 6),
+        (2, 11, ROWS, {}, {}, 6 + 6),
+        # Of 12 samples nothing is left behind 5 micro-batches.
+        (4, 5, 12, {}, {}, 3 + 3),
+        (4, 17, 12, {}, {}, 0),
+        (4, 5, ROWS, {}, {"limit_train_batches": 3}, 3 + 3),
+        # 20 samples, and without its incomplete batch the epoch has no more.
+        (2, 10, ROWS, {"dataloader_drop_last": True}, {}, 5 + 5),
+    ],
+)
+def test_with_other_sizes_training_goes_on_behind_as_many_samples_and_reads_all_later_epochs(
+    tmp_path: Path, evaluated: Any, then: int, number: int, rows: int, arguments: Any, keywords: Any, read: int
+) -> None:
+    checkpoint = tmp_path / "one.ckpt"
+    saves = SavingOnce(checkpoint, "on_train_batch_end", number)
+    fit(PlainModule(), numbers_module(Numbers(ROWS), per_device_train_batch_size=then), callbacks=[saves])
+    again = tmp_path / "again.ckpt"
+    data = numbers_module(Numbers(rows), collate, evaluated, **arguments)
+    saves = SavingOnce(again, "on_train_epoch_end", 1)
+    rest = fit(PlainModule(), data, checkpoint=checkpoint, callbacks=[saves], **keywords)
+    assert len(rest.heard) == read
+    place = torch.load(again, weights_only=True)["TrainerDataModule"]["processes"][0]
+    assert (place["epoch"], place["micro_batches"]) == (number // -(-ROWS // then) + 1, 0)
+
+
+@pytest.mark.parametrize(
+    "hook", ["on_train_epoch_start", "on_train_batch_end", "on_validation_end", "on_train_epoch_end"]
+)
+@pytest.mark.parametrize("sizes", [(2, 4), (4, 2)])
+@pytest.mark.parametrize("is_limited_by_steps", [False, True])
+def test_with_another_batch_size_the_epoch_behind_a_checkpoint_is_read_from_its_beginning(
+    tmp_path: Path, hook: str, sizes: tuple[int, int], is_limited_by_steps: bool
+) -> None:
+    checkpoint, (in_epoch, in_epoch_now) = tmp_path / "one.ckpt", (ROWS // 2, EPOCH) if sizes[0] == 2 else (EPOCH, 11)
+    number = {"on_train_batch_end": in_epoch, "on_train_epoch_start": 2}.get(hook, 1)
+    saves = SavingOnce(checkpoint, hook, number)
+
+    def data(size: int) -> Any:
+        return numbers_module(Numbers(ROWS), collate, Numbers(2), per_device_train_batch_size=size)
+
+    fit(PlainModule(), data(sizes[0]), callbacks=[saves], max_epochs=2)
+    length: Any = {"max_epochs": -1, "max_steps": in_epoch + in_epoch_now} if is_limited_by_steps else {"max_epochs": 2}
+    read = fit(PlainModule(), data(sizes[1]), checkpoint=checkpoint, **length).numbers
+    assert len(read) == in_epoch_now
+    assert sorted(value for numbers in read for value in numbers) == list(range(ROWS))
+
+
+def test_a_training_on_a_part_of_each_epoch_is_resumed_exactly(tmp_path: Path) -> None:
+    whole, rest = interrupted_and_resumed(
+        tmp_path, "on_train_batch_end", 6, accumulate_grad_batches=2, limit_train_batches=5
+    )
+    assert len(whole) == 15
+    assert rest == whole[5:]
+
+
+def test_windows_close_where_lightning_steps_also_where_accumulation_or_length_change() -> None:
+    schedule = pl.callbacks.GradientAccumulationScheduler({0: 2, 1: 3})
+    module = CountingModule()
+    fit(module, numbers_module(Numbers(ROWS)), max_epochs=2, limit_train_batches=5, callbacks=[schedule])
+    places = [(one.position, one.window_size, one.closes_window, one.num_items_in_window) for one in module.windows]
+    two, three = [(0, 2, False, 8), (1, 2, True, 8)], [(0, 3, False, 12), (1, 3, False, 12), (2, 3, True, 12)]
+    assert places == [*two, *two, (0, 1, True, 4), *three, *two]
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_a_stream_that_ends_before_max_steps_is_validated_at_its_end_and_begun_again(accumulation: int) -> None:
+    class Steps(pl.Callback):
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def on_validation_end(self, trainer: pl.Trainer, _: Any) -> None:
+            if not trainer.sanity_checking:
+                self.seen.append(trainer.global_step)
+
+    steps = Steps()
+    data = numbers_module(StreamOfNumbers(ROWS), collate, Numbers(2))
+    keywords = {"accumulate_grad_batches": accumulation, "max_epochs": -1, "max_steps": 2 * EPOCH // accumulation}
+    heard = fit(CountingModule(), data, callbacks=[steps], **keywords).numbers
+    in_epoch = -(-EPOCH // accumulation)
+    assert steps.seen == list(range(in_epoch, keywords["max_steps"] + 1, in_epoch))
+    assert heard[EPOCH] == heard[0]
+
+
+def test_two_processes_share_the_data_as_under_our_trainer_and_resume_it_together(tmp_path: Path) -> None:
+    run_together(reading_process.__name__, tmp_path)
+    found = found_in(tmp_path)
+    for one in found:
+        assert len(one["lightning"]) == 6
+        assert one["lightning"] == one["ours"]
+        assert len(one["stream"]) == 4
+        assert one["stream"] == one["our stream"]
+        assert one["resumed"] == one["lightning"][reading_process.SAVED_AFTER :]
+        assert one["places"] == PROCESSES
+    read = [int(value) for one in found for numbers, _ in one["unseeded"] for value in numbers]
+    assert set(read) == set(range(ROWS))

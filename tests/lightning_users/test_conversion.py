@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import transformers
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch import nn
+from torch.utils.data import DataLoader
+
+from littrainer import (
+    TrainerDataModule,
+    TransformersCheckpointIO,
+    TransformersModule,
+    checkpoint_from_lightning,
+    checkpoint_to_lightning,
+    default_data_collator,
+)
+from tests.checkpoint.malicious import Creates
+from tests.lightning_users.continued import (
+    ACCUMULATION,
+    EPOCHS,
+    QUIET,
+    STEPS,
+    StopsLightningAt,
+    check_same,
+    fresh_model,
+    resumed_model,
+    trainer_of,
+    weights_of,
+)
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import Rows, language_rows, vector_rows
+from tests.scenarios.models import VectorClassifier, tiny_gpt2
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a Trainer's run, with a checkpoint of each step."""
+    folder = tmp_path_factory.mktemp("run")
+    trainer_of(folder, save_strategy="steps", save_steps=1).train()
+    return folder
+
+
+@pytest.mark.parametrize("step", [2, 3], ids=["end of an epoch", "middle of an epoch"])
+@pytest.mark.parametrize("has_plugin", [True, False], ids=["with the plugin", "as a file"])
+def test_a_checkpoint_of_the_trainer_is_resumed_by_lightning(
+    tmp_path: Path, run: Path, has_plugin: bool, step: int
+) -> None:
+    folder, other = run / f"checkpoint-{step}", trainer_of(tmp_path, resumed_model(step))
+    module = TransformersModule(other.model, other.args)
+    # The order of the epoch is that of the training which goes on, and not that of another seed.
+    torch.manual_seed(7)
+    keywords: dict[str, Any] = {"plugins": [TransformersCheckpointIO(module)]} if has_plugin else {}
+    lightning_trainer = pl.Trainer(max_epochs=EPOCHS, accumulate_grad_batches=ACCUMULATION, **keywords, **QUIET)
+    path = folder if has_plugin else checkpoint_to_lightning(folder, tmp_path / "new" / "step.ckpt", fresh_model())
+    lightning_trainer.fit(module, datamodule=TrainerDataModule(other.train_dataset), ckpt_path=path)
+    assert lightning_trainer.global_step == STEPS
+    check_same(module.model)
+
+
+def test_a_checkpoint_goes_there_and_back_again(tmp_path: Path, run: Path) -> None:
+    file = checkpoint_to_lightning(run / "checkpoint-3", tmp_path / "there.ckpt", fresh_model())
+    folder = checkpoint_from_lightning(file, tmp_path / "checkpoint-3", fresh_model())
+    assert folder == tmp_path / "checkpoint-3"
+    resumed = trainer_of(tmp_path, resumed_model(3))
+    assert resumed.train(resume_from_checkpoint=True).global_step == STEPS
+    check_same(resumed.model)
+    assert [path.name for path in tmp_path.glob("*.unfinished")] == []
+
+
+def test_a_model_of_transformers_is_made_by_what_describes_it(tmp_path: Path) -> None:
+    model = tiny_gpt2()
+    trainer = quiet_trainer(
+        tmp_path,
+        model,
+        given={"train_dataset": Rows(language_rows(8)), "data_collator": pad_tokens},
+        save_strategy="steps",
+        save_steps=1,
+        max_steps=2,
+    )
+    trainer.train()
+    arguments = {"learning_rate": 0.5}
+    file = checkpoint_to_lightning(tmp_path / "checkpoint-2", tmp_path / "saved.ckpt", args=arguments)
+    loaded = TransformersModule.load_from_checkpoint(file)
+    assert weights_of(loaded.model) == weights_of(model) and loaded.args.learning_rate == 0.5
+    checkpoint_from_lightning(file, tmp_path / "back")
+    assert weights_of(transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "back")) == weights_of(model)
+    stored = [torch.load(tmp_path / name / "optimizer.pt", weights_only=True) for name in ("checkpoint-2", "back")]
+    assert str(stored[0]) == str(stored[1])
+
+
+def test_a_checkpoint_of_transformers_goes_on_at_its_place_in_the_data(tmp_path: Path) -> None:
+    settings = {"max_steps": 4, "gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    rows, models = Rows(vector_rows(22)), [fresh_model(0.0), fresh_model(0.0)]
+    args = quiet_arguments(tmp_path, transformers.TrainingArguments, **settings)
+    transformers.Trainer(model=models[0], args=args, train_dataset=rows).train()  # type: ignore[arg-type]
+    module = TransformersModule(models[1], quiet_trainer(tmp_path, models[1], **settings).args)
+    plugin = TransformersCheckpointIO(module, accumulate_grad_batches=2)
+    lightning_trainer = pl.Trainer(max_steps=4, accumulate_grad_batches=2, plugins=[plugin], **QUIET)
+    lightning_trainer.fit(module, datamodule=TrainerDataModule(rows), ckpt_path=tmp_path / "checkpoint-2")
+    assert models[1].losses == models[0].losses[4:]
+
+
+# ---- Bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_there_or_in_the_way_is_named(tmp_path: Path, run: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint folder .*nowhere"):
+        checkpoint_to_lightning(tmp_path / "nowhere", tmp_path / "a.ckpt", VectorClassifier())
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint .*nowhere"):
+        checkpoint_from_lightning(tmp_path / "nowhere", tmp_path / "a")
+    file = checkpoint_to_lightning(run / "checkpoint-1", tmp_path / "a.ckpt", fresh_model())
+    with pytest.raises(FileExistsError, match="Delete it, or name another folder"):
+        checkpoint_from_lightning(file, tmp_path, fresh_model())
+    with pytest.raises(ValueError, match=r"a\.ckpt does not say how its model is made"):
+        checkpoint_from_lightning(file, tmp_path / "b")
+    with pytest.raises(ValueError, match=r"has no config\.json, .* checkpoint_to_lightning\(folder, file, model\)"):
+        checkpoint_to_lightning(run / "checkpoint-1", tmp_path / "b.ckpt")
+
+
+def test_weights_of_another_model_are_refused_in_both_directions(tmp_path: Path, run: Path) -> None:
+    with pytest.raises(RuntimeError, match="are not those of this model"):
+        checkpoint_to_lightning(run / "checkpoint-1", tmp_path / "a.ckpt", VectorClassifier(hidden=5))
+    file = checkpoint_to_lightning(run / "checkpoint-1", tmp_path / "a.ckpt", fresh_model())
+    with pytest.raises(RuntimeError, match=r"a\.ckpt are not those of this model"):
+        checkpoint_from_lightning(file, tmp_path / "b", VectorClassifier(hidden=5))
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_checkpoint_without_the_optimizers_state_is_refused_where_training_is_to_go_on(tmp_path: Path) -> None:
+    quiet_trainer(tmp_path, save_strategy="steps", save_steps=1, save_only_model=True, max_steps=1).train()
+    folder, module = tmp_path / "checkpoint-1", TransformersModule(VectorClassifier())
+    data = TrainerDataModule(Rows(vector_rows(8)), Rows(vector_rows(8)))
+    plugin = TransformersCheckpointIO(module)
+    with pytest.raises(ValueError, match=r"has no optimizer\.pt, .*save_only_model=True"):
+        pl.Trainer(max_epochs=1, plugins=[plugin], **QUIET).fit(module, datamodule=data, ckpt_path=folder)
+    pl.Trainer(plugins=[plugin], **QUIET).validate(module, datamodule=data, ckpt_path=folder, verbose=False)
+    file = checkpoint_to_lightning(folder, tmp_path / "a.ckpt", VectorClassifier())
+    with pytest.raises(KeyError, match="contains only the model"):
+        pl.Trainer(max_epochs=1, **QUIET).fit(module, datamodule=data, ckpt_path=file)
+    with pytest.raises(ValueError, match="holds a model alone"):
+        checkpoint_from_lightning(file, tmp_path / "b", VectorClassifier())
+
+
+def fitted_by_lightning(trainer: Any, plugin: Any = None, **keywords: Any) -> tuple[nn.Module, pl.Trainer]:
+    """Train what a Trainer was given in a `lightning.Trainer`; the Trainer has seeded the random generators."""
+    module = TransformersModule(trainer.model, trainer.args)
+    lightning_trainer = pl.Trainer(
+        **{**QUIET, "accumulate_grad_batches": trainer.args.gradient_accumulation_steps, **keywords},
+        plugins=[TransformersCheckpointIO(module) if plugin is None else plugin()],
+    )
+    lightning_trainer.fit(module, datamodule=TrainerDataModule(trainer.train_dataset))
+    return module.model, lightning_trainer
+
+
+@pytest.mark.parametrize("step", [2, 3], ids=["end of an epoch", "middle of an epoch"])
+@pytest.mark.parametrize("plugin", [TorchCheckpointIO, None], ids=["file", "folder"])
+def test_what_lightning_saves_is_resumed_by_the_trainer(tmp_path: Path, plugin: Any, step: int) -> None:
+    saver = ModelCheckpoint(dirpath=tmp_path, filename="{step}", every_n_train_steps=step, save_top_k=-1)
+    keywords = {"callbacks": [saver], "enable_checkpointing": True, "plugin": plugin}
+    model, _ = fitted_by_lightning(trainer_of(tmp_path), max_epochs=EPOCHS, **keywords)
+    check_same(model)
+    saved = tmp_path / f"step={step}.ckpt"
+    assert saved.is_file() if plugin else (saved / "model.safetensors").is_file()
+    # The order of the epoch is that of the training which goes on, and not that of another seed.
+    resumed = trainer_of(tmp_path, resumed_model(step), seed=7, save_strategy="steps", save_steps=1)
+    assert resumed.train(resume_from_checkpoint=str(saved)).global_step == STEPS
+    check_same(resumed.model)
+    assert not list(tmp_path.glob(".littrainer_from*"))
+    # So it is where that training was broken off in its turn.
+    again = trainer_of(tmp_path, resumed_model(4), seed=7)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    check_same(again.model)
+
+
+def test_after_a_training_over_anybodys_loader_the_place_is_counted_in_optimizer_steps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, settings = vector_rows(24), {"train_sampling_strategy": "sequential"}
+    whole = trainer_of(tmp_path / "whole", fresh_model(0.0), {"train_dataset": Rows(rows)}, **settings)
+    whole.train()
+    module = TransformersModule(fresh_model(0.0), whole.args)
+    loader = DataLoader(rows, batch_size=4, collate_fn=default_data_collator)  # type: ignore[arg-type]
+    stop = StopsLightningAt(3)
+    lightning_trainer = pl.Trainer(max_epochs=EPOCHS, accumulate_grad_batches=ACCUMULATION, callbacks=[stop], **QUIET)
+    lightning_trainer.fit(module, loader)
+    file = tmp_path / "saved.ckpt"
+    lightning_trainer.save_checkpoint(file)
+    resumed = trainer_of(tmp_path, fresh_model(0.0), {"train_dataset": Rows(rows)}, **settings)
+    resumed.train(resume_from_checkpoint=str(file))
+    assert "does not say where random numbers stood" in caplog.text and "seed=42" in caplog.text
+    assert resumed.state.global_step == STEPS
+    assert resumed.model.losses == pytest.approx(whole.model.losses[10:], rel=1e-4)
+
+
+def test_logs_and_checkpoints_are_due_as_the_arguments_of_the_trainer_say(tmp_path: Path) -> None:
+    file = saved_file(tmp_path)
+    resumed = quiet_trainer(tmp_path, logging_strategy="steps", logging_steps=1, max_steps=4)
+    resumed.train(resume_from_checkpoint=str(file))
+    assert [entry["step"] for entry in resumed.state.log_history if "loss" in entry] == [2, 3, 4]
+
+
+# ---- Bad input -------------------------------------------------------------------------------------------------------
+
+
+def saved_file(folder: Path, model: nn.Module | None = None, **keywords: Any) -> Path:
+    """A .ckpt after one optimizer step."""
+    _, lightning_trainer = fitted_by_lightning(quiet_trainer(folder, model), TorchCheckpointIO, max_steps=1)
+    lightning_trainer.save_checkpoint(folder / "saved.ckpt", **keywords)
+    return folder / "saved.ckpt"
+
+
+def changed_file(folder: Path, change: Any) -> Path:
+    file = saved_file(folder)
+    checkpoint = torch.load(file, weights_only=True)
+    change(checkpoint)
+    torch.save(checkpoint, file)
+    return file
+
+
+def refusal(file: Path, model: nn.Module | None = None) -> str:
+    trainer = quiet_trainer(file.parent, model)
+    before = weights_of(trainer.model)
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        trainer.train(resume_from_checkpoint=str(file))
+    assert weights_of(trainer.model) == before
+    assert not list(file.parent.glob(".littrainer_from*"))
+    return str(caught.value)
+
+
+def test_a_ckpt_of_another_lightning_module_is_refused(tmp_path: Path) -> None:
+    file = changed_file(tmp_path, lambda checkpoint: checkpoint.pop("transformers_module"))
+    assert f"{file} is a checkpoint of another LightningModule than TransformersModule (its weights: model)" in refusal(
+        file
+    )
+
+
+def test_a_file_that_lightning_did_not_write_is_refused(tmp_path: Path) -> None:
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "weights.pt")
+    assert "weights.pt is no checkpoint of Lightning" in refusal(tmp_path / "weights.pt")
+    (tmp_path / "damaged.ckpt").write_bytes(b"nothing of the kind")
+    assert "damaged.ckpt is damaged" in refusal(tmp_path / "damaged.ckpt")
+
+
+def test_a_ckpt_that_could_run_code_is_refused_and_runs_none(tmp_path: Path) -> None:
+    file, mark = tmp_path / "evil.ckpt", tmp_path / "created"
+    torch.save({"pytorch-lightning_version": "2.6", "state_dict": Creates(mark)}, file)
+    assert "could run code" in refusal(file)
+    assert not mark.exists()
+
+
+def test_a_ckpt_of_another_model_is_refused_with_the_differences(tmp_path: Path) -> None:
+    text = refusal(saved_file(tmp_path, VectorClassifier(hidden=5)))
+    assert "saved.ckpt are not those of this model" in text and "inner.weight is (5, 6) in the checkpoint" in text
+
+
+def test_a_ckpt_with_a_model_alone_is_refused(tmp_path: Path) -> None:
+    assert "holds a model alone (save_weights_only=True)" in refusal(saved_file(tmp_path, weights_only=True))
+
+
+def test_a_ckpt_with_several_optimizers_or_weights_beside_the_model_is_refused(tmp_path: Path) -> None:
+    twice = changed_file(tmp_path, lambda checkpoint: checkpoint["optimizer_states"].append({}))
+    assert "has 2 optimizers and 1 schedules" in refusal(twice)
+    beside = changed_file(tmp_path, lambda checkpoint: checkpoint["state_dict"].update(head=torch.zeros(1)))
+    assert "has weights beside the model, which a Trainer does not train: head" in refusal(beside)
+
+
+def test_a_folder_in_which_a_model_lies_in_parts_is_refused_with_how_to_join_them(tmp_path: Path) -> None:
+    (tmp_path / "parts.ckpt").mkdir()
+    (tmp_path / "parts.ckpt" / ".metadata").touch()
+    assert "consolidate_checkpoint" in refusal(tmp_path / "parts.ckpt")

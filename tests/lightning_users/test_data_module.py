@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import logging
+from collections import UserDict
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.tuner import Tuner
+from torch.utils.data import DataLoader, SequentialSampler
+from transformers import BatchEncoding
+
+from littrainer import TrainerDataModule, TrainingArguments, TransformersModule
+from tests.lightning_users.reading import (
+    ARGUMENTS,
+    CountingModule,
+    Listener,
+    Numbers,
+    PlainModule,
+    SavingOnce,
+    StreamOfNumbers,
+    collate,
+    collate_with_noise,
+    fit,
+    lightning,
+    numbers_module,
+)
+from tests.scenarios.trainers import quiet_trainer
+
+ROWS = 22
+
+
+def heard_under_our_trainer(folder: Path, rows: Any, **arguments: Any) -> list[Any]:
+    given = {"train_dataset": rows, "eval_dataset": rows, "data_collator": collate_with_noise}
+    changes = {"num_train_epochs": 3, "seed": 5, **ARGUMENTS, **arguments}
+    trainer = quiet_trainer(folder, Listener(), given=given, **changes)
+    trainer.train()
+    return trainer.model.heard
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"train_sampling_strategy": "sequential"},
+        {"accelerator_config": {"use_seedable_sampler": False}},
+        {"dataloader_drop_last": True, "data_seed": 3},
+        {"train_sampling_strategy": "group_by_length", "remove_unused_columns": False},
+    ],
+)
+def test_a_module_is_handed_the_batches_of_our_trainer_between_the_same_random_draws(
+    tmp_path: Path, arguments: Any
+) -> None:
+    rows = [{"x": float(index), "input_ids": [0] * (index % 5 + 1)} for index in range(ROWS)]
+    ours = heard_under_our_trainer(tmp_path, rows, gradient_accumulation_steps=2, eval_strategy="epoch", **arguments)
+    data = numbers_module(rows, collate_with_noise, rows, **arguments)
+    assert fit(CountingModule(), data, accumulate_grad_batches=2).heard == ours
+
+
+def test_a_stream_is_read_as_our_trainer_reads_it(tmp_path: Path) -> None:
+    ours = heard_under_our_trainer(tmp_path, StreamOfNumbers(ROWS), gradient_accumulation_steps=2, max_steps=3)
+    data = numbers_module(StreamOfNumbers(ROWS), collate_with_noise)
+    assert fit(CountingModule(), data, accumulate_grad_batches=2, max_epochs=-1, max_steps=3).heard == ours
+
+
+@pytest.mark.parametrize(
+    ("kind", "windows", "expected"), [(PlainModule, None, 0), (CountingModule, None, 6), (CountingModule, False, 0)]
+)
+def test_windows_go_to_modules_that_count_items_unless_they_are_switched_off(
+    kind: Any, windows: Any, expected: int
+) -> None:
+    module = kind()
+    data = numbers_module(Numbers(ROWS))
+    data.windows = windows
+    fit(module, data, max_epochs=1, accumulate_grad_batches=4)
+    assert len(module.windows) == expected
+    assert [one.num_items_in_window for one in module.windows] == [16, 16, 16, 16, 6, 6][:expected]
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict, BatchEncoding])
+def test_a_batch_is_what_the_collator_made_of_it_to_every_hook_and_callback(tmp_path: Path, kind: Any) -> None:
+    class OwnStep(TransformersModule):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            assert type(batch) is kind
+            batch["x"] = batch["x"] * 2
+            return batch
+
+        def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
+            sizes.append(len(batch["x"]))
+            return self.model(**batch)["loss"]
+
+    sizes: list[int] = []
+    monitor = pl.callbacks.ThroughputMonitor(batch_size_fn=lambda batch: len(batch["x"]))
+    data = numbers_module(Numbers(6), lambda rows: kind(collate(rows)), train_sampling_strategy="sequential")
+    trainer = lightning(max_epochs=1, callbacks=[monitor], accumulate_grad_batches=2, logger=CSVLogger(tmp_path))
+    module = OwnStep(Listener())
+    trainer.fit(module, datamodule=data)
+    assert sizes == [4, 2]
+    assert module.model.numbers == [[0.0, 2.0, 4.0, 6.0], [8.0, 10.0]]
+
+
+def test_datasets_in_a_dict_are_evaluated_by_name_and_the_others_in_order() -> None:
+    module = PlainModule()
+    data = TrainerDataModule(
+        Numbers(4), {"odd": Numbers(3), "even": Numbers(2)}, Numbers(5), dict(ARGUMENTS), data_collator=collate
+    )
+    trainer = lightning(max_epochs=1)
+    trainer.fit(module, datamodule=data)
+    assert module.evaluated == [(0, [0.0, 1.0]), (0, [2.0]), (1, [0.0, 1.0])]
+    assert list(trainer.val_dataloaders) == ["odd", "even"]
+    module.evaluated = []
+    trainer.test(module, datamodule=data, verbose=False)
+    assert module.evaluated == [(0, [0.0, 1.0]), (0, [2.0, 3.0]), (0, [4.0])]
+    assert trainer.predict(module, datamodule=data) == [[0.0, 1.0], [2.0, 3.0], [4.0]]
+    data.predict_dataset = Numbers(1)
+    assert trainer.predict(module, datamodule=data) == [[0.0]]
+
+
+def test_each_evaluation_reads_in_the_same_order_where_samples_are_grouped_by_length() -> None:
+    module = PlainModule()
+    rows = [{"x": float(index), "input_ids": [0] * (index % 5 + 1)} for index in range(9)]
+    grouped = {"train_sampling_strategy": "group_by_length", "remove_unused_columns": False}
+    fit(module, numbers_module(rows, collate, rows, **grouped), max_epochs=2)
+    half = len(module.evaluated) // 2
+    assert module.evaluated[:half] == module.evaluated[half:] != sorted(module.evaluated[:half])
+
+
+def test_arguments_collator_and_model_that_are_not_given_are_those_of_the_module() -> None:
+    module: Any = PlainModule()
+    module.args = TrainingArguments(per_device_train_batch_size=11, use_cpu=True)
+    module.data_collator = lambda rows: {**collate(rows), **({"x": torch.zeros(1)} if "unused" in rows[0] else {})}
+    assert [len(numbers) for numbers in fit(module, TrainerDataModule(Numbers(ROWS)), max_epochs=1).numbers] == [11, 11]
+    assert module.model.numbers[0] != [0.0]
+
+
+def test_columns_that_forward_does_not_take_go_unless_they_are_to_stay(caplog: pytest.LogCaptureFixture) -> None:
+    def names(rows: list[Any]) -> dict[str, Any]:
+        return {"x": torch.tensor([float(len(row)) for row in rows])}
+
+    assert fit(PlainModule(), numbers_module(Numbers(2), names), max_epochs=1).numbers == [[1.0, 1.0]]
+    kept = numbers_module(Numbers(2), names, remove_unused_columns=False)
+    assert fit(PlainModule(), kept, max_epochs=1).numbers == [[2.0, 2.0]]
+
+    class Modelless(PlainModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.listener = self.model
+            del self.model
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.listener(**batch)["loss"]
+
+    module, data = Modelless(), numbers_module(Numbers(2), names)
+    with caplog.at_level(logging.WARNING, "littrainer"):
+        lightning(max_epochs=1).fit(module, datamodule=data)
+    assert module.listener.numbers == [[2.0, 2.0]]
+    assert "has no `model` whose forward says which columns it takes" in caplog.text
+    told, module = Modelless(), Modelless()
+    data.model = told.listener
+    lightning(max_epochs=1).fit(module, datamodule=data)
+    assert module.listener.numbers == [[1.0, 1.0]]
+
+
+def test_an_error_that_misses_a_column_that_was_left_out_says_so() -> None:
+    def read_unused(rows: list[Any]) -> dict[str, Any]:
+        return {"x": torch.tensor([float(len(row["unused"])) for row in rows])}
+
+    with pytest.raises(KeyError, match="unused") as caught:
+        fit(PlainModule(), numbers_module(Numbers(2), read_unused), max_epochs=1)
+    notes: Any = caught.value.__notes__  # type: ignore[attr-defined]
+    assert "remove_unused_columns has left 'unused' out of the training set: Listener.forward takes x" in notes[-1]
+
+
+def test_a_subclass_may_make_its_datasets_in_setup() -> None:
+    class Own(TrainerDataModule):
+        def setup(self, stage: str) -> None:
+            self.train_dataset, self.data_collator = Numbers(3), collate
+            super().setup(stage)
+
+    assert len(fit(PlainModule(), Own(), max_epochs=2).heard) == 2
+
+
+def test_without_an_eval_dataset_nothing_is_validated_and_nothing_is_said(recwarn: pytest.WarningsRecorder) -> None:
+    module = PlainModule()
+    data = numbers_module(Numbers(4))
+    fit(module, data, max_epochs=1)
+    assert not [one for one in recwarn if "across ranks is zero" in str(one.message)]
+    data.eval_dataset = Numbers(2)
+    fit(module, data, max_epochs=1)
+    assert len(module.evaluated) == 1
+
+
+def test_overfit_batches_reads_the_same_few_batches_in_each_epoch() -> None:
+    heard = fit(PlainModule(), numbers_module(Numbers(ROWS)), max_epochs=2, overfit_batches=1)
+    assert heard.numbers == [[0.0, 1.0, 2.0, 3.0]] * 2
+
+
+def test_lightnings_batch_size_finder_sets_the_batch_size(tmp_path: Path) -> None:
+    data = numbers_module(Numbers(ROWS))
+    # Where it keeps the weights in the meantime.
+    tuner = Tuner(lightning(max_epochs=1, default_root_dir=tmp_path))
+    found = tuner.scale_batch_size(PlainModule(), datamodule=data, max_trials=2, init_val=2)
+    assert data.batch_size == data.args.per_device_train_batch_size == found == 4  # type: ignore[union-attr]
+
+
+def test_without_a_lightning_trainer_the_loaders_are_plain_data_loaders() -> None:
+    data = numbers_module(Numbers(6), collate, Numbers(3), train_sampling_strategy="sequential")
+    loader = data.train_dataloader()
+    assert isinstance(loader, DataLoader) and isinstance(loader.sampler, SequentialSampler)
+    assert [batch["x"].tolist() for batch in loader] == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0]]
+    assert [batch["x"].tolist() for batch in data.val_dataloader()] == [[0.0, 1.0], [2.0]]
+    assert data.state_dict() == {}
+
+
+@pytest.mark.parametrize(
+    ("data", "method", "kind", "message"),
+    [
+        ({}, "fit", ValueError, r"no train_dataset for fit\(\): pass one to TrainerDataModule"),
+        ({}, "validate", ValueError, r"no eval_dataset for validate\(\)"),
+        ({}, "test", ValueError, r"no test_dataset for test\(\)"),
+        ({}, "predict", ValueError, r"no test_dataset for predict\(\)"),
+        ({"train_dataset": Numbers(0)}, "fit", ValueError, "train_dataset is empty"),
+        ({"test_dataset": {"a": Numbers(0)}}, "test", ValueError, "test_dataset 'a' is empty"),
+        ({"train_dataset": DataLoader(Numbers(2))}, "fit", TypeError, "train_dataset is a DataLoader"),
+        (
+            {"train_dataset": Numbers(2), "args": {**ARGUMENTS, "dataloader_drop_last": True}},
+            "fit",
+            ValueError,
+            "gives no batch: 2 samples are fewer than one batch of 4",
+        ),
+        ({"train_dataset": Numbers(2), "windows": True}, "fit", ValueError, "PlainModule has no items_in_window"),
+    ],
+)
+def test_data_that_cannot_be_read_is_refused_by_name(data: Any, method: str, kind: Any, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        getattr(lightning(max_epochs=1), method)(PlainModule(), datamodule=TrainerDataModule(**data))
+
+
+def test_arguments_that_are_none_are_refused() -> None:
+    with pytest.raises(TypeError, match="args is an int"):
+        TrainerDataModule(Numbers(2), args=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="did you mean 'per_device_train_batch_size'"):
+        TrainerDataModule(Numbers(2), args={"per_device_train_batchsize": 3})
+
+
+def test_a_fit_that_fails_before_it_reads_leaves_no_place_to_the_next_one(tmp_path: Path) -> None:
+    class Fails(pl.Callback):
+        def on_train_start(self, *_: Any) -> None:
+            raise RuntimeError("too early")
+
+    checkpoint, data = tmp_path / "one.ckpt", numbers_module(Numbers(ROWS))
+    fit(PlainModule(), data, callbacks=[SavingOnce(checkpoint, "on_train_batch_end", 3)], max_epochs=1)
+    again = numbers_module(Numbers(ROWS))
+    with pytest.raises(RuntimeError, match="too early"):
+        fit(PlainModule(), again, checkpoint=checkpoint, callbacks=[Fails()])
+    assert len(fit(PlainModule(), again, max_epochs=1).heard) == 6
+    # What a program loads itself is for the next fit.
+    again.load_state_dict(torch.load(checkpoint, weights_only=True)["TrainerDataModule"])
+    assert len(fit(PlainModule(), again, max_epochs=1).heard) == 3
+
+
+def test_a_state_of_another_version_is_refused_and_one_loaded_for_an_evaluation_is_passed_over() -> None:
+    data = numbers_module(Numbers(ROWS))
+    with pytest.raises(ValueError, match="has version 9"):
+        data.load_state_dict({"version": 9, "processes": []})
+    fit(PlainModule(), data, max_epochs=1)
+    state = data.state_dict()
+    assert state["processes"][0]["epoch"] == 1
+    other = numbers_module(Numbers(ROWS), collate, Numbers(2))
+    trainer = lightning(max_epochs=1)
+    trainer.validate(PlainModule(), datamodule=other, verbose=False)
+    other.load_state_dict(state)
+    module = PlainModule()
+    trainer.fit(module, datamodule=other)
+    assert len(module.model.heard) == 6

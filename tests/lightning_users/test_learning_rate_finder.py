@@ -1,0 +1,422 @@
+"""`trainer.lr_find()`: what it finds, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from torch.optim.lr_scheduler import LambdaLR, SequentialLR
+from torch.utils.data import DataLoader, IterableDataset
+
+from littrainer import Trainer, TrainerCallback
+from littrainer.checkpoint.random_state import capture_random_states
+from littrainer.lightning.lightning_extras import RangeTest
+from tests.fidelity.compare import first_difference
+from tests.scenarios.data import Rows, vector_rows
+from tests.scenarios.models import NoisyClassifier, VectorClassifier, tiny_bert_classifier, tiny_llama
+from tests.scenarios.trainers import StepwiseTrainer, quiet_arguments, quiet_trainer
+
+FALLING = [math.exp(-((max(place - 20, 0) / 10) ** 2)) for place in range(40)]
+
+
+# ---- What it finds ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["exponential", "linear"])
+def test_each_step_has_a_rate_of_its_own_from_the_lowest_to_the_highest(tmp_path: Path, mode: str) -> None:
+    used: list[float] = []
+
+    class Noting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            found = super().step(closure)
+            used.append(self.param_groups[0]["lr"])
+            assert {group["lr"] for group in self.param_groups} == {used[-1]}
+            return found
+
+    given = {"optimizer_cls_and_kwargs": (Noting, {"lr": 1.0})}
+    trainer = quiet_trainer(tmp_path, given=given, gradient_accumulation_steps=2, rows=20)
+    found = trainer.lr_find(min_lr=1e-4, max_lr=1e-2, num_training=5, mode=mode)
+    expected = [1e-4 * 10 ** (place / 2) for place in range(5)] if mode == "exponential" else np.linspace(1e-4, 1e-2, 5)
+    assert used == found.results["lr"] == pytest.approx(list(expected)) and len(found.results["loss"]) == 5
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+def test_losses_are_the_running_mean_of_those_that_a_training_logs(tmp_path: Path, kind: type[Trainer]) -> None:
+    changes: dict[str, Any] = {
+        "optim": "sgd",
+        "gradient_accumulation_steps": 3,
+        "kind": kind,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "learning_rate": 1e-12,
+        "num_train_epochs": 2,
+    }
+    found = quiet_trainer(tmp_path, rows=20, **changes).lr_find(1e-12, 1.1e-12, num_training=4).results["loss"]
+    trainer = quiet_trainer(tmp_path, rows=20, **changes)
+    trainer.train()
+    mean, weights, expected = 0.0, 0.0, []
+    for loss in [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]:
+        mean, weights = 0.98 * mean + 0.02 * loss, 0.98 * weights + 0.02
+        expected.append(mean / weights)
+    assert found == pytest.approx(expected, rel=1e-5) and len(set(found)) == 4
+
+
+def test_the_suggestion_lies_where_the_loss_falls_and_the_training_with_it_learns(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, rows=32, max_steps=40, per_device_train_batch_size=8)
+    before = trainer.evaluate(trainer.train_dataset)["eval_loss"]
+    suggested = trainer.lr_find(max_lr=10).suggestion()
+    assert suggested is not None and 1e-3 < suggested < 5
+    trainer.args.learning_rate = suggested
+    trainer.train()
+    assert trainer.evaluate(trainer.train_dataset)["eval_loss"] < before - 0.3
+
+
+def test_the_suggestion_is_where_the_curve_is_steepest_and_passes_over_noise_and_ends() -> None:
+    rates = [1e-6 * 1.5**place for place in range(40)]
+    steepest = min(range(1, 39), key=lambda place: FALLING[place + 1] - FALLING[place - 1])
+    found = RangeTest("exponential", rates, FALLING).suggestion()
+    assert found == rates[steepest]
+    # A cliff at the first step, one at the last, and a loss that is no number.
+    disturbed = [9.0, *FALLING[1:-1], -9.0]
+    disturbed[12] = math.nan
+    assert RangeTest("exponential", rates, disturbed).suggestion() == rates[steepest]
+
+
+def test_too_few_steps_suggest_nothing_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    assert RangeTest("linear", [0.1] * 12, [1.0] * 12).suggestion() is None
+    assert "12 steps that were tried 1 are left to compare" in caplog.text and "num_training" in caplog.text
+    assert RangeTest("linear", [0.1, 0.2, 0.3], [1.0, 0.5, 0.4]).suggestion(skip_begin=0, skip_end=0) == 0.1
+
+
+@pytest.mark.parametrize(("threshold", "is_stopped"), [(2.0, True), (None, False)])
+def test_it_ends_where_the_loss_explodes(tmp_path: Path, threshold: float | None, is_stopped: bool) -> None:
+    trainer = quiet_trainer(tmp_path, optim="sgd", rows=20, max_grad_norm=0.0)
+    found = trainer.lr_find(min_lr=1e-3, max_lr=1e12, num_training=60, early_stop_threshold=threshold)
+    assert (len(found.results["loss"]) < 60) is is_stopped
+    assert len(found.results["loss"]) == len(found.results["lr"])
+
+
+def test_it_ends_at_a_loss_that_is_no_number(tmp_path: Path) -> None:
+    class Broken(VectorClassifier):
+        steps = 0
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            outputs = super().forward(x, labels)
+            self.steps += self.training
+            return {**outputs, "loss": outputs["loss"] * math.nan} if self.steps == 15 else outputs
+
+    found = quiet_trainer(tmp_path, Broken()).lr_find(num_training=30)
+    assert [math.isnan(loss) for loss in found.results["loss"]] == [False] * 14 + [True]
+    assert found.suggestion() is not None
+
+
+def test_data_that_can_be_read_only_once_ends_it_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Once(IterableDataset[Any]):
+        def __init__(self) -> None:
+            self.cursor = iter(vector_rows(40))
+
+        def __iter__(self) -> Any:
+            return self.cursor
+
+    trainer = quiet_trainer(tmp_path, given={"train_dataset": Once()}, max_steps=1)
+    assert len(trainer.lr_find(num_training=20).results["lr"]) == 10
+    assert "tried 10 of 20 learning rates, since the data ended" in caplog.text and "explodes" not in caplog.text
+
+
+def test_a_column_that_was_left_out_of_the_data_is_named_by_its_errors(tmp_path: Path) -> None:
+    rows = [{"x": [0.0] * 6, "labels": 1, "extra": 2} for _ in range(8)]
+
+    def collate(batch: Any) -> Any:
+        return [row["extra"] for row in batch]
+
+    given = {"train_dataset": datasets.Dataset.from_list(rows), "data_collator": collate}
+    trainer = quiet_trainer(tmp_path, given=given)
+    for find in (trainer.lr_find, trainer.scale_batch_size):
+        with pytest.raises(KeyError) as caught:
+            find()
+        assert "remove_unused_columns has left 'extra' out" in "".join(caught.value.__notes__)
+
+
+def test_what_a_training_refuses_beforehand_it_refuses_too(tmp_path: Path) -> None:
+    class Own(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return DataLoader(Rows(vector_rows(12)), batch_size=4, shuffle=True)
+
+    trainer = quiet_trainer(tmp_path, kind=Own, lightning={"overfit_batches": 2})
+    with pytest.raises(ValueError, match="draws another order for each"):
+        trainer.lr_find()
+
+
+def test_a_trial_of_the_script_tries_one_rate(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, lightning={"fast_dev_run": True})
+    found = trainer.lr_find()
+    assert found.results["lr"] == [1e-8] and found.suggestion() is None
+
+
+def test_accumulation_goes_by_the_schedule_of_a_callback(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    class Noting(Trainer):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            sizes.append(self.current_gradient_accumulation_steps)
+            return super().compute_loss(*args, **kwargs)
+
+    callbacks = [GradientAccumulationScheduler({0: 2})]
+    quiet_trainer(tmp_path, rows=16, kind=Noting, given={"callbacks": callbacks}).lr_find(num_training=2)
+    assert sizes == [2] * 4
+
+
+# ---- The plot --------------------------------------------------------------------------------------------------------
+
+
+def test_the_plot_draws_the_curve_and_marks_the_suggestion() -> None:
+    pytest.importorskip("matplotlib").use("Agg")
+    from matplotlib import pyplot
+
+    rates = [1e-6 * 1.5**place for place in range(40)]
+    found = RangeTest("exponential", rates, FALLING)
+    figure = found.plot(suggest=True)
+    (axes,) = figure.axes
+    curve, mark = axes.lines
+    assert list(curve.get_xdata()) == rates and list(curve.get_ydata()) == FALLING
+    assert list(mark.get_xdata()) == [found.suggestion()]
+    assert (axes.get_xscale(), axes.get_xlabel(), axes.get_ylabel()) == ("log", "learning rate", "loss")
+    _, given = pyplot.subplots()
+    assert RangeTest("linear", rates, FALLING).plot(ax=given) is given.figure
+    assert given.get_xscale() == "linear" and len(given.lines) == 1
+    pyplot.close("all")
+
+
+def test_without_matplotlib_the_plot_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(ImportError, match=r"pip install matplotlib. The numbers are in `results`"):
+        RangeTest("linear", [0.1], [1.0]).plot()
+
+
+# ---- What is left of it ----------------------------------------------------------------------------------------------
+
+
+class Noting(TrainerCallback):
+    def __init__(self) -> None:
+        self.events = 0
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.events += 1
+
+
+class LightningNoting(pl.Callback):
+    batches = 0
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.batches += 1
+
+
+def prepared(folder: Path, kind: type[Trainer], warm: bool) -> Trainer:
+    torch.manual_seed(3)
+    model = NoisyClassifier()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    flat = [LambdaLR(optimizer, lambda step: 1 / (step + 1)) for _ in range(2)]
+    given: dict[str, Any] = {
+        "optimizers": (optimizer, SequentialLR(optimizer, flat, [3])),
+        "callbacks": [Noting(), LightningNoting()],
+    }
+    trainer = quiet_trainer(
+        folder, model, kind=kind, given=given, rows=20, max_steps=4, logging_strategy="steps", logging_steps=1
+    )
+    if warm:
+        trainer.train()
+    return trainer
+
+
+def picture(trainer: Trainer, folder: Path) -> dict[str, Any]:
+    model: Any = trainer.model
+    schedule: Any = trainer.lr_scheduler
+    return {
+        "weights": {name: value.clone() for name, value in model.state_dict().items()},
+        "gradients": [None if one.grad is None else one.grad.clone() for one in model.parameters()],
+        "modes": [module.training for module in model.modules()],
+        "optimizer": copy.deepcopy(trainer.optimizer.state_dict()),
+        "schedule": copy.deepcopy({**vars(schedule), "optimizer": None, "_schedulers": None}),
+        "schedules inside": [copy.deepcopy(one.state_dict()) for one in schedule._schedulers],
+        "arguments": copy.copy(vars(trainer.args)),
+        "state": copy.deepcopy(vars(trainer.state)),
+        "control": copy.copy(vars(trainer.control)),
+        "callbacks": [list(trainer.callback_handler.callbacks), list(trainer.lightning_callbacks)],
+        "heard": [trainer.callback_handler.callbacks[1].events, trainer.lightning_callbacks[0].batches],
+        "files": sorted(folder.rglob("*")),
+        "attributes": {name: id(value) for name, value in vars(trainer).items()},
+    }
+
+
+@pytest.mark.parametrize("kind", [Trainer, StepwiseTrainer])
+@pytest.mark.parametrize("warm", [False, True])
+def test_it_leaves_everything_as_it_was(tmp_path: Path, kind: type[Trainer], warm: bool) -> None:
+    trainer = prepared(tmp_path, kind, warm)
+    trainer.model.eval()
+    trainer.model.head.weight.grad = torch.ones_like(trainer.model.head.weight)
+    random.seed(5)
+    np.random.seed(6)
+    before, generators = picture(trainer, tmp_path), capture_random_states(gpu=False)
+    trainer.lr_find(num_training=12)
+    assert first_difference(capture_random_states(gpu=False), generators) is None
+    after = picture(trainer, tmp_path)
+    for name, value in before.items():
+        if name in ("weights", "gradients", "optimizer"):
+            torch.testing.assert_close(after[name], value, rtol=0, atol=0)
+        else:
+            assert after[name] == value, name
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_training_after_it_has_the_numbers_that_it_would_have_had(tmp_path: Path, warm: bool) -> None:
+    histories = []
+    for looks in (False, True):
+        trainer = prepared(tmp_path / str(looks), Trainer, warm)
+        if looks:
+            trainer.lr_find(num_training=7)
+            trainer.scale_batch_size(steps_per_trial=1)
+        trainer.train()
+        histories.append(
+            [(entry["loss"], entry["grad_norm"]) for entry in trainer.state.log_history if "loss" in entry]
+        )
+    assert histories[0] == histories[1] and len(histories[0]) == 4
+
+
+def test_an_error_in_it_leaves_everything_as_it_was_too(tmp_path: Path) -> None:
+    class Failing(Trainer):
+        fails = True
+
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            if self.fails and self.state.global_step == 2:
+                raise ZeroDivisionError
+            return super().compute_loss(*args, **kwargs)
+
+    trainer = quiet_trainer(tmp_path, kind=Failing, max_steps=3)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    with pytest.raises(ZeroDivisionError):
+        trainer.lr_find()
+    assert not trainer.is_in_train and trainer.optimizer is None and trainer.args.max_steps == 3
+    torch.testing.assert_close(dict(trainer.model.state_dict()), before, rtol=0, atol=0)
+    trainer.fails = False
+    assert trainer.train().global_step == 3
+
+
+def test_settings_that_a_training_changes_in_a_model_of_transformers_are_put_back(tmp_path: Path) -> None:
+    model = tiny_bert_classifier()
+    rows = [{"input_ids": [7, 8, 9], "labels": 1}, {"input_ids": [5, 6, 7], "labels": 0}]
+    trainer = quiet_trainer(
+        tmp_path, model, given={"train_dataset": Rows(rows)}, activation_checkpointing=True, max_steps=1
+    )
+
+    def recomputes(model: Any) -> bool:
+        return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+    before = copy.deepcopy(model.config.to_dict())
+    trainer.lr_find(num_training=3)
+    assert not recomputes(model) and model.config.to_dict() == before
+    trainer.train()
+    assert recomputes(model)
+
+
+def test_hooks_that_recomputing_needs_are_taken_off_again(tmp_path: Path) -> None:
+    model = tiny_llama()
+    rows = [{"input_ids": [7, 8, 9], "labels": [7, 8, 9]}] * 8
+
+    def hooks() -> list[int]:
+        return [len(module._forward_hooks) for module in model.modules()]
+
+    trainer = quiet_trainer(
+        tmp_path, model, given={"train_dataset": Rows(rows), "eval_dataset": None}, gradient_checkpointing=True
+    )
+    names = set(vars(model))
+    trainer.lr_find(num_training=2)
+    trainer.scale_batch_size(max_val=4)
+    assert not any(hooks()) and set(vars(model)) == names
+    trainer.train()
+    assert sum(hooks()) == 1
+    trainer.lr_find(num_training=2)
+    assert sum(hooks()) == 1
+
+
+def test_frozen_layers_and_buffers_that_appear_in_a_forward_pass_are_not_left_behind(tmp_path: Path) -> None:
+    class Late(VectorClassifier):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            self.register_buffer("late", torch.zeros(1))
+            return super().forward(x, labels)
+
+    class Freezing(Trainer):
+        def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+            self.model.head.bias.requires_grad_(False)
+            return super().create_optimizer(*args, **kwargs)
+
+    trainer = quiet_trainer(tmp_path, Late(), kind=Freezing)
+    names = set(trainer.model.state_dict())
+    trainer.lr_find(num_training=2)
+    assert set(trainer.model.state_dict()) == names and trainer.model.head.bias.requires_grad
+
+
+def test_a_model_that_model_init_made_stays_the_same_object(tmp_path: Path) -> None:
+    made: list[Any] = []
+
+    def make() -> Any:
+        made.append(VectorClassifier())
+        return made[-1]
+
+    args = quiet_arguments(tmp_path, max_steps=1)
+    trainer = Trainer(model_init=make, args=args, train_dataset=Rows(vector_rows(8)))
+    trainer.lr_find(num_training=2)
+    assert trainer.model is made[0] and len(made) == 1
+
+
+# ---- What is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"mode": "log"}, "mode='log'.: give 'exponential' or 'linear'"),
+        ({"min_lr": 0}, "rises from a number above 0"),
+        ({"min_lr": 1.0, "max_lr": 0.1}, "to a larger one"),
+        ({"min_lr": "1e-5"}, "rises from a number above 0"),
+        ({"max_lr": None}, "rises from a number above 0"),
+        ({"num_training": 0}, "number of learning rates to try"),
+        ({"early_stop_threshold": 0.5}, "above 1; None lets it go on"),
+        ({"early_stop_threshold": "a"}, "above 1; None lets it go on"),
+    ],
+)
+def test_parameters_that_mean_nothing_are_refused(tmp_path: Path, keywords: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        quiet_trainer(tmp_path).lr_find(**keywords)
+
+
+def test_it_is_refused_where_the_trainer_could_not_be_left_as_it_was(tmp_path: Path) -> None:
+    class Asking(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            trainer.lr_find()
+
+    trainer = quiet_trainer(tmp_path, max_steps=1, given={"callbacks": [Asking()]})
+    with pytest.raises(RuntimeError, match=r"lr_find\(\) was called while this Trainer trains"):
+        trainer.train()
+    sharded = quiet_trainer(tmp_path)
+    sharded.is_fsdp_enabled = True
+    with pytest.raises(NotImplementedError, match="fsdp splits it: call it in a run of one process, or with DDP"):
+        sharded.scale_batch_size()
+    with pytest.raises(NotImplementedError, match="steps of optim='galore_adamw_layerwise'"):
+        quiet_trainer(tmp_path, optim="galore_adamw_layerwise", optim_target_modules=["inner"]).lr_find()
+
+
+def test_without_training_data_it_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="needs a train_dataset"):
+        quiet_trainer(tmp_path, given={"train_dataset": None}).lr_find()

@@ -1,0 +1,112 @@
+"""A TransformersModule outside of a `lightning.Trainer`: in a loop of Fabric's, and in one of the user's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.data import DataLoader
+
+from littrainer import TransformersModule, set_seed
+from tests.lightning_users.curves import weights_of
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import Rows, token_rows
+from tests.scenarios.models import tiny_bert_classifier, tiny_llama
+
+ARGUMENTS: dict[str, Any] = {"learning_rate": 0.01, "weight_decay": 0.1, "warmup_steps": 1}
+BATCHES = 4
+
+
+def loader() -> DataLoader[Any]:
+    return DataLoader(Rows(token_rows(4 * BATCHES)), batch_size=4, collate_fn=pad_tokens)
+
+
+@pytest.fixture
+def by_hand() -> Any:
+    """Weights after a loop of torch alone, with the decay groups and the schedule written out."""
+    set_seed(0)
+    model = tiny_bert_classifier().train()
+    decayed = [p for name, p in model.named_parameters() if not name.endswith("bias") and "LayerNorm" not in name]
+    others = [p for name, p in model.named_parameters() if name.endswith("bias") or "LayerNorm" in name]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: step if step < 1 else (BATCHES - step) / (BATCHES - 1)
+    )
+    for batch in loader():
+        model(**batch)["loss"].backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    return weights_of(model)
+
+
+def made_module() -> TransformersModule:
+    set_seed(0)
+    module = TransformersModule(tiny_bert_classifier(), ARGUMENTS)
+    module.train()
+    return module
+
+
+def test_it_is_trained_in_a_loop_of_ones_own_like_the_model_in_it(by_hand: Any) -> None:
+    module = made_module()
+    optimizer, schedule = module.optimizer_and_schedule(BATCHES)
+    for batch in loader():
+        module(**batch)["loss"].backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    assert weights_of(module.model) == by_hand
+
+
+def test_fabric_trains_it_through_its_forward(by_hand: Any) -> None:
+    fabric = Fabric(accelerator="cpu", devices=1)
+    module = made_module()
+    optimizer, schedule = module.optimizer_and_schedule(BATCHES)
+    prepared, optimizer = fabric.setup(module, optimizer)
+    for batch in fabric.setup_dataloaders(loader()):
+        fabric.backward(prepared(**batch)["loss"])
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    assert weights_of(module.model) == by_hand
+
+
+def test_fabric_trains_it_through_its_training_step(by_hand: Any) -> None:
+    fabric = Fabric(accelerator="cpu", devices=1)
+    module = made_module()
+    optimizer, schedule = module.optimizer_and_schedule(BATCHES)
+    prepared, optimizer = fabric.setup(module, optimizer)
+    for index, batch in enumerate(fabric.setup_dataloaders(loader())):
+        fabric.backward(prepared.training_step(batch, index))
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    assert weights_of(module.model) == by_hand
+
+
+def test_only_the_first_process_writes_without_a_lightning_trainer_too() -> None:
+    module = TransformersModule(tiny_llama())
+    assert module.rank == 0
+    torch.distributed.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    try:
+        assert module.rank == 1
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_loop_of_ones_own_divides_by_the_label_tokens_of_its_window() -> None:
+    batches = list(loader())[:2]
+    module = TransformersModule(tiny_llama(), ARGUMENTS).eval()
+    for batch in batches:
+        batch["labels"] = torch.where(batch["attention_mask"] == 1, batch["input_ids"], -100)
+    number = module.items_in_window(batches)
+    losses = [module.compute_loss(batch, number)[0] for batch in batches]
+    means = [module(**batch)["loss"] for batch in batches]
+    tokens = [int((batch["labels"][:, 1:] != -100).sum()) for batch in batches]
+    assert tokens[0] != tokens[1] and number == sum(tokens)
+    mean = sum(mean * count for mean, count in zip(means, tokens, strict=True)) / sum(tokens)
+    torch.testing.assert_close(sum(losses), mean)

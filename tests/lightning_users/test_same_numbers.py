@@ -1,0 +1,67 @@
+"""A plain `lightning.Trainer` with a TransformersModule trains as our Trainer does: the same losses and weights."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.distributed.together import PROCESSES, run_together
+from tests.lightning_users.curves import (
+    EPOCHS,
+    JOBS,
+    MICRO_BATCHES,
+    Curve,
+    Job,
+    curve_of_lightning,
+    curve_of_our_trainer,
+    data_module,
+    plain_loaders,
+)
+
+each_job = pytest.mark.parametrize("job", JOBS.values(), ids=JOBS.keys())
+# The second one has a window of four micro-batches, and one of two at the end of each epoch.
+each_accumulation = pytest.mark.parametrize("accumulation", [1, 4])
+
+
+def check_extent(curve: Curve, accumulation: int) -> None:
+    """It shows as many optimizer steps and evaluations as there are, and a model that has learned something."""
+    steps = EPOCHS * -(-MICRO_BATCHES // accumulation)
+    assert len(curve.losses) == len(curve.learning_rates) == steps
+    assert len(curve.eval_losses) == EPOCHS
+    assert len(set(curve.losses)) == steps and len(set(curve.eval_losses)) == EPOCHS
+
+
+@each_accumulation
+@each_job
+def test_with_the_trainers_data_numbers_are_equal_bit_for_bit(tmp_path: Path, job: Job, accumulation: int) -> None:
+    ours = curve_of_our_trainer(tmp_path, job, accumulation)
+    check_extent(ours, accumulation)
+    assert curve_of_lightning(job, accumulation, data_module) == ours
+
+
+@each_accumulation
+@each_job
+def test_with_anybodys_loader_numbers_are_equal_within_rounding(tmp_path: Path, job: Job, accumulation: int) -> None:
+    # SGD shows a gradient of another scale, to which AdamW is blind.
+    sgd = {"optim": "sgd", "optim_args": "momentum=0.9", "learning_rate": 0.5}
+    ours = curve_of_our_trainer(tmp_path, job, accumulation, train_sampling_strategy="sequential", **sgd)
+    check_extent(ours, accumulation)
+    lightning = curve_of_lightning(job, accumulation, plain_loaders, **sgd)
+    check_extent(lightning, accumulation)
+    torch.testing.assert_close(lightning.numbers, ours.numbers, rtol=1e-5, atol=1e-6)
+
+
+def test_in_two_processes_numbers_are_equal_too(tmp_path: Path) -> None:
+    run_together("tests.lightning_users.two_processes", tmp_path)
+    found = [pickle.loads((tmp_path / f"{rank}.pickle").read_bytes()) for rank in range(PROCESSES)]
+    for one in found:
+        ours, lightning = one["ours"], one["lightning"]
+        assert len(ours.losses) == len(lightning.losses) == 2 * EPOCHS
+        assert lightning == ours
+        in_order, plain = one["ours, in order"], one["plain loaders"]
+        assert len(plain.losses) == 2 * EPOCHS
+        torch.testing.assert_close(plain.losses, in_order.losses, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(plain.weights, in_order.weights, rtol=1e-5, atol=1e-6)

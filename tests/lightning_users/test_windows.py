@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import warnings
+from contextlib import nullcontext
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from torch import nn
+
+from littrainer import TrainerDataModule, TransformersModule
+from littrainer.data.windows import MicroBatch
+from littrainer.lightning.windows import ModuleLossSettings, SharedLoss, WindowNormalisation
+from tests.lightning_users.fitting import fitted, loader, module_of
+from tests.scenarios.collators import pad_tokens
+from tests.scenarios.data import language_rows, vector_rows
+from tests.scenarios.models import CountingClassifier, KeywordClassifier, VectorClassifier, tiny_gpt2
+
+CPU = torch.device("cpu")
+SGD = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0}
+WITHOUT_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+class Gradients(pl.Callback):
+    """Notes losses, and the gradients with which the optimizer steps."""
+
+    def __init__(self) -> None:
+        self.found: list[torch.Tensor] = []
+        self.losses: list[float] = []
+
+    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
+        self.found.append(torch.cat([p.grad.flatten() for p in module.parameters()]).clone())
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        self.losses.append(trainer.callback_metrics.get("train_loss", torch.tensor(0.0)).item())
+
+
+def stepped(module: Any, loader_: Any, **keywords: Any) -> Gradients:
+    seen = Gradients()
+    fitted(module, loader_, callbacks=[seen], **keywords)
+    return seen
+
+
+@pytest.mark.parametrize("accumulation", [2, 3, 4])
+def test_each_token_of_a_window_weighs_the_same_however_it_is_divided_into_micro_batches(accumulation: int) -> None:
+    # Rows have different numbers of labels; with 4 micro-batches in a window, the second one has two.
+    rows = language_rows(12)
+    model = tiny_gpt2(**WITHOUT_DROPOUT)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    at_once = stepped(module_of(model, SGD), loader(rows, 2 * accumulation, pad_tokens))
+    model.load_state_dict(start)
+    divided = stepped(module_of(model, SGD), loader(rows, 2, pad_tokens), accumulate_grad_batches=accumulation)
+    assert len(divided.found) == len(at_once.found) == -(-6 // accumulation)
+    for one, other in zip(divided.found, at_once.found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    ends = [min(place + accumulation, 6) - 1 for place in range(0, 6, accumulation)]
+    assert [divided.losses[end] for end in ends] == pytest.approx(at_once.losses, rel=1e-5)
+
+
+def test_a_mean_loss_is_averaged_over_the_micro_batches_that_there_are() -> None:
+    # Three micro-batches of four rows: the second window has one.
+    found = stepped(module_of(args=SGD), loader(vector_rows(12)), accumulate_grad_batches=2)
+    module = module_of(args=SGD)
+    expected = []
+    for window in ((0, 8), (8, 12)):
+        batch = next(iter(loader(vector_rows(12)[slice(*window)], 8)))
+        module.model.zero_grad()
+        module(**batch)["loss"].backward()
+        expected.append(torch.cat([p.grad.flatten() for p in module.parameters()]))
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter -= parameter.grad
+    for one, other in zip(found.found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_changing_accumulation_is_followed() -> None:
+    rows = language_rows(8)
+    model = tiny_gpt2(**WITHOUT_DROPOUT)
+    seen = Gradients()
+    module = module_of(model, {**SGD, "learning_rate": 0.0})
+    schedule = GradientAccumulationScheduler({0: 1, 1: 4})
+    # How long a schedule of the learning rate is cannot be told then.
+    fitted(module, loader(rows, 2, pad_tokens), callbacks=[seen, schedule], max_epochs=2, max_steps=100)
+    whole = stepped(module_of(model, {**SGD, "learning_rate": 0.0}), loader(rows, 8, pad_tokens))
+    assert len(seen.found) == 4 + 1
+    torch.testing.assert_close(seen.found[-1], whole.found[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_loss_that_takes_the_number_and_leaves_it_aside_is_summed_as_in_a_trainer(is_compiled: bool) -> None:
+    rows = vector_rows(6)
+    trained: Any = KeywordClassifier()
+    if is_compiled:
+        trained = torch.compile(trained, backend="eager")
+    found = stepped(module_of(trained, SGD), loader(rows, 2), accumulate_grad_batches=2)
+    module = module_of(KeywordClassifier(), SGD)
+    with torch.no_grad():
+        expected = sum(module(**batch)["loss"].item() for batch in loader(rows[:4], 2))
+    assert found.losses[1] == pytest.approx(expected, rel=1e-6)
+
+
+def leaves_number_aside(outputs: Any, labels: Any, num_items_in_batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs["logits"], labels)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "accumulation", "advice"),
+    [
+        (KeywordClassifier, {}, 2, "accepts_loss_kwargs = False"),
+        (VectorClassifier, {"compute_loss_func": leaves_number_aside}, 2, "divide by it"),
+        (KeywordClassifier, {}, 1, ""),
+        (CountingClassifier, {}, 2, ""),
+        (KeywordClassifier, {"args": {**SGD, "label_smoothing_factor": 0.1}}, 2, ""),
+        (VectorClassifier, {}, 2, ""),
+    ],
+)
+@pytest.mark.parametrize("brings_windows", [False, True])
+def test_a_loss_that_grows_with_the_accumulation_is_warned_of_once(
+    model: Any, given: dict[str, Any], accumulation: int, advice: str, brings_windows: bool
+) -> None:
+    rows = vector_rows(16)
+    data = TrainerDataModule(rows, args={"per_device_train_batch_size": 2}) if brings_windows else loader(rows, 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitted(module_of(model(), **{"args": SGD, **given}), data, accumulate_grad_batches=accumulation, max_epochs=2)
+    found = [str(one.message) for one in caught if "times its mean" in str(one.message)]
+    assert len(found) == bool(advice) and all(advice in one and "about 2 times" in one for one in found)
+
+
+def test_a_window_without_any_label_leaves_gradients_of_zero() -> None:
+    rows = vector_rows(12)
+    for row in rows[4:8]:
+        row["labels"] = -100
+    found = stepped(module_of(CountingClassifier(), SGD), loader(rows, 2), accumulate_grad_batches=2)
+    assert [bool(gradient.isfinite().all()) for gradient in found.found] == [True] * 3
+    assert [bool(gradient.any()) for gradient in found.found] == [True, False, True]
+
+
+def test_a_training_step_of_ones_own_has_its_loss_divided_as_in_any_lightning_module() -> None:
+    class Own(TransformersModule):
+        def training_step(self, batch: Any, batch_idx: int = 0) -> torch.Tensor:
+            return self(**batch)["loss"]
+
+    own = stepped(Own(module_of().model, SGD), loader(vector_rows(8), 2), accumulate_grad_batches=4)
+    whole = stepped(module_of(args=SGD), loader(vector_rows(8), 8))
+    torch.testing.assert_close(own.found[0], whole.found[0])
+
+
+def test_what_is_left_of_a_window_after_a_resume_counts_for_itself() -> None:
+    window = WindowNormalisation()
+    for place in (2, 3):
+        _, number = window.enter(settings(), LABELLED, accumulation=4, steps=place == 3, device=CPU, place=place)
+        window.add(torch.ones(()))
+    assert number == 4 and window.gradient_factor == 4 / 2
+
+
+def settings(**changes: Any) -> ModuleLossSettings:
+    given = {
+        "args": SharedLoss(1, True),
+        "compute_loss_func": None,
+        "label_smoother": None,
+        "model_accepts_loss_kwargs": True,
+        "label_names": ["labels"],
+        "forward_arguments": ("x", "labels"),
+        "can_return_loss": False,
+        "_loss_shifts_labels": False,
+    }
+    return ModuleLossSettings(**{**given, **changes})
+
+
+LABELLED = {"x": torch.ones(2), "labels": torch.tensor([1, -100])}
+
+
+def test_without_accumulation_the_number_is_that_of_the_batch() -> None:
+    window = WindowNormalisation()
+    _, number = window.enter(settings(), LABELLED, accumulation=1, steps=True, device=CPU)
+    assert number == 1 and window.gradient_factor is None
+
+
+def test_gradients_are_corrected_once_and_only_where_the_window_closes() -> None:
+    window, parameter = WindowNormalisation(), nn.Parameter(torch.ones(2))
+    parameter.grad = torch.tensor([2.0, 4.0])
+    _, reference = window.enter(settings(), LABELLED, accumulation=2, steps=False, device=CPU)
+    window.scale_gradients([parameter])
+    assert reference == 2 and parameter.grad.tolist() == [2, 4]
+    full = {"x": torch.ones(2), "labels": torch.tensor([1, 2])}
+    _, again = window.enter(settings(), full, accumulation=2, steps=True, device=CPU, place=1)
+    window.add(torch.ones(()))
+    assert again == reference
+    for _ in range(2):
+        window.scale_gradients([parameter, nn.Parameter(torch.ones(1))])
+    assert parameter.grad.tolist() == pytest.approx([4 / 3, 8 / 3])
+
+
+def test_labels_that_are_there_now_and_then_are_refused() -> None:
+    window = WindowNormalisation()
+    window.enter(settings(), LABELLED, accumulation=2, steps=False, device=CPU)
+    with pytest.raises(ValueError, match="Some micro-batches of an optimizer step have labels"):
+        window.enter(settings(), {"x": torch.ones(2)}, accumulation=2, steps=True, device=CPU, place=1)
+
+
+def test_tokens_of_each_process_alone_cannot_be_counted_too_late() -> None:
+    with pytest.raises(ValueError, match=r"average_tokens_across_devices=False.*TrainerDataModule"):
+        WindowNormalisation().enter(
+            settings(args=SharedLoss(2, False)), LABELLED, accumulation=2, steps=False, device=CPU
+        )
+
+
+def micro_batch(**changes: Any) -> MicroBatch:
+    given = {
+        "inputs": None,
+        "opens_window": True,
+        "closes_window": False,
+        "window_size": 2,
+        "num_items_in_window": 7,
+        "epoch_fraction": 0.5,
+    }
+    return MicroBatch(**{**given, **changes})
+
+
+def test_a_micro_batch_of_a_window_brings_its_number() -> None:
+    own = settings()
+    _, number = WindowNormalisation().enter(own, LABELLED, micro_batch(), accumulation=2, steps=False, device=CPU)
+    assert number == 7 and own.current_gradient_accumulation_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps", "is_refused"),
+    [
+        ({}, True, True),
+        ({"closes_window": True, "position": 1}, False, True),
+        ({"closes_window": True, "position": 1}, True, False),
+        # The data has ended in the middle of a window.
+        ({"position": 1}, True, False),
+    ],
+)
+def test_a_window_has_to_end_where_lightning_steps(changes: dict[str, Any], steps: bool, is_refused: bool) -> None:
+    window = WindowNormalisation()
+    refusal = pytest.raises(ValueError, match=r"Batch 1 of the epoch .*windows=False")
+    with refusal if is_refused else nullcontext():
+        window.enter(settings(), LABELLED, micro_batch(**changes), accumulation=2, steps=steps, device=CPU, place=1)

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from littrainer.model.facts import base_model, facts_about, parameters_without_embeddings
+from tests.scenarios.models import (
+    CountingClassifier,
+    KeywordClassifier,
+    LogitsOnly,
+    TupleClassifier,
+    VectorClassifier,
+    tiny_bert_classifier,
+    tiny_bert_config,
+    tiny_bert_for_masked_tokens,
+    tiny_bert_tagger,
+    tiny_gpt2,
+)
+from tests.scenarios.trainers import quiet_arguments
+
+
+class DecliningClassifier(KeywordClassifier):
+    accepts_loss_kwargs = False
+
+
+class ClaimingClassifier(VectorClassifier):
+    accepts_loss_kwargs = True
+
+
+class TwoLabels(nn.Module):
+    def forward(self, label_a: Any, x: Any, my_labels: Any = None, start_positions: Any = None) -> None: ...
+
+
+class OwnQuestionAnswering(nn.Module):
+    def forward(self, x: Any, start_positions: Any = None, end_positions: Any = None) -> None: ...
+
+
+class Contrastive(nn.Module):
+    def forward(self, x: Any, return_loss: bool = True) -> None: ...
+
+
+class ContrastiveWhereAsked(nn.Module):
+    def forward(self, x: Any, return_loss: bool = False) -> None: ...
+
+
+def tiny_t5() -> Any:
+    config = transformers.T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def tiny_llama() -> Any:
+    config = transformers.LlamaConfig(
+        vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "vectors": VectorClassifier,
+    "tuple": TupleClassifier,
+    "keywords": KeywordClassifier,
+    "counting": CountingClassifier,
+    "declining": DecliningClassifier,
+    "claiming": ClaimingClassifier,
+    "no labels": LogitsOnly,
+    "two labels": TwoLabels,
+    "own question answering": OwnQuestionAnswering,
+    "contrastive": Contrastive,
+    "contrastive where asked": ContrastiveWhereAsked,
+    "bert classifier": tiny_bert_classifier,
+    "bert tagger": tiny_bert_tagger,
+    "bert masked": tiny_bert_for_masked_tokens,
+    "bert questions": lambda: transformers.BertForQuestionAnswering(tiny_bert_config()),
+    "bert without a head": lambda: transformers.BertModel(tiny_bert_config()),
+    "gpt2": tiny_gpt2,
+    "llama": tiny_llama,
+    "t5": tiny_t5,
+    "clip": lambda: transformers.CLIPModel(
+        transformers.CLIPConfig(
+            text_config={"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1},
+            vision_config={
+                "hidden_size": 8,
+                "intermediate_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "image_size": 8,
+                "patch_size": 4,
+            },
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
+def test_facts_are_those_that_transformers_trainer_reads(tmp_path: Path, build: Callable[[], nn.Module]) -> None:
+    model = build()
+    args = quiet_arguments(tmp_path, transformers.TrainingArguments)
+    theirs = transformers.Trainer(model=model, args=args)
+    facts = facts_about(model)
+    assert facts.label_names == theirs.label_names
+    assert facts.accepts_loss_kwargs == theirs.model_accepts_loss_kwargs
+    assert facts.can_return_loss == theirs.can_return_loss
+    assert facts.shifts_labels == theirs._loss_shifts_labels
+
+
+def test_only_a_model_that_predicts_the_next_token_shifts_its_labels() -> None:
+    assert facts_about(tiny_llama()).shifts_labels
+    assert not facts_about(tiny_bert_for_masked_tokens()).shifts_labels
+    # Its `loss_type` stands for the same loss, over labels that are not shifted.
+    assert not facts_about(tiny_t5()).shifts_labels
+
+
+def test_arguments_of_forward_are_read_in_their_order() -> None:
+    assert facts_about(TwoLabels()).forward_arguments == ("label_a", "x", "my_labels", "start_positions")
+
+
+def test_an_adapter_is_looked_through() -> None:
+    inner = VectorClassifier()
+
+    class Adapter(nn.Module):
+        def get_base_model(self) -> nn.Module:
+            return inner
+
+        def forward(self, *args: Any, **kwargs: Any) -> None: ...
+
+    class MixedAdapter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base_model = nn.Module()
+            self.base_model.model = inner
+
+    names = {"peft.peft_model": ("PeftModel", Adapter), "peft.mixed_model": ("PeftMixedModel", MixedAdapter)}
+    with pytest.MonkeyPatch.context() as patch:
+        for module_name, (class_name, kind) in names.items():
+            module: Any = ModuleType(module_name)
+            setattr(module, class_name, kind)
+            patch.setitem(sys.modules, module_name, module)
+        assert base_model(Adapter()) is inner and base_model(MixedAdapter()) is inner
+        assert facts_about(Adapter()) == facts_about(inner)
+    assert base_model(inner) is inner
+
+
+def test_a_forward_put_on_the_object_counts_for_its_arguments() -> None:
+    model: Any = VectorClassifier()
+
+    def forward(x: torch.Tensor, labels: Any = None, **kwargs: Any) -> None: ...
+
+    model.forward = forward
+    assert facts_about(model).accepts_loss_kwargs
+
+
+def test_parameters_that_deepspeed_has_sharded_count_in_whole() -> None:
+    model: Any = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 4))
+    model.num_parameters = lambda exclude_embeddings: 12
+    assert parameters_without_embeddings(model) == 12
+    for parameter in model.parameters():
+        parameter.ds_numel = parameter.numel()
+        parameter.data = torch.empty(0)
+    assert parameters_without_embeddings(model) == 2 * 4 + 4

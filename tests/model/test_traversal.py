@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable
+from functools import partial
+from operator import methodcaller
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch import nn
+
+from littrainer.model.traversal import (
+    clear_gradients,
+    eval_all,
+    model_device,
+    modules_of,
+    move_to,
+    parameters_of,
+    train_all,
+)
+
+
+class Tied(nn.Module):
+    """Two layers that share a weight, in an order of their own, beside an empty place and a bare parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, 3)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(3, 3), nn.Dropout()), nn.BatchNorm1d(3)])
+        self.first = self.blocks[0]
+        self.bare = nn.Parameter(torch.ones(2))
+        self.blocks[0][0].weight = self.last.weight  # type: ignore[index]
+        self.register_module("nothing", None)
+        self.register_parameter("no_bias", None)
+
+
+class Frozen(nn.Module):
+    """Keeps its normalisation in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normalised = nn.BatchNorm1d(3)
+        self.normalised.eval()
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(mode)
+        self.normalised.eval()
+        return self
+
+
+class Listing(nn.Linear):
+    """Says itself what its parameters are."""
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        yield "weight", self.weight
+
+
+def compiled() -> nn.Module:
+    return torch.compile(Tied(), backend="eager")  # type: ignore[return-value]
+
+
+def in_script() -> nn.Module:
+    return torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Dropout()))
+
+
+def lazy_and_grown() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.append(nn.Linear(2, 2))
+    model.insert(0, nn.Linear(2, 2))
+    return model
+
+
+MODELS: list[Callable[[], nn.Module]] = [
+    Tied, Frozen, lambda: Listing(2, 2), lambda: nn.Sequential(Frozen(), Tied(), Listing(2, 2)), compiled, in_script,
+    lazy_and_grown,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_parameters_are_those_of_the_model_in_their_order(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    expected = list(model.parameters())
+    assert [id(one) for one in parameters_of(model)] == [id(one) for one in expected] != []
+
+
+@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize("change", ["none", "all", "one"])
+@pytest.mark.parametrize(("put", "as_torch"), [(train_all, methodcaller("train")), (eval_all, methodcaller("eval"))])
+def test_modules_are_in_the_mode_that_torch_leaves_them_in(
+    make: Callable[[], nn.Module], change: str, put: Callable[[Any], None], as_torch: Callable[[Any], Any]
+) -> None:
+    model, other = make(), make()
+    for one in (model, other):
+        if change == "all":
+            one.eval()
+        if change == "one":
+            list(one.modules())[-1].eval()
+    put(model)
+    as_torch(other)
+    assert [one.training for one in model.modules()] == [one.training for one in other.modules()]
+
+
+def test_a_train_method_set_on_a_module_is_called() -> None:
+    model = Tied()
+    model.last.train = Mock()  # type: ignore[method-assign]
+    train_all(model)
+    model.last.train.assert_called_once_with(True)
+
+
+def small_bert() -> Any:
+    from transformers import BertConfig, BertModel
+
+    return BertModel(
+        BertConfig(vocab_size=5, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4)
+    )
+
+
+def functions_called(function: Callable[[], Any]) -> set[str]:
+    called: set[str] = set()
+    # A collection of garbage calls functions too.
+    gc.disable()
+    sys.setprofile(lambda frame, event, _: called.add(frame.f_code.co_name) if event == "call" else None)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return called - {"functions_called"}
+
+
+def test_train_of_a_model_of_transformers_is_not_called_where_it_would_change_nothing() -> None:
+    model = small_bert().train()
+    assert functions_called(lambda: train_all(model)).isdisjoint({"train", "named_children"})
+    # Were there more that its `train` does, it might have to be called.
+    of_torch = functions_called(nn.Sequential(nn.Linear(2, 2)).train)
+    assert functions_called(model.train) - of_torch <= {"use_kernels", "__getattr__"}
+    model.eval()
+    train_all(model)
+    assert all(one.training for one in model.modules())
+
+
+def test_a_model_of_transformers_with_kernels_is_asked_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_bert().train()
+    monkeypatch.setattr(type(model), "use_kernels", True)
+    for name in ("kernelize", "set_use_kernels"):
+        monkeypatch.setattr(type(model), name, Mock(), raising=False)
+    assert "train" in functions_called(lambda: train_all(model))
+
+
+def test_a_model_of_transformers_without_a_switch_for_kernels_is_asked_to_train(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = small_bert().train()
+    monkeypatch.setattr(type(model), "train", Mock())
+    monkeypatch.setattr("transformers.modeling_utils.PreTrainedModel.train", type(model).train)
+    monkeypatch.delattr("transformers.modeling_utils.PreTrainedModel.use_kernels", raising=False)
+    train_all(model)
+    assert type(model).train.call_count == 1
+
+
+def test_a_model_that_was_trained_is_not_kept() -> None:
+    def make() -> weakref.ref[Any]:
+        class Own(nn.Linear):
+            def train(self, mode: bool = True) -> Own:
+                return super().train(mode)
+
+        train_all(Own(2, 2).train())
+        return weakref.ref(Own)
+
+    kind = make()
+    gc.collect()
+    assert kind() is None
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_no_gradient_is_left(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    for one in model.parameters():
+        one.grad = torch.ones_like(one)
+    clear_gradients(model)
+    assert [one.grad for one in model.parameters() if one.grad is not None] == []
+
+
+def test_a_models_own_zero_grad_is_called() -> None:
+    class Keeping(nn.Linear):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.weight.grad = None
+
+    model = Keeping(2, 2)
+    assert model.bias is not None
+    for one in model.parameters():
+        one.grad = torch.ones_like(one)
+    clear_gradients(model)
+    assert model.weight.grad is None and model.bias.grad is not None
+
+
+def test_parameters_that_a_class_of_its_own_finds_are_found() -> None:
+    class Inner(nn.Linear):
+        def named_modules(self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
+            yield from ()
+
+    model = nn.Sequential(Inner(2, 2), nn.Linear(2, 2))
+    assert len(parameters_of(model)) == len(list(model.parameters())) == 2
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_a_model_is_moved_to_a_device_on_which_it_is_not(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    move_to(model, torch.device("meta"))
+    assert {tensor.device.type for tensor in [*model.parameters(), *model.buffers()]} == {"meta"}
+
+
+def test_a_model_that_is_on_the_device_is_not_gone_through_by_torch() -> None:
+    here = torch.device("cpu")
+    for model in (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), small_bert()):
+        assert functions_called(partial(move_to, model, here)).isdisjoint({"to", "_apply"})
+        model.register_buffer("far", torch.empty(1, device="meta"))
+        with pytest.raises(NotImplementedError, match="meta tensor"):
+            move_to(model, here)
+
+
+def test_a_module_that_moves_something_of_its_own_is_moved_with_the_model() -> None:
+    class Keeping(nn.Linear):
+        def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+            self.kept = fn(torch.empty(1))
+            return super()._apply(fn, recurse)
+
+    inner = Keeping(2, 2)
+    move_to(nn.Sequential(nn.Linear(2, 2), inner), torch.device("cpu"))
+    assert inner.kept.device.type == "cpu"
+    of_the_instance = nn.Linear(2, 2)
+    of_the_instance._apply = Mock()  # type: ignore[method-assign]
+    move_to(nn.Sequential(of_the_instance), torch.device("cpu"))
+    assert of_the_instance._apply.call_count == 1
+
+
+def test_a_to_method_of_a_models_own_is_called() -> None:
+    model = Tied()
+    model.to = Mock()  # type: ignore[method-assign]
+    move_to(model, torch.device("cpu"))
+    model.to.assert_called_once_with(torch.device("cpu"))
+
+
+def test_eval_of_a_model_of_transformers_is_not_called_where_it_does_what_torchs_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = small_bert().train()
+    assert functions_called(lambda: eval_all(model)).isdisjoint({"train", "eval", "named_children", "__setattr__"})
+    assert not any(one.training for one in model.modules())
+    # Were there more that its `eval` does, it might have to be called.
+    of_torch = functions_called(nn.Sequential(nn.Linear(2, 2)).eval)
+    assert functions_called(model.train().eval) - of_torch <= {"use_kernels", "__getattr__"}
+    monkeypatch.setattr(type(model), "use_kernels", True)
+    for name in ("kernelize", "set_use_kernels"):
+        monkeypatch.setattr(type(model), name, Mock(), raising=False)
+    assert "train" in functions_called(lambda: eval_all(model))
+
+
+@pytest.mark.parametrize("method", ["eval", "train"])
+def test_a_method_set_on_a_module_is_called_for_evaluation_mode(method: str) -> None:
+    model = Tied()
+    own = Mock()
+    setattr(model if method == "eval" else model.last, method, own)
+    eval_all(model)
+    own.assert_called_once()
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_modules_are_those_of_the_model_in_their_order(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    assert list(map(id, modules_of(model))) == list(map(id, model.modules())) != []
+
+
+def test_evaluation_mode_is_set_through_a_modules_own_attribute_and_only_where_it_is_not_set() -> None:
+    class Noting(nn.Linear):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "training" and "noted" in self.__dict__:
+                self.noted.append(value)
+            super().__setattr__(name, value)
+
+    noting = Noting(1, 1)
+    noting.__dict__["noted"] = []
+    model = nn.Sequential(noting, nn.Dropout())
+    for _ in range(2):
+        eval_all(model)
+    assert not any(one.training for one in model.modules()) and noting.__dict__["noted"] == [False]
+
+
+def test_the_device_of_a_model_is_that_of_its_parameters() -> None:
+    assert model_device(nn.Linear(1, 1)) == torch.device("cpu")
+    assert model_device(nn.ReLU()) is None
+    assert model_device(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta"))) is None

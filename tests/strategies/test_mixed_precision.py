@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from littrainer.strategies.mixed_precision import restore_forward, run_forward_in
+from tests.scenarios.models import TupleClassifier, VectorClassifier
+from tests.scenarios.trainers import quiet_trainer
+
+BATCH = torch.linspace(-2, 2, 18).view(3, 6)
+LABELS = torch.tensor([0, 1, 2])
+
+
+def in_bf16(model: Any) -> Any:
+    run_forward_in(model, "cpu", torch.bfloat16)
+    return model
+
+
+def test_the_forward_computes_in_half_precision_and_returns_float32() -> None:
+    model = VectorClassifier()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = model(BATCH)["logits"]
+    logits = in_bf16(model)(BATCH)["logits"]
+    assert expected.dtype == torch.bfloat16 and logits.dtype == torch.float32
+    assert torch.equal(logits, expected.float())
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_tuples_keep_their_shape_and_whole_numbers_their_type() -> None:
+    class Mixed(TupleClassifier):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+            return (*super().forward(x, labels), torch.arange(3), None, "text")
+
+    loss, logits, whole, nothing, text = in_bf16(Mixed())(BATCH, LABELS)
+    assert loss.dtype == logits.dtype == torch.float32
+    assert whole.dtype == torch.int64 and nothing is None and text == "text"
+
+
+def test_restoring_puts_back_a_forward_that_its_user_had_set_on_the_model() -> None:
+    model = VectorClassifier()
+    of_class = model.forward
+    model.forward = lambda x: of_class(x)["logits"] * 0  # type: ignore[method-assign, assignment]
+    restore_forward(in_bf16(model))
+    assert torch.equal(model(BATCH), torch.zeros_like(of_class(BATCH)["logits"]))
+
+
+def test_asking_twice_wraps_once_and_restoring_undoes_it() -> None:
+    model = in_bf16(in_bf16(VectorClassifier()))
+    assert not torch.equal(model(BATCH)["logits"], VectorClassifier.forward(model, BATCH)["logits"])
+    restore_forward(model)
+    assert torch.equal(model(BATCH)["logits"], VectorClassifier.forward(model, BATCH)["logits"])
+    restore_forward(model)
+
+
+def test_the_signature_of_forward_stays() -> None:
+    plain = inspect.signature(VectorClassifier().forward)
+    assert inspect.signature(in_bf16(VectorClassifier()).forward) == plain
+
+
+def test_a_copy_runs_its_own_weights() -> None:
+    model = in_bf16(VectorClassifier())
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        copied.head.weight.zero_()
+        copied.head.bias.zero_()
+    assert copied(BATCH)["logits"].abs().sum() == 0
+    assert model(BATCH)["logits"].abs().sum() > 0
+
+
+def test_a_model_can_still_be_saved_whole() -> None:
+    file = io.BytesIO()
+    model = in_bf16(VectorClassifier())
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    torch.testing.assert_close(loaded(BATCH)["logits"], VectorClassifier.forward(model, BATCH)["logits"])
+
+
+def test_a_forward_that_a_script_has_replaced_is_kept() -> None:
+    model = VectorClassifier()
+    model.forward = lambda x: {"twice": model.logits(x) * 2}  # type: ignore[method-assign]
+    assert list(in_bf16(model)(BATCH)) == ["twice"]
+
+
+def test_fused_adamw_with_clipping_trains_in_bf16(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, bf16=True, optim="adamw_torch_fused", max_grad_norm=0.1, max_steps=2)
+    trainer.train()
+    assert trainer.lightning_trainer is not None
+    assert trainer.lightning_trainer.precision == "bf16-mixed"
+    assert trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False) is trainer.model
+    assert "forward" not in vars(trainer.model)
+
+
+def test_fp16_on_a_cpu_says_that_it_changes_nothing(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="fp16 has no effect on a CPU"):
+        trainer = quiet_trainer(tmp_path, fp16=True, max_steps=1)
+    trainer.train()
+    assert "forward" not in vars(trainer.model)
+    assert trainer.accelerator.scaler is None
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bf16_full_eval", torch.bfloat16), ("fp16_full_eval", torch.float16)])
+def test_full_evaluation_casts_the_model_outside_of_training_only(
+    tmp_path: Path, name: str, dtype: torch.dtype
+) -> None:
+    trainer = quiet_trainer(tmp_path, max_steps=1, eval_strategy="steps", **{name: True})
+    trainer.train()
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {torch.float32}
+    with pytest.raises(RuntimeError):
+        # Its float32 vectors do not fit a model that is wholly in half precision.
+        trainer.evaluate()
+    assert {parameter.dtype for parameter in trainer.model.parameters()} == {dtype}
+
+
+def test_a_second_model_that_a_script_prepares_runs_in_the_same_precision(tmp_path: Path) -> None:
+    reference, plain = VectorClassifier(), VectorClassifier()
+    trainer = quiet_trainer(tmp_path, bf16=True)
+    assert trainer.accelerator.prepare_model(reference, evaluation_mode=True) is reference
+    assert trainer.accelerator.prepare(plain) is plain
+    for model in (reference, plain):
+        assert not torch.equal(model(BATCH)["logits"], VectorClassifier.forward(model, BATCH)["logits"])
+    with trainer.accelerator.autocast():
+        assert plain.head(torch.ones(1, 8)).dtype == torch.bfloat16

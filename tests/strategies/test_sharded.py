@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from littrainer.arguments.sharding import sharding_plan
+from littrainer.strategies.model_parallel import exchange_parameters
+from littrainer.strategies.sharded import (
+    fully_shard_keywords,
+    ignored_parameters,
+    layers_of,
+    recompute,
+    units_of,
+)
+from tests.scenarios.models import VectorClassifier, tiny_llama, tiny_t5
+from tests.scenarios.trainers import quiet_arguments
+
+
+def plan_of(**config: Any) -> Any:
+    return sharding_plan(quiet_arguments("unused", fsdp=True, fsdp_config=config))
+
+
+def units(model: nn.Module, **config: Any) -> list[tuple[tuple[str, ...], bool]]:
+    names = {id(module): name for name, module in model.named_modules()}
+    return [
+        (tuple(names[id(one)] for one in unit.modules), unit.reshards) for unit in units_of(model, plan_of(**config))
+    ]
+
+
+def test_layers_the_embedding_and_the_end_of_the_model_are_units() -> None:
+    model = tiny_llama(num_hidden_layers=2, tie_word_embeddings=False)
+    assert units(model) == [
+        (("model.layers.0",), True),
+        (("model.layers.1",), True),
+        (("model.embed_tokens",), True),
+        (("model.norm", "lm_head"), False),
+    ]
+
+
+def test_weights_that_are_shared_stay_in_one_unit() -> None:
+    assert units(tiny_llama(tie_word_embeddings=True)) == [(("model.layers.0",), True)]
+    for model in (tiny_t5(), tiny_llama(tie_word_embeddings=True)):
+        holders: dict[int, set[int]] = {}
+        for number, unit in enumerate(units_of(model, plan_of(min_num_params=10))):
+            for module in unit.modules:
+                for part in module.modules():
+                    for parameter in part._parameters.values():
+                        holders.setdefault(id(parameter), set()).add(number)
+        shared = {id(parameter) for parameter in model.get_input_embeddings().parameters()}
+        assert not shared & holders.keys()
+
+
+def test_modules_are_chosen_by_what_is_left_of_their_size() -> None:
+    model = nn.Sequential(
+        nn.Linear(4, 4), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.ModuleList([nn.Linear(9, 9)])
+    )
+    assert units(model, min_num_params=12) == [(("0",), True), (("1",), True), (("2.0",), True)]
+
+
+def test_named_classes_are_units_and_one_that_is_absent_is_refused() -> None:
+    model = VectorClassifier()
+    assert units(model, transformer_layer_cls_to_wrap="Linear,LayerNorm") == [
+        (("inner",), True),
+        (("norm",), True),
+        (("head",), True),
+    ]
+    with pytest.raises(ValueError, match="did you mean 'LayerNorm'"):
+        units(model, transformer_layer_cls_to_wrap="LayerNorn")
+    assert units(model, auto_wrap_policy="NO_WRAP") == units(model) == []
+
+
+def test_parameters_of_ignored_modules_are_found_by_whole_names() -> None:
+    model = VectorClassifier()
+    assert ignored_parameters(model, "inner|norm") == {*model.inner.parameters(), *model.norm.parameters()}
+    with pytest.raises(ValueError, match="matches the whole name of no module"):
+        ignored_parameters(model, "inn")
+    with pytest.raises(ValueError, match="no regular expression"):
+        ignored_parameters(model, "(")
+
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+def keywords(device: torch.device = GPU, computes_in: Any = None, **config: Any) -> dict[str, Any]:
+    mesh: Any = "mesh"
+    return fully_shard_keywords(VectorClassifier(), plan_of(**config), mesh, device, computes_in)
+
+
+def test_the_plan_becomes_keywords_of_fully_shard() -> None:
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    plain = keywords()
+    assert plain["mesh"] == "mesh" and plain["reshard_after_forward"] is True and "ignored_params" not in plain
+    assert not isinstance(plain["offload_policy"], CPUOffloadPolicy) and plain["mp_policy"].param_dtype is None
+    assert keywords(reshard_after_forward=False)["reshard_after_forward"] is False
+    assert isinstance(keywords(cpu_offload=True)["offload_policy"], CPUOffloadPolicy)
+    # There is nothing to offload from.
+    assert not isinstance(keywords(CPU, cpu_offload=True)["offload_policy"], CPUOffloadPolicy)
+    assert len(keywords(ignored_modules="inner")["ignored_params"]) == 2
+
+
+def test_half_precision_becomes_a_policy_unless_one_is_given() -> None:
+    policy = keywords(computes_in=torch.bfloat16)["mp_policy"]
+    assert policy.param_dtype is policy.reduce_dtype is torch.bfloat16
+    # The loss is not rounded.
+    assert policy.output_dtype is None
+    given = {"param_dtype": "bf16", "reduce_dtype": "fp32", "cast_forward_inputs": False}
+    policy = keywords(computes_in=torch.float16, mixed_precision_policy=given)["mp_policy"]
+    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (torch.bfloat16, torch.float32, None)
+    assert policy.cast_forward_inputs is False
+
+
+@pytest.mark.parametrize("offloads", [False, True])
+def test_layers_compute_again_with_the_same_dropout(offloads: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    runs = 0
+
+    def count(*_: Any) -> None:
+        nonlocal runs
+        runs += 1
+
+    layer[0].register_forward_hook(count)
+    x = torch.ones(2, 4, requires_grad=True)
+    torch.manual_seed(1)
+    layer(x).sum().backward()
+    wanted, x.grad = x.grad, None
+    assert wanted is not None
+    plan = plan_of(activation_checkpointing=True, activation_checkpointing_offload=offloads, min_num_params=1)
+    recompute([layer], plan)
+    recompute([layer], plan)
+    torch.manual_seed(1)
+    layer(x).sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, wanted) and runs == 3
+    with torch.no_grad():
+        layer(x)
+    assert runs == 4
+
+
+def test_recomputing_needs_layers() -> None:
+    with pytest.raises(ValueError, match="no layer is wrapped"):
+        recompute(layers_of(VectorClassifier(), plan_of()), plan_of(activation_checkpointing=True))
+
+
+def test_an_optimizers_state_follows_its_parameters() -> None:
+    old, new = nn.Linear(2, 2), nn.Linear(2, 2)
+    stranger = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.AdamW([*old.parameters(), stranger])
+    (old(torch.ones(1, 2)).sum() + stranger.sum()).backward()
+    optimizer.step()
+    state = optimizer.state[old.weight]
+    exchange_parameters(
+        optimizer, {id(one): name for name, one in old.named_parameters()}, dict(new.named_parameters())
+    )
+    assert optimizer.param_groups[0]["params"][:2] == [new.weight, new.bias]
+    assert optimizer.param_groups[0]["params"][2] is stranger and stranger in optimizer.state
+    assert optimizer.state[new.weight] == state and old.weight not in optimizer.state

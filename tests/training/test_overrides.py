@@ -1,0 +1,348 @@
+"""Overrides that take less than today's calls give."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import functools
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from littrainer import Seq2SeqTrainer, Trainer
+from littrainer.training.overrides import CALLED_IN_TRANSFORMERS_4, NEVER_CALLED
+from tests.scenarios.models import VectorClassifier
+from tests.scenarios.trainers import StepwiseTrainer, quiet_trainer
+
+
+def losses_of(trainer: Trainer) -> list[Any]:
+    trainer.train()
+    return [entry.get("loss") for entry in trainer.state.log_history]
+
+
+LOGGING: dict[str, Any] = {"logging_strategy": "steps", "logging_steps": 1, "max_steps": 2}
+
+
+def test_the_first_form_of_compute_loss_trains_and_evaluates_with_what_the_model_returned(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning, match="First.compute_loss without return_outputs and num_items_in_batch"):
+
+        class First(Trainer):
+            def compute_loss(self, model: Any, inputs: Any) -> Any:  # type: ignore[override]
+                return model(**inputs)["loss"] * 2
+
+    class Today(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+            outputs = model(**inputs)
+            return (outputs["loss"] * 2, outputs) if return_outputs else outputs["loss"] * 2
+
+    first, today = (quiet_trainer(tmp_path / kind.__name__, kind=kind, **LOGGING) for kind in (First, Today))
+    assert losses_of(first) == losses_of(today)
+    ours, expected = (trainer.predict(trainer.eval_dataset) for trainer in (first, today))
+    assert (ours.predictions == expected.predictions).all()
+    assert ours.metrics is not None and expected.metrics is not None
+    assert ours.metrics["test_loss"] == expected.metrics["test_loss"]
+
+
+def test_a_first_form_that_calls_no_model_has_no_outputs(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning):
+
+        class Constant(Trainer):
+            def compute_loss(self, model: Any, inputs: Any) -> Any:  # type: ignore[override]
+                return sum(weight.sum() for weight in model.parameters())
+
+    trainer = quiet_trainer(tmp_path, kind=Constant)
+    assert trainer.compute_loss(trainer.model, {}, return_outputs=True)[1] == {}
+    assert not trainer.model._forward_hooks
+
+
+def test_a_method_that_is_set_on_the_instance_is_called_with_what_it_takes(tmp_path: Path) -> None:
+    def plain(self: Any, model: Any, inputs: Any, return_outputs: bool = False) -> Any:
+        outputs = model(**inputs)
+        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+    expected = losses_of(quiet_trainer(tmp_path / "expected", **LOGGING))
+    trainer: Any = quiet_trainer(tmp_path / "run", **LOGGING)
+    trainer.compute_loss = types.MethodType(plain, trainer)
+    with pytest.warns(FutureWarning, match="Trainer.compute_loss without num_items_in_batch"):
+        assert losses_of(trainer) == expected
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.evaluate()
+
+
+def of_an_earlier_release(self: Any, model: Any, inputs: Any, return_outputs: bool = False) -> Any:
+    outputs = model(**inputs)
+    return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+
+class Dividing(VectorClassifier):
+    """Takes num_items_in_batch, as language models do."""
+
+    def forward(self, x: Any, labels: Any = None, num_items_in_batch: Any = None) -> Any:
+        outputs = super().forward(x, labels)
+        if num_items_in_batch is not None:
+            outputs["loss"] = outputs["loss"] * len(x) / num_items_in_batch
+        return outputs
+
+
+def losses_of_the_dividing_model(folder: Path, kind: Any, method: Any = None) -> list[Any]:
+    torch.manual_seed(0)
+    given = {"gradient_accumulation_steps": 2, **LOGGING}
+    trainer: Any = quiet_trainer(folder / f"{id(kind)}", Dividing(), kind=kind, rows=16, **given)
+    if method is not None:
+        trainer.compute_loss = types.MethodType(method, trainer)
+    return losses_of(trainer)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("place", ["subclass", "instance"])
+def test_the_mean_that_such_a_method_returns_is_divided_by_the_micro_batches_of_the_window(
+    tmp_path: Path, place: str
+) -> None:
+    class Mean(Trainer):
+        loss_is_scaled_for_ga = False
+
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+            return of_an_earlier_release(self, model, inputs, return_outputs)
+
+    expected = losses_of_the_dividing_model(tmp_path, Mean)
+    if place == "instance":
+        assert losses_of_the_dividing_model(tmp_path, Trainer, of_an_earlier_release) == expected
+    else:
+        earlier = type("Earlier", (Trainer,), {"compute_loss": of_an_earlier_release})
+        assert losses_of_the_dividing_model(tmp_path, earlier) == expected
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_what_a_parent_in_an_earlier_spelling_returns_says_nothing_of_its_heirs_loss(tmp_path: Path) -> None:
+    earlier: Any = type("Earlier", (Trainer,), {"compute_loss": of_an_earlier_release})
+
+    class Today(earlier):
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return Trainer.compute_loss(self, *args, **kwargs)
+
+    assert losses_of_the_dividing_model(tmp_path, Today) == losses_of_the_dividing_model(tmp_path, Trainer)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_class_that_says_how_its_loss_is_scaled_is_believed(tmp_path: Path) -> None:
+    parent = type("Scaled", (Trainer,), {"loss_is_scaled_for_ga": True})
+    heir = type("Earlier", (parent,), {"compute_loss": of_an_earlier_release})
+    mean = type("Mean", (Trainer,), {"compute_loss": of_an_earlier_release})
+    scaled, divided = (losses_of_the_dividing_model(tmp_path, kind) for kind in (heir, mean))
+    assert scaled[0] == pytest.approx(2 * divided[0])
+    assert losses_of_the_dividing_model(tmp_path, parent, of_an_earlier_release) == scaled
+
+
+def line_of(told: Any) -> str:
+    assert told.filename == __file__
+    return Path(__file__).read_text("utf-8").splitlines()[told.lineno - 1].strip()
+
+
+def test_the_warning_points_to_the_class_statement_and_shows_what_to_write(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning) as told:
+
+        class Older(Trainer):
+            def compute_loss(self, model: Any, inputs: Any) -> Any:  # type: ignore[override]
+                return None
+
+        class OlderAbstract(Trainer, abc.ABC):
+            def log(self, logs: Any) -> None:  # type: ignore[override]
+                return None
+
+    assert [line_of(warning).partition("(")[0] for warning in told] == ["class Older", "class OlderAbstract"]
+    assert "write compute_loss(..., return_outputs=False, num_items_in_batch=None)" in str(told[0].message)
+
+
+def test_of_a_method_on_the_instance_the_warning_points_to_the_call_of_train(tmp_path: Path) -> None:
+    trainer: Any = quiet_trainer(tmp_path, **LOGGING)
+    trainer.compute_loss = types.MethodType(of_an_earlier_release, trainer)
+    with pytest.warns(FutureWarning) as told:
+        trainer.train()
+    assert line_of(told[0]) == "trainer.train()"
+
+
+def test_parameters_that_are_given_by_place_may_have_other_names() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+
+        class Renamed(Trainer):
+            def _get_train_sampler(self, dataset: Any = None) -> Any:
+                return None
+
+            def training_step(self, model: Any, inputs: Any, items: Any) -> Any:
+                return None
+
+            def log(self, *values: Any) -> None:
+                return None
+
+    with pytest.warns(FutureWarning, match="Older._get_train_sampler without train_dataset"):
+
+        class Older(Trainer):
+            def _get_train_sampler(self) -> Any:  # type: ignore[override]
+                return "sampler"
+
+    assert Older._get_train_sampler(object(), "data") == "sampler"
+    assert Renamed.log is not Trainer.log
+
+
+STEP = Trainer.training_step
+METHODS = ("training_step", "evaluate", "predict", "prediction_step", "log", "_wrap_model", "_run_epoch")
+
+
+def noting(called: list[str]) -> Any:
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        called.append("step")
+        return STEP(self, *args, **kwargs)
+
+    return step
+
+
+def in_a_subclass_with_wraps(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
+    return type("Mine", (Trainer,), {"training_step": functools.wraps(STEP)(noting(called))})
+
+
+def on_the_class_with_wraps(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
+    patch.setattr(Trainer, "training_step", functools.wraps(STEP)(noting(called)))
+    return Trainer
+
+
+def with_a_context_decorator(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
+    class Entered(contextlib.ContextDecorator):
+        def __enter__(self) -> None:
+            called.append("step")
+
+        def __exit__(self, *error: Any) -> None:
+            """Nothing is held."""
+
+    patch.setattr(Trainer, "training_step", Entered()(STEP))
+    return Trainer
+
+
+def with_a_mock(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
+    patch.setattr(Trainer, "training_step", mock.create_autospec(STEP, side_effect=noting(called)))
+    return Trainer
+
+
+def with_a_partial_method(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
+    patch.setattr(Trainer, "training_step", functools.partialmethod(noting(called)))
+    return Trainer
+
+
+def of_no_module(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
+    step = noting(called)
+    step.__module__ = None
+    return type("Mine", (Trainer,), {"training_step": step})
+
+
+def executed_without_a_module_name(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
+    names: dict[str, Any] = {"Trainer": Trainer, "note": noting(called)}
+    code = "class Mine(Trainer):\n def training_step(self, *args, **kwargs):\n  return note(self, *args, **kwargs)"
+    exec(code, names)
+    return names["Mine"]
+
+
+def of_a_mixin(called: list[str], patch: pytest.MonkeyPatch) -> type[Trainer]:
+    mixin = type("Mixin", (), {"training_step": functools.wraps(STEP)(noting(called))})
+    return type("Mixed", (mixin, Seq2SeqTrainer), {})
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        in_a_subclass_with_wraps,
+        on_the_class_with_wraps,
+        with_a_context_decorator,
+        with_a_mock,
+        with_a_partial_method,
+        of_no_module,
+        executed_without_a_module_name,
+        of_a_mixin,
+    ],
+)
+def test_a_training_step_is_called_however_it_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Callable[..., type[Trainer]]
+) -> None:
+    called: list[str] = []
+    trainer = quiet_trainer(tmp_path, kind=made(called, monkeypatch), max_steps=2)
+    trainer.train()
+    assert called == ["step"] * 2
+
+
+@pytest.mark.parametrize("kind", [Trainer, Seq2SeqTrainer, type("Plain", (Seq2SeqTrainer,), {"log": Trainer.log})])
+def test_what_the_package_has_is_no_override(tmp_path: Path, kind: type[Trainer]) -> None:
+    assert quiet_trainer(tmp_path, kind=kind)._own_methods(*METHODS) == []
+
+
+def test_what_a_subclass_or_an_instance_has_is_named_in_the_order_asked_for(tmp_path: Path) -> None:
+    trainer: Any = quiet_trainer(tmp_path, kind=StepwiseTrainer)
+    trainer.log = types.MethodType(Trainer.log, trainer)
+    assert trainer._own_methods(*METHODS) == ["training_step", "log"]
+
+
+def test_a_method_put_back_on_the_class_is_ours_again(tmp_path: Path) -> None:
+    with mock.patch.object(Trainer, "training_step", noting([])):
+        assert quiet_trainer(tmp_path).overrides_training_step()
+    assert not quiet_trainer(tmp_path).overrides_training_step()
+
+
+def test_one_that_is_never_called_is_refused_though_it_wraps_a_method_of_ours(tmp_path: Path) -> None:
+    override = functools.wraps(Trainer.train)(noting([]))
+    with pytest.raises(NotImplementedError, match="_run_epoch"):
+        quiet_trainer(tmp_path, kind=type("Mine", (Trainer,), {"_run_epoch": override}))
+
+
+def nothing(self: Any, *args: Any, **kwargs: Any) -> None:
+    """An override that does nothing."""
+
+
+def test_overrides_that_are_never_called_are_one_error_at_construction_that_names_them_all(tmp_path: Path) -> None:
+    subclass = type("Mine", (Trainer,), dict.fromkeys(("_run_epoch", "_prepare_for_training"), nothing))
+    with pytest.raises(NotImplementedError, match="Mine overrides what littrainer never calls") as caught:
+        quiet_trainer(tmp_path, kind=subclass)
+    for name in ("_run_epoch", "_prepare_for_training"):
+        assert f"{name} ({NEVER_CALLED[name]})" in str(caught.value)
+
+
+def test_a_mixin_beside_the_trainer_counts_too(tmp_path: Path) -> None:
+    mixin = type("Mixin", (), {"_build_accelerator_args": nothing})
+    with pytest.raises(NotImplementedError, match="_build_accelerator_args"):
+        quiet_trainer(tmp_path, kind=type("Mixed", (mixin, Trainer), {}))
+
+
+def test_one_that_is_set_on_the_class_of_all_trainers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, "_run_epoch", nothing, raising=False)
+    with pytest.raises(NotImplementedError, match="_run_epoch"):
+        quiet_trainer(tmp_path)
+
+
+def test_one_that_is_set_on_a_trainer_is_refused_when_it_trains(tmp_path: Path) -> None:
+    trainer: Any = quiet_trainer(tmp_path)
+    trainer._run_epoch = types.MethodType(nothing, trainer)
+    with pytest.raises(NotImplementedError, match="_run_epoch"):
+        trainer.train()
+
+
+def test_no_method_that_is_refused_is_there_to_be_called() -> None:
+    assert [name for name in NEVER_CALLED if hasattr(Trainer, name)] == []
+
+
+@pytest.mark.parametrize("name", sorted(CALLED_IN_TRANSFORMERS_4))
+def test_an_override_that_only_transformers_4_calls_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    quiet_trainer(tmp_path, kind=type("ForBoth", (Trainer,), {name: nothing}))
+    assert f"ForBoth overrides methods that only transformers 4 calls: {name}" in caplog.text
+
+
+def test_a_trainer_without_such_methods_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    quiet_trainer(tmp_path, kind=type("Plain", (Trainer,), {"compute_loss": Trainer.compute_loss}))
+    assert caplog.text == ""
