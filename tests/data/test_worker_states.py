@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 import random
 from typing import Any
 
@@ -23,12 +22,6 @@ from tests.data.test_loaders import Numbers
 
 def drawing(samples: list[Any]) -> list[Any]:
     return [*samples, random.random(), torch.rand(1).item()]
-
-
-def test_a_report_survives_the_way_from_the_worker() -> None:
-    states = host_states()
-    received = pickle.loads(pickle.dumps(Report(1, states, is_padding=False)))
-    assert received.worker == 1 and not drawn_from(states, received.states)
 
 
 def test_generators_are_reported_first_and_then_where_they_were_drawn_from() -> None:
@@ -67,13 +60,6 @@ def draw_and_read() -> Any:
 def test_other_pairs_than_reports_are_batches() -> None:
     pairs: list[Any] = [("x", "y"), [1, 2]]
     assert list(without_reports(iter(pairs))) == pairs
-
-
-def test_a_loader_has_its_own_collator_again_after_its_workers_were_started() -> None:
-    loader = DataLoader(Numbers(2), collate_fn=drawing, worker_init_fn=print)
-    with reporting_workers(loader, {0: host_states()}):
-        assert loader.collate_fn is not drawing and loader.worker_init_fn is not print
-    assert loader.collate_fn is drawing and loader.worker_init_fn is print
 
 
 def test_a_worker_goes_on_from_the_states_it_is_given() -> None:

@@ -71,24 +71,6 @@ def test_a_signal_to_all_processes_saves_though_the_workers_get_it_too(tmp_path:
     assert step < 9 and damage_in(tmp_path / f"checkpoint-{step}") == []
 
 
-ENDS = """
-import os, signal
-from littrainer.data.workers import WorkerStart
-
-class Last:
-    def __del__(self, kill=os.kill, own=os.getpid()):
-        for number in (signal.SIGTERM, signal.SIGINT):
-            kill(own, number)
-
-last = Last()
-WorkerStart(None, [signal.SIGTERM])(0)
-"""
-
-
-def test_a_worker_that_was_spawned_outlives_signals_until_its_very_end() -> None:
-    assert subprocess.run([sys.executable, "-c", ENDS], check=False).returncode == 0
-
-
 class OwnLoader(DataLoader):
     """A loader of a class of the script's own."""
 

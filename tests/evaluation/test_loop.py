@@ -95,15 +95,6 @@ def test_several_datasets_are_named_in_their_metrics(tmp_path: Path) -> None:
     assert given["eval_again_loss"] == metrics["eval_near_loss"]
 
 
-def test_the_loss_weighs_a_shorter_last_batch_by_its_samples(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path)
-    rows = vector_rows(7, seed=1)
-    inputs = torch.stack([row["x"] for row in rows]), torch.tensor([row["labels"] for row in rows])
-    with torch.no_grad():
-        whole = trainer.model(*inputs)["loss"].item()
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(whole, rel=1e-6)
-
-
 class LossesOf(VectorClassifier):
     """Its loss at each batch is the next of a list."""
 
