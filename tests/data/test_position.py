@@ -146,7 +146,7 @@ def test_a_shortened_loader_keeps_how_its_batches_are_made_and_what_epoch_they_a
     )
     shorter = without_first_batches(loader, 1)
     assert (shorter.collate_fn, shorter.num_workers, shorter.prefetch_factor) == (tuple, 1, 4)
-    assert shorter.samples_in_last_batch(None) == 1
+    assert shorter.samples_in_last_batch() == 1
     shorter.set_epoch(6)
     assert loader.sampler.epoch == 6
 

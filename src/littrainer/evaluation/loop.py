@@ -184,7 +184,7 @@ class EvaluationPass:
         self.examples_seen += first_dimension(inputs) or 0
         ends_here = isinstance(self.dataloader, LookaheadLoader) and self.dataloader.end_of_dataloader
         # Further rows that a last batch has only fill it up; `gather_for_metrics` leaves them out.
-        rows = self.dataloader.samples_in_last_batch(inputs) if ends_here else None
+        rows = self.dataloader.samples_in_last_batch() if ends_here else None
         is_last = ends_here or self.batches_done + 1 == self.limit_of_batches
         trainer.accelerator.samples_in_last_batch = rows
         own = self._predicted(inputs)
