@@ -19,10 +19,13 @@ from littrainer import session
 from littrainer.arguments.deepspeed import asks_for_deepspeed, settle_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.callbacks.handler import restore_callbacks
-from littrainer.checkpoint import reader, storage, writer
+from littrainer.checkpoint import reader, writer
 from littrainer.checkpoint.atomic_write import rotate_checkpoints
 from littrainer.checkpoint.distributed_save import leads
-from littrainer.checkpoint.weights import log_names_that_differ
+from littrainer.checkpoint.layout import SCALER_NAME, SCHEDULER_NAME
+from littrainer.checkpoint.random_state import capture_random_states, random_state_name
+from littrainer.checkpoint.storage import Trained, WholeStorage, storage_of
+from littrainer.checkpoint.weights import asked_shard_size, log_names_that_differ
 from littrainer.compat.accelerator import AcceleratorFacade
 from littrainer.data.collators import RemoveColumnsCollator
 from littrainer.data.columns import DroppedColumns, accepted_columns, check_has_names, without_extra_columns
@@ -32,11 +35,10 @@ from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_tha
 from littrainer.engine import run_lightning
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
-from littrainer.hub import pushing
+from littrainer.hub.push_to_hub import finish_pushes, push_save
 from littrainer.model.traversal import move_to, parameters_of, train_all
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
 from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
-from littrainer.search import reporting
 from littrainer.search import trial as search_trial
 from littrainer.strategies.model_wrapping import is_own_wrapping, wrapped_model
 from littrainer.training import log_eval_save, loss
@@ -53,11 +55,6 @@ logger = logging.getLogger(__name__)
 class OverridePoints:
     """What a Trainer does between its documented methods; `Trainer` derives from it."""
 
-    optimizer: Any
-    lr_scheduler: Any
-    _created_lr_scheduler: bool
-    # Whether a Lightning callback drives the learning rate by a schedule of its own.
-    schedule_is_replaced: bool = False
     is_deepspeed_enabled: bool
     is_fsdp_enabled: bool
     # Names of what forward takes, and of labels; None until a dataset is first trimmed to them.
@@ -218,10 +215,10 @@ class OverridePoints:
         return self.training_run.finish(num_train_samples, start_time)
 
     def _push_from_checkpoint(self: Any, checkpoint_folder: str) -> None:
-        pushing.push_save(self, checkpoint_folder)
+        push_save(self, checkpoint_folder)
 
     def _finish_current_push(self: Any) -> None:
-        pushing.finish_pushes(self)
+        finish_pushes(self.push_in_progress)
 
     def _wrap_model(self: Any, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         if self.is_deepspeed_enabled and not training:
@@ -371,10 +368,38 @@ class OverridePoints:
     # ---- Saving and loading ------------------------------------------------------------------------------------------
 
     def _save(self: Any, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        writer.write_model(self, self.args.output_dir if output_dir is None else output_dir, state_dict)
+        folder = self.args.output_dir if output_dir is None else output_dir
+        plugins = {**(self.args.lightning or {}), **self.lightning_keywords}.get("plugins")
+        writer.write_model(self.model, folder, state_dict, asked_shard_size(plugins))
+        writer.write_companions(folder, self.args, self._written_processing_class())
+
+    def _written_processing_class(self: Any) -> Any:
+        return self.processing_class or getattr(self.data_collator, "tokenizer", None)
 
     def _get_output_dir(self: Any, trial: Any) -> str:
-        return reporting.output_dir_of(self, trial)
+        return search_trial.output_dir_of(self, trial)
+
+    def _storage(self: Any) -> WholeStorage:
+        """How checkpoints hold weights and the optimizer's state, as the strategy stands at this moment."""
+        return storage_of(
+            Trained(
+                self.args,
+                self.model,
+                self.optimizer,
+                self.model_wrapped,
+                self.deepspeed,
+                self._written_processing_class(),
+                self._save,
+                self._issue_warnings_after_load,
+            )
+        )
+
+    def _saved_training(self: Any, run_dir: str | None = None) -> writer.SavedTraining:
+        """What a checkpoint among those of a folder is written of; by default the folder of this training."""
+        run_dir = self._get_output_dir(trial=self._trial) if run_dir is None else run_dir
+        callbacks = [*self.callback_handler.callbacks, self.control]
+        record = None if self.training_run is None else self.training_run.resume_record
+        return writer.SavedTraining(self, self.args, self.state, run_dir, callbacks, record)
 
     def _save_checkpoint(self: Any, model: nn.Module, trial: Any) -> None:
         if self.background_saves is not None:
@@ -382,39 +407,44 @@ class OverridePoints:
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
         run_dir = self._get_output_dir(trial=trial)
-        written = writer.write_checkpoint(self, run_dir)
+        training = self._saved_training(run_dir)
+        writer.note_best_checkpoint(training)
+        written = writer.write_checkpoint(training)
         if self.args.push_to_hub:
             self._push_from_checkpoint(written)
-        if leads(self, run_dir):
+        if leads(self.args, run_dir):
+            self._written_checkpoint = written
             limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
             rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=written, in_background=True)
 
     def _save_optimizer_and_scheduler(self: Any, output_dir: str) -> None:
-        storage.storage_of(self).save_optimizer(self, Path(output_dir), self._open_seal)
-        writer.write_files(writer.schedule(self), Path(output_dir), self._open_seal)
+        self._storage().save_optimizer(Path(output_dir))
+        if self.args.should_save and not getattr(self.lr_scheduler, "is_kept_by_engine", False):
+            writer.write_files({SCHEDULER_NAME: self.lr_scheduler.state_dict()}, Path(output_dir))
 
     def _save_scaler(self: Any, output_dir: str) -> None:
-        writer.write_files(writer.loss_scaling(self), Path(output_dir), self._open_seal)
+        if self.args.should_save and self.accelerator.scaler is not None:
+            writer.write_files({SCALER_NAME: self.accelerator.scaler.state_dict()}, Path(output_dir))
 
     def _save_rng_state(self: Any, output_dir: str) -> None:
-        writer.write_files(writer.random_states(self), Path(output_dir), self._open_seal)
+        writer.write_files({random_state_name(self.args): capture_random_states()}, Path(output_dir))
 
     def _load_from_checkpoint(self: Any, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        folder, given = Path(resume_from_checkpoint), self.model if model is None else model
         logger.info(f"Loading model from {resume_from_checkpoint}.")
-        storage.storage_of(self).load_model(self, given, folder, to_resume=True, tell=self._issue_warnings_after_load)
+        given = self.model if model is None else model
+        self._storage().load_model(given, Path(resume_from_checkpoint), to_resume=True)
 
     def _issue_warnings_after_load(self: Any, load_result: Any) -> None:
         log_names_that_differ(load_result)
 
     def _load_optimizer_and_scheduler(self: Any, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            storage.storage_of(self).load_optimizer(self, Path(checkpoint))
-            reader.load_schedule(self, Path(checkpoint))
+            self._storage().load_optimizer(Path(checkpoint))
+            reader.load_schedule(self.lr_scheduler, len(self.optimizer.param_groups), Path(checkpoint))
 
     def _load_scaler(self: Any, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            reader.load_scaler(self, Path(checkpoint))
+            reader.load_scaler(self.accelerator.scaler, Path(checkpoint))
 
     def _load_rng_state(self: Any, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -429,9 +459,9 @@ class OverridePoints:
         assert self.state.best_model_checkpoint is not None
         logger.info(f"Loading best model from {self.state.best_model_checkpoint} (score: {self.state.best_metric}).")
         folder = Path(self.state.best_model_checkpoint)
-        held = storage.storage_of(self)
+        held = self._storage()
         if held.holds_weights(folder):
-            held.load_model(self, self.model, folder, to_resume=False, tell=self._issue_warnings_after_load)
+            held.load_model(self.model, folder, to_resume=False)
         else:
             logger.warning(
                 "The best model, %s, has no weights to load: the model keeps those of the last step.", folder
@@ -446,7 +476,10 @@ class OverridePoints:
         search_trial.set_up_trial(self, trial)
 
     def _report_to_hp_search(self: Any, trial: Any, step: int, metrics: dict[str, float]) -> None:
-        reporting.report(self, trial, step, metrics)
+        search_trial.report(self, trial, step, metrics)
 
     def _tune_save_checkpoint(self: Any, checkpoint_dir: str) -> None:
-        writer.write_checkpoint_to_go_on(self, checkpoint_dir)
+        # What is best so far is left as it stands among the training's own checkpoints.
+        self.store_flos()
+        training = self._saved_training(checkpoint_dir)
+        writer.write_checkpoint(training, is_complete=True)

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 import transformers
 
 from littrainer import Seq2SeqTrainingArguments, TrainingArguments
 from littrainer.checkpoint.arguments_file import NAMES_IN_TRANSFORMERS, write_arguments
+from littrainer.redirection.names import REPLACED
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 SECRET = "hf_not_to_be_written"
@@ -54,14 +55,9 @@ def test_the_file_opens_in_transformers_where_littrainer_is_not_installed(tmp_pa
     assert (done.returncode, done.stdout.strip()) == (0, "read True"), done.stderr
 
 
-# EvaluationStrategy is what transformers 4 called a class whose instances no argument holds any more.
-@pytest.mark.parametrize(
-    "ours", [one for one, (_, name) in NAMES_IN_TRANSFORMERS.items() if name != "EvaluationStrategy"]
-)
-def test_transformers_has_each_class_under_the_name_that_is_written(ours: str) -> None:
-    module, name = NAMES_IN_TRANSFORMERS[ours]
-    __import__(module)
-    assert hasattr(sys.modules[module], name)
+def test_classes_are_written_under_the_names_by_which_transformers_and_its_redirection_have_them() -> None:
+    for ours, (module, name) in NAMES_IN_TRANSFORMERS.items():
+        assert REPLACED[module][name] == ours and hasattr(importlib.import_module(module), name)
 
 
 def test_saved_arguments_are_those_of_the_training(tmp_path: Path) -> None:

@@ -16,10 +16,12 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.checkpoint import async_save
+from littrainer.checkpoint import async_save, writer
 from littrainer.checkpoint.async_save import BackgroundSaveError, HostCopies
+from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.verification import damage_in, get_last_checkpoint
 from littrainer.checkpoint.weights import read_weights
+from littrainer.checkpoint.writer import CheckpointFiles
 from tests.scenarios.models import NoisyClassifier
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_trainer
@@ -33,14 +35,14 @@ class Gate:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
         self.threads: list[threading.Thread] = []
-        original = async_save.write_weights
+        original = writer.write_weights
 
         def write(*arguments: Any, **keywords: Any) -> None:
             self.threads.append(threading.current_thread())
             assert self.opened.wait(LONGEST_WAIT_SECONDS)
             original(*arguments, **keywords)
 
-        monkeypatch.setattr(async_save, "write_weights", write)
+        monkeypatch.setattr(writer, "write_weights", write)
 
 
 @pytest.fixture
@@ -141,14 +143,14 @@ def test_older_checkpoints_are_deleted_when_the_new_one_is_complete(tmp_path: Pa
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    original = async_save.write_states
+    original = CheckpointFiles.write
 
-    def write(states: Any, folder: Path, seal: Any = None) -> None:
-        if folder.name == f"checkpoint-{step}":
+    def write(files: CheckpointFiles) -> None:
+        if files.folder.name == f"checkpoint-{step}":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        original(states, folder, seal)
+        original(files)
 
-    monkeypatch.setattr(async_save, "write_states", write)
+    monkeypatch.setattr(CheckpointFiles, "write", write)
 
 
 def test_a_failed_write_is_an_error_at_a_later_step_that_names_checkpoint_and_cause(
@@ -241,7 +243,7 @@ def test_ctrl_c_while_a_save_waits_for_the_one_before_leaves_nothing_on_its_way(
 
     with pytest.raises(KeyboardInterrupt):
         make(tmp_path, Interrupting()).train()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", RUN_RECORD_NAME]
 
 
 def test_a_signal_to_stop_waits_for_the_checkpoint_on_its_way_and_for_its_own(tmp_path: Path, gate: Gate) -> None:

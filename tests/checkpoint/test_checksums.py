@@ -52,10 +52,6 @@ def test_a_manifest_lists_files_in_subfolders_and_neither_links_nor_itself(tmp_p
     assert [*files_in(tmp_path)] == ["a", "adapter/weights"]
 
 
-def test_a_folder_without_a_manifest_has_none(tmp_path: Path) -> None:
-    assert read_manifest(tmp_path) is None
-
-
 def test_every_flipped_bit_of_a_manifest_is_found_or_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content")
     write_manifest(tmp_path, sequence=3)
@@ -108,18 +104,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def sealed(folder: Path) -> dict[str, checksums.Stamp]:
+def sealed(folder: Path) -> None:
     seal = Seal(folder)
-    stamps = seal.complete(sequence=4)
+    seal.complete(sequence=4)
     seal.close()
-    return stamps
-
-
-def test_every_file_of_a_folder_is_in_its_manifest(folder: Path) -> None:
-    sealed(folder)
-    manifest = read_manifest(folder)
-    assert manifest is not None and manifest.sequence == 4
-    assert manifest.files == {name: file_record(folder / name) for name in ("a", "below/b")}
 
 
 def test_files_written_again_after_they_were_added_are_summed_up_again(folder: Path) -> None:
@@ -131,14 +119,6 @@ def test_files_written_again_after_they_were_added_are_summed_up_again(folder: P
     seal.close()
     assert damage_in(folder) == []
     assert set(read_manifest(folder).files) == {"a"}  # type: ignore[union-attr]
-
-
-def test_a_known_sum_is_taken_as_it_is(folder: Path) -> None:
-    seal = Seal(folder)
-    seal.add(folder / "a", FileRecord(3, 99))
-    seal.complete()
-    seal.close()
-    assert read_manifest(folder).files["a"] == FileRecord(3, 99)  # type: ignore[union-attr]
 
 
 def test_all_files_and_folders_are_brought_onto_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,21 +157,24 @@ def test_a_file_system_that_cannot_wait_for_the_disk_is_no_error(folder: Path, m
 
 
 def test_what_a_users_code_does_to_the_files_afterwards_is_no_damage(folder: Path) -> None:
-    stamps = sealed(folder)
-    (folder / "a").write_text("changed by a callback")
+    sealed(folder)
+    written = os.stat(folder / "a")
+    (folder / "a").write_text("six")
+    # As a copy with the times of the original leaves it.
+    os.utime(folder / "a", ns=(written.st_atime_ns, written.st_mtime_ns))
     (folder / "added").touch()
     os.remove(folder / "below" / "b")
-    assert damage_in(folder) != []
-    stamps = note_changes(folder, stamps)
-    assert damage_in(folder) == [] and set(stamps) == {"a", "added"}
+    note_changes(folder)
+    assert damage_in(folder) == []
     manifest = read_manifest(folder)
-    assert manifest is not None and set(manifest.files) == {"a", "added"} and manifest.sequence == 4
+    assert manifest is not None and manifest.sequence == 4
+    assert manifest.files == {name: file_record(folder / name) for name in ("a", "added")}
 
 
 def test_a_folder_that_was_not_touched_keeps_its_manifest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stamps = sealed(folder)
+    sealed(folder)
     monkeypatch.setattr(checksums, "write_manifest", lambda *_: pytest.fail("written again"))
-    assert note_changes(folder, stamps) == stamps
+    note_changes(folder)
 
 
 LARGE = 1 << 18
@@ -213,13 +196,6 @@ def test_the_bytes_are_those_that_torch_writes_itself(tmp_path: Path) -> None:
     torch.save(value, tmp_path / "theirs")
     # The folder in the archive has the file's name where torch knows it.
     assert (tmp_path / "file").stat().st_size == pytest.approx((tmp_path / "theirs").stat().st_size, abs=200)
-
-
-def test_pieces_of_any_kind_are_written(tmp_path: Path) -> None:
-    with SummingFile(tmp_path / "file") as file:
-        assert file.write(b"ab") == 2
-        assert file.write(memoryview(torch.arange(LARGE).numpy().tobytes())) == LARGE * 8
-    assert file.record == file_record(tmp_path / "file")
 
 
 @pytest.mark.parametrize("size", [1, LARGE])

@@ -249,19 +249,6 @@ def test_storage_options_are_refused(tmp_path: Path) -> None:
         TransformersCheckpointIO(VectorClassifier()).save_checkpoint({"state_dict": {}}, tmp_path, storage_options={})
 
 
-def test_a_failed_save_leaves_the_earlier_folder(tmp_path: Path) -> None:
-    saved(tmp_path / "a")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}
-
-    class Tokenizer:
-        def save_pretrained(self, folder: Path) -> None:
-            raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        saved(tmp_path / "a", io=TransformersCheckpointIO(VectorClassifier(), Tokenizer()))
-    assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == before
-
-
 def test_a_damaged_folder_is_refused_with_the_name_of_the_file(tmp_path: Path) -> None:
     saved(tmp_path / "a")
     content = (tmp_path / "a" / "lightning_state.pt").read_bytes()

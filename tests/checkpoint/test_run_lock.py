@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from littrainer.checkpoint import run_lock
+from littrainer.checkpoint.layout import RUN_RECORD_NAME
 from littrainer.checkpoint.run_lock import CLAIM_NAME, claimed, is_claimed
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_trainer
@@ -52,7 +53,7 @@ def test_another_live_run_is_refused_and_a_dead_one_is_not(tmp_path: Path, other
     assert (tmp_path / CLAIM_NAME).exists()
     trainer = quiet_trainer(tmp_path, max_steps=1, save_strategy="steps")
     trainer.train()
-    assert os.listdir(tmp_path) == ["checkpoint-1"], "what the dead run left is gone"
+    assert set(os.listdir(tmp_path)) == {"checkpoint-1", RUN_RECORD_NAME}, "what the dead run left is gone"
 
 
 def test_whether_a_claim_is_held_can_be_told_without_taking_it(
@@ -209,6 +210,6 @@ def test_the_claim_ends_with_the_training_also_when_it_fails(tmp_path: Path) -> 
     trainer = quiet_trainer(tmp_path, max_steps=2, save_strategy="steps", save_steps=1)
     with pytest.raises(ValueError, match="no intact"):
         trainer.train(resume_from_checkpoint=True)
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == [RUN_RECORD_NAME]
     trainer.train()
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint-1", "checkpoint-2"]
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint-1", "checkpoint-2", RUN_RECORD_NAME]

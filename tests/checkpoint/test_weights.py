@@ -19,7 +19,6 @@ from littrainer.checkpoint.weights import (
     carries_adapters,
     load_weights,
     read_weights,
-    tied_names,
     write_weights,
 )
 from tests.checkpoint.malicious import Creates
@@ -139,13 +138,6 @@ def test_tied_layers_are_stored_once_from_copied_weights_too(tmp_path: Path) -> 
     model = TiedClassifier()
     write_weights(model, tmp_path, weights_of(model))
     assert "also_head.weight" not in load_file(tmp_path / "model.safetensors")
-
-
-def test_names_of_one_tensor_are_found() -> None:
-    assert tied_names(TiedClassifier().state_dict()) == {
-        "head.weight": ["also_head.weight"],
-        "head.bias": ["also_head.bias"],
-    }
 
 
 def test_tied_layers_are_read_under_either_name(tmp_path: Path) -> None:
@@ -604,7 +596,7 @@ def test_an_adapter_that_a_model_of_transformers_carries_comes_back(tmp_path: Pa
 
 def test_a_carried_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     write_weights(carrying(tiny_bert_tagger(num_hidden_layers=2)), tmp_path)
-    with pytest.raises(RuntimeError, match=r"weights for .*layer\.1.*, which the model does not have"):
+    with pytest.raises(RuntimeError, match=r"the model does not have .*layer\.1"):
         load_weights(carrying(tiny_bert_tagger()), tmp_path, to_resume=True)
 
 
@@ -612,7 +604,8 @@ def test_an_adapter_of_another_rank_is_refused_with_names_and_shapes(tmp_path: P
     adapter = peft.LoraConfig(r=3, target_modules=["query"], modules_to_save=["classifier"], task_type="TOKEN_CLS")
     write_weights(peft.get_peft_model(tiny_bert_tagger(), adapter), tmp_path)
     with pytest.raises(
-        RuntimeError, match=r"adapter 'default': .*lora_A\.weight has shape \(3, 16\), the model's \(2, 16\)"
+        RuntimeError,
+        match=r"adapter 'default': .*lora_A\.weight is \(3, 16\) in the checkpoint and \(2, 16\)",
     ):
         load_weights(tiny_lora_tagger(), tmp_path, to_resume=True)
 
@@ -643,15 +636,6 @@ def test_a_trained_adapter_that_the_checkpoint_does_not_have_is_named(tmp_path: 
 def test_a_folder_without_an_adapter_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"No adapter in .*adapter_model\.safetensors or adapter_model\.bin"):
         load_weights(tiny_lora_tagger(), tmp_path, to_resume=True)
-
-
-def test_a_pickled_adapter_cannot_run_code(tmp_path: Path) -> None:
-    write_weights(tiny_lora_tagger(), tmp_path)
-    (tmp_path / "adapter_model.safetensors").unlink()
-    torch.save({"a": Creates(tmp_path / "was-run")}, tmp_path / "adapter_model.bin")
-    with pytest.raises(ValueError, match=r"adapter_model\.bin is refused"):
-        load_weights(tiny_lora_tagger(), tmp_path, to_resume=True)
-    assert not (tmp_path / "was-run").exists()
 
 
 def test_a_checkpoint_of_an_adapter_is_refused_for_a_model_without_one(tmp_path: Path) -> None:

@@ -8,15 +8,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from torch import nn
 
 from littrainer import Trainer
 from littrainer.checkpoint import atomic_write
 from littrainer.checkpoint.checksums import read_manifest
 from littrainer.checkpoint.verification import damage_in
-from tests.scenarios.collators import pad_tokens
-from tests.scenarios.data import Rows, tiny_tokenizer, token_rows
-from tests.scenarios.models import tiny_bert_classifier, tiny_gpt2
+from tests.scenarios.data import tiny_tokenizer
+from tests.scenarios.models import tiny_bert_classifier
 from tests.scenarios.trainers import quiet_trainer
 
 SECRET = "hf_not_to_be_written"
@@ -86,12 +84,6 @@ def test_weights_given_are_written_in_the_place_of_the_models(tmp_path: Path) ->
     assert all(not tensor.any() for tensor in load_file(tmp_path / "zeros" / "model.safetensors").values())
 
 
-def test_shared_weights_of_a_pretrained_model_are_saved(tmp_path: Path) -> None:
-    quiet_trainer(tmp_path, tiny_gpt2()).save_model()
-    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path)
-    assert loaded.lm_head.weight is loaded.transformer.wte.weight
-
-
 def test_a_trainer_that_is_not_to_save_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = quiet_trainer(tmp_path)
     monkeypatch.setattr(type(trainer.args), "should_save", property(lambda _: False))
@@ -109,27 +101,6 @@ def test_an_overridden_save_writes_each_checkpoints_model(tmp_path: Path) -> Non
     assert "own" in names_in(tmp_path / "checkpoint-1") and "model.safetensors" not in names_in(
         tmp_path / "checkpoint-1"
     )
-
-
-def test_buffers_and_frozen_weights_are_saved_too(tmp_path: Path) -> None:
-    model = nn.BatchNorm1d(6).requires_grad_(False)
-    quiet_trainer(tmp_path, model).save_model()
-    assert set(load_file(tmp_path / "model.safetensors")) == set(model.state_dict())
-
-
-def test_a_saved_classifier_predicts_what_the_trained_one_does(tmp_path: Path) -> None:
-    trainer = quiet_trainer(
-        tmp_path,
-        tiny_bert_classifier(),
-        given={"data_collator": pad_tokens, "train_dataset": Rows(token_rows(8))},
-        max_steps=2,
-    )
-    trainer.train()
-    trainer.save_model()
-    loaded = transformers.BertForSequenceClassification.from_pretrained(tmp_path).eval()
-    inputs = pad_tokens(token_rows(3, seed=2))
-    with torch.no_grad():
-        assert torch.equal(loaded(**inputs).logits, trainer.model.eval()(**inputs).logits)
 
 
 EVERY_STEP: dict[str, Any] = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
@@ -203,13 +174,3 @@ def test_the_best_checkpoint_is_noted_though_it_takes_its_place_later(tmp_path: 
     assert trainer.state.best_model_checkpoint == str(best) and best.is_dir()
     state = json.loads((best / "trainer_state.json").read_text())
     assert state["best_model_checkpoint"] == str(best)
-
-
-def test_saving_the_same_step_again_leaves_one_whole_checkpoint(tmp_path: Path) -> None:
-    for rate in (0.01, 0.5):
-        trainer = quiet_trainer(tmp_path, learning_rate=rate, **EVERY_STEP)
-        trainer.train()
-    assert damage_in(tmp_path / "checkpoint-2") == []
-    saved = load_file(tmp_path / "checkpoint-2" / "model.safetensors")
-    assert torch.equal(saved["head.weight"], trainer.model.head.weight)
-    assert sorted(path.name for path in tmp_path.glob("checkpoint*")) == ["checkpoint-1", "checkpoint-2"]

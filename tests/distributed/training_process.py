@@ -26,7 +26,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.checkpoint import async_save
+from littrainer.checkpoint import writer
 from littrainer.checkpoint.weights import write_weights
 from littrainer.training import batch_size_search
 from tests.scenarios.models import NoisyClassifier, PartlyTrainedClassifier, VectorClassifier
@@ -186,7 +186,7 @@ def collectives_of_a_step(folder: Path) -> Any:
             )
             with (
                 notes.noting(),
-                mock.patch.object(async_save, "write_weights", writes.write),
+                mock.patch.object(writer, "write_weights", writes.write),
                 mock.patch.object(batch_size_search, "STEPS_AGREED_ON", 1),
             ):
                 trainer.train()

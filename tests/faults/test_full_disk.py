@@ -46,7 +46,7 @@ def fill_disk_at(
 
 def with_torch(only: str) -> Callable[[pytest.MonkeyPatch, int], None]:
     return lambda patch, step: fill_disk_at(
-        patch, step, SummingFile, "_write", lambda file, _: file._file.name, only=only
+        patch, step, SummingFile, "write", lambda file, _: file._file.name, only=only
     )
 
 

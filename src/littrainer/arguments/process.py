@@ -251,7 +251,7 @@ class ProcessFacts(ArgumentFields):
 
     def __getstate__(self) -> dict[str, Any]:
         # They belong to the process that found them.
-        own = ("_device", "_distributed_state", "_layout_of_model")
+        own = ("_device", "_distributed_state", "_layout_of_model", "_checkpoint_places")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,7 @@ SEPARATORS = re.compile(r"[^a-z0-9]+")
 SIGN_IN = re.compile(r"://[^\s/?#@:]*:[^\s/?#]*@|(?<=http)(s?)://[^\s/?#@:]+@", re.IGNORECASE)
 
 
+@functools.cache
 def holds_a_secret(name: str) -> bool:
     """Whether the argument of this name holds an access token, a key or a password."""
     plain = SEPARATORS.sub("_", WORD_BEGINS.sub("_", name).lower())
@@ -57,18 +59,19 @@ def without_secrets(value: Any, mask: Callable[[str], Any] = masked) -> Any:
         text = SIGN_IN.sub(r"\1://", value) if "://" in value else value
         return value if text == value else text
     if isinstance(value, dict):
-        shown = {key: _entry_without_secrets(key, item, mask) for key, item in value.items()}
-        return value if all(shown[key] is item for key, item in value.items()) else shown
+        changed = {}
+        for key, item in value.items():
+            # A switch, such as `token=True` for the one that is stored, tells nothing.
+            if item is None or isinstance(item, bool) or item == "":
+                continue
+            if isinstance(key, str) and holds_a_secret(key):
+                changed[key] = mask(key)
+            elif isinstance(item, (str, dict, list, tuple)) and (shown := without_secrets(item, mask)) is not item:
+                changed[key] = shown
+        return {**value, **changed} if changed else value
     if isinstance(value, (list, tuple)):
         items = [without_secrets(item, mask) for item in value]
         if all(item is given for item, given in zip(items, value, strict=True)):
             return value
         return items if isinstance(value, list) else tuple(items)
     return value
-
-
-def _entry_without_secrets(name: Any, value: Any, mask: Callable[[str], Any]) -> Any:
-    # A switch, such as `token=True` for the one that is stored, tells nothing.
-    if value is None or isinstance(value, bool) or value == "":
-        return value
-    return mask(name) if isinstance(name, str) and holds_a_secret(name) else without_secrets(value, mask)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,24 +15,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from littrainer.checkpoint.atomic_write import in_thread, rotate_checkpoints
-from littrainer.checkpoint.checksums import Stamp
-from littrainer.checkpoint.distributed_save import StagedPart, filled_together
-from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
-from littrainer.checkpoint.storage import storage_of
-from littrainer.checkpoint.weights import carries_adapters, without_wrappers, write_weights
-from littrainer.checkpoint.writer import (
-    CheckpointStates,
-    collect_states,
-    note_best_checkpoint,
-    note_changes_of_callbacks,
-    write_companions,
-    write_states,
-)
+from littrainer.checkpoint.distributed_save import parts_of_checkpoint
+from littrainer.checkpoint.writer import CheckpointFiles, SavedTraining, collect_files, note_best_checkpoint
 from littrainer.distributed.agreement import failing_together
 
 if TYPE_CHECKING:
     from littrainer.callbacks.state import TrainerState
-    from littrainer.trainer import Trainer
+    from littrainer.checkpoint.storage import WholeStorage
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +34,6 @@ WRITING_METHODS = (
     "_save_scaler",
     "_save_rng_state",
 )
-# Libraries whose `save_pretrained` writes the weights it is given, and none of its own.
-WRITES_WHAT_IT_IS_GIVEN = ("transformers",)
 
 
 class BackgroundSaveError(RuntimeError):
@@ -60,12 +47,20 @@ class _Save:
     Parameters:
         final: its folder.
         state: the Trainer's state at its step.
-        writing: the thread's work, which ends with the stamps of its files.
+        writing: the thread's work.
     """
 
     final: Path
     state: TrainerState
-    writing: Future[dict[str, Stamp]]
+    writing: Future[None]
+
+    def failure(self) -> str:
+        """What is said of a write that failed."""
+        error = self.writing.exception()
+        return (
+            f"{self.final} could not be written in the background ({type(error).__name__}: {error}). Checkpoints "
+            "before it are as they were."
+        )
 
 
 class BackgroundSaves:
@@ -74,114 +69,69 @@ class BackgroundSaves:
     The host memory for a copy of model and optimizer is kept from save to save, for as long as this object lives.
 
     Parameters:
-        trainer: whose training it is.
+        when_complete: called with a checkpoint's folder and the state of its step when it has been waited for.
     """
 
-    def __init__(self, trainer: Trainer):
-        self._trainer = trainer
+    def __init__(self, when_complete: Callable[[str, TrainerState], None]):
+        self._when_complete = when_complete
         self._copies = HostCopies()
         self._current: _Save | None = None
         self._has_told_of_parts = False
 
-    @classmethod
-    def for_training(cls, trainer: Trainer) -> BackgroundSaves | None:
-        """The one that `async_save` asks for; None where it is not set, or a subclass writes checkpoints itself."""
-        if not trainer.args.async_save:
-            return None
-        overridden = trainer._own_methods(*WRITING_METHODS)
-        if overridden:
-            logger.warning(
-                "async_save: %s has its own %s, which has to find the model as it is at that step, so training waits "
-                "for its checkpoints.",
-                type(trainer).__name__,
-                ", ".join(overridden),
-            )
-            return None
-        return cls(trainer)
-
-    def can_copy(self) -> bool:
+    def can_copy(self, storage: WholeStorage) -> bool:
         """Whether what a checkpoint holds can be copied; where it cannot, that is told once, and training waits."""
-        if storage_of(self._trainer).can_be_copied:
-            return True
-        if not self._has_told_of_parts:
+        if not storage.can_be_copied and not self._has_told_of_parts:
             logger.warning(
                 "async_save: each process writes its part of the model itself, so training waits for its checkpoints."
             )
             self._has_told_of_parts = True
-        return False
+        return storage.can_be_copied
 
-    def save(self, trial: Any) -> None:
-        """Copy what the checkpoint of this step holds, and begin to write it; the save before is waited for.
+    def save(self, training: SavedTraining) -> None:
+        """Copy what the checkpoint of this step holds, and begin to write it; the save before has been waited for.
 
         Raises:
-            BackgroundSaveError: the save before has failed, or there is no memory for the copy.
+            BackgroundSaveError: there is no memory for the copy.
         """
-        self.wait()
-        trainer = self._trainer
-        if trainer.hp_search_backend is None and trial is None:
-            trainer.store_flos()
-        run_dir = trainer._get_output_dir(trial=trial)
-        final = Path(run_dir) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
-        note_best_checkpoint(trainer, run_dir)
-        logger.info(f"Saving model checkpoint to {final}")
+        final, args = training.folder, training.args
+        note_best_checkpoint(training)
         with contextlib.ExitStack() as stack:
-            with filled_together(trainer, final, stack) as part:
-                weights, states = self._collected(part, run_dir)
-                if part.seal is None:
-                    # A few bytes, which the process that completes the checkpoint has to find.
-                    write_states(states, part.folder)
-                else:
-                    weights, states.files = self._copied(final, (weights, states.files))
-            trainer.control.should_save = False
-            state = copy.copy(trainer.state)
+            with parts_of_checkpoint(args, final, stack) as part:
+                # What another process completes it has to find: a few bytes.
+                files = CheckpointFiles(part, is_deferred=part.seal is not None)
+                collect_files(training, files)
+                try:
+                    files.weights, files.objects = self._copies.copy((files.weights, files.objects))
+                except (MemoryError, RuntimeError) as error:
+                    raise BackgroundSaveError(
+                        f"{final}: model and optimizer could not be copied to host memory, as async_save needs it. "
+                        "Make room there, or leave async_save at False."
+                    ) from error
+            state = copy.copy(training.state)
             state.log_history = list(state.log_history)
-            limit, best = trainer.args.save_total_limit, trainer.state.best_model_checkpoint
             unfinished = stack.pop_all()
-        seal = part.seal
 
-        def write() -> dict[str, Stamp]:
+        def write() -> None:
             with unfinished:
-                if seal is not None:
-                    if weights is not None:
-                        write_weights(trainer.model, part.folder, weights)
-                    seal.add_all()
-                    write_states(states, part.folder, seal)
-            if seal is not None:
-                rotate_checkpoints(run_dir, limit, best, use_mtime=True, newest=str(final))
-            return part.stamps
+                if files.is_deferred:
+                    files.write()
+            if files.is_deferred:
+                rotate_checkpoints(
+                    training.run_dir,
+                    args.save_total_limit,
+                    state.best_model_checkpoint,
+                    use_mtime=True,
+                    newest=str(final),
+                )
 
         self._current = _Save(final, state, in_thread(write, f"saving {final.name}"))
-
-    def _collected(self, part: StagedPart, run_dir: str) -> tuple[Any, CheckpointStates]:
-        """Weights to write, None where there are none or they are written already, and states beside them."""
-        trainer = self._trainer
-        held = storage_of(trainer)
-        weights: Any = held.weights(trainer)
-        optimizer_state = None if trainer.args.save_only_model else held.optimizer_state(trainer)
-        if part.seal is not None:
-            # Tokenizers must not be used by two threads at once, so their files are written here.
-            write_companions(trainer, str(part.folder))
-            if weights is None and writes_given_weights(trainer.model):
-                weights = trainer.model.state_dict()
-            elif weights is None:
-                write_weights(trainer.model, part.folder)
-        return weights, collect_states(trainer, optimizer_state)
-
-    def _copied(self, final: Path, states: Any) -> Any:
-        try:
-            return self._copies.copy(states)
-        except (MemoryError, RuntimeError) as error:
-            raise BackgroundSaveError(
-                f"{final}: model and optimizer could not be copied to host memory, as async_save needs it. Make room "
-                "there, or leave async_save at False."
-            ) from error
 
     def has_ended(self) -> bool:
         """Whether this process's part of a checkpoint on its way has been written, or has failed."""
         return self._current is not None and self._current.writing.done()
 
     def wait(self) -> None:
-        """Wait for the checkpoint on its way, if there is one, and tell the callbacks.
+        """Wait for the checkpoint on its way, if there is one.
 
         Raises:
             BackgroundSaveError: it could not be written.
@@ -191,67 +141,37 @@ class BackgroundSaves:
             return
         with failing_together(f"writing {save.final}"):
             if (error := save.writing.exception()) is not None:
-                raise BackgroundSaveError(_failure(save)) from error
-        trainer = self._trainer
-        control = trainer.control
-        asked_meanwhile = control.should_save
-        stamps = save.writing.result()
-        trainer._sealed_checkpoint = (save.final, stamps) if stamps else None
-        with failing_together(f"on_save of callbacks for {save.final}"):
-            trainer.control = trainer.callback_handler.on_save(trainer.args, save.state, control)
-        trainer.control.should_save = trainer.control.should_save or asked_meanwhile
-        note_changes_of_callbacks(trainer)
-        if trainer.args.push_to_hub:
-            trainer._push_from_checkpoint(str(save.final))
+                raise BackgroundSaveError(save.failure()) from error
+        self._when_complete(str(save.final), save.state)
 
     def close(self) -> None:
         """Training is over, by an error if a checkpoint is still on its way: wait for it, and log its own error."""
         save = self._end_of_current()
         if save is not None and (error := save.writing.exception()) is not None:
-            logger.error(_failure(save), exc_info=error)
+            logger.error(save.failure(), exc_info=error)
 
     def _end_of_current(self) -> _Save | None:
         save = self._current
-        if save is None:
-            return None
-        futures.wait([save.writing])
-        self._current = None
-        self._copies.give_back()
+        if save is not None:
+            futures.wait([save.writing])
+            self._current = None
+            self._copies.give_back()
         return save
 
 
-def _failure(save: _Save) -> str:
-    error = save.writing.exception()
-    return (
-        f"{save.final} could not be written in the background ({type(error).__name__}: {error}). Checkpoints before it "
-        "are as they were."
-    )
-
-
-def writes_given_weights(model: Any) -> bool:
-    """Whether this model's weights can be written from a copy of its state dict.
-
-    Adapters and quantized weights are taken from the model itself, and so may be what a `save_pretrained` of a user's
-    own writes; these are written before training goes on.
-    """
-    inner = without_wrappers(model)
-    if carries_adapters(inner) or getattr(inner, "hf_quantizer", None) is not None:
-        return False
-    save_pretrained = getattr(type(inner), "save_pretrained", None)
-    return save_pretrained is None or (save_pretrained.__module__ or "").partition(".")[0] in WRITES_WHAT_IT_IS_GIVEN
-
-
 class HostCopies:
-    """Copies nested states; the memory of copies that were given back is used for the next ones.
+    """Copies nested states to host memory; that of copies that were given back is used for the next ones.
 
     Memory is copied piece by piece as the tensors share it, so that tied weights and views stay tied, and a file
     written from the copies is the one that the originals would give.
     """
 
     def __init__(self) -> None:
-        # Bytes -> buffers of that size that nobody reads any more.
+        # Bytes, and whether a GPU can copy into them on its own -> buffers of that size that nobody reads any more.
         self._idle: dict[tuple[int, bool], list[torch.Tensor]] = {}
         self._in_use: list[torch.Tensor] = []
+        # Of the copy that is being made: piece of memory -> its copy.
+        self._pieces: dict[tuple[torch.device, int, int], torch.Tensor] = {}
 
     @torch.no_grad()
     def copy(self, states: Any) -> Any:
@@ -260,9 +180,9 @@ class HostCopies:
         Parameters:
             states: tensors in dicts, lists and tuples; anything else in them is copied with `copy.deepcopy`.
         """
-        one_copy = _OneCopy(self)
-        copied = one_copy.of(states)
-        for device in one_copy.busy_devices:
+        self._pieces = {}
+        copied = self._copied(states)
+        for device in {device for device, _, _ in self._pieces if device.type == "cuda"}:
             torch.cuda.synchronize(device)
         return copied
 
@@ -270,7 +190,7 @@ class HostCopies:
         """Nobody reads the copies made so far any more."""
         for buffer in self._in_use:
             self._idle.setdefault((buffer.numel(), buffer.is_pinned()), []).append(buffer)
-        self._in_use = []
+        self._in_use, self._pieces = [], {}
 
     def buffer(self, size: int, pinned: bool) -> torch.Tensor:
         """Host memory of `size` bytes; pinned, so that a GPU can copy into it on its own."""
@@ -279,26 +199,16 @@ class HostCopies:
         self._in_use.append(found)
         return found
 
-
-class _OneCopy:
-    def __init__(self, copies: HostCopies) -> None:
-        self._copies = copies
-        # Piece of memory -> its copy.
-        self._pieces: dict[tuple[torch.device, int, int], torch.Tensor] = {}
-        self.busy_devices: set[torch.device] = set()
-
-    def of(self, value: Any) -> Any:
+    def _copied(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        if type(value) in (dict, list, tuple):
-            if isinstance(value, dict):
-                return {key: self.of(item) for key, item in value.items()}
-            return type(value)(self.of(item) for item in value)
+        if type(value) in (list, tuple):
+            return type(value)(map(self._copied, value))
         if isinstance(value, Mapping) and hasattr(value, "__setitem__"):
             # Beside its items it may have attributes, as the state dict of a module has.
             copied: Any = copy.copy(value)
             for key, item in value.items():
-                copied[key] = self.of(item)
+                copied[key] = self._copied(item)
             return copied
         return copy.deepcopy(value)
 
@@ -308,17 +218,9 @@ class _OneCopy:
             return tensor if tensor.is_meta else tensor.detach().clone().cpu()
         storage = tensor.untyped_storage()
         key = (tensor.device, storage.data_ptr(), storage.nbytes())
-        piece = self._pieces.get(key)
-        if piece is None:
-            piece = self._pieces[key] = self._piece(storage)
+        if key not in self._pieces:
+            on_gpu = storage.device.type == "cuda"
+            source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+            self._pieces[key] = self.buffer(storage.nbytes(), pinned=on_gpu).copy_(source, non_blocking=on_gpu)
         view = torch.empty(0, dtype=tensor.dtype)
-        return view.set_(piece.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
-
-    def _piece(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        on_gpu = storage.device.type == "cuda"
-        source = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        buffer = self._copies.buffer(storage.nbytes(), pinned=on_gpu)
-        buffer.copy_(source, non_blocking=on_gpu)
-        if on_gpu:
-            self.busy_devices.add(storage.device)
-        return buffer
+        return view.set_(self._pieces[key].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())

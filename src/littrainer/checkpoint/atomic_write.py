@@ -16,6 +16,7 @@ import stat
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +24,6 @@ from littrainer.checkpoint.checksums import (
     MANIFEST_NAME,
     DamagedManifest,
     Seal,
-    Stamp,
     files_in,
     read_manifest,
     to_disk,
@@ -38,20 +38,18 @@ T = TypeVar("T")
 SMALLEST_TELLING_SPREAD = 1.0
 
 UNFINISHED_DIR = ".unfinished"
-REPLACED, DELETED = ".replaced", ".deleted"
-# A mark: the checkpoint goes file by file, and the whole one beside the mark, if there is one, takes its place.
-PARTIAL = ".partial"
+REPLACED, DELETED, COPY = ".replaced", ".deleted", ".copy"
 # Before the rank of one of several processes, which writes its part of a checkpoint there.
 PART = ".process"
 # Freeing the room of large files takes the system as long as a part of writing them.
 _deletions: list[Future[None]] = []
 FAILED_WRITES_OF_TORCH = ("iostream error", "inline_container.cc", "file write failed")
 OF_OTHER_PROCESSES = re.compile(r"(rng_state|littrainer_resume)_[1-9]\d*\.pth?")
-# Deleted first and copied last: nobody takes for whole what has neither of them.
+# Deleted first: nobody takes for whole what has neither of them.
 TELLING_FILES = (MANIFEST_NAME, TRAINER_STATE_NAME)
 IN_STAGING = re.compile(rf"{re.escape(UNFINISHED_DIR + os.sep)}|(?<=\d){re.escape(PART)}\d+")
 # What this package puts into the folder for unfinished ones; anything else there is left alone.
-OWN_ENTRY = re.compile(rf".+-\d+({'|'.join(map(re.escape, (REPLACED, DELETED, PARTIAL)))}|{re.escape(PART)}\d+)?")
+OWN_ENTRY = re.compile(rf".+-\d+({'|'.join(map(re.escape, (REPLACED, DELETED, COPY)))}|{re.escape(PART)}\d+)?")
 
 
 class DiskFull(OSError):
@@ -66,20 +64,17 @@ def name_final_folder(record: logging.LogRecord) -> bool:
     return True
 
 
+@dataclass
 class StagedCheckpoint:
-    """A checkpoint that is being written.
+    """A checkpoint that is being written, or one process's part of it.
 
     Parameters:
         folder: where it is written.
-        final: where it will be.
+        seal: is told of complete files; None in a process that leaves it to another one to complete the checkpoint.
     """
 
-    def __init__(self, folder: Path, final: Path) -> None:
-        self.folder = folder
-        self.final = final
-        self.seal = Seal(folder)
-        # The files as they were sealed; empty until then.
-        self.stamps: dict[str, Stamp] = {}
+    folder: Path
+    seal: Seal | None = None
 
 
 @contextlib.contextmanager
@@ -95,30 +90,27 @@ def staged_checkpoint(final: Path) -> Iterator[StagedCheckpoint]:
         OSError: the disk is full; the error names the checkpoint and the file.
     """
     unfinished = own_place(final.parent / UNFINISHED_DIR)
-    staged = StagedCheckpoint(unfinished / final.name, final)
-    mark = _mark_of(final)
+    folder = unfinished / final.name
+    seal = Seal(folder)
     for handler in [*logging.getLogger("transformers").handlers, *logging.getLogger().handlers]:
         handler.addFilter(name_final_folder)
     try:
-        with naming_full_disk(staged.folder, final):
+        with naming_full_disk(folder, final):
             # Their room may be needed.
             wait_for_deletions()
-            if mark.exists():
-                _finish_replacing(final)
-            delete_folder(staged.folder)
-            staged.folder.mkdir(parents=True)
-            yield staged
-            _carry_over(final, staged.folder)
-            staged.stamps = staged.seal.complete(_next_sequence(final))
-            _put_in_place(staged.folder, final)
+            delete_folder(folder)
+            folder.mkdir(parents=True)
+            yield StagedCheckpoint(folder, seal)
+            _carry_over(final, folder)
+            seal.complete(_next_sequence(final))
+            _put_in_place(folder, final)
     except BaseException:
         # The threads may still read what is deleted next.
-        staged.seal.close()
-        if not mark.exists():
-            shutil.rmtree(staged.folder, ignore_errors=True)
+        seal.close()
+        shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:
-        staged.seal.close()
+        seal.close()
         with contextlib.suppress(OSError):
             unfinished.rmdir()
 
@@ -175,16 +167,15 @@ def clean_unfinished(run_dir: Path) -> None:
     unfinished = own_place(run_dir / UNFINISHED_DIR)
     if not unfinished.is_dir():
         return
-    for mark in sorted(unfinished.glob(f"*{PARTIAL}")):
-        # Nothing else in the folder is deleted on the word of a name.
-        if re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-\d+", mark.name.removesuffix(PARTIAL)):
-            _finish_replacing(run_dir / mark.name.removesuffix(PARTIAL))
     for entry in sorted(unfinished.iterdir()):
         if not OWN_ENTRY.fullmatch(entry.name):
             continue
         original = run_dir / entry.name.removesuffix(REPLACED)
-        if entry.name.endswith(REPLACED) and not original.exists():
-            _replace_file_by_file(entry, original)
+        if entry.name.endswith(REPLACED) and (
+            not original.exists() or _telling_files(entry) > _telling_files(original)
+        ):
+            delete_folder(original)
+            os.rename(entry, original)
             logger.warning("%s is back: a run was stopped when it was about to replace it.", original)
             continue
         logger.info("Removing %s, which a run left behind that was stopped while it wrote.", entry)
@@ -213,7 +204,7 @@ def set_aside_and_delete(folder: Path, in_background: bool = False) -> None:
     try:
         delete_folder(aside)
         if not _renamed(folder, aside):
-            _replace_file_by_file(None, folder)
+            _delete_in_place(folder)
         elif in_background:
             _deletions.append(in_thread(functools.partial(_delete_or_warn, aside), f"deleting {folder.name}"))
         else:
@@ -273,73 +264,43 @@ def _renamed(source: Path, target: Path) -> bool:
     return True
 
 
-def _mark_of(final: Path) -> Path:
-    return final.parent / UNFINISHED_DIR / f"{final.name}{PARTIAL}"
+def _telling_files(folder: Path) -> int:
+    return sum((folder / name).exists() for name in TELLING_FILES)
 
 
-def _replace_file_by_file(whole: Path | None, final: Path) -> None:
-    """Delete a folder that cannot be renamed, and put a whole one in its place, if one is given.
-
-    A kill or an error leaves a mark, by which `_finish_replacing` ends what was begun.
-    """
-    mark = _mark_of(final)
-    mark.mkdir(exist_ok=True)
-    # The names of the mark and of the whole one, before anything goes.
-    to_disk(mark.parent)
-    to_disk(final.parent)
-    if not final.is_symlink():
+def _delete_in_place(folder: Path) -> None:
+    if not folder.is_symlink():
         for name in TELLING_FILES:
-            (final / name).unlink(missing_ok=True)
-    delete_folder(final)
-    if whole is not None and not _renamed(whole, final):
-        _copy(whole, final)
-    to_disk(final.parent)
-    delete_folder(mark)
-    if whole is not None:
-        # A mark that came back would have half of it put in place.
-        to_disk(mark.parent)
-        delete_folder(whole)
+            (folder / name).unlink(missing_ok=True)
+    delete_folder(folder)
 
 
-def _finish_replacing(final: Path) -> None:
-    whole = final.parent / UNFINISHED_DIR / final.name
-    if (whole / MANIFEST_NAME).is_file():
-        _replace_file_by_file(whole, final)
-        logger.warning("%s is in its place now: a run was stopped when it put it there.", final)
-    elif not (final / MANIFEST_NAME).exists():
-        _replace_file_by_file(None, final)
-    # Also where nothing had gone yet.
-    delete_folder(_mark_of(final))
-
-
-def _copy(source: Path, target: Path) -> None:
-    try:
-        shutil.copytree(source, target, symlinks=True, ignore=lambda at, _: TELLING_FILES if Path(at) == source else ())
-        for name in reversed(TELLING_FILES):
-            if (source / name).exists():
-                shutil.copy2(source / name, target / name)
-        for path in (target, *target.rglob("*")):
-            if not path.is_symlink():
-                to_disk(path)
-    except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
-        raise
+def _set_aside(final: Path, aside: Path) -> None:
+    """Move a folder away; one that cannot be renamed is copied, and its copy is on the disk before it goes."""
+    if _renamed(final, aside):
+        return
+    copied = final.parent / UNFINISHED_DIR / f"{final.name}{COPY}"
+    delete_folder(copied)
+    shutil.copytree(final, copied, symlinks=True)
+    for path in (copied, *copied.rglob("*")):
+        if not path.is_symlink():
+            to_disk(path)
+    os.rename(copied, aside)
+    to_disk(aside.parent)
+    _delete_in_place(final)
 
 
 def _put_in_place(folder: Path, final: Path) -> None:
     aside = folder.with_name(f"{final.name}{REPLACED}")
     delete_folder(aside)
-    replaces = final.is_symlink() or final.exists()
-    stays = replaces and not _renamed(final, aside)
     try:
-        if stays or not _renamed(folder, final):
-            _replace_file_by_file(folder, final)
+        if final.is_symlink() or final.exists():
+            _set_aside(final, aside)
+        os.rename(folder, final)
     except BaseException:
-        # Where an earlier one has gone file by file, the mark keeps the new one.
-        if not stays:
-            if replaces and not final.exists():
-                os.rename(aside, final)
-            delete_folder(_mark_of(final))
+        if aside.exists() and _telling_files(aside) >= _telling_files(final):
+            delete_folder(final)
+            os.rename(aside, final)
         raise
     to_disk(final.parent)
     _delete_or_warn(aside)

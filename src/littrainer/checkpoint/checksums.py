@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import threading
@@ -15,8 +16,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -25,6 +25,10 @@ UNFINISHED_MANIFEST_NAME = f"{MANIFEST_NAME}.unfinished"
 MANIFEST_VERSION = 1
 # Bytes read at a time: large enough that summing them up leaves other threads to run, small enough for the cache.
 BYTES_AT_A_TIME = 1 << 20
+# After this many bytes the disk begins to take them, while the next ones are written.
+BYTES_BETWEEN_SYNCS = 1 << 26
+# What file systems answer that cannot do it, some for folders only.
+NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 
 
 class DamagedManifest(ValueError):
@@ -55,6 +59,9 @@ class Manifest:
 
     files: dict[str, FileRecord]
     sequence: int = 0
+
+
+# ---- Files and manifests ---------------------------------------------------------------------------------------------
 
 
 def file_record(path: Path) -> FileRecord:
@@ -148,22 +155,13 @@ def _own_checksum(content: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
 
 
-# What file systems answer that cannot do it, some for folders only.
-NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
+# ---- Complete files, summed up and brought onto the disk beside the writing of the next one --------------------------
 
 
-class Stamp(NamedTuple):
+def stamp_of(path: Path) -> tuple[int, int, int]:
     """What changes when a file is written again: size in bytes, modification time in nanoseconds, inode."""
-
-    size: int
-    modified: int
-    inode: int
-
-
-def stamp_of(path: Path) -> Stamp:
-    """The stamp of a file."""
     status = os.stat(path)
-    return Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def to_disk(path: Path) -> None:
@@ -195,8 +193,8 @@ class Seal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         # One thread sums up while another waits for the disk.
-        self._summing, self._syncing = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
-        self._added: dict[str, tuple[Stamp, Future[FileRecord], Future[None]]] = {}
+        self._threads = ThreadPoolExecutor(2)
+        self._added: dict[str, tuple[Any, Future[FileRecord] | FileRecord, Future[None]]] = {}
 
     def add(self, path: Path, record: FileRecord | None = None) -> None:
         """Begin to seal a file that is complete.
@@ -205,14 +203,8 @@ class Seal:
             record: its size and checksum, where they are known.
         """
         stamp = stamp_of(path)
-        synced = self._syncing.submit(to_disk, path)
-        summed: Future[FileRecord]
-        if record is None:
-            summed = self._summing.submit(file_record, path)
-        else:
-            summed = Future()
-            summed.set_result(record)
-        self._added[path.relative_to(self.folder).as_posix()] = stamp, summed, synced
+        summed = self._threads.submit(file_record, path) if record is None else record
+        self._added[path.relative_to(self.folder).as_posix()] = stamp, summed, self._threads.submit(to_disk, path)
 
     def add_all(self) -> None:
         """Begin to seal the files that are in the folder now and are new or written again."""
@@ -221,61 +213,52 @@ class Seal:
             if name not in self._added or self._added[name][0] != stamp_of(path):
                 self.add(path)
 
-    def complete(self, sequence: int = 0) -> dict[str, Stamp]:
-        """Write the manifest; everything is on the disk when this returns.
-
-        Returns:
-            the stamps of the files, from which `note_changes` knows which were written again.
-        """
+    def complete(self, sequence: int = 0) -> None:
+        """Write the manifest; everything is on the disk when this returns."""
         self.add_all()
-        present = list(files_in(self.folder))
         records: dict[str, FileRecord] = {}
-        for name in present:
+        for name in files_in(self.folder):
             _, summed, synced = self._added[name]
             synced.result()
-            records[name] = summed.result()
+            records[name] = summed if isinstance(summed, FileRecord) else summed.result()
         write_manifest(self.folder, records, sequence)
         for parent, _, _ in os.walk(self.folder):
             to_disk(Path(parent))
-        return {name: self._added[name][0] for name in present}
 
     def close(self) -> None:
         """End the threads, with what they have begun."""
-        for pool in (self._summing, self._syncing):
-            pool.shutdown(cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
 
 
-def note_changes(folder: Path, stamps: dict[str, Stamp]) -> dict[str, Stamp]:
-    """Bring the manifest up to date with files that a user's code added, changed or deleted after it was written.
-
-    Parameters:
-        stamps: the files' stamps when the manifest was written.
-
-    Returns:
-        their stamps now.
-    """
+def note_changes(folder: Path) -> None:
+    """Bring the manifest up to date with files that a user's code added, changed or deleted since it was written."""
     manifest = read_manifest(folder)
-    now = {name: stamp_of(folder / name) for name in files_in(folder)}
-    if manifest is None or now == stamps:
-        return now
+    if manifest is None:
+        return
+    # Renaming the manifest into its place was the last change of all files; times of another clock do not matter.
+    written = os.stat(folder / MANIFEST_NAME).st_ctime_ns
     records: dict[str, FileRecord] = {}
-    for name, stamp in now.items():
-        if stamp == stamps.get(name):
+    for name in files_in(folder):
+        status = os.stat(folder / name)
+        is_known = name in manifest.files and status.st_size == manifest.files[name].size
+        if is_known and max(status.st_ctime_ns, status.st_mtime_ns) < written:
             records[name] = manifest.files[name]
         else:
             records[name] = file_record(folder / name)
+    if records == manifest.files:
+        return
+    for name in records:
+        if records[name] != manifest.files.get(name):
             to_disk(folder / name)
     write_manifest(folder, records, manifest.sequence)
     to_disk(folder)
-    return now
 
 
-# After this many bytes the disk begins to take them, while the next ones are written.
-BYTES_BETWEEN_SYNCS = 1 << 26
+# ---- Files of torch.save, summed up while they are written -----------------------------------------------------------
 
 
-class SummingFile:
-    """A file to write to, front to back, that knows the checksum of what was written; use it as a context.
+class SummingFile(io.RawIOBase):
+    """A file to write to, front to back, that knows the checksum of what was written.
 
     A long file goes to the disk while it grows.
 
@@ -290,42 +273,28 @@ class SummingFile:
         self._bytes_at_sync = 0
         self.record = FileRecord(0, 0)
 
-    def write(self, data: Any) -> int:
-        """Write all of a piece."""
-        piece = memoryview(data).cast("B")
-        self._write(piece)
-        crc32 = zlib.crc32(piece, self.record.crc32)
-        self.record = FileRecord(self.record.size + len(piece), crc32)
-        if self.record.size - self._bytes_at_sync >= BYTES_BETWEEN_SYNCS:
-            self._begin_sync()
-        return len(piece)
+    def writable(self) -> bool:
+        """It is."""
+        return True
 
-    def _begin_sync(self) -> None:
-        if self._synced is None or self._synced.done():
+    def write(self, data: Any) -> int:
+        """Write a piece, as much of it as the system takes at a time."""
+        piece = memoryview(data).cast("B")
+        count = self._file.write(piece)
+        self.record = FileRecord(self.record.size + count, zlib.crc32(piece[:count], self.record.crc32))
+        is_syncing = self._synced is not None and not self._synced.done()
+        if self.record.size - self._bytes_at_sync >= BYTES_BETWEEN_SYNCS and not is_syncing:
             if self._synced is not None:
                 self._synced.result()
             self._bytes_at_sync = self.record.size
-            self._synced = self._syncing.submit(os.fsync, self.fileno())
+            self._synced = self._syncing.submit(os.fsync, self._file.fileno())
+        return count
 
-    def _write(self, piece: memoryview) -> None:
-        while piece:
-            piece = piece[self._file.write(piece) :]
-
-    def flush(self) -> None:
-        """Nothing is kept back."""
-
-    def fileno(self) -> int:
-        """The file's descriptor."""
-        return self._file.fileno()
-
-    def __enter__(self) -> SummingFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End what was begun."""
         self._syncing.shutdown()
         self._file.close()
+        super().close()
 
 
 def save_and_sum(value: Any, path: Path | str, without_inner_sums: bool = False) -> FileRecord:
@@ -338,8 +307,10 @@ def save_and_sum(value: Any, path: Path | str, without_inner_sums: bool = False)
     Returns:
         the file's size and checksum.
     """
-    with SummingFile(Path(path)) as file, _inner_sums(not without_inner_sums):
-        torch.save(value, file)  # type: ignore[arg-type]
+    file = SummingFile(Path(path))
+    # torch writes many small pieces beside the tensors.
+    with io.BufferedWriter(file, BYTES_AT_A_TIME) as buffered, _inner_sums(not without_inner_sums):
+        torch.save(value, buffered)
     return file.record
 
 

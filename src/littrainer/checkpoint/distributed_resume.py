@@ -9,22 +9,19 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from littrainer.checkpoint.checksums import files_in
 from littrainer.checkpoint.layout import (
-    ENGINE_PARTS,
     OPTIMIZER_NAME,
-    OPTIMIZER_PARTS,
     PREFIX_CHECKPOINT_DIR,
     RANDOM_STATE_NAME,
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
 )
-from littrainer.checkpoint.reader import RANDOM_STATES_OF_EACH
-from littrainer.checkpoint.verification import damage_in, get_last_checkpoint, refuse_damage
+from littrainer.checkpoint.verification import damage_in, get_last_checkpoint, missing_from, refuse_damage
 from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +63,13 @@ def checkpoint_for_all(
     """
     if not are_several():
         return checkpoint_to_resume(resume_from_checkpoint, args.output_dir, needed)
-    _refuse_disagreement(from_each(bool(resume_from_checkpoint)))
+    resumes = from_each(bool(resume_from_checkpoint))
+    if len(set(resumes)) > 1:
+        raise ValueError(
+            "Some processes are to resume from a checkpoint, and process "
+            f"{', '.join(str(rank) for rank, one in enumerate(resumes) if not one)} is not: give all of them the same "
+            "resume_from_checkpoint."
+        )
     takes_the_newest = from_first(resume_from_checkpoint is True or resume_from_checkpoint == LAST_CHECKPOINT)
     passed_over: set[str] = set()
     while True:
@@ -95,15 +98,6 @@ def checkpoint_for_all(
         passed_over.add(Path(found.absolute).name)
 
 
-def _refuse_disagreement(resumes: list[bool]) -> None:
-    if len(set(resumes)) > 1:
-        without = [str(rank) for rank, one in enumerate(resumes) if not one]
-        raise ValueError(
-            f"Some processes are to resume from a checkpoint, and process {', '.join(without)} is not: give all of "
-            "them the same resume_from_checkpoint."
-        )
-
-
 def _identity(folder: Path) -> tuple[int, int]:
     status = os.stat(folder)
     return status.st_ino, status.st_mtime_ns
@@ -130,9 +124,13 @@ def _problem(found: _Found, own: Path | None, args: TrainingArguments) -> str | 
     return f"{socket.gethostname()}: {' '.join(damage)}" if damage else None
 
 
-def needed_to_resume(trainer: Trainer) -> tuple[str, ...]:
-    """Files that a checkpoint has to hold; not those that a subclass reads with a method of its own."""
-    its_own = {name for method in trainer._own_methods(*READ_BY) for name in READ_BY[method]}
+def needed_to_resume(own_methods: Collection[str]) -> tuple[str, ...]:
+    """Files that a checkpoint has to hold.
+
+    Parameters:
+        own_methods: those in `READ_BY` that a subclass has its own of; what they read is not needed.
+    """
+    its_own = {name for method in own_methods for name in READ_BY[method]}
     return tuple(name for name in NEEDED_TO_RESUME if name not in its_own)
 
 
@@ -179,7 +177,7 @@ def checkpoint_to_resume(
                 else "Give the path of a checkpoint-<step> folder, or True for the newest one in output_dir."
             )
         )
-    missing = [name for name in needed if not _is_there(folder, name)]
+    missing = missing_from(set(files_in(folder, with_links=True)), needed)
     if missing:
         within = next(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), None)
         raise ValueError(
@@ -195,15 +193,3 @@ def checkpoint_to_resume(
         folder, "Resume from another checkpoint, or give resume_from_checkpoint=True to take the newest intact one."
     )
     return folder
-
-
-def _is_there(folder: Path, name: str) -> bool:
-    # A training with several processes has a file of random states for each.
-    if name == RANDOM_STATE_NAME and any(folder.glob(RANDOM_STATES_OF_EACH)):
-        return True
-    if name == OPTIMIZER_NAME and any(any(folder.glob(pattern)) for pattern in OPTIMIZER_PARTS):
-        return True
-    # DeepSpeed's engine keeps a schedule that it steps by itself.
-    if name == SCHEDULER_NAME and any(folder.glob(ENGINE_PARTS)):
-        return True
-    return (folder / name).is_file()

@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import WeakKeyDictionary
 
 from littrainer.checkpoint.atomic_write import (
     PART,
@@ -26,17 +25,20 @@ from littrainer.checkpoint.atomic_write import (
     own_place,
     staged_checkpoint,
 )
-from littrainer.checkpoint.checksums import Seal, Stamp, files_in
+from littrainer.checkpoint.checksums import files_in
 from littrainer.distributed.agreement import are_several, failing_together, from_each, wait_for_each_other
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    from littrainer.arguments.training_arguments import TrainingArguments
 
 logger = logging.getLogger(__name__)
 
 TOKEN = ".littrainer_disk_"
 # How long another node's file may take to be seen on a shared disk.
 SECONDS_UNTIL_A_FILE_IS_SEEN = 1.0
+
+
+# ---- Which process writes on which disk ------------------------------------------------------------------------------
 
 
 class Place(NamedTuple):
@@ -56,32 +58,35 @@ class Place(NamedTuple):
     some_have_own_folder: bool
 
 
-_places: WeakKeyDictionary[Trainer, dict[str, Place]] = WeakKeyDictionary()
-
-
-def place_of(trainer: Trainer, run_dir: Path) -> Place:
+def place_of(args: TrainingArguments, run_dir: Path) -> Place:
     """Where this process's checkpoints lie; all processes call this at the same place.
 
     Parameters:
-        run_dir: the folder that holds this training's checkpoints; it is made where it is not there.
+        run_dir: the folder that holds a training's checkpoints; it is made where it is not there.
 
     Raises:
         OSError: it cannot be written to.
         RuntimeError: it has been deleted meanwhile.
     """
-    args = trainer.args
     if not are_several():
         return Place(0, args.should_save, False, False)
-    known = _places.setdefault(trainer, {})
+    known: dict[str, Place] = vars(args).setdefault("_checkpoint_places", {})
     if str(run_dir) not in known:
-        known[str(run_dir)] = _tried_out(run_dir, args.process_index, args.should_save or args.process_index == 0)
-        _warn_of_nodes_that_share(known[str(run_dir)], args.process_index, args.should_save)
+        rank = args.process_index
+        known[str(run_dir)] = place = _tried_out(run_dir, rank, args.should_save or rank == 0)
+        if args.should_save and not place.leads:
+            logger.warning(
+                "save_on_each_node=True, and process %d writes to the same disk as process %s: one of them writes the "
+                "checkpoints. Leave save_on_each_node at False where nodes share a disk.",
+                rank,
+                place.leader,
+            )
     return known[str(run_dir)]
 
 
-def leads(trainer: Trainer, run_dir: str | Path) -> bool:
+def leads(args: TrainingArguments, run_dir: str | Path) -> bool:
     """Whether this process writes, and deletes, the checkpoints of its disk, as `place_of` has it."""
-    return place_of(trainer, Path(run_dir)).leads
+    return place_of(args, Path(run_dir)).leads
 
 
 def not_writable(run_dir: Path, error: OSError) -> OSError:
@@ -131,41 +136,11 @@ def _first_seen(run_dir: Path, tokens: dict[int, str]) -> int | None:
     return next((rank for rank, name in tokens.items() if (run_dir / name).exists()), None)
 
 
-def _warn_of_nodes_that_share(place: Place, rank: int, should_save: bool) -> None:
-    if should_save and not place.leads:
-        logger.warning(
-            "save_on_each_node=True, and process %d writes to the same disk as process %s: one of them writes the "
-            "checkpoints. Leave save_on_each_node at False where nodes share a disk.",
-            rank,
-            place.leader,
-        )
-
-
-class StagedPart:
-    """This process's view of a checkpoint that several write.
-
-    Parameters:
-        folder: where this process writes its files.
-        whole: the checkpoint, where this process is the one that completes it.
-    """
-
-    def __init__(self, folder: Path, whole: StagedCheckpoint | None = None) -> None:
-        self.folder = folder
-        self._whole = whole
-
-    @property
-    def seal(self) -> Seal | None:
-        """What is told of complete files, in the process that completes the checkpoint."""
-        return None if self._whole is None else self._whole.seal
-
-    @property
-    def stamps(self) -> dict[str, Stamp]:
-        """The files as they were sealed; empty before, and in other processes."""
-        return {} if self._whole is None else self._whole.stamps
+# ---- One checkpoint of all processes ---------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def staged_together(trainer: Trainer, final: Path) -> Iterator[StagedPart]:
+def distributed_checkpoint(args: TrainingArguments, final: Path) -> Iterator[StagedCheckpoint]:
     """Write a checkpoint as `staged_checkpoint` does, each process its part; it stands when this ends in any of them.
 
     Parameters:
@@ -176,30 +151,30 @@ def staged_together(trainer: Trainer, final: Path) -> Iterator[StagedPart]:
         FailedElsewhere: another process could not write its part, which its error says.
     """
     with contextlib.ExitStack() as unfinished:
-        with filled_together(trainer, final, unfinished) as part:
+        with parts_of_checkpoint(args, final, unfinished) as part:
             yield part
         with failing_together(f"writing {final}"):
             unfinished.close()
 
 
 @contextlib.contextmanager
-def filled_together(trainer: Trainer, final: Path, unfinished: contextlib.ExitStack) -> Iterator[StagedPart]:
-    """As `staged_together`, up to where all parts are written; closing `unfinished` completes the checkpoint."""
+def parts_of_checkpoint(
+    args: TrainingArguments, final: Path, unfinished: contextlib.ExitStack
+) -> Iterator[StagedCheckpoint]:
+    """As `distributed_checkpoint`, up to where all parts are written; closing `unfinished` completes the checkpoint."""
     if not are_several():
-        staged = unfinished.enter_context(staged_checkpoint(final))
-        yield StagedPart(staged.folder, staged)
+        yield unfinished.enter_context(staged_checkpoint(final))
         return
     writing = f"writing {final}"
-    place = place_of(trainer, final.parent)
+    place = place_of(args, final.parent)
     with contextlib.ExitStack() as own_folder:
         with failing_together(writing):
             if place.leads:
-                staged = unfinished.enter_context(staged_checkpoint(final))
-                part = StagedPart(staged.folder, staged)
+                part = unfinished.enter_context(staged_checkpoint(final))
             elif place.has_own_folder:
-                part = StagedPart(own_folder.enter_context(_folder_for_part(final, trainer.args.process_index)))
+                part = StagedCheckpoint(own_folder.enter_context(_folder_for_part(final, args.process_index)))
             else:
-                part = StagedPart(own_place(final.parent / UNFINISHED_DIR) / final.name)
+                part = StagedCheckpoint(own_place(final.parent / UNFINISHED_DIR) / final.name)
         # Before the others are told.
         with failing_together(writing), naming_full_disk(part.folder, final):
             yield part
@@ -227,17 +202,14 @@ def _folder_for_part(final: Path, rank: int) -> Iterator[Path]:
 def _bring(folder: Path, place: Place, writing: str) -> None:
     """Bring what processes wrote into folders of their own to the process that completes their checkpoint."""
     names = from_each(sorted(files_in(folder)))
-    goes_to = from_each((place.leader or 0) if place.has_own_folder else None)
     contents: dict[str, bytes] = {}
     with failing_together(writing):
         if place.has_own_folder:
             there = set(names[place.leader or 0])
             contents = {name: (folder / name).read_bytes() for name in files_in(folder) if name not in there}
-    brought = from_each(contents)
+    brought = from_each((place.leader or 0, contents))
     with failing_together(writing):
-        if place.leads:
-            for receiver, files in zip(goes_to, brought, strict=True):
-                if receiver == place.leader:
-                    for name, content in files.items():
-                        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                        (folder / name).write_bytes(content)
+        for receiver, files in brought if place.leads else ():
+            for name, content in files.items() if receiver == place.leader else ():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(content)

@@ -41,6 +41,11 @@ def resume_record_name(rank: int) -> str:
     return f"{stem}_{rank}.{suffix}" if rank else RESUME_RECORD_NAME
 
 
+def checkpoint_folder(run_dir: str | Path, step: int) -> Path:
+    """The folder of the checkpoint that a run writes at an optimizer step."""
+    return Path(run_dir) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+
+
 def checkpoint_step(path: str | Path) -> int | None:
     """The optimizer step in the name of a checkpoint directory; None for any other name."""
     match = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", Path(path).name)

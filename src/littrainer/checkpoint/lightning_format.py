@@ -63,7 +63,10 @@ def states_in(folder: Path) -> TrainingStates | None:
     random_states = find_random_states(folder)
     return TrainingStates(
         TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME)),
-        **{name: read(file) for name, file in FILES_OF_STATES.items()},
+        optimizer=read(OPTIMIZER_NAME),
+        schedule=read(SCHEDULER_NAME),
+        scaling=read(SCALER_NAME),
+        record=read(RESUME_RECORD_NAME),
         random_states=random_states.get(0),
         further_ranks={
             rank: {"random_states": states, "data": (read(resume_record_name(rank)) or {}).get("data")}
@@ -71,14 +74,6 @@ def states_in(folder: Path) -> TrainingStates | None:
             if rank
         },
     )
-
-
-FILES_OF_STATES = {
-    "optimizer": OPTIMIZER_NAME,
-    "schedule": SCHEDULER_NAME,
-    "scaling": SCALER_NAME,
-    "record": RESUME_RECORD_NAME,
-}
 
 
 def lightning_checkpoint(states: TrainingStates, accumulate_grad_batches: int = 1) -> dict[str, Any]:
@@ -168,7 +163,8 @@ def _place(states: TrainingStates, accumulate_grad_batches: int) -> _Place:
 
 def _data_module_state(states: TrainingStates, place: _Place) -> dict[str, Any]:
     record = states.record or {}
-    seed = _seed_of_order(states)
+    # From it, with the epoch, the random order of an epoch follows.
+    seed = (record.get("data") or {}).get("order_seed")
     ranks = {0: {"random_states": states.random_states, "data": record.get("data")}, **states.further_ranks}
     return {
         "version": DATA_VERSION,
@@ -179,17 +175,11 @@ def _data_module_state(states: TrainingStates, place: _Place) -> dict[str, Any]:
                 "sizes": record.get("sizes"),
                 "data": one["data"],
                 "random": None if one["random_states"] is None else portable_states(one["random_states"]),
-                "order_seed": seed,
+                "order_seed": None if seed is None else int(seed),
             }
             for _, one in sorted(ranks.items())
         ],
     }
-
-
-def _seed_of_order(states: TrainingStates) -> int | None:
-    """The seed from which, with the epoch, the random order of an epoch follows; None where nobody knows."""
-    seed = ((states.record or {}).get("data") or {}).get("order_seed")
-    return None if seed is None else int(seed)
 
 
 def _fit_loop_state(steps: int, place: _Place) -> dict[str, Any]:

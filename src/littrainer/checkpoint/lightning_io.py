@@ -9,9 +9,9 @@ import argparse
 import enum
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -26,10 +26,8 @@ from littrainer.checkpoint.lightning_format import lightning_checkpoint, states_
 from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.checkpoint.verification import refuse_damage
 from littrainer.checkpoint.weights import load_weights, write_weights
+from littrainer.checkpoint.writer import SavedTraining, note_best_checkpoint, write_checkpoint
 from littrainer.distributed.agreement import are_several, failing_together
-
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
 
 # In that file: weights of the LightningModule beside the model's.
 FURTHER_WEIGHTS = "further_weights"
@@ -122,7 +120,19 @@ class TransformersCheckpointIO(CheckpointIO):
         marks = (MANIFEST_NAME, TRAINER_STATE_NAME)
         if any((folder / name).is_file() for name in marks):
             refuse_damage(folder, "Resume from another one.")
-        checkpoint = _own_state(folder) if _is_own(folder) else self._translated(folder)
+        states = states_in(folder)
+        # Of a folder with a model alone nothing but that.
+        checkpoint: dict[str, Any] = {"pytorch-lightning_version": lightning_version}
+        if states is not None:
+            checkpoint = lightning_checkpoint(states, self.accumulate_grad_batches)
+        if _is_own(folder):
+            # A Lightning callback of a Trainer leaves optimizer and schedule to the Trainer, which has files for them.
+            own_state = load_tensors(folder / LIGHTNING_STATE_NAME)
+            if not isinstance(own_state, dict):
+                raise ValueError(
+                    f"{folder / LIGHTNING_STATE_NAME} holds no state of Lightning. Resume from another checkpoint."
+                )
+            checkpoint.update(own_state)
         further = checkpoint.pop(FURTHER_WEIGHTS, {})
         model = self._model()
         load_weights(model, folder, to_resume=True)
@@ -175,44 +185,32 @@ class TransformersCheckpointIO(CheckpointIO):
             )
         return weights, {name: value for name, value in state_dict.items() if not name.startswith(prefix)}
 
-    def _translated(self, folder: Path) -> dict[str, Any]:
-        """What a Trainer wrote, as Lightning's checkpoint; of a folder with a model alone nothing but that."""
-        states = states_in(folder)
-        if states is None:
-            return {"pytorch-lightning_version": lightning_version}
-        return lightning_checkpoint(states, self.accumulate_grad_batches)
-
 
 class TrainerCheckpointIO(TransformersCheckpointIO):
     """What a Lightning callback inside our Trainer saves with: a checkpoint that the Trainer resumes from too.
 
     Parameters:
-        trainer: the Trainer, whose overridable `save_model` writes the model.
+        model: the Trainer's.
+        training: gives what a checkpoint is written of; an overridden `save_model` writes the model.
     """
 
-    def __init__(self, trainer: Trainer):
-        super().__init__(trainer.model)
-        self.trainer = trainer
+    def __init__(self, model: nn.Module, training: Callable[[], SavedTraining]):
+        super().__init__(model)
+        self.training = training
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write a folder, as the Trainer writes its own; all processes call this together."""
-        from littrainer.checkpoint.distributed_save import staged_together
-        from littrainer.checkpoint.writer import fill_checkpoint, note_best_checkpoint
-
         _refuse_storage_options(storage_options)
-        folder, trainer = _local(path), self.trainer
-        state: dict[str, Any] | None = None
+        folder, training = _local(path), self.training()
+        state: dict[str, Any] = {}
         with failing_together(f"collecting {folder}"):
-            if trainer.args.should_save:
+            if training.args.should_save:
                 # Optimizer and schedule have files of their own.
                 others = {name: value for name, value in checkpoint.items() if name not in IN_FILES_OF_A_TRAINER}
-                _, state = self._weights_and_state(others)
+                state = {LIGHTNING_STATE_NAME: self._weights_and_state(others)[1]}
                 folder.parent.mkdir(parents=True, exist_ok=True)
-        note_best_checkpoint(trainer, trainer._get_output_dir(trial=trainer._trial))
-        with staged_together(trainer, folder) as part:
-            fill_checkpoint(trainer, part.folder)
-            if state is not None:
-                torch.save(state, part.folder / LIGHTNING_STATE_NAME)
+        note_best_checkpoint(training)
+        write_checkpoint(training, folder, further=state)
 
 
 def save_in_each_process(strategy: Any) -> None:
@@ -226,14 +224,17 @@ def save_in_each_process(strategy: Any) -> None:
         strategy.save_checkpoint = plugin.save_checkpoint
 
 
-def with_checkpoint_io(plugins: list[Any], trainer: Trainer) -> list[Any]:
+def with_checkpoint_io(plugins: list[Any], model: nn.Module, training: Callable[[], SavedTraining]) -> list[Any]:
     """The plugins for the `lightning.Trainer` of a Trainer: one of them writes checkpoints, a user's own or ours.
 
     A `TransformersCheckpointIO` that was given no model stands for ours; the Trainer heeds its `max_shard_size` too.
+
+    Parameters:
+        model, training: as `TrainerCheckpointIO` takes them.
     """
     own = [plugin for plugin in plugins if isinstance(plugin, CheckpointIO) and not _stands_for_ours(plugin)]
     others = [plugin for plugin in plugins if not _stands_for_ours(plugin)]
-    return others if own else [*others, TrainerCheckpointIO(trainer)]
+    return others if own else [*others, TrainerCheckpointIO(model, training)]
 
 
 def _refuse_storage_options(storage_options: Any) -> None:
@@ -257,17 +258,6 @@ def _local(path: str | Path) -> Path:
 
 def _is_own(folder: Path) -> bool:
     return (folder / LIGHTNING_STATE_NAME).is_file()
-
-
-def _own_state(folder: Path) -> dict[str, Any]:
-    state = load_tensors(folder / LIGHTNING_STATE_NAME)
-    if not isinstance(state, dict):
-        raise ValueError(
-            f"{folder / LIGHTNING_STATE_NAME} holds no state of Lightning. Resume from another checkpoint."
-        )
-    # A Lightning callback of a Trainer leaves optimizer and schedule to the Trainer, which has files for them.
-    states = states_in(folder)
-    return {**({} if states is None else lightning_checkpoint(states)), **state}
 
 
 def _plain(value: Any) -> Any:

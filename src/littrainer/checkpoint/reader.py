@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.layout import (
@@ -26,7 +27,7 @@ from littrainer.checkpoint.safe_loading import load_tensors
 from littrainer.strategies.shards import is_by_name, numbered_for
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +52,9 @@ def read_state(folder: Path) -> TrainerState:
         ValueError: the file is no trainer state, or counts no steps.
     """
     state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
-    if state.global_step < 0:
+    if not isinstance(state.global_step, int) or state.global_step < 0:
         raise ValueError(
-            f"{folder / TRAINER_STATE_NAME} has global_step={state.global_step}, which is no number of optimizer "
+            f"{folder / TRAINER_STATE_NAME} has global_step={state.global_step!r}, which is no number of optimizer "
             "steps. Resume from another checkpoint."
         )
     if state.best_model_checkpoint is None:
@@ -86,21 +87,20 @@ def read_optimizer_state(folder: Path) -> tuple[Path, Any]:
     return folder / OPTIMIZER_FOLDER, nested_state(read_whole(folder / OPTIMIZER_FOLDER))
 
 
-def load_optimizer(trainer: Trainer, folder: Path) -> None:
+def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
     """Load the state of the optimizer.
 
     Raises:
         ValueError: the file is damaged, could run code, or holds the state of another optimizer.
     """
-    optimizer: Any = trainer.optimizer
     path, state = read_optimizer_state(folder)
     if is_by_name(state):
-        state = numbered_for(trainer.model, optimizer, state)
-    refuse_other_optimizer(path, trainer, state)
+        state = numbered_for(model, optimizer, state)
+    refuse_other_optimizer(path, model, optimizer, state)
     optimizer.load_state_dict(state)
 
 
-def refuse_other_optimizer(path: Path, trainer: Trainer, state: Any) -> None:
+def refuse_other_optimizer(path: Path, model: nn.Module, optimizer: Any, state: Any) -> None:
     """Refuse a state, with the numbers of parameters, that is not one of this training's optimizer.
 
     Parameters:
@@ -109,30 +109,32 @@ def refuse_other_optimizer(path: Path, trainer: Trainer, state: Any) -> None:
     Raises:
         ValueError: it is that of another optimizer.
     """
-    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
-    _refuse(path, "optimizer", optimizer_differences(trainer.optimizer, state, names))
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    _refuse(path, "optimizer", optimizer_differences(optimizer, state, names))
 
 
-def load_schedule(trainer: Trainer, folder: Path) -> None:
+def load_schedule(schedule: Any, groups: int, folder: Path) -> None:
     """Load the state of the schedule.
+
+    Parameters:
+        groups: the optimizer's parameter groups.
 
     Raises:
         ValueError: the file is damaged, could run code, or holds the state of another schedule.
     """
-    if getattr(trainer.lr_scheduler, "is_kept_by_engine", False):
+    if getattr(schedule, "is_kept_by_engine", False):
         return
-    state = fitted_to_groups(load_tensors(folder / SCHEDULER_NAME), len(trainer.optimizer.param_groups))
-    _refuse(folder / SCHEDULER_NAME, "schedule", schedule_differences(trainer.lr_scheduler, state))
-    trainer.lr_scheduler.load_state_dict(state)
+    state = fitted_to_groups(load_tensors(folder / SCHEDULER_NAME), groups)
+    _refuse(folder / SCHEDULER_NAME, "schedule", schedule_differences(schedule, state))
+    schedule.load_state_dict(state)
 
 
-def load_scaler(trainer: Trainer, folder: Path) -> None:
+def load_scaler(scaler: Any, folder: Path) -> None:
     """Load the state of the loss scaling of fp16, where both the checkpoint and this training have one.
 
     Raises:
         ValueError: the file is damaged, could run code, or holds something else.
     """
-    scaler = trainer.accelerator.scaler
     if scaler is None or not (folder / SCALER_NAME).is_file():
         return
     state = load_tensors(folder / SCALER_NAME)
@@ -167,20 +169,10 @@ def _refuse(path: Path, what: str, differences: list[str]) -> None:
 
 # Entries of torch's optimizers that have the shape of their parameter.
 SHAPED_AS_PARAMETER = frozenset(
-    {
-        "acc_delta",
-        "ax",
-        "exp_avg",
-        "exp_avg_sq",
-        "exp_inf",
-        "grad_avg",
-        "max_exp_avg_sq",
-        "momentum_buffer",
-        "prev",
-        "square_avg",
-        "step_size",
-        "sum",
-    }
+    (
+        *("acc_delta", "ax", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq", "momentum_buffer"),
+        *("prev", "square_avg", "step_size", "sum"),
+    )
 )
 # Entries of torch's schedules with one value for each parameter group.
 SCHEDULED_BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas")

@@ -13,9 +13,9 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from littrainer.arguments.choices import SaveStrategy
 from littrainer.checkpoint.arguments_file import write_run_record
@@ -24,7 +24,7 @@ from littrainer.checkpoint.distributed_save import leads, not_writable
 from littrainer.distributed.agreement import failing_together
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    from littrainer.arguments.training_arguments import TrainingArguments
 
 
 logger = logging.getLogger(__name__)
@@ -68,22 +68,24 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextlib.contextmanager
-def claimed_for_training(trainer: Trainer, trial: Any) -> Iterator[None]:
-    """`claimed` for the length of a training that will save checkpoints, by the process that writes them."""
-    args = trainer.args
-    will_save = args.save_strategy != SaveStrategy.NO or args.enable_jit_checkpoint
-    if not will_save:
+def claimed_for_training(args: TrainingArguments, run_dir: Callable[[], str]) -> Iterator[None]:
+    """`claimed` for the length of a training that will save checkpoints, by the process that writes them.
+
+    Parameters:
+        run_dir: gives the folder; it is only asked if checkpoints will be saved.
+    """
+    if args.save_strategy == SaveStrategy.NO and not args.enable_jit_checkpoint:
         yield
         return
-    run_dir = Path(trainer._get_output_dir(trial=trial))
+    folder = Path(run_dir())
     with contextlib.ExitStack() as claims:
-        with failing_together(f"claiming {run_dir} for checkpoints"):
-            if leads(trainer, run_dir):
-                claims.enter_context(claimed(run_dir))
-                write_run_record(args, run_dir)
+        with failing_together(f"claiming {folder} for checkpoints"):
+            if leads(args, folder):
+                claims.enter_context(claimed(folder))
+                write_run_record(args, folder)
         yield
         # Who looks into the folder next finds nothing half-deleted in it, in any process.
-        with failing_together(f"tidying up {run_dir}"):
+        with failing_together(f"tidying up {folder}"):
             claims.close()
 
 
@@ -184,7 +186,8 @@ def _lock(path: Path, run_dir: Path) -> tuple[int, bool]:
             is_locked = _try_lock(descriptor)
             if is_locked is False:
                 raise _taken(run_dir, _read(path))
-            if _is_file_of(descriptor, path):
+            # Its holder may have deleted it meanwhile.
+            if path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(path)):
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, json.dumps(_description()).encode())
                 return descriptor, bool(is_locked)
@@ -207,15 +210,6 @@ def _try_lock(descriptor: int) -> bool | None:
         logger.info("Two runs that write to one folder go unnoticed here: no locks (%s).", error)
         return None
     return True
-
-
-def _is_file_of(descriptor: int, path: Path) -> bool:
-    try:
-        there = os.stat(path)
-    except FileNotFoundError:
-        return False
-    own = os.fstat(descriptor)
-    return (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino)
 
 
 def _description() -> dict[str, str | int]:

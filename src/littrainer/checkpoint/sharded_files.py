@@ -41,7 +41,6 @@ def read_fsdp_weights(folder: Path) -> dict[str, Any]:
     """
     if (folder / FSDP_WEIGHTS_NAME).is_file():
         return load_tensors(folder / FSDP_WEIGHTS_NAME)
-
     whole = read_whole(folder / WEIGHTS_FOLDER)
     return {name.removeprefix(f"{WEIGHTS_KEY}."): value for name, value in whole.items()}
 
@@ -49,18 +48,16 @@ def read_fsdp_weights(folder: Path) -> dict[str, Any]:
 def nested_state(flat: Mapping[str, Any]) -> dict[str, Any]:
     """An optimizer's state with names of parameters, from what a folder holds by name."""
     groups: dict[int, dict[str, Any]] = {}
+    state: dict[str, dict[str, Any]] = {}
     for name, value in flat.items():
         if name.startswith(GROUPS):
             number, _, entry = name.removeprefix(GROUPS).partition(".")
             groups.setdefault(int(number), {})[entry] = value
-    param_groups = [groups[number] for number in sorted(groups)]
-    state: dict[str, dict[str, Any]] = {}
-    for name, value in flat.items():
-        if name.startswith(STATE):
+        elif name.startswith(STATE):
             # Names of parameters have dots, those of entries have not.
             parameter, _, entry = name.removeprefix(STATE).rpartition(".")
             state.setdefault(parameter, {})[entry] = value
-    return {"state": state, "param_groups": param_groups}
+    return {"state": state, "param_groups": [groups[number] for number in sorted(groups)]}
 
 
 def read_weights_into(folder: Path, own: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -120,24 +117,19 @@ def read_optimizer_into(folder: Path, parameters: Mapping[str, torch.Tensor]) ->
 
 
 # What an index consists of: module -> names of it.
+PATHS = frozenset(("Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath"))
 PARTS_OF_AN_INDEX: Mapping[str, frozenset[str]] = {
     "torch.distributed.checkpoint.metadata": frozenset(
-        {
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-            "_MEM_FORMAT_ENCODING",
-        }
+        (
+            *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta"),
+            *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
+        )
     ),
-    "torch.distributed.checkpoint.filesystem": frozenset({"_StorageInfo", "_StoragePrefix"}),
-    "torch.serialization": frozenset({"_get_layout"}),
-    "torch": frozenset({"Size"}),
-    "pathlib": frozenset({"Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath"}),
-    "pathlib._local": frozenset({"Path", "PosixPath", "PurePath", "PurePosixPath", "WindowsPath"}),
+    "torch.distributed.checkpoint.filesystem": frozenset(("_StorageInfo", "_StoragePrefix")),
+    "torch.serialization": frozenset(("_get_layout",)),
+    "torch": frozenset(("Size",)),
+    "pathlib": PATHS,
+    "pathlib._local": PATHS,
 }
 
 

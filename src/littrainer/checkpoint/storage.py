@@ -1,17 +1,21 @@
-"""How a checkpoint holds weights and the optimizer's state where each process has all of them."""
+"""How a checkpoint holds weights and the optimizer's state: whole, put together from shards, or as a strategy has them.
+
+One class for each. Everything else in a checkpoint is the same whatever the strategy.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.sharding import sharding_plan
-from littrainer.checkpoint.checksums import Seal
 from littrainer.checkpoint.layout import (
     FSDP_OPTIMIZER_NAME,
     FSDP_WEIGHTS_NAME,
@@ -22,21 +26,14 @@ from littrainer.checkpoint.layout import (
     WEIGHTS_NAME,
     holds_parts,
 )
-from littrainer.checkpoint.reader import (
-    load_optimizer,
-    optimizer_differences,
-    read_optimizer_state,
-    refuse_other_optimizer,
-)
-from littrainer.checkpoint.safe_loading import load_tensors
+from littrainer.checkpoint.reader import load_optimizer, read_optimizer_state, refuse_other_optimizer
 from littrainer.checkpoint.weights import (
-    PEFT_PREFIX,
-    adapter_folders,
+    adapter_weights,
     carries_adapters,
     fitted,
     holds_weights,
     load_weights,
-    read_adapter,
+    log_names_that_differ,
     read_weights,
     refuse_other_weights,
     without_wrappers,
@@ -60,10 +57,45 @@ from littrainer.strategies.shards import (
 )
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    from littrainer.arguments.training_arguments import TrainingArguments
 
 
 logger = logging.getLogger(__name__)
+
+# What DeepSpeed's engine writes: each process its part of the optimizer's states, and in stage 3 of the parameters. It
+# reads weights, optimizer and its own schedule from there; `zero_to_fp32.py` beside it makes whole weights of it.
+ENGINE_FOLDERS = "global_step*"
+# The file that names the folder to read.
+LATEST_NAME = "latest"
+PART_OF_PROCESS = re.compile(r".*zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
+
+
+@dataclass
+class Trained:
+    """What is trained, as it stands at this moment.
+
+    Parameters:
+        wrapped: the model with what the strategy has put around it.
+        engine: DeepSpeed's, if it carries the training out.
+        processing_class: what is written beside the model.
+        save: a Trainer's `_save`, which a subclass may have its own of.
+        tell: gets the names that the model or a file lacks, as torch's `load_state_dict` returns them.
+    """
+
+    args: TrainingArguments
+    model: nn.Module
+    optimizer: Any = None
+    wrapped: nn.Module | None = None
+    engine: Any = None
+    processing_class: Any = None
+    save: Callable[..., None] | None = None
+    tell: Callable[[Any], None] = log_names_that_differ
+
+    @property
+    def as_sharded(self) -> nn.Module:
+        """The model, in FSDP's first version with the wrapper that knows where its parameters are."""
+        wrapped = self.wrapped
+        return wrapped if wrapped is not None and is_a(wrapped, "flat sharded module") else self.model
 
 
 class WholeStorage:
@@ -73,180 +105,167 @@ class WholeStorage:
     may be another one in some process, from which its files are brought to the checkpoint.
     """
 
-    # Whether `weights` and `optimizer_state` give all that is written, so that a thread can write it from copies.
+    # Whether copies can be written later of what `save_model` and `save_optimizer` collect.
     can_be_copied = True
 
-    def weights(self, trainer: Trainer) -> dict[str, Any] | None:
-        """The whole model's weights where this process writes them; None lets the model's own be written."""
-        return None
+    def __init__(self, trained: Trained) -> None:
+        self.trained, self.args, self.optimizer = trained, trained.args, trained.optimizer
 
-    def optimizer_state(self, trainer: Trainer) -> dict[str, Any] | None:
-        """The whole optimizer's state where this process writes it, else None."""
-        return trainer.optimizer.state_dict() if trainer.args.should_save else None
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes what is put together from shards."""
+        return self.args.process_index == 0
 
-    def save_model(self, trainer: Trainer, output_dir: str) -> None:
-        """Write the model, as `save_model` does; a subclass may have its own `_save`."""
-        weights = self.weights(trainer)
-        if trainer.args.should_save:
-            if weights is None:
-                trainer._save(output_dir)
-            else:
-                trainer._save(output_dir, state_dict=weights)
+    def save_model(self, output_dir: str) -> None:
+        """Write the model, as `save_model` does."""
+        if self.args.should_save:
+            self._save(output_dir)
 
-    def save_model_of_checkpoint(self, trainer: Trainer, output_dir: str) -> None:
+    def _save(self, output_dir: str, **weights: Any) -> None:
+        assert self.trained.save is not None
+        self.trained.save(output_dir, **weights)
+
+    def save_model_of_checkpoint(self, output_dir: str) -> None:
         """Write the model as a part of a checkpoint; by default as `save_model` writes it elsewhere."""
-        self.save_model(trainer, output_dir)
+        self.save_model(output_dir)
 
-    def save_optimizer(self, trainer: Trainer, folder: Path, seal: Seal | None) -> None:
+    def save_optimizer(self, folder: Path) -> None:
         """Write the optimizer's state."""
-        state = self.optimizer_state(trainer)
-        if state is not None:
-            write_files({OPTIMIZER_NAME: state}, folder, seal)
+        if self.args.should_save:
+            write_files({OPTIMIZER_NAME: self.optimizer.state_dict()}, folder)
 
     def holds_weights(self, folder: Path) -> bool:
         """Whether there are weights in a checkpoint that `load_model` reads."""
         return holds_weights(folder)
 
-    def load_model(
-        self, trainer: Trainer, model: nn.Module, folder: Path, to_resume: bool, tell: Callable[[Any], None]
-    ) -> None:
+    def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         """Load the weights of a checkpoint.
 
         Where training is resumed this comes before the strategy has wrapped or sharded the model, and `load_optimizer`
         after it, so that a storage which can only load into shards does both there.
 
         Parameters:
-            to_resume, tell: as `load_weights` has them.
+            to_resume: as `load_weights` has it.
         """
-        load_weights(model, folder, to_resume=to_resume, tell=tell)
+        load_weights(model, folder, to_resume=to_resume, tell=self.trained.tell)
 
-    def load_optimizer(self, trainer: Trainer, folder: Path) -> None:
+    def load_optimizer(self, folder: Path) -> None:
         """Load the optimizer's state; the model stands as it is trained."""
-        load_optimizer(trainer, folder)
+        load_optimizer(self.trained.model, self.optimizer, folder)
 
 
 class WholeFromShards(WholeStorage):
     """Weights and optimizer state are spread over the processes, and whole in a checkpoint, like those of one process.
 
-    They are put together in the first process, which writes them, and sent to the others from it.
+    They are put together in the first process, which writes them whatever `save_on_each_node` says, and sent to the
+    others from it.
     """
 
-    def weights(self, trainer: Trainer) -> dict[str, Any] | None:
-        """The whole weights, in the first process."""
-        weights = whole_state_dict(trainer.model)
-        return weights if trainer.args.process_index == 0 else None
+    def save_model(self, output_dir: str) -> None:
+        """Write the whole model."""
+        weights = whole_state_dict(self.trained.model)
+        if self.is_first:
+            self._save(output_dir, state_dict=weights)
 
-    def optimizer_state(self, trainer: Trainer) -> dict[str, Any] | None:
-        """The whole optimizer's state, in the first process."""
-        state = whole_optimizer_state(trainer.model, trainer.optimizer)
-        if trainer.args.process_index != 0:
-            return None
-        return numbered_as_if_whole(trainer.model, trainer.optimizer, state)
+    def save_optimizer(self, folder: Path) -> None:
+        """Write the whole optimizer's state."""
+        model = self.trained.model
+        state = whole_optimizer_state(model, self.optimizer)
+        if self.is_first:
+            write_files({OPTIMIZER_NAME: numbered_as_if_whole(model, self.optimizer, state)}, folder)
 
-    def save_model(self, trainer: Trainer, output_dir: str) -> None:
-        """Write the model in the first process, whatever `save_on_each_node` says: no other has the weights."""
-        weights = self.weights(trainer)
-        if weights is not None:
-            trainer._save(output_dir, state_dict=weights)
-
-    def load_model(
-        self, trainer: Trainer, model: nn.Module, folder: Path, to_resume: bool, tell: Callable[[Any], None]
-    ) -> None:
+    def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         """Load weights into the shards; only the first process reads them."""
         state: dict[str, Any] = {}
         with failing_together(f"reading the weights in {folder}"):
-            if trainer.args.process_index == 0:
+            if self.is_first:
                 state, differences = fitted(model, read_weights(folder))
                 refuse_other_weights(model, folder, differences, to_resume)
         load_whole_state_dict(model, state)
 
-    def load_optimizer(self, trainer: Trainer, folder: Path) -> None:
+    def load_optimizer(self, folder: Path) -> None:
         """Load the optimizer's state into the shards; only the first process reads it."""
+        self._load_whole_optimizer(self.trained.model, folder)
+
+    def _load_whole_optimizer(self, model: nn.Module, folder: Path) -> None:
         state: dict[str, Any] = {}
-        with failing_together(f"reading {folder / OPTIMIZER_NAME}"):
-            if trainer.args.process_index == 0:
-                state = numbered_for(trainer.model, trainer.optimizer, load_tensors(folder / OPTIMIZER_NAME))
-                refuse_other_optimizer(folder / OPTIMIZER_NAME, trainer, state)
-        load_whole_optimizer_state(trainer.model, trainer.optimizer, state)
+        with failing_together(f"reading the optimizer's state in {folder}"):
+            if self.is_first:
+                path, state = read_optimizer_state(folder)
+                numbered = numbered_for(model, self.optimizer, state) if isinstance(state, dict) else state
+                refuse_other_optimizer(path, model, self.optimizer, numbered)
+        load_whole_optimizer_state(model, self.optimizer, state)
 
 
-class FsdpStorage(WholeStorage):
+class FsdpStorage(WholeFromShards):
     """One file of weights and one of the optimizer's state (`FULL_STATE_DICT`), put together in the first process.
 
-    Either form is read whatever the form that is written, and so are checkpoints of trainings without FSDP.
+    Either form of FSDP is read whatever the form that is written, and so are checkpoints of trainings without FSDP.
     """
 
     can_be_copied = False
 
-    def weights(self, trainer: Trainer) -> dict[str, Any] | None:
-        """The whole weights, in the first process."""
-        model = _as_sharded(trainer)
-        if not is_sharded(model):
-            return None
-        weights = whole_state_dict(model)
-        return weights if trainer.args.process_index == 0 else None
+    def save_model(self, output_dir: str) -> None:
+        """Write the whole model."""
+        model = self.trained.as_sharded
+        weights = {"state_dict": whole_state_dict(model)} if is_sharded(model) else {}
+        if self.is_first:
+            self._save(output_dir, **weights)
 
-    def optimizer_state(self, trainer: Trainer) -> dict[str, Any] | None:
-        """The whole optimizer's state with names of parameters, in the first process."""
-        model = _as_sharded(trainer)
+    def save_optimizer(self, folder: Path) -> None:
+        """Write the weights as FSDP of transformers reads them, and the optimizer's state with names of parameters."""
+        model = self.trained.as_sharded
+        weights = _without_base(self.trained.model, whole_state_dict(model))
         if is_sharded(model):
-            state = whole_optimizer_state(model, trainer.optimizer)
+            state = whole_optimizer_state(model, self.optimizer)
         else:
-            state = by_name(trainer.optimizer.state_dict(), names_of_parameters(model, trainer.optimizer))
-        return state if trainer.args.process_index == 0 else None
+            state = by_name(self.optimizer.state_dict(), names_of_parameters(model, self.optimizer))
+        if self.is_first:
+            write_files({FSDP_WEIGHTS_NAME: weights, FSDP_OPTIMIZER_NAME: state}, folder)
 
-    def save_model(self, trainer: Trainer, output_dir: str) -> None:
-        """Write the whole model in the first process, whatever `save_on_each_node` says: no other has the weights."""
-        weights = self.weights(trainer)
-        if trainer.args.process_index == 0:
-            if weights is None:
-                trainer._save(output_dir)
-            else:
-                trainer._save(output_dir, state_dict=weights)
-
-    def save_optimizer(self, trainer: Trainer, folder: Path, seal: Seal | None) -> None:
-        """Write the weights as FSDP of transformers reads them, and the optimizer's state."""
-        weights, state = self._weights_to_resume(trainer), self.optimizer_state(trainer)
-        if state is not None:
-            write_files({FSDP_WEIGHTS_NAME: weights, FSDP_OPTIMIZER_NAME: state}, folder, seal)
-
-    def _weights_to_resume(self, trainer: Trainer) -> dict[str, Any]:
-        left_out = _left_out(trainer.model)
-        weights = whole_state_dict(_as_sharded(trainer))
-        return {name: value for name, value in weights.items() if name not in left_out}
-
-    def holds_weights(self, folder: Path) -> bool:
-        """Whether there are weights in any of the forms that are read."""
-        return holds_weights(folder)
-
-    def load_model(
-        self, trainer: Trainer, model: nn.Module, folder: Path, to_resume: bool, tell: Callable[[Any], None]
-    ) -> None:
+    def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         """Load weights into the shards, or into a model that is not sharded yet.
 
         What each process has written its part of is read into shards; before there are any, `load_optimizer` does so.
         """
         has_parts = holds_parts(folder / WEIGHTS_FOLDER)
-        if model is trainer.model:
-            model = _as_sharded(trainer)
-        if is_sharded(model):
-            if has_parts and not has_flat_shards(model):
-                _load_parts(model, folder / WEIGHTS_FOLDER, to_resume, tell)
-            else:
-                _load_whole(trainer, model, folder, to_resume, tell)
-        elif not (has_parts and to_resume) and _reads_weights(trainer):
-            load_weights(model, folder, to_resume=to_resume, tell=tell)
+        if model is self.trained.model:
+            model = self.trained.as_sharded
+        if not is_sharded(model):
+            plan = sharding_plan(self.args)
+            # The others may get them when the model is sharded.
+            reads_weights = self.is_first or plan is None or not plan.cpu_ram_efficient_loading
+            if reads_weights and not (has_parts and to_resume):
+                WholeStorage.load_model(self, model, folder, to_resume)
+        elif has_parts and not has_flat_shards(model):
+            _load_parts(model, folder / WEIGHTS_FOLDER, to_resume, self.trained.tell)
+        elif carries_adapters(without_wrappers(model)):
+            self._load_adapters(model, folder, to_resume)
+        else:
+            super().load_model(model, folder, to_resume)
 
-    def load_optimizer(self, trainer: Trainer, folder: Path) -> None:
+    def _load_adapters(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
+        from littrainer.checkpoint.sharded_files import read_fsdp_weights
+
+        state: dict[str, Any] = {}
+        with failing_together(f"reading the weights in {folder}"):
+            if self.is_first and (folder / FSDP_WEIGHTS_NAME).is_file():
+                state, differences = fitted(model, read_fsdp_weights(folder))
+                refuse_other_weights(model, folder, differences, to_resume)
+            elif self.is_first:
+                state = adapter_weights(without_wrappers(model), folder)
+        load_whole_state_dict(model, state)
+
+    def load_optimizer(self, folder: Path) -> None:
         """Load the optimizer's state, and weights that were left to be read into shards."""
-        model, optimizer = _as_sharded(trainer), trainer.optimizer
+        model, optimizer = self.trained.as_sharded, self.optimizer
         if holds_parts(folder / WEIGHTS_FOLDER):
             if is_sharded(model):
-                self.load_model(trainer, model, folder, True, trainer._issue_warnings_after_load)
+                self.load_model(model, folder, to_resume=True)
             else:
-                load_weights(model, folder, to_resume=True, tell=trainer._issue_warnings_after_load)
+                load_weights(model, folder, to_resume=True, tell=self.trained.tell)
         if not is_sharded(model):
-            super().load_optimizer(trainer, folder)
+            load_optimizer(model, optimizer, folder)
         elif holds_parts(folder / OPTIMIZER_FOLDER) and not has_flat_shards(model):
             from littrainer.checkpoint.sharded_files import read_optimizer_into
 
@@ -254,12 +273,7 @@ class FsdpStorage(WholeStorage):
                 state = read_optimizer_into(folder / OPTIMIZER_FOLDER, dict(model.named_parameters()))
                 optimizer.load_state_dict(numbered_for(model, optimizer, state))
         else:
-            whole: dict[str, Any] = {}
-            with failing_together(f"reading the optimizer's state in {folder}"):
-                if trainer.args.process_index == 0:
-                    path, whole = read_optimizer_state(folder)
-                    _refuse_other_optimizer(path, model, optimizer, whole)
-            load_whole_optimizer_state(model, optimizer, whole)
+            self._load_whole_optimizer(model, folder)
 
 
 class PartsStorage(FsdpStorage):
@@ -268,62 +282,48 @@ class PartsStorage(FsdpStorage):
     What `save_model` writes is whole, as `from_pretrained` needs it.
     """
 
-    def save_model_of_checkpoint(self, trainer: Trainer, output_dir: str) -> None:
+    def save_model_of_checkpoint(self, output_dir: str) -> None:
         """Write what lies beside the weights; these follow in parts."""
-        if trainer.args.process_index == 0:
+        if self.is_first:
             Path(output_dir).mkdir(parents=True, exist_ok=True)
             for name in ("config", "generation_config"):
-                settings: Any = getattr(trainer.model, name, None)
+                settings: Any = getattr(self.trained.model, name, None)
                 if hasattr(settings, "save_pretrained"):
                     settings.save_pretrained(output_dir)
-            write_companions(trainer, output_dir)
+            write_companions(output_dir, self.args, self.trained.processing_class)
 
-    def save_optimizer(self, trainer: Trainer, folder: Path, seal: Seal | None) -> None:
+    def save_optimizer(self, folder: Path) -> None:
         """Write this process's part of weights and optimizer state."""
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            get_model_state_dict,
+            get_optimizer_state_dict,
+        )
 
         from littrainer.checkpoint.sharded_files import OPTIMIZER_KEY, WEIGHTS_KEY, write_parts
 
-        model = _as_sharded(trainer)
+        model, optimizer, options = self.trained.as_sharded, self.optimizer, StateDictOptions(cpu_offload=True)
         free_gathered(model)
-        left_out = _left_out(trainer.model)
-        weights = get_model_state_dict(model, options=StateDictOptions(cpu_offload=True))
-        weights = {name: value for name, value in weights.items() if name not in left_out}
+        weights = _without_base(self.trained.model, get_model_state_dict(model, options=options))
         write_parts(folder / WEIGHTS_FOLDER, {WEIGHTS_KEY: weights})
-        write_parts(folder / OPTIMIZER_FOLDER, {OPTIMIZER_KEY: _parts_of_optimizer(model, trainer.optimizer)})
+        state: Mapping[str, Any]
+        if has_flat_shards(model):
+            state = get_optimizer_state_dict(model, optimizer, options=options)
+        else:
+            state = by_name(optimizer.state_dict(), names_of_parameters(model, optimizer))
+        write_parts(folder / OPTIMIZER_FOLDER, {OPTIMIZER_KEY: state})
 
 
-def saves_parts(trainer: Trainer) -> bool:
-    """Whether the arguments ask for checkpoints in parts, and there are parts."""
-    plan = sharding_plan(trainer.args) if trainer.is_fsdp_enabled else None
-    return plan is not None and plan.saves_shards and is_sharded(_as_sharded(trainer))
-
-
-def _as_sharded(trainer: Trainer) -> nn.Module:
-    """The Trainer's model, in version 1 with the wrapper that knows where its parameters are."""
-    wrapped = trainer.model_wrapped
-    return wrapped if is_a(wrapped, "flat sharded module") else trainer.model
-
-
-def _parts_of_optimizer(model: nn.Module, optimizer: Any) -> Mapping[str, Any]:
-    if not has_flat_shards(model):
-        return by_name(optimizer.state_dict(), names_of_parameters(model, optimizer))
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
-
-    return get_optimizer_state_dict(model, optimizer, options=StateDictOptions(cpu_offload=True))
-
-
-def _left_out(model: nn.Module) -> set[str]:
+def _base_of_adapters(model: nn.Module) -> set[str]:
     """Names of weights that a checkpoint of an adapter does not hold: those of its base, which nothing trains."""
     if not carries_adapters(without_wrappers(model)):
         return set()
     return {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
 
 
-def _reads_weights(trainer: Trainer) -> bool:
-    # The others get them when the model is sharded.
-    plan = sharding_plan(trainer.args)
-    return trainer.args.process_index == 0 or plan is None or not plan.cpu_ram_efficient_loading
+def _without_base(model: nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
+    base = _base_of_adapters(model)
+    return {name: value for name, value in weights.items() if name not in base}
 
 
 def _load_parts(model: nn.Module, folder: Path, to_resume: bool, tell: Callable[[Any], None]) -> None:
@@ -333,8 +333,8 @@ def _load_parts(model: nn.Module, folder: Path, to_resume: bool, tell: Callable[
     with failing_together(f"reading {folder}"):
         own = model.state_dict()
         missing, unexpected = read_weights_into(folder, own)
-        left_out = _left_out(model)
-        missing = [name for name in missing if name not in left_out]
+        base = _base_of_adapters(model)
+        missing = [name for name in missing if name not in base]
         if to_resume and (missing or unexpected):
             raise RuntimeError(
                 f"The weights in {folder} are not those of this model: {', '.join([*missing, *unexpected][:8])} "
@@ -345,176 +345,94 @@ def _load_parts(model: nn.Module, folder: Path, to_resume: bool, tell: Callable[
     tell(type(result)(missing, unexpected))
 
 
-def _load_whole(trainer: Trainer, model: nn.Module, folder: Path, to_resume: bool, tell: Callable[[Any], None]) -> None:
-    state: dict[str, Any] = {}
-    with failing_together(f"reading the weights in {folder}"):
-        if trainer.args.process_index == 0:
-            if carries_adapters(without_wrappers(model)) and not (folder / FSDP_WEIGHTS_NAME).is_file():
-                state = adapter_weights(without_wrappers(model), folder)
-            else:
-                from littrainer.checkpoint.sharded_files import read_fsdp_weights
-
-                is_partial = carries_adapters(without_wrappers(model))
-                stored = read_fsdp_weights(folder) if is_partial else read_weights(folder)
-                state, differences = fitted(model, stored)
-                refuse_other_weights(model, folder, differences, to_resume)
-    load_whole_state_dict(model, state)
-
-
-def adapter_weights(model: Any, folder: Path) -> dict[str, Any]:
-    """The weights of a checkpoint's adapters under the names that they have in a model.
-
-    Raises:
-        ValueError: there are none, or the model has no such adapter.
-    """
-    own = [name for name, _ in model.named_parameters()]
-    found: dict[str, Any] = {}
-    for adapter in getattr(model, "peft_config", {}):
-        place = adapter_folders(folder).get(adapter) or adapter_folders(folder).get("")
-        if place is None:
-            continue
-        names = {
-            name.replace(f".modules_to_save.{adapter}.", ".").replace(f".{adapter}.", "."): name
-            for name in own
-            if f".{adapter}." in name
-        }
-        stored = read_adapter(place)
-        # A model of transformers that carries an adapter has it in a file with the names of PEFT's wrapper.
-        stored = {name if name in names else name.removeprefix(PEFT_PREFIX): value for name, value in stored.items()}
-        others = [name for name in stored if name not in names]
-        if others:
-            raise ValueError(
-                f"The adapter in {place} is not one of this model: it has {', '.join(others[:8])}. Make the model as "
-                "it was when the checkpoint was written."
-            )
-        found.update({names[name]: value for name, value in stored.items()})
-    if not found:
-        raise ValueError(f"{folder} holds no adapter that this model has. Resume from another checkpoint.")
-    return found
-
-
-def _refuse_other_optimizer(path: Path, model: nn.Module, optimizer: Any, state: Any) -> None:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    numbered = numbered_for(model, optimizer, state) if isinstance(state, dict) else state
-    differences = optimizer_differences(optimizer, numbered, names)
-    if differences:
-        raise ValueError(
-            f"{path} does not fit the optimizer of this training: {'; '.join(differences)}. Set up model and "
-            "arguments as they were when the checkpoint was written, or load its model and start a new training."
-        )
-
-
-ENGINE_FOLDERS = "global_step*"
-# The file that names the folder to read.
-LATEST_NAME = "latest"
-PART_OF_PROCESS = re.compile(r".*zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt")
-
-
 class EngineStorage(WholeStorage):
     """Weights and optimizer state as DeepSpeed's engine writes and reads them, in all processes together."""
 
-    optimizer_names = (LATEST_NAME,)
     can_be_copied = False
 
-    def save_model(self, trainer: Trainer, output_dir: str) -> None:
+    def save_model(self, output_dir: str) -> None:
         """Write the model. In stage 3 its weights are gathered if the configuration says so; else the engine's are."""
-        config: Any = trainer.args.hf_deepspeed_config
+        config: Any = self.args.hf_deepspeed_config
         if not config.is_zero3():
-            super().save_model(trainer, output_dir)
+            super().save_model(output_dir)
             return
-        # It loads Lightning.
-        from littrainer.strategies.deepspeed import start_for_evaluation
-
-        start_for_evaluation(trainer)
-        engine: Any = trainer.deepspeed
+        engine = self.trained.engine
         if engine.zero_gather_16bit_weights_on_model_save():
-            weights = engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=_has_adapters(trainer))
+            weights = engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=self._has_adapters())
             if weights is not None:
-                trainer._save(output_dir, state_dict=weights)
+                self._save(output_dir, state_dict=weights)
             return
         logger.warning(
             "stage3_gather_16bit_weights_on_model_save is off, so the weights in %s are in the files of DeepSpeed's "
             "engine: run the zero_to_fp32.py beside them to get whole ones.",
             output_dir,
         )
-        if trainer.args.should_save:
-            trainer._save(output_dir, state_dict={})
+        if self.args.should_save:
+            self._save(output_dir, state_dict={})
             for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME):
                 (Path(output_dir) / name).unlink(missing_ok=True)
-        self._save_engine(trainer, Path(output_dir))
+        self.save_optimizer(Path(output_dir))
 
-    def save_optimizer(self, trainer: Trainer, folder: Path, seal: Seal | None) -> None:
+    def save_optimizer(self, folder: Path) -> None:
         """Let the engine write weights, optimizer and its own schedule."""
-        self._save_engine(trainer, folder)
-
-    def _save_engine(self, trainer: Trainer, folder: Path) -> None:
-        trainer.deepspeed.save_checkpoint(str(folder), exclude_frozen_parameters=_has_adapters(trainer))
+        self.trained.engine.save_checkpoint(str(folder), exclude_frozen_parameters=self._has_adapters())
 
     def holds_weights(self, folder: Path) -> bool:
         """Whether the engine has written its folder."""
         return any(folder.glob(ENGINE_FOLDERS))
 
-    def load_model(
-        self, trainer: Trainer, model: nn.Module, folder: Path, to_resume: bool, tell: Callable[[Any], None]
-    ) -> None:
+    def load_model(self, model: nn.Module, folder: Path, to_resume: bool) -> None:
         """Load the weights of the best model; those of a training that is resumed come with the optimizer's state."""
-        _check(trainer, folder)
-        if not to_resume:
-            _load_engine(trainer, folder)
+        if to_resume:
+            self._check(folder)
+        else:
+            self.load_optimizer(folder)
 
-    def load_optimizer(self, trainer: Trainer, folder: Path) -> None:
+    def load_optimizer(self, folder: Path) -> None:
         """Load weights, optimizer and the engine's own schedule."""
-        _check(trainer, folder)
-        _load_engine(trainer, folder)
-
-
-def _load_engine(trainer: Trainer, folder: Path) -> None:
-    path, _ = trainer.deepspeed.load_checkpoint(
-        str(folder),
-        load_module_strict=not _has_adapters(trainer),
-        load_optimizer_states=True,
-        load_lr_scheduler_states=True,
-    )
-    if path is None:
-        raise ValueError(f"DeepSpeed could not load {folder}. Its log says why; resume from another checkpoint.")
-
-
-def _check(trainer: Trainer, folder: Path) -> None:
-    if not any(folder.glob(ENGINE_FOLDERS)):
-        raise ValueError(
-            f"{folder} has no folder {ENGINE_FOLDERS} of DeepSpeed's engine, so DeepSpeed cannot go on from it. Resume "
-            "it without `deepspeed`, or load its model with from_pretrained and start a new training."
+        self._check(folder)
+        path, _ = self.trained.engine.load_checkpoint(
+            str(folder),
+            load_module_strict=not self._has_adapters(),
+            load_optimizer_states=True,
+            load_lr_scheduler_states=True,
         )
-    latest = folder / LATEST_NAME
-    if not latest.is_file() or not (folder / latest.read_text("utf-8").strip()).is_dir():
-        there = ", ".join(sorted(path.name for path in folder.glob(ENGINE_FOLDERS)))
-        raise ValueError(f"{latest} has to name the folder that DeepSpeed's engine reads; there is {there}.")
-    parts = (PART_OF_PROCESS.fullmatch(path.name) for path in (folder / latest.read_text("utf-8").strip()).iterdir())
-    wrote = len({part[1] for part in parts if part is not None})
-    config: Any = trainer.args.hf_deepspeed_config
-    size = data_parallel_size(trainer.args)
-    if wrote not in (0, size) and not config.is_true("checkpoint.load_universal"):
-        raise ValueError(
-            f"{folder} was written by {wrote} processes, and there are {size}: DeepSpeed goes on with as many as "
-            "before. Start so many, or convert it with DeepSpeed's ds_to_universal.py and set "
-            '"checkpoint": {"load_universal": true} in its configuration.'
-        )
+        if path is None:
+            raise ValueError(f"DeepSpeed could not load {folder}. Its log says why; resume from another checkpoint.")
+
+    def _has_adapters(self) -> bool:
+        return is_a(self.trained.model, "peft model")
+
+    def _check(self, folder: Path) -> None:
+        if not self.holds_weights(folder):
+            raise ValueError(
+                f"{folder} has no folder {ENGINE_FOLDERS} of DeepSpeed's engine, so DeepSpeed cannot go on from it. "
+                "Resume it without `deepspeed`, or load its model with from_pretrained and start a new training."
+            )
+        latest = folder / LATEST_NAME
+        if not latest.is_file() or not (folder / latest.read_text("utf-8").strip()).is_dir():
+            there = ", ".join(sorted(path.name for path in folder.glob(ENGINE_FOLDERS)))
+            raise ValueError(f"{latest} has to name the folder that DeepSpeed's engine reads; there is {there}.")
+        files = (folder / latest.read_text("utf-8").strip()).iterdir()
+        wrote = len({part[1] for part in (PART_OF_PROCESS.fullmatch(path.name) for path in files) if part is not None})
+        config: Any = self.args.hf_deepspeed_config
+        size = data_parallel_size(self.args)
+        if wrote not in (0, size) and not config.is_true("checkpoint.load_universal"):
+            raise ValueError(
+                f"{folder} was written by {wrote} processes, and there are {size}: DeepSpeed goes on with as many as "
+                "before. Start so many, or convert it with DeepSpeed's ds_to_universal.py and set "
+                '"checkpoint": {"load_universal": true} in its configuration.'
+            )
 
 
-def _has_adapters(trainer: Trainer) -> bool:
-    return is_a(trainer.model, "peft model")
-
-
-# Name -> whether a Trainer's model is held so, and how. The first that applies is taken.
-STORAGES: dict[str, tuple[Callable[[Trainer], bool], WholeStorage]] = {
-    "as DeepSpeed's engine writes it": (lambda trainer: trainer.is_deepspeed_enabled, EngineStorage()),
-    "FSDP, each process its part": (saves_parts, PartsStorage()),
-    "FSDP": (lambda trainer: trainer.is_fsdp_enabled, FsdpStorage()),
-    "whole, put together from shards": (lambda trainer: is_sharded(trainer.model), WholeFromShards()),
-    "whole": (lambda trainer: True, WholeStorage()),
-}
-
-
-def storage_of(trainer: Trainer) -> WholeStorage:
-    """How checkpoints of a Trainer hold weights and the optimizer's state, as its strategy stands at this moment."""
-    return next(storage for applies, storage in STORAGES.values() if applies(trainer))
+def storage_of(trained: Trained) -> WholeStorage:
+    """How checkpoints hold weights and the optimizer's state, as the strategy stands at this moment."""
+    plan = sharding_plan(trained.args)
+    kind = WholeStorage
+    if asks_for_deepspeed(trained.args):
+        kind = EngineStorage
+    elif plan is not None:
+        kind = PartsStorage if plan.saves_shards and is_sharded(trained.as_sharded) else FsdpStorage
+    elif is_sharded(trained.model):
+        kind = WholeFromShards
+    return kind(trained)

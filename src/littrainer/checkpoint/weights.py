@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,6 @@ EXTRA_STATE_NAME = "littrainer_extra_state.pt"
 EXTRA_STATE_SUFFIX = "_extra_state"
 # Beyond it the weights are spread over several files, as `save_pretrained` does.
 MAX_SHARD_SIZE: int | str = "50GB"
-SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 # What torch.compile and DistributedDataParallel put before the names of what they wrap.
 COMPILED_PART = "_orig_mod"
 WRAPPER_PREFIX = "module."
@@ -69,6 +66,35 @@ def write_weights(
         write_left_out(inner, Path(output_dir), state_dict)
 
 
+# Libraries whose `save_pretrained` writes the weights it is given, and none of its own.
+WRITES_WHAT_IT_IS_GIVEN = ("transformers",)
+
+
+def writes_given_weights(model: Any) -> bool:
+    """Whether this model's weights can be written from a copy of its state dict.
+
+    Adapters and quantized weights are taken from the model itself, and so may be what a `save_pretrained` of a user's
+    own writes; these are written before training goes on.
+    """
+    inner = without_wrappers(model)
+    if carries_adapters(inner) or getattr(inner, "hf_quantizer", None) is not None:
+        return False
+    save_pretrained = getattr(type(inner), "save_pretrained", None)
+    return save_pretrained is None or (save_pretrained.__module__ or "").partition(".")[0] in WRITES_WHAT_IT_IS_GIVEN
+
+
+def asked_shard_size(plugins: Any) -> int | str | None:
+    """The size beyond which weights are spread over several files; None if no plugin of Lightning says one.
+
+    Parameters:
+        plugins: one, a list of them, or None.
+    """
+    for plugin in plugins if isinstance(plugins, list) else [plugins]:
+        if getattr(plugin, "max_shard_size", None) is not None:
+            return plugin.max_shard_size
+    return None
+
+
 def without_wrappers(model: nn.Module) -> nn.Module:
     """The module inside `torch.compile` and DistributedDataParallel."""
     while True:
@@ -81,77 +107,42 @@ def without_wrappers(model: nn.Module) -> nn.Module:
 
 
 def _write_plain(model: nn.Module, folder: Path, given: Mapping[str, Any] | None, max_shard_size: int | str) -> None:
-    from huggingface_hub import split_torch_state_dict_into_shards
-    from safetensors.torch import save_file
+    from huggingface_hub import save_torch_state_dict
 
     own = model.state_dict()
     state = dict(own if given is None else given)
-    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    tensors = {name: value.detach() for name, value in state.items() if isinstance(value, torch.Tensor)}
     without_values = [name for name, tensor in tensors.items() if tensor.is_meta]
     if without_values:
         raise ValueError(
             f"The model's weights cannot be written to {folder}: {_listed(without_values)} have no values (device "
             "meta). Give them values, for instance with to_empty() and an initialisation, before saving."
         )
-    _write_extra_state({name: value for name, value in state.items() if name not in tensors}, folder)
-    tensors = _each_once(tensors, own)
-    shards = split_torch_state_dict_into_shards(
-        tensors, filename_pattern="model{suffix}.safetensors", max_shard_size=max_shard_size
-    )
-    for file, names in shards.filename_to_tensors.items():
-        save_file({name: tensors[name] for name in names}, folder / file, metadata={"format": "pt"})
-    written = {*shards.filename_to_tensors}
-    if shards.is_sharded:
-        index = {"metadata": shards.metadata, "weight_map": shards.tensor_to_filename}
-        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
-        written.add(SAFE_WEIGHTS_INDEX_NAME)
-    _delete_earlier_weights(folder, written)
-
-
-def _each_once(tensors: dict[str, torch.Tensor], own: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Contiguous tensors of which no two share memory; of tied ones the first name stays."""
-    first_of_place: dict[Any, str] = {}
+    extras = {name: value for name, value in state.items() if name not in tensors}
+    extras_path = folder / EXTRA_STATE_NAME
+    extras_path.unlink(missing_ok=True)
+    if extras:
+        torch.save(extras, extras_path)
+        try:
+            load_tensors(extras_path)
+        except ValueError as error:
+            extras_path.unlink()
+            raise ValueError(
+                f"The model's state cannot be written to {folder}: {_listed(extras)} holds something that a checkpoint "
+                "could not be loaded safely with. Let get_extra_state return tensors, numbers, text and containers of "
+                "them."
+            ) from error
     # Copied weights no longer share memory, and are tied all the same where the model's own are.
-    tied = {name: kept for kept, others in tied_names(own).items() for name in others}
-    kept: dict[str, torch.Tensor] = {}
-    storages: set[Any] = set()
-    for name, tensor in tensors.items():
-        place = _place(tensor)
-        if place is not None and first_of_place.setdefault(place, name) != name:
-            continue
-        twin = kept.get(tied.get(name, ""))
-        if twin is not None and torch.equal(twin, tensor):
-            continue
-        storage = (tensor.device, tensor.untyped_storage().data_ptr())
-        # Views of one piece of memory are written each for itself.
-        kept[name] = tensor.detach().clone() if tensor.numel() and storage in storages else tensor.detach()
-        kept[name] = kept[name].contiguous()
-        storages.add(storage)
-    return kept
-
-
-def _write_extra_state(extras: dict[str, Any], folder: Path) -> None:
-    path = folder / EXTRA_STATE_NAME
-    if not extras:
-        path.unlink(missing_ok=True)
-        return
-    torch.save(extras, path)
-    try:
-        load_tensors(path)
-    except ValueError as error:
-        path.unlink()
-        raise ValueError(
-            f"The model's state cannot be written to {folder}: {_listed(extras)} holds something that a checkpoint "
-            "could not be loaded safely with. Let get_extra_state return tensors, numbers, text and containers of them."
-        ) from error
-
-
-def _delete_earlier_weights(folder: Path, written: set[str]) -> None:
-    # What an earlier, larger or smaller, model left in the folder would be read in the place of this one.
-    for entry in folder.iterdir():
-        is_weights = entry.name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME) or SHARD.fullmatch(entry.name)
-        if is_weights and entry.name not in written:
-            entry.unlink()
+    for first, others in tied_names(own).items():
+        for name in others:
+            if first in tensors and name in tensors and torch.equal(tensors[first], tensors[name]):
+                del tensors[name]
+    # Views of one piece of memory are written each for itself.
+    whole = {
+        name: tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+        for name, tensor in tensors.items()
+    }
+    save_torch_state_dict(whole, folder, max_shard_size=max_shard_size)
 
 
 def tied_names(state_dict: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -265,8 +256,8 @@ def load_weights(
         RuntimeError: the weights are those of another model.
     """
     inner = without_wrappers(model)
-    has_other_weights = _has_whole_weights(folder) or (holds_fsdp_weights(folder) and not adapter_folders(folder))
-    if carries_adapters(inner) and not has_other_weights:
+    has_whole = any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME))
+    if carries_adapters(inner) and not (has_whole or (holds_fsdp_weights(folder) and not adapter_folders(folder))):
         complaints = load_adapters(inner, folder, is_trainable=to_resume) or load_left_out(inner, folder)
         if complaints:
             raise RuntimeError(_another_model(folder, _listed(complaints)))
@@ -322,10 +313,6 @@ def log_names_that_differ(load_result: Any) -> None:
         logger.warning("Weights were loaded that are not all of the model's: %s.", differences)
 
 
-def _has_whole_weights(folder: Path) -> bool:
-    return (folder / SAFE_WEIGHTS_NAME).is_file() or (folder / WEIGHTS_NAME).is_file()
-
-
 def _another_model(folder: Path, text: str) -> str:
     return (
         f"The weights in {folder} are not those of this model: {text}. Make the model as it was when the checkpoint "
@@ -343,13 +330,16 @@ def fitted(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any],
     inner: Any = without_wrappers(model)
     if not differences or not is_a(inner, "pretrained model") or carries_adapters(inner):
         return state, differences
-    conversion = _converted(inner, stored)
-    if conversion is None:
+    try:
+        converted, unused, shapes = _converted(inner, stored)
+    except Exception as error:
+        # A class with a constructor of its own cannot be made anew; its names are compared as they stand.
+        logger.debug("%s could not convert stored weights: %s", type(inner).__name__, error)
         return state, differences
-    state, differences = _renamed(model, conversion.state)
-    missing = [name for name in differences.missing if _plain_name(name) not in conversion.shapes]
-    unexpected = [*differences.unexpected, *(name for name in conversion.unused if name not in differences.unexpected)]
-    return state, Differences(missing, unexpected, [*dict.fromkeys([*conversion.shapes.values(), *differences.shapes])])
+    state, differences = _renamed(model, converted)
+    missing = [name for name in differences.missing if _plain_name(name) not in shapes]
+    unexpected = [*dict.fromkeys([*differences.unexpected, *unused])]
+    return state, Differences(missing, unexpected, [*dict.fromkeys([*shapes.values(), *differences.shapes])])
 
 
 def _renamed(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any], Differences]:
@@ -372,15 +362,9 @@ def _renamed(model: nn.Module, stored: Mapping[str, Any]) -> tuple[dict[str, Any
     ]
     inner = without_wrappers(model)
     missing = _not_ignored(
-        (name for name in own if name not in state),
-        [
-            *(getattr(inner, "_keys_to_ignore_on_save", None) or ()),
-            *_patterns(inner, "_keys_to_ignore_on_load_missing"),
-        ],
+        (name for name in own if name not in state), inner, "_keys_to_ignore_on_save", "_keys_to_ignore_on_load_missing"
     )
-    unexpected = _not_ignored(
-        (name for name in state if name not in own), _patterns(inner, "_keys_to_ignore_on_load_unexpected")
-    )
+    unexpected = _not_ignored((name for name in state if name not in own), inner, "_keys_to_ignore_on_load_unexpected")
     return state, Differences(missing, unexpected, shapes)
 
 
@@ -393,26 +377,22 @@ def _other_shape(name: str, stored: Iterable[int], own: Iterable[int]) -> str:
     return f"{name} is {tuple(stored)} in the checkpoint and {tuple(own)} in the model"
 
 
-@dataclass(frozen=True)
-class Conversion:
+def _converted(inner: Any, stored: Mapping[str, Any]) -> tuple[dict[str, Any], list[str], dict[str, str]]:
     """Weights under the names of the installed transformers.
 
-    Parameters:
-        state: the weights, and beside them what no weight came from.
-        unused: stored names that no weight came from.
-        shapes: a sentence for each name whose shape differs.
+    Returns:
+        the weights, and beside them what no weight came from; stored names that no weight came from; and a sentence
+        for each name whose shape differs.
     """
-
-    state: dict[str, Any]
-    unused: list[str]
-    shapes: dict[str, str]
-
-
-def _converted(inner: Any, stored: Mapping[str, Any]) -> Conversion | None:
     wide = any(parameter.dtype == torch.float64 for parameter in inner.parameters())
+    # transformers prints what does not match, which the caller says in its own words, and what it does not shard.
+    names = [name for name in logging.Logger.manager.loggerDict if name.partition(".")[0] == "transformers"]
+    levels = {one: one.level for one in map(logging.getLogger, names) if one.level}
+    for library_logger in levels:
+        library_logger.setLevel(logging.ERROR)
     try:
         # What it initialises by itself must not move the random numbers of the training.
-        with torch.random.fork_rng(devices=[]), _without_report():
+        with torch.random.fork_rng(devices=[]):
             other, notes = type(inner).from_pretrained(
                 None,
                 config=copy.deepcopy(inner.config),
@@ -421,30 +401,15 @@ def _converted(inner: Any, stored: Mapping[str, Any]) -> Conversion | None:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )
-    except Exception as error:
-        # A class with a constructor of its own cannot be made anew; its names are compared as they stand.
-        logger.debug("%s could not convert stored weights: %s", type(inner).__name__, error)
-        return None
+    finally:
+        for library_logger, level in levels.items():
+            library_logger.setLevel(level)
     shapes = {name: _other_shape(name, theirs, own) for name, theirs, own in notes["mismatched_keys"]}
     initialised = {*notes["missing_keys"], *shapes}
     # What it has no place for, the model's own loading may have one for.
     left = {name: stored[name] for name in (*notes["unexpected_keys"], *shapes) if name in stored}
     state = {name: value for name, value in other.state_dict().items() if name not in initialised}
-    return Conversion({**left, **state}, list(notes["unexpected_keys"]), shapes)
-
-
-@contextlib.contextmanager
-def _without_report() -> Iterator[None]:
-    # transformers prints what does not match, which the caller says in its own words, and what it does not shard.
-    loggers = [one for one in logging.Logger.manager.loggerDict.values() if isinstance(one, logging.Logger)]
-    levels = {one: one.level for one in loggers if one.level and one.name.split(".")[0] == "transformers"}
-    for its_logger in levels:
-        its_logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for its_logger, level in levels.items():
-            its_logger.setLevel(level)
+    return {**left, **state}, list(notes["unexpected_keys"]), shapes
 
 
 def _plain_name(name: str) -> str:
@@ -452,11 +417,9 @@ def _plain_name(name: str) -> str:
     return ".".join(part for part in name.removeprefix(WRAPPER_PREFIX).split(".") if part != COMPILED_PART)
 
 
-def _patterns(model: Any, attribute: str) -> list[str]:
-    return list(getattr(model, attribute, None) or ())
-
-
-def _not_ignored(names: Iterable[str], patterns: list[str]) -> list[str]:
+def _not_ignored(names: Iterable[str], model: Any, *attributes: str) -> list[str]:
+    """Names without those that patterns of the model leave out."""
+    patterns = [pattern for attribute in attributes for pattern in getattr(model, attribute, None) or ()]
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns)]
 
 
@@ -465,6 +428,8 @@ def _listed(names: Iterable[str]) -> str:
     more = len(shown) - LONGEST_LIST
     return ", ".join(shown[:LONGEST_LIST]) + (f" and {more} more" if more > 0 else "")
 
+
+# ---- Adapters of PEFT: only they are in a checkpoint, and only they are read back -----------------------------------
 
 ADAPTER_WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
 # Parameters that are trained and that PEFT leaves out of an adapter's file: the encoder of p-tuning, of which it keeps
@@ -502,14 +467,9 @@ def load_adapters(model: Any, folder: Path, *, is_trainable: bool) -> list[str]:
     Raises:
         ValueError: there is no adapter in the folder, or one that the model does not have.
     """
-    folders = adapter_folders(folder)
-    if not folders:
-        raise ValueError(
-            f"No adapter in {folder}: expected {' or '.join(ADAPTER_WEIGHTS_NAMES)}. Give a folder that "
-            "save_pretrained or a Trainer wrote of this model."
-        )
     if not is_a(model, "peft model"):
-        return _load_carried_adapter(model, folders.get("", folder))
+        return _load_carried_adapter(model, folder)
+    folders = adapter_folders(folder) or {"": folder}
     active = model.active_adapters[0]
     complaints = []
     # A single adapter in the checkpoint's own folder is the one at work, whatever its name here.
@@ -520,7 +480,8 @@ def load_adapters(model: Any, folder: Path, *, is_trainable: bool) -> list[str]:
                 f"{path} holds an adapter named {name!r}, and the model has {', '.join(map(repr, model.peft_config))}. "
                 "Add the adapter to the model before training goes on."
             )
-        complaints += [f"adapter {name!r}: {text}" for text in _differences(model, name, read_adapter(path))]
+        differences = _differences(model, name, read_adapter(path))
+        complaints += [f"adapter {name!r}: {differences}"] if differences else []
     absent = [name for name in model.active_adapters if name not in named]
     complaints += [f"adapter {name!r}: not in the checkpoint" for name in absent]
     if complaints:
@@ -554,14 +515,10 @@ def write_left_out(model: Any, folder: Path, state_dict: Mapping[str, Any] | Non
         state_dict: values to write in the place of the model's own.
     """
     own = model.state_dict()
-    values = {
-        name: (own if state_dict is None else state_dict).get(name, own[name])
-        for name in _trained_outside_adapters(model, own)
-    }
-    if values:
-        torch.save(values, folder / LEFT_OUT_NAME)
-    else:
-        (folder / LEFT_OUT_NAME).unlink(missing_ok=True)
+    given, names = own if state_dict is None else state_dict, _trained_outside_adapters(model, own)
+    (folder / LEFT_OUT_NAME).unlink(missing_ok=True)
+    if names:
+        torch.save({name: given.get(name, own[name]) for name in names}, folder / LEFT_OUT_NAME)
 
 
 def load_left_out(model: Any, folder: Path) -> list[str]:
@@ -579,11 +536,10 @@ def load_left_out(model: Any, folder: Path) -> list[str]:
     absent = [name for name in _trained_outside_adapters(model, own) if name not in stored]
     if absent:
         logger.warning(
-            "%s does not hold %s%s, which is trained: PEFT does not save it. It stays as it is, and numbers differ "
-            "from those of an uninterrupted training.",
+            "%s does not hold %s, which is trained: PEFT does not save it. It stays as it is, and numbers differ from "
+            "those of an uninterrupted training.",
             folder,
-            ", ".join(absent[:LONGEST_LIST]),
-            f" and {len(absent) - LONGEST_LIST} more" if len(absent) > LONGEST_LIST else "",
+            _listed(absent),
         )
     model.load_state_dict(stored, strict=False)
     return []
@@ -606,22 +562,19 @@ def _weights_file(folder: Path) -> Path | None:
     return next((folder / name for name in ADAPTER_WEIGHTS_NAMES if (folder / name).is_file()), None)
 
 
-def _differences(model: Any, name: str, stored: dict[str, torch.Tensor]) -> list[str]:
+def _differences(model: Any, name: str, stored: dict[str, torch.Tensor]) -> Differences:
     from peft import get_peft_model_state_dict
 
     # Embeddings are stored beside an adapter where their size was changed; whether they are is PEFT's to say.
     own = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    missing = [key for key in own if key not in stored]
-    unexpected = [key for key in stored if key not in own and "embed" not in key and "lm_head" not in key]
-    shapes = [
-        f"{key} has shape {tuple(stored[key].shape)}, the model's {tuple(tensor.shape)}"
-        for key, tensor in own.items()
-        if key in stored and stored[key].shape != tensor.shape
-    ]
-    return (
-        [f"no weights for {key}" for key in missing]
-        + [f"weights for {key}, which the model does not have" for key in unexpected]
-        + shapes
+    return Differences(
+        [key for key in own if key not in stored],
+        [key for key in stored if key not in own and "embed" not in key and "lm_head" not in key],
+        [
+            _other_shape(key, stored[key].shape, tensor.shape)
+            for key, tensor in own.items()
+            if key in stored and stored[key].shape != tensor.shape
+        ],
     )
 
 
@@ -630,7 +583,40 @@ def _load_carried_adapter(model: Any, folder: Path) -> list[str]:
 
     active = model.active_adapters()[0]
     stored = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in read_adapter(folder).items()}
-    complaints = _differences(model, active, stored)
-    if not complaints:
-        set_peft_model_state_dict(model, stored, adapter_name=active)
-    return complaints
+    differences = _differences(model, active, stored)
+    if differences:
+        return [str(differences)]
+    set_peft_model_state_dict(model, stored, adapter_name=active)
+    return []
+
+
+def adapter_weights(model: Any, folder: Path) -> dict[str, Any]:
+    """The weights of a checkpoint's adapters under the names that they have in a model.
+
+    Raises:
+        ValueError: there are none, or the model has no such adapter.
+    """
+    own = [name for name, _ in model.named_parameters()]
+    found: dict[str, Any] = {}
+    for adapter in getattr(model, "peft_config", {}):
+        place = adapter_folders(folder).get(adapter) or adapter_folders(folder).get("")
+        if place is None:
+            continue
+        names = {
+            name.replace(f".modules_to_save.{adapter}.", ".").replace(f".{adapter}.", "."): name
+            for name in own
+            if f".{adapter}." in name
+        }
+        stored = read_adapter(place)
+        # A model of transformers that carries an adapter has it in a file with the names of PEFT's wrapper.
+        stored = {name if name in names else name.removeprefix(PEFT_PREFIX): value for name, value in stored.items()}
+        others = [name for name in stored if name not in names]
+        if others:
+            raise ValueError(
+                f"The adapter in {place} is not one of this model: it has {', '.join(others[:8])}. Make the model as "
+                "it was when the checkpoint was written."
+            )
+        found.update({names[name]: value for name, value in stored.items()})
+    if not found:
+        raise ValueError(f"{folder} holds no adapter that this model has. Resume from another checkpoint.")
+    return found

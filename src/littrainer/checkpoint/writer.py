@@ -2,233 +2,278 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from littrainer.callbacks.state import exported_states, is_exportable
+from torch import nn
+
+from littrainer.callbacks.state import TrainerState, exported_states, is_exportable
 from littrainer.checkpoint.arguments_file import write_arguments
-from littrainer.checkpoint.atomic_write import name_final_folder
-from littrainer.checkpoint.checksums import Seal, note_changes, save_and_sum
-from littrainer.checkpoint.distributed_save import place_of, staged_together
+from littrainer.checkpoint.atomic_write import StagedCheckpoint, name_final_folder
+from littrainer.checkpoint.checksums import save_and_sum
+from littrainer.checkpoint.distributed_save import distributed_checkpoint, place_of
 from littrainer.checkpoint.layout import (
     OPTIMIZER_NAME,
-    PREFIX_CHECKPOINT_DIR,
     RESUME_RECORD_NAME,
-    SCALER_NAME,
-    SCHEDULER_NAME,
     TRAINER_STATE_NAME,
     TRAINING_ARGS_NAME,
+    checkpoint_folder,
     resume_record_name,
 )
-from littrainer.checkpoint.random_state import capture_random_states, random_state_name
-from littrainer.checkpoint.weights import write_weights
+from littrainer.checkpoint.weights import write_weights, writes_given_weights
 from littrainer.distributed.agreement import are_several, from_each
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    from littrainer.arguments.training_arguments import TrainingArguments
+
 
 logger = logging.getLogger(__name__)
 logger.addFilter(name_final_folder)
 
 
-def write_model(trainer: Trainer, output_dir: str, state_dict: dict[str, Any] | None = None) -> None:
-    """Write weights, configuration, processing class and training arguments, loadable with `from_pretrained`.
+@dataclass
+class Saving:
+    """What is being saved, and what has been saved last.
 
-    Parameters:
-        output_dir: the folder, created where it does not exist.
-        state_dict: weights to write; the model's own by default.
+    Attributes:
+        background: writes checkpoints beside the training; None if the training waits for them.
+        written: the checkpoint that this process completed last, until its `on_save` callbacks have run.
     """
-    logger.info(f"Saving model checkpoint to {output_dir}")
-    write_weights(trainer.model, output_dir, state_dict, _max_shard_size(trainer))
-    write_companions(trainer, output_dir)
+
+    background: Any = None
+    written: Any = None
 
 
-def write_companions(trainer: Trainer, output_dir: str) -> None:
-    """Write what lies beside the weights of a model: the processing class and the training arguments."""
-    processing_class = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
-    if processing_class is not None:
-        processing_class.save_pretrained(output_dir)
-    write_arguments(trainer.args, os.path.join(output_dir, TRAINING_ARGS_NAME))
+class SavingMethods(Protocol):
+    """The methods of a Trainer that write a checkpoint's files; a subclass may have its own of each."""
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model."""
 
-def _max_shard_size(trainer: Trainer) -> int | str | None:
-    in_arguments: Any = trainer.args.lightning
-    plugins = {**(in_arguments or {}), **trainer.lightning_keywords}.get("plugins") or []
-    sizes = (
-        getattr(plugin, "max_shard_size", None) for plugin in (plugins if isinstance(plugins, list) else [plugins])
-    )
-    return next((size for size in sizes if size is not None), None)
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None: ...
+
+    def _save_scaler(self, output_dir: str) -> None: ...
+
+    def _save_rng_state(self, output_dir: str) -> None: ...
 
 
 @dataclass
-class CheckpointStates:
-    """What a checkpoint holds beside the model, collected at one optimizer step.
+class SavedTraining:
+    """What a checkpoint is written of.
 
     Parameters:
-        files: objects for torch.save by file name; they refer to tensors that training goes on to change.
-        trainer_state: the text of trainer_state.json, where this process writes it.
+        methods: write the files that subclasses may write in their own way.
+        run_dir: the folder that holds the training's checkpoints.
+        callbacks: those whose states are exported, and the control.
+        resume_record: gives what exact resuming needs; None where no training runs.
     """
 
-    files: dict[str, Any]
-    trainer_state: str | None
+    methods: SavingMethods
+    args: TrainingArguments
+    state: TrainerState
+    run_dir: str
+    callbacks: list[Any]
+    resume_record: Callable[[], dict[str, Any]] | None
+
+    @property
+    def folder(self) -> Path:
+        """The checkpoint of the step that the training stands at."""
+        return checkpoint_folder(self.run_dir, self.state.global_step)
 
 
-def write_checkpoint(trainer: Trainer, run_dir: str) -> str:
-    """Write all that resuming needs to `checkpoint-<step>` and return that folder; all processes call this together.
+class CheckpointFiles:
+    """The files of one checkpoint, each written when it is collected, or all of them later.
 
     Parameters:
-        run_dir: the folder that holds this training's checkpoints.
+        staged: where they are written; its seal is told of each file as soon as it is complete.
+        is_deferred: only collect them, for `write`.
+
+    Attributes:
+        weights: those that `write` has to write.
+        objects: what is written with torch.save, by file name; they refer to tensors that training goes on to change.
+    """
+
+    def __init__(self, staged: StagedCheckpoint, is_deferred: bool = False) -> None:
+        self.folder, self.seal, self.is_deferred = staged.folder, staged.seal, is_deferred
+        self.weights: dict[str, Any] | None = None
+        self.objects: dict[str, Any] = {}
+        self._write_weights: Callable[..., None] | None = None
+        self._trainer_state: str | None = None
+
+    def take_weights(self, model: nn.Module, weights: dict[str, Any] | None, write: Callable[..., None]) -> None:
+        """Write a model's weights; by default its own.
+
+        Parameters:
+            write: called with them; with None for weights that only the model itself can write.
+        """
+        if self.is_deferred and writes_given_weights(model):
+            self.weights, self._write_weights = model.state_dict() if weights is None else weights, write
+        else:
+            write(weights)
+
+    def take(self, objects: dict[str, Any]) -> None:
+        """Write objects with torch.save, by file name."""
+        self.objects.update(objects)
+        if not self.is_deferred:
+            self._write_objects()
+
+    def take_state(self, trainer_state: str) -> None:
+        """Write the text of trainer_state.json."""
+        self._trainer_state = trainer_state
+        if not self.is_deferred:
+            self._write_state()
+
+    def add_to_seal(self) -> None:
+        """Seal what is there so far."""
+        if self.seal is not None:
+            self.seal.add_all()
+
+    def write(self) -> None:
+        """Write what was deferred."""
+        if self._write_weights is not None:
+            self._write_weights(self.weights)
+        self.add_to_seal()
+        self._write_objects()
+        self._write_state()
+
+    def _write_objects(self) -> None:
+        for name, value in self.objects.items():
+            path = self.folder / name
+            record = save_and_sum(value, path, without_inner_sums=self.seal is not None and name == OPTIMIZER_NAME)
+            if self.seal is not None:
+                self.seal.add(path, record)
+        self.objects = {}
+
+    def _write_state(self) -> None:
+        if self._trainer_state is not None:
+            (self.folder / TRAINER_STATE_NAME).write_text(self._trainer_state, "utf-8")
+
+
+# The checkpoints that are being collected, by the folders that overridable methods are called with.
+_open: dict[Path, CheckpointFiles] = {}
+
+
+# ---- Parts of a checkpoint, which are also written by themselves -----------------------------------------------------
+
+
+def write_model(
+    model: nn.Module, folder: str, state_dict: dict[str, Any] | None = None, max_shard_size: int | str | None = None
+) -> None:
+    """Write weights and configuration, loadable with `from_pretrained`.
+
+    Parameters:
+        folder: created where it does not exist.
+        state_dict: weights to write; the model's own by default.
+    """
+    logger.info(f"Saving model checkpoint to {folder}")
+    write = functools.partial(write_weights, model, folder, max_shard_size=max_shard_size)
+    checkpoint = _open.get(Path(folder))
+    if checkpoint is None:
+        write(state_dict)
+    else:
+        checkpoint.take_weights(model, state_dict, write)
+
+
+def write_companions(folder: str, args: TrainingArguments, processing_class: Any) -> None:
+    """Write what lies beside the weights of a model: the processing class, if there is one, and the arguments."""
+    if processing_class is not None:
+        processing_class.save_pretrained(folder)
+    write_arguments(args, os.path.join(folder, TRAINING_ARGS_NAME))
+
+
+def write_files(objects: dict[str, Any], folder: Path) -> None:
+    """Write objects with torch.save.
+
+    Parameters:
+        objects: by file name.
+        folder: of a checkpoint, or any other.
+    """
+    (_open.get(folder) or CheckpointFiles(StagedCheckpoint(folder))).take(objects)
+
+
+# ---- A whole checkpoint ----------------------------------------------------------------------------------------------
+
+
+def write_checkpoint(
+    training: SavedTraining,
+    folder: Path | None = None,
+    is_complete: bool = False,
+    further: dict[str, Any] | None = None,
+) -> str:
+    """Write all that resuming needs, and return the folder; all processes call this together.
+
+    Parameters:
+        folder: by default `checkpoint-<step>` among the training's.
+        is_complete: write what resuming needs, whatever `save_only_model` says.
+        further: objects to write with torch.save, by file name.
 
     Raises:
         OSError: a file could not be written; earlier checkpoints are as they were.
         FailedElsewhere: another process could not write its part.
     """
-    final = Path(run_dir) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}"
-    note_best_checkpoint(trainer, run_dir)
-    with staged_together(trainer, final) as staged:
-        fill_checkpoint(trainer, staged.folder, staged.seal)
-    trainer._sealed_checkpoint = (final, staged.stamps) if staged.stamps else None
+    final = training.folder if folder is None else folder
+    with distributed_checkpoint(training.args, final) as staged:
+        files = CheckpointFiles(staged)
+        collect_files(training, files, is_complete)
+        files.take(further or {})
     return str(final)
 
 
-def write_checkpoint_to_go_on(trainer: Trainer, folder: str) -> None:
-    """Write `checkpoint-<step>` into a folder of a search library, whatever `save_only_model` says.
-
-    What is best so far is left as it stands among the training's own checkpoints.
-    """
-    trainer.store_flos()
-    with staged_together(trainer, Path(folder) / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}") as staged:
-        fill_checkpoint(trainer, staged.folder, staged.seal, is_complete=True)
-
-
-def fill_checkpoint(trainer: Trainer, folder: Path, seal: Seal | None = None, is_complete: bool = False) -> None:
-    """Write a checkpoint's files into a folder: this process's part, where there are several.
+def collect_files(training: SavedTraining, files: CheckpointFiles, is_complete: bool = False) -> None:
+    """Collect a checkpoint's files, and write them unless they are deferred: this process's part, of several.
 
     Parameters:
-        seal: is told of each file as soon as it is complete.
-        is_complete: write what resuming needs, whatever `save_only_model` says.
+        is_complete: what resuming needs too, whatever `save_only_model` says.
     """
-    trainer.save_model(str(folder), _internal_call=True)
-    if seal is not None:
-        seal.add_all()
-    if is_complete or not trainer.args.save_only_model:
-        trainer._open_seal = seal
-        try:
-            # A subclass may have its own of each.
-            trainer._save_optimizer_and_scheduler(str(folder))
-            trainer._save_scaler(str(folder))
-            trainer._save_rng_state(str(folder))
-        finally:
-            trainer._open_seal = None
-        write_files(_resume_record(trainer), folder, seal)
-    if trainer.args.should_save:
-        _note_exported_states(trainer)
-        (folder / TRAINER_STATE_NAME).write_text(trainer.state.to_json(), "utf-8")
+    methods, folder = training.methods, str(files.folder)
+    _open[files.folder] = files
+    try:
+        methods.save_model(folder, _internal_call=True)
+        if not files.is_deferred:
+            files.add_to_seal()
+        if is_complete or not training.args.save_only_model:
+            methods._save_optimizer_and_scheduler(folder)
+            methods._save_scaler(folder)
+            methods._save_rng_state(folder)
+            files.take(_resume_record(training))
+        if training.args.should_save:
+            _note_exported_states(training)
+            files.take_state(training.state.to_json())
+    finally:
+        del _open[files.folder]
 
 
-def schedule(trainer: Trainer) -> dict[str, Any]:
-    """What this process writes of the schedule, by file name."""
-    if not trainer.args.should_save or getattr(trainer.lr_scheduler, "is_kept_by_engine", False):
+def _resume_record(training: SavedTraining) -> dict[str, Any]:
+    if training.resume_record is None:
         return {}
-    return {SCHEDULER_NAME: trainer.lr_scheduler.state_dict()}
-
-
-def loss_scaling(trainer: Trainer) -> dict[str, Any]:
-    """What this process writes of the loss scaling of fp16, by file name; nothing in any other precision."""
-    scaler = trainer.accelerator.scaler
-    return {SCALER_NAME: scaler.state_dict()} if scaler is not None and trainer.args.should_save else {}
-
-
-def random_states(trainer: Trainer) -> dict[str, Any]:
-    """Where this process's random generators stand, by file name."""
-    return {random_state_name(trainer.args): capture_random_states()}
-
-
-def _resume_record(trainer: Trainer) -> dict[str, Any]:
-    if trainer.training_run is None:
-        return {}
-    rank = trainer.args.process_index
-    record = trainer.training_run.resume_record()
+    rank, record = training.args.process_index, training.resume_record()
     files = {resume_record_name(rank): {name: record[name] for name in ("version", "data")}} if rank else {}
-    return {**files, RESUME_RECORD_NAME: record} if trainer.args.should_save else files
+    return {**files, RESUME_RECORD_NAME: record} if training.args.should_save else files
 
 
-def _note_exported_states(trainer: Trainer) -> None:
-    callbacks = [*trainer.callback_handler.callbacks, trainer.control]
-    states = trainer.state.stateful_callbacks
-    for name, now in exported_states(list(filter(is_exportable, callbacks))).items():
+def _note_exported_states(training: SavedTraining) -> None:
+    states = training.state.stateful_callbacks
+    for name, now in exported_states(list(filter(is_exportable, training.callbacks))).items():
         # Where one class has several callbacks, each save adds their states to the list, as in transformers.
         before = states.get(name)
         states[name] = [*before, *(now if isinstance(now, list) else [now])] if isinstance(before, list) else now
 
 
-def collect_states(trainer: Trainer, optimizer_state: dict[str, Any] | None) -> CheckpointStates:
-    """Collect what this process writes for a checkpoint of this optimizer step beside the model.
-
-    Parameters:
-        optimizer_state: the optimizer's, where this process writes it.
-    """
-    files: dict[str, Any] = {} if optimizer_state is None else {OPTIMIZER_NAME: optimizer_state}
-    if not trainer.args.save_only_model:
-        for part in (schedule, loss_scaling, random_states, _resume_record):
-            files.update(part(trainer))
-    if not trainer.args.should_save:
-        return CheckpointStates(files, None)
-    _note_exported_states(trainer)
-    return CheckpointStates(files, trainer.state.to_json())
-
-
-def write_states(states: CheckpointStates, folder: Path, seal: Seal | None = None) -> None:
-    """Write collected states into a checkpoint's folder.
-
-    Parameters:
-        seal: is told of each file as soon as it is complete.
-    """
-    write_files(states.files, folder, seal)
-    if states.trainer_state is not None:
-        (folder / TRAINER_STATE_NAME).write_text(states.trainer_state, "utf-8")
-
-
-def write_files(files: dict[str, Any], folder: Path, seal: Seal | None = None) -> None:
-    """Write objects with torch.save.
-
-    Parameters:
-        files: the objects by file name.
-        seal: is told of each file as soon as it is complete.
-    """
-    for name, value in files.items():
-        record = save_and_sum(value, folder / name, without_inner_sums=seal is not None and name == OPTIMIZER_NAME)
-        if seal is not None:
-            seal.add(folder / name, record)
-
-
-def note_best_checkpoint(trainer: Trainer, run_dir: str | Path) -> None:
-    """Note in the Trainer's state where the best checkpoint lies, which may be the one that is written next.
-
-    Parameters:
-        run_dir: the folder that holds this training's checkpoints.
-    """
-    state = trainer.state
+def note_best_checkpoint(training: SavedTraining) -> None:
+    """Note in the Trainer's state where the best checkpoint lies, which may be the one that is written next."""
+    state = training.state
     if not state.best_global_step:
         return
-    best = Path(run_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+    best = checkpoint_folder(training.run_dir, state.best_global_step)
     # The one that is being written takes its place when it is complete.
     if state.best_global_step == state.global_step or best.is_dir():
         state.best_model_checkpoint = str(best)
     if are_several():
         # Its path may be another one in each process, and only who writes checkpoints sees them for certain.
-        leader = place_of(trainer, Path(run_dir)).leader
+        leader = place_of(training.args, Path(training.run_dir)).leader
         state.best_model_checkpoint = from_each(state.best_model_checkpoint)[leader or 0]
-
-
-def note_changes_of_callbacks(trainer: Trainer) -> None:
-    """Let the checkpoint written last count as intact with what overrides and `on_save` callbacks did to its files."""
-    if trainer._sealed_checkpoint is None:
-        return
-    folder, stamps = trainer._sealed_checkpoint
-    trainer._sealed_checkpoint = None
-    if folder.is_dir():
-        note_changes(folder, stamps)

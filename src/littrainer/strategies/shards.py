@@ -131,14 +131,7 @@ def by_name(state: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     if is_by_name(state):
         return dict(state)
     numbers = [number for group in state["param_groups"] for number in group["params"]]
-    name_of = dict(zip(numbers, names, strict=True))
-    return {
-        **state,
-        "state": {name_of[number]: entries for number, entries in state["state"].items()},
-        "param_groups": [
-            {**group, "params": [name_of[number] for number in group["params"]]} for group in state["param_groups"]
-        ],
-    }
+    return _with_other_keys(state, dict(zip(numbers, names, strict=True)))
 
 
 def by_number(state: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
@@ -160,14 +153,13 @@ def by_number(state: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
             f"{'is' if len(others) == 1 else 'are'} only on one side. Set up the model as it was when the checkpoint "
             "was written, or load its model and start a new training."
         )
-    number_of = {name: number for number, name in enumerate(names)}
-    return {
-        **state,
-        "state": {number_of[name]: entries for name, entries in state["state"].items()},
-        "param_groups": [
-            {**group, "params": [number_of[name] for name in group["params"]]} for group in state["param_groups"]
-        ],
-    }
+    return _with_other_keys(state, {name: number for number, name in enumerate(names)})
+
+
+def _with_other_keys(state: Mapping[str, Any], key_of: Mapping[Any, Any]) -> dict[str, Any]:
+    groups = [{**group, "params": [key_of[key] for key in group["params"]]} for group in state["param_groups"]]
+    entries = {key_of[key]: entries for key, entries in state["state"].items()}
+    return {**state, "state": entries, "param_groups": groups}
 
 
 def numbered_for(model: nn.Module, optimizer: Any, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,9 +252,8 @@ def spread_like(parameter: torch.Tensor, full: Any) -> Any:
     spread: Any = parameter
     placements = spread.placements if full.shape == spread.shape else [Replicate()] * spread.device_mesh.ndim
     # Releases of torch that cannot be told so let the first process send each its part.
-    keywords: dict[str, Any] = {}
-    if "src_data_rank" in inspect.signature(distribute_tensor).parameters:
-        keywords["src_data_rank"] = None
+    can_be_told = "src_data_rank" in inspect.signature(distribute_tensor).parameters
+    keywords: dict[str, Any] = {"src_data_rank": None} if can_be_told else {}
     return distribute_tensor(full.to(spread.device_mesh.device_type), spread.device_mesh, placements, **keywords)
 
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import numbers
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from littrainer.arguments.choices import SaveStrategy
-from littrainer.checkpoint.writer import note_changes_of_callbacks
+from littrainer.checkpoint.async_save import WRITING_METHODS, BackgroundSaves
+from littrainer.checkpoint.checksums import note_changes
+from littrainer.checkpoint.distributed_save import leads
 from littrainer.distributed.agreement import failing_together
 from littrainer.training.batch_size_search import ran_out_of_memory
 from littrainer.training.loss import mean_over_processes
 
+logger = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.state import TrainerState
-    from littrainer.trainer import Trainer
 
 
 def log_and_maybe_evaluate_and_save(
-    trainer: Trainer,
+    trainer: Any,
     running_loss: torch.Tensor,
     grad_norm: Any,
     model: Any,
@@ -55,17 +61,56 @@ def log_and_maybe_evaluate_and_save(
     trainer.preemption.save_and_stop_if_asked(state, trainer.control)
     if not trainer.control.should_save:
         return
-    if trainer.background_saves is not None and trainer.background_saves.can_copy():
-        trainer.background_saves.save(trial)
-    else:
-        trainer._save_checkpoint(model, trial)
-        # What they do to its files is looked at when all of them have done it.
-        with failing_together("on_save of callbacks"):
-            trainer.control = trainer.callback_handler.on_save(args, state, trainer.control)
-        note_changes_of_callbacks(trainer)
+    if trainer.background_saves is not None and trainer.background_saves.can_copy(trainer._storage()):
+        _begin_to_save(trainer, trainer.background_saves, trial)
+        return
+    trainer._save_checkpoint(model, trial)
+    with failing_together("on_save of callbacks"):
+        trainer.control = trainer.callback_handler.on_save(args, state, trainer.control)
+    written, trainer._written_checkpoint = trainer._written_checkpoint, None
+    _note_what_callbacks_did(written)
 
 
-def evaluate_in_training(trainer: Trainer, ignore_keys: Sequence[str] | None) -> dict[str, float]:
+def background_saves(trainer: Any) -> BackgroundSaves | None:
+    """What `async_save` asks for; None where it is not set, or a subclass writes checkpoints itself."""
+    overridden = trainer._own_methods(*WRITING_METHODS) if trainer.args.async_save else []
+    if overridden:
+        logger.warning(
+            "async_save: %s has its own %s, which has to find the model as it is at that step, so training waits for "
+            "its checkpoints.",
+            type(trainer).__name__,
+            ", ".join(overridden),
+        )
+    if overridden or not trainer.args.async_save:
+        return None
+    return BackgroundSaves(functools.partial(_tell_of_background_save, trainer))
+
+
+def _begin_to_save(trainer: Any, saves: BackgroundSaves, trial: Any) -> None:
+    saves.wait()
+    if trainer.hp_search_backend is None and trial is None:
+        trainer.store_flos()
+    saves.save(trainer._saved_training(trainer._get_output_dir(trial=trial)))
+    trainer.control.should_save = False
+
+
+def _tell_of_background_save(trainer: Any, folder: str, state: TrainerState) -> None:
+    asked_meanwhile = trainer.control.should_save
+    with failing_together(f"on_save of callbacks for {folder}"):
+        trainer.control = trainer.callback_handler.on_save(trainer.args, state, trainer.control)
+    trainer.control.should_save = trainer.control.should_save or asked_meanwhile
+    _note_what_callbacks_did(folder if leads(trainer.args, Path(folder).parent) else None)
+    if trainer.args.push_to_hub:
+        trainer._push_from_checkpoint(folder)
+
+
+def _note_what_callbacks_did(checkpoint: str | None) -> None:
+    # Looked at when all of them have done it: the checkpoint counts as intact with what they did to its files.
+    if checkpoint is not None and Path(checkpoint).is_dir():
+        note_changes(Path(checkpoint))
+
+
+def evaluate_in_training(trainer: Any, ignore_keys: Sequence[str] | None) -> dict[str, float]:
     """Evaluate as the training asks for it.
 
     Raises:
