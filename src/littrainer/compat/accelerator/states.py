@@ -200,8 +200,7 @@ class GradientView:
     @property
     def remainder(self) -> int:
         """Samples in the last, incomplete batch of all processes; 0 where it is complete, -1 where nobody knows."""
-        count = getattr(self.active_dataloader, "samples_of_incomplete_batch", None)
-        return -1 if count is None else count()
+        return getattr(self.active_dataloader, "remainder", -1)
 
     def __repr__(self) -> str:
         return (
