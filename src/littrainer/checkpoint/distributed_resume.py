@@ -9,17 +9,15 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from littrainer.checkpoint.checksums import files_in
 from littrainer.checkpoint.layout import (
-    ENGINE_PARTS,
     OPTIMIZER_NAME,
-    OPTIMIZER_PARTS,
     PREFIX_CHECKPOINT_DIR,
     RANDOM_STATE_NAME,
     SCHEDULER_NAME,
     TRAINER_STATE_NAME,
 )
-from littrainer.checkpoint.reader import RANDOM_STATES_OF_EACH
-from littrainer.checkpoint.verification import damage_in, get_last_checkpoint, refuse_damage
+from littrainer.checkpoint.verification import damage_in, get_last_checkpoint, missing_from, refuse_damage
 from littrainer.distributed.agreement import are_several, failing_together, from_each, from_first
 
 if TYPE_CHECKING:
@@ -179,7 +177,7 @@ def checkpoint_to_resume(
                 else "Give the path of a checkpoint-<step> folder, or True for the newest one in output_dir."
             )
         )
-    missing = [name for name in needed if not _is_there(folder, name)]
+    missing = missing_from(set(files_in(folder, with_links=True)), needed)
     if missing:
         within = next(folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"), None)
         raise ValueError(
@@ -195,15 +193,3 @@ def checkpoint_to_resume(
         folder, "Resume from another checkpoint, or give resume_from_checkpoint=True to take the newest intact one."
     )
     return folder
-
-
-def _is_there(folder: Path, name: str) -> bool:
-    # A training with several processes has a file of random states for each.
-    if name == RANDOM_STATE_NAME and any(folder.glob(RANDOM_STATES_OF_EACH)):
-        return True
-    if name == OPTIMIZER_NAME and any(any(folder.glob(pattern)) for pattern in OPTIMIZER_PARTS):
-        return True
-    # DeepSpeed's engine keeps a schedule that it steps by itself.
-    if name == SCHEDULER_NAME and any(folder.glob(ENGINE_PARTS)):
-        return True
-    return (folder / name).is_file()

@@ -169,20 +169,10 @@ def _refuse(path: Path, what: str, differences: list[str]) -> None:
 
 # Entries of torch's optimizers that have the shape of their parameter.
 SHAPED_AS_PARAMETER = frozenset(
-    {
-        "acc_delta",
-        "ax",
-        "exp_avg",
-        "exp_avg_sq",
-        "exp_inf",
-        "grad_avg",
-        "max_exp_avg_sq",
-        "momentum_buffer",
-        "prev",
-        "square_avg",
-        "step_size",
-        "sum",
-    }
+    (
+        *("acc_delta", "ax", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq", "momentum_buffer"),
+        *("prev", "square_avg", "step_size", "sum"),
+    )
 )
 # Entries of torch's schedules with one value for each parameter group.
 SCHEDULED_BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas")

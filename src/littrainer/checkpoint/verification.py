@@ -203,7 +203,7 @@ def _damage_by_format(folder: Path, present: set[str]) -> list[str]:
     if TRAINER_STATE_NAME not in present:
         found.append(f"{TRAINER_STATE_NAME} is missing.")
     # A checkpoint of the model only has none of them.
-    missing = [name for name in STATES_OF_A_RESUME if name not in present and not _per_process(name, present)]
+    missing = missing_from(present, STATES_OF_A_RESUME)
     if len(missing) < len(STATES_OF_A_RESUME):
         found.extend(f"{name} is missing." for name in missing)
     for index in indexes:
@@ -224,13 +224,23 @@ def _is_one_of(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-def _per_process(name: str, present: set[str]) -> bool:
-    if name == OPTIMIZER_NAME and any(_is_one_of(other, OPTIMIZER_PARTS) for other in present):
-        return True
-    if name == SCHEDULER_NAME and any(_is_one_of(other, (ENGINE_PARTS,)) for other in present):
-        return True
-    stem, suffix = Path(name).stem, Path(name).suffix
-    return any(re.fullmatch(rf"{stem}_\d+{re.escape(suffix)}", other) for other in present)
+# What may lie in the place of a file: parts of the optimizer's state; what DeepSpeed's engine writes;
+# a file of random states for each of several processes.
+IN_PLACE_OF = {
+    OPTIMIZER_NAME: OPTIMIZER_PARTS,
+    SCHEDULER_NAME: (ENGINE_PARTS,),
+    RANDOM_STATE_NAME: ("rng_state_[0-9]*.pth",),
+}
+
+
+def missing_from(present: set[str], needed: Iterable[str]) -> list[str]:
+    """Those of the files that a resume needs which neither are there nor have others in their place.
+
+    Parameters:
+        present: paths of files, relative to the checkpoint's folder.
+    """
+    absent = [name for name in needed if name not in present]
+    return [name for name in absent if not any(_is_one_of(other, IN_PLACE_OF.get(name, ())) for other in present)]
 
 
 def _missing_shards(folder: Path, index: str) -> list[str]:
