@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 import pytest
 
-FOR_WHAT_THEY_WOULD_INSTALL = ("compat/test_search_script.py", "libraries", "search/ray_tune")
+FOR_WHAT_THEY_WOULD_INSTALL = ("compat/test_search_script.py", "libraries", "search/test_ray_backend.py")
 
 # Those that take longer than five seconds, most of them since they start processes. What they are about is tried by
 # others too: two processes by distributed/test_precision_across_processes.py, a kill by faults/test_kills.py.
 FOR_THEIR_TIME = (
     "checkpoint/test_exchange.py",
     "compat/test_console.py",
-    "compat/test_redirect.py::test_every_way_to_the_trainer_api_ends_in_littrainer",
+    "redirection/test_redirect.py::test_every_way_to_the_trainer_api_ends_in_littrainer",
     "compat/test_releases.py",
     "compat/test_trackers.py",
     "distributed/test_accelerator_across_processes.py",
@@ -25,7 +25,7 @@ FOR_THEIR_TIME = (
     "distributed/test_evaluation_across_processes.py",
     "distributed/test_fidelity_in_two_processes.py",
     "distributed/test_saving_together.py",
-    "distributed/test_searching_together.py",
+    "distributed/test_distributed_search.py",
     "distributed/test_sharded_training.py",
     "distributed/test_starting.py",
     "distributed/test_tensor_parallel_across_processes.py",
@@ -43,11 +43,9 @@ FOR_THEIR_TIME = (
     "lightning_users/test_batches.py::test_two_processes_share_the_data_as_under_our_trainer_and_resume_it_together",
     "lightning_users/test_same_numbers.py::test_in_two_processes_numbers_are_equal_too",
     "lightning_users/test_sharing.py",
-    "search/optuna_study/test_study.py::test_an_error_of_a_studys_callback_ends_a_search_side_by_side",
-    "search/optuna_study/test_unfinished.py::test_a_killed_search_goes_on_to_the_trials_that_it_would_have_had",
-    "search/side_by_side/test_pool.py",
     "search/test_callbacks_over_trials.py",
-    "search/test_preserved.py",
+    "search/test_optuna_backend.py::test_a_search_that_is_killed_goes_on_with_what_is_left_of_it",
+    "search/test_optuna_workers.py",
     "search/test_trial.py::test_twenty_trials_end_with_the_memory_of_one",
     "search/test_wandb_sweep.py",
     "test_accepted_arguments.py",

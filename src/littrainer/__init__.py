@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 
+from littrainer.errors.version import __version__
+
 TYPE_CHECKING = False
 """What type checkers take to be true; importing it from `typing` would double the cost of this package."""
 
-__version__ = "0.1.0"
 
 _HOMES = {
     "littrainer.arguments.choices": ("IntervalStrategy", "OptimizerNames", "SaveStrategy", "SchedulerType"),
@@ -63,7 +64,7 @@ _HOMES = {
     "littrainer.lightning.conversion": ("checkpoint_from_lightning", "checkpoint_to_lightning"),
     "littrainer.lightning.data_module": ("TrainerDataModule",),
     "littrainer.lightning.module": ("TransformersModule",),
-    "littrainer.search.results": ("BestRun",),
+    "littrainer.search.record": ("BestRun",),
     "littrainer.errors.seeds": ("set_seed",),
     "littrainer.seq2seq": ("Seq2SeqTrainer",),
     "littrainer.trainer": ("Trainer",),
@@ -186,7 +187,7 @@ if TYPE_CHECKING:
         get_scheduler,
         get_wsd_schedule,
     )
-    from littrainer.search.results import BestRun
+    from littrainer.search.record import BestRun
     from littrainer.seq2seq import Seq2SeqTrainer
     from littrainer.trainer import Trainer
 

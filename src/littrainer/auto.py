@@ -3,6 +3,6 @@
 It holds for the rest of the process and for the Python processes that it starts.
 """
 
-from littrainer.compat.redirect import install
+from littrainer.redirection.redirect import install
 
 install()

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from littrainer import __version__
 from littrainer.commands.command_line import CommandParser, option_names, quietly, suggested
+from littrainer.errors.version import __version__
 
 
 class Command(NamedTuple):

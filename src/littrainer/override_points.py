@@ -35,11 +35,10 @@ from littrainer.data.samplers import evaluation_sampler, train_sampler, warn_tha
 from littrainer.engine import run_lightning
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.evaluation.results import EvalLoopOutput, TrainOutput, speed_metrics
-from littrainer.hub import pushing
+from littrainer.hub.push_to_hub import finish_pushes, push_save
 from littrainer.model.traversal import move_to, parameters_of, train_all
 from littrainer.optim.schedules import step_with_metric, steps_with_metric
 from littrainer.optim.stepping import clip_by_norm, lie_on_several_meshes
-from littrainer.search import reporting
 from littrainer.search import trial as search_trial
 from littrainer.strategies.model_wrapping import is_own_wrapping, wrapped_model
 from littrainer.training import log_eval_save, loss
@@ -56,13 +55,7 @@ logger = logging.getLogger(__name__)
 class OverridePoints:
     """What a Trainer does between its documented methods; `Trainer` derives from it."""
 
-    optimizer: Any
-    lr_scheduler: Any
-    _created_lr_scheduler: bool
-    # Whether a Lightning callback drives the learning rate by a schedule of its own.
-    schedule_is_replaced: bool = False
     is_deepspeed_enabled: bool
-    _written_checkpoint: str | None
     is_fsdp_enabled: bool
     # Names of what forward takes, and of labels; None until a dataset is first trimmed to them.
     _signature_columns: list[str] | None
@@ -222,10 +215,10 @@ class OverridePoints:
         return self.training_run.finish(num_train_samples, start_time)
 
     def _push_from_checkpoint(self: Any, checkpoint_folder: str) -> None:
-        pushing.push_save(self, checkpoint_folder)
+        push_save(self, checkpoint_folder)
 
     def _finish_current_push(self: Any) -> None:
-        pushing.finish_pushes(self)
+        finish_pushes(self.push_in_progress)
 
     def _wrap_model(self: Any, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
         if self.is_deepspeed_enabled and not training:
@@ -384,7 +377,7 @@ class OverridePoints:
         return self.processing_class or getattr(self.data_collator, "tokenizer", None)
 
     def _get_output_dir(self: Any, trial: Any) -> str:
-        return reporting.output_dir_of(self, trial)
+        return search_trial.output_dir_of(self, trial)
 
     def _storage(self: Any) -> WholeStorage:
         """How checkpoints hold weights and the optimizer's state, as the strategy stands at this moment."""
@@ -483,7 +476,7 @@ class OverridePoints:
         search_trial.set_up_trial(self, trial)
 
     def _report_to_hp_search(self: Any, trial: Any, step: int, metrics: dict[str, float]) -> None:
-        reporting.report(self, trial, step, metrics)
+        search_trial.report(self, trial, step, metrics)
 
     def _tune_save_checkpoint(self: Any, checkpoint_dir: str) -> None:
         # What is best so far is left as it stands among the training's own checkpoints.

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import callbacks_told_of_failure
 from littrainer.checkpoint.distributed_resume import READ_BY, checkpoint_for_all, needed_to_resume
 from littrainer.checkpoint.reader import read_state
 from littrainer.checkpoint.run_lock import claimed_for_training
+from littrainer.checkpoint.writer import Saving
 from littrainer.data.limits import check_order_stays, overfits
 from littrainer.distributed.agreement import failing_together
-from littrainer.engine.run_lightning import fit
+from littrainer.engine.run_lightning import LightningState, fit
 from littrainer.errors.interruptions import UpdateGuard
 from littrainer.errors.seeds import enable_full_determinism, set_seed
 from littrainer.evaluation.results import TrainOutput
-from littrainer.hub.pushing import pushes_during_training
+from littrainer.hub.push_to_hub import pushes_during_training
+from littrainer.optim.optimizers import Optimization
 from littrainer.search.trial import begin_trial, is_of_search
 from littrainer.tracking.selection import tell_trackers_of_trial
 from littrainer.training.batch_size_search import with_fitting_batch_size
@@ -34,26 +38,59 @@ from littrainer.training.run import TrainingRun
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.trainer import Trainer
 
 
 @dataclass
 class TrainingSession:
     """The state of one training; the first is made with the Trainer, so that scripts find it before `train()`.
 
+    A copy, or what is unpickled, is a new one: a training belongs to the process and the objects that it began with.
+
     Attributes:
+        optimization, lightning, saving: the parts of it that belong to a package.
         loss: the sum of the losses.
+        run: the training; None before it begins.
+        is_in_train: whether `train()` is going on.
+        preemption: the signals that ask for a checkpoint.
+        update_guard: keeps Ctrl-C out of the update of the weights.
         first_step: the optimizer step at which this call of `train()` began.
         first_input_tokens: input tokens seen when it began.
         flos: floating-point operations that are not in the state yet.
         micro_batches_in_window: micro-batches of the optimizer step at hand.
+        eval_dataloaders: evaluation loaders with lasting workers, by name.
+        deepspeed: DeepSpeed's engine, or None.
+        neftune_hook_handle: takes NEFTune's hook off again; None outside of a training with it.
     """
 
+    optimization: Optimization = field(default_factory=Optimization)
+    lightning: LightningState = field(default_factory=LightningState)
+    saving: Saving = field(default_factory=Saving)
     loss: RunningLoss = field(default_factory=RunningLoss)
+    run: TrainingRun | None = None
+    is_in_train: bool = False
+    preemption: Preemption = field(default_factory=Preemption)
+    update_guard: UpdateGuard = field(default_factory=UpdateGuard)
     first_step: int = 0
     first_input_tokens: int = 0
     flos: float = 0
     micro_batches_in_window: int = 1
+    eval_dataloaders: dict[str, Any] = field(default_factory=dict)
+    deepspeed: Any = None
+    neftune_hook_handle: Any = None
+
+    def __reduce__(self) -> Any:
+        return TrainingSession, ()
+
+    def next(self) -> TrainingSession:
+        """Return the session of the next training, which goes on with this one's optimizer and loaders."""
+        return TrainingSession(
+            optimization=replace(self.optimization),
+            lightning=replace(self.lightning),
+            flos=self.flos,
+            micro_batches_in_window=self.micro_batches_in_window,
+            eval_dataloaders=dict(self.eval_dataloaders),
+            deepspeed=self.deepspeed,
+        )
 
 
 def of_session(path: str) -> Any:
@@ -72,6 +109,16 @@ class SessionAttributes:
 
     session: TrainingSession
 
+    optimizer: Any = of_session("optimization.optimizer")
+    lr_scheduler: Any = of_session("optimization.schedule")
+    _created_lr_scheduler = of_session("optimization.schedule_is_own")
+    schedule_is_replaced = of_session("optimization.schedule_is_replaced")
+    lightning_trainer = of_session("lightning.trainer")
+    lightning_module = of_session("lightning.module")
+    idle_evaluator = of_session("lightning.idle_evaluator")
+    validation_rounds = of_session("lightning.validation_rounds")
+    background_saves = of_session("saving.background")
+    _written_checkpoint = of_session("saving.written")
     _tr_loss = of_session("loss.since_last_log")
     _total_loss_scalar = of_session("loss.before_last_log")
     _globalstep_last_logged = of_session("loss.step_of_last_log")
@@ -79,6 +126,13 @@ class SessionAttributes:
     _initial_num_input_tokens_seen = of_session("first_input_tokens")
     current_flos = of_session("flos")
     current_gradient_accumulation_steps = of_session("micro_batches_in_window")
+    training_run = of_session("run")
+    is_in_train = of_session("is_in_train")
+    preemption = of_session("preemption")
+    update_guard = of_session("update_guard")
+    _eval_dataloaders = of_session("eval_dataloaders")
+    deepspeed = of_session("deepspeed")
+    neftune_hook_handle = of_session("neftune_hook_handle")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make a session before any `__init__`, where a subclass may set attributes of it first."""
@@ -88,7 +142,7 @@ class SessionAttributes:
 
 
 def train(
-    trainer: Trainer,
+    trainer: Any,
     resume_from_checkpoint: str | bool | None,
     trial: Any,
     ignore_keys_for_eval: Sequence[str] | None,
@@ -105,16 +159,18 @@ def train(
         begin_trial(trainer, trial)
         # Before the space is asked, as in transformers: a seeded sampler draws in the order in which it is asked.
         _make_new_model(trainer, trial)
-    # What a training that failed has counted goes on, as in transformers, but for that of another trial.
-    trainer.session = TrainingSession(flos=0 if trial is not None else trainer.session.flos)
+    trainer.session = trainer.session.next()
     # It may set any argument, the folder to claim for one.
     trainer._hp_search_setup(trial)
     check_before_training(trainer)
     folder = None if trial is None else trainer._get_output_dir(trial=trial)
     tell_trackers_of_trial(trainer.callback_handler.callbacks, folder)
+    # Ray sees to it that one process has a trial; the process before may take a while to end.
+    is_on_ray = trainer.hp_search_backend == HPSearchBackend.RAY
+    claim = claimed_for_training(trainer.args, functools.partial(trainer._get_output_dir, trial=trial))
     with (
         trial_where_asked_for(trainer, resume_from_checkpoint),
-        claimed_for_training(trainer.args, functools.partial(trainer._get_output_dir, trial=trial)),
+        contextlib.nullcontext() if is_on_ray else claim,
         callbacks_told_of_failure(trainer.callback_handler, trainer.args, lambda: trainer.state),
         pushes_during_training(trainer),
     ):
@@ -122,10 +178,10 @@ def train(
 
 
 def _train_from(
-    trainer: Trainer, resume_from_checkpoint: str | bool | None, trial: Any, ignore_keys_for_eval: Sequence[str] | None
+    trainer: Any, resume_from_checkpoint: str | bool | None, trial: Any, ignore_keys_for_eval: Sequence[str] | None
 ) -> TrainOutput:
     args = trainer.args
-    trainer.preemption, trainer.update_guard = Preemption.for_arguments(args), UpdateGuard()
+    trainer.preemption = Preemption.for_arguments(args)
     trainer.background_saves = background_saves(trainer)
     trainer.is_in_train = True
     try:
@@ -159,7 +215,7 @@ def _train_from(
 
 
 def train_with_batch_size(
-    trainer: Trainer,
+    trainer: Any,
     batch_size: int | None,
     resume_from_checkpoint: str | None,
     trial: Any,
@@ -189,14 +245,14 @@ def train_with_batch_size(
         return trainer._finalize_training(trial, plan.num_train_samples, run.start_time)
 
 
-def _resume_batch_size(trainer: Trainer, checkpoint: Path) -> None:
+def _resume_batch_size(trainer: Any, checkpoint: Path) -> None:
     # What fitted before fits again; without a search the arguments decide.
     found = read_state(checkpoint).train_batch_size
     if trainer.args.auto_find_batch_size and found is not None:
         trainer._train_batch_size = found
 
 
-def _make_new_model(trainer: Trainer, trial: Any) -> None:
+def _make_new_model(trainer: Any, trial: Any) -> None:
     args = trainer.args
     seed_everything(args, args.seed if trial is not None else trainer._seed_for_model.get(args.seed))
     model = trainer.model = trainer.call_model_init(trainer._best_trial if trial is None else trial)

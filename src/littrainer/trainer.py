@@ -22,11 +22,9 @@ from littrainer.callbacks.lightning_callbacks import (
     pop_lightning_callback,
     remove_lightning_callback,
 )
-from littrainer.callbacks.lightning_metrics import ValidationRounds
 from littrainer.callbacks.progress import PrinterCallback, default_progress_callback
 from littrainer.callbacks.state import TrainerControl, TrainerState, is_exportable
 from littrainer.checkpoint.arguments_file import write_run_record
-from littrainer.checkpoint.async_save import BackgroundSaves
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, make_output_dir
 from littrainer.compat.trainer_attributes import TrainerAttributes, missing_member_message
 from littrainer.compat.v4_trainer import EarlierTrainerMembers, accepts_earlier_keywords
@@ -38,7 +36,6 @@ from littrainer.distributed.agreement import failing_together
 from littrainer.distributed.collectives import sum_over_processes
 from littrainer.distributed.layout import follow_model, tensor_parallel_size
 from littrainer.engine import run_lightning
-from littrainer.errors.interruptions import UpdateGuard
 from littrainer.errors.tracebacks import ShortTraceback
 from littrainer.evaluation.loop import EvaluationPass
 from littrainer.evaluation.prediction import predict_batch
@@ -48,9 +45,9 @@ from littrainer.evaluation.results import (
     TrainOutput,
     speed_metrics,
 )
-from littrainer.hub import by_hand, repository
-from littrainer.hub.card.subject import Given, Texts, folder_of
-from littrainer.hub.card.writing import write_card
+from littrainer.hub.model_card import Texts, write_card
+from littrainer.hub.push_to_hub import END_OF_TRAINING, push_model
+from littrainer.hub.repository import make_repository
 from littrainer.lightning.conversion import checkpoint_of_trainer
 from littrainer.lightning.lightning_extras import LightningExtras
 from littrainer.model.facts import facts_about, parameters_without_embeddings
@@ -59,11 +56,12 @@ from littrainer.optim.parameter_groups import decayed_parameter_names, parameter
 from littrainer.optim.schedules import get_scheduler
 from littrainer.override_points import OverridePoints
 from littrainer.search import searching
-from littrainer.search.results import BestRun
+from littrainer.search.record import BestRun
 from littrainer.session import SessionAttributes
 from littrainer.strategies.shards import free_gathered
+from littrainer.tracking.lightning_loggers import adopt_loggers
 from littrainer.tracking.selection import trackers_for
-from littrainer.training import checks, loss, reports, run
+from littrainer.training import checks, loss, reports
 from littrainer.training.development_run import pushes_by_itself, trackers_reported_to
 from littrainer.training.loss import smoother_for
 from littrainer.training.overrides import (
@@ -73,11 +71,15 @@ from littrainer.training.overrides import (
     warn_of_earlier_overrides,
 )
 from littrainer.training.plan import plan_training
-from littrainer.training.preemption import Preemption, listed_callbacks
+from littrainer.training.preemption import listed_callbacks
 from littrainer.training.reports import CONSTRUCTION, InputTokenCounter, MemoryReport
 
 if TYPE_CHECKING:
-    import lightning.pytorch as pl
+    pass
+
+
+if TYPE_CHECKING:
+    pass
 
 
 logger = logging.getLogger(__name__)
@@ -87,7 +89,7 @@ DEFAULT_PROGRESS_CALLBACK: type = default_progress_callback()
 
 
 @of_the_package
-class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttributes, EarlierTrainerMembers):
+class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttributes, EarlierTrainerMembers):
     """Trains and evaluates a model on Lightning, with the interface and the numbers of transformers' Trainer.
 
     Parameters:
@@ -151,7 +153,6 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         self._memory.start(CONSTRUCTION)
 
         # What the accelerator is made of may depend on the model.
-        self.deepspeed: Any = None
         self.model: Any = model
         self.create_accelerator_and_postprocess()
         self.model_init = model_init
@@ -188,9 +189,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
             Trainer.add_callback(self, callback)
         if not brings_a_bar(self.lightning_callbacks, args):
             self.add_callback(PrinterCallback if args.disable_tqdm else DEFAULT_PROGRESS_CALLBACK)
-        run_lightning.adopt_loggers(self)
-        # The folder that the model came from, while a relative name still leads there.
-        self._model_folder = folder_of(self.model)
+        adopt_loggers(self, self.callback_handler)
         # The repository that the model is pushed to.
         self.hub_model_id: str | None = None
         if pushes_by_itself(self):
@@ -207,7 +206,29 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
             is_world_process_zero=self.is_world_process_zero(),
             stateful_callbacks=list(filter(is_exportable, exportable)),
         )
-        self._reset_bookkeeping()
+        self.current_gradient_accumulation_steps = args.gradient_accumulation_steps
+        # What a hyperparameter search goes by; the trial and objective at hand, or of the last training.
+        self.hp_space: Any = None
+        self.hp_name: Any = None
+        self.compute_objective: Any = None
+        self.hp_search_backend: Any = None
+        self.objective: Any = None
+        self._trial: Any = None
+        self._last_search_backend: Any = None
+        # The arguments as a search left them: a training after it goes by what the script changes in them.
+        self._arguments_after_search: dict[str, Any] | None = None
+        # What `apply_best` has chosen, for a model_init that takes a trial.
+        self._best_trial: Any = None
+        # Trial -> the seed that its model was made with; and, for trainings after `apply_best`, seed -> the model's.
+        self._seeds_of_models: dict[str, int] = {}
+        self._seed_for_model: dict[int, int] = {}
+        self.model_preparation_time: float | None = None
+        self._model_is_prepared = False
+        self._signature_columns: list[str] | None = None
+        self._dropped_columns: dict[str | None, DroppedColumns] = {}
+        self._train_batch_size = args.train_batch_size
+        self._tokens = InputTokenCounter()
+        self._parameters_without_embeddings: int | None = None
         self.control = self.callback_handler.on_init_end(args, self.state, self.control)
         config: Any = getattr(self.model, "config", None)
         if config is not None:
@@ -239,47 +260,6 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         self._loss_shifts_labels = facts.shifts_labels
         self.label_smoother: Any = smoother_for(self.model, self.args.label_smoothing_factor)
         self.neftune_noise_alpha = self.args.neftune_noise_alpha
-
-    def _reset_bookkeeping(self) -> None:
-        self.lightning_trainer: pl.Trainer | None = None
-        # The module fit is carrying out right now; None outside training.
-        self.lightning_module: Any = None
-        self.idle_evaluator: run_lightning.Evaluator | None = None
-        self.validation_rounds = ValidationRounds()
-        # The last training, or the one going on.
-        self.training_run: run.TrainingRun | None = None
-        self.is_in_train = False
-        self.preemption = Preemption()
-        self.update_guard = UpdateGuard()
-        self.background_saves: BackgroundSaves | None = None
-        # What a hyperparameter search goes by; the trial and objective at hand, or of the last training.
-        self.hp_space: Any = None
-        self.hp_name: Any = None
-        self.compute_objective: Any = None
-        self.hp_search_backend: Any = None
-        self.objective: Any = None
-        self._trial: Any = None
-        # The search that goes on, and what `apply_best` has chosen for a model_init that takes a trial.
-        self._search: searching.Search | None = None
-        self._last_search_backend: Any = None
-        # The arguments as a search left them: a training after it goes by what the script changes in them.
-        self._arguments_after_search: dict[str, Any] | None = None
-        self._best_trial: Any = None
-        # Trial -> the seed that its model was made with; and, for trainings after `apply_best`, seed -> the model's.
-        self._seeds_of_models: dict[str, int] = {}
-        self._seed_for_model: dict[int, int] = {}
-        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
-        self.model_preparation_time: float | None = None
-        self._model_is_prepared = False
-        self._signature_columns: list[str] | None = None
-        self._dropped_columns: dict[str | None, DroppedColumns] = {}
-        self._train_batch_size = self.args.train_batch_size
-        self._created_lr_scheduler = False
-        self._eval_dataloaders: dict[str, Any] = {}
-        self._tokens = InputTokenCounter()
-        self._parameters_without_embeddings: int | None = None
-        # The checkpoint that this process completed last, until its on_save callbacks have run.
-        self._written_checkpoint = None
 
     # ---- Data -------------------------------------------------------------------------------------------------------
 
@@ -738,11 +718,11 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
             huggingface_hub.errors.HfHubHTTPError: the Hub refuses it; a note says what to do.
         """
         if self.is_world_process_zero():
-            repository.make_repository(self, token, private)
+            make_repository(self, token, private)
 
     def push_to_hub(
         self,
-        commit_message: str | None = by_hand.END_OF_TRAINING,
+        commit_message: str | None = END_OF_TRAINING,
         blocking: bool = True,
         token: str | None = None,
         revision: str | None = None,
@@ -767,7 +747,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
             TypeError: `create_model_card` takes no such keyword.
             huggingface_hub.errors.HfHubHTTPError: the Hub refuses it; a note says what to do.
         """
-        return by_hand.push_model(self, commit_message, blocking, token, revision, private, **kwargs)
+        return push_model(self, commit_message, blocking, token, revision, private, **kwargs)
 
     def create_model_card(
         self,
@@ -797,8 +777,18 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         Raises:
             ValueError: the Hub would refuse the metadata.
         """
-        given = Given(language, license, tags, model_name, finetuned_from, tasks, dataset_tags, dataset, dataset_args)
-        write_card(self, given)
+        write_card(
+            self,
+            language=language,
+            license=license,
+            tags=tags,
+            model_name=model_name,
+            finetuned_from=finetuned_from,
+            tasks=tasks,
+            dataset_tags=dataset_tags,
+            dataset=dataset,
+            dataset_args=dataset_args,
+        )
 
     # ---- Logging ----------------------------------------------------------------------------------------------------
 
@@ -886,7 +876,7 @@ class Trainer(LightningExtras, OverridePoints, SessionAttributes, TrainerAttribu
         hp_name: Callable[[Any], str] | None = None,
         **kwargs: Any,
     ) -> BestRun | list[BestRun]:
-        """Train with many sets of arguments and find the best one; the Trainer is left as it was before.
+        """Train with many sets of arguments and find the best one; afterwards the arguments are what they were.
 
         Parameters:
             hp_space: takes the trial, returns the arguments to set by name; by default learning rate, epochs, seed and

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from littrainer import Seq2SeqTrainingArguments
 from littrainer.arguments.destinations import DESTINATIONS, derived_keywords
-from littrainer.engine.run_lightning import DERIVED_KEYWORDS
+from littrainer.engine.lightning_trainer import DERIVED_KEYWORDS
 from tests.arguments.arguments_page import arguments_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "arguments.md"

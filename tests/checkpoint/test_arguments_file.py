@@ -10,7 +10,7 @@ import transformers
 
 from littrainer import Seq2SeqTrainingArguments, TrainingArguments
 from littrainer.checkpoint.arguments_file import NAMES_IN_TRANSFORMERS, write_arguments
-from littrainer.compat.names import REPLACED
+from littrainer.redirection.names import REPLACED
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 SECRET = "hf_not_to_be_written"

@@ -23,7 +23,7 @@ from littrainer.commands.explain import (
     explanation,
     program,
 )
-from littrainer.engine.run_lightning import lightning_keywords
+from littrainer.engine.lightning_trainer import lightning_keywords
 from tests.compat.processes import run_python
 from tests.scenarios.data import vector_rows
 from tests.scenarios.models import VectorClassifier

@@ -16,7 +16,7 @@ from littrainer.checkpoint.arguments_file import write_run_record
 from littrainer.checkpoint.verification import damage_in
 from littrainer.cli import main
 from littrainer.commands import report
-from littrainer.commands.report import NothingToReport, Run, read_folders
+from littrainer.commands.report_folders import NothingToReport, Run, read_folders
 from littrainer.search.record import TrialRecord
 from tests.compat.processes import facts_of
 from tests.scenarios.trainers import quiet_trainer

@@ -117,7 +117,7 @@ def script(configure: Callable[[], None], log_level: str) -> None:
 def main(side: str, folder: Path) -> None:
     torch.set_num_threads(1)
     if side == OURS:
-        from littrainer.compat.redirect import install
+        from littrainer.redirection.redirect import install
 
         install()
     import transformers

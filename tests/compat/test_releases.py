@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import transformers
 
-from littrainer.compat.names import REPLACED
-from littrainer.compat.shim import bindings_in
+from littrainer.redirection.names import REPLACED
+from littrainer.redirection.shim import bindings_in
 from tests.compat.page import names_by_module
 from tests.compat.processes import environment
 from tests.compat.shapes import shape_of

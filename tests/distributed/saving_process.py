@@ -87,7 +87,9 @@ def error_of(work: Callable[[], Any]) -> str | None:
 
 
 def names_in(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    """The files of checkpoints below a folder."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "littrainer_run.json"]
+    return sorted(path.relative_to(folder).as_posix() for path in files)
 
 
 def state_of(folder: Path) -> dict[str, Any]:

@@ -102,8 +102,8 @@ class PageRun:
 
     def _use_redirection_for(self, block: Block) -> None:
         """Code that takes Trainer names from transformers is shown as a script that `littrainer run` starts."""
-        from littrainer.compat.names import REPLACED
-        from littrainer.compat.redirect import install, is_installed
+        from littrainer.redirection.names import REPLACED
+        from littrainer.redirection.redirect import install, is_installed
 
         redirected = {name for row in REPLACED.values() for name in row}
         imports = [node for node in ast.walk(ast.parse(block.code)) if isinstance(node, ast.ImportFrom)]

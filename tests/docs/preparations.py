@@ -8,6 +8,7 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -169,24 +170,21 @@ def model_on_the_disk_for_a_search(folder: Path) -> Names:
 
 
 def _keep_ray_to_its_keywords() -> None:
-    """A search on Ray takes processes that each import everything: tests/search/ray_tune has one.
+    """A search on Ray takes processes that each import everything: tests/search/test_ray_backend.py has one.
 
     Here the space is drawn from, and everything is checked that is checked before the first trial.
     """
-    from littrainer.search.ray_tune import running
-    from littrainer.search.ray_tune.keywords import checked_keywords
-    from littrainer.search.results import BestRun
-    from littrainer.search.trial_parameters import checked_space
+    from ray import tune
 
-    def search(trainer: Any, n_trials: int, direction: str, **keywords: Any) -> BestRun:
-        from ray import tune
+    signature = inspect.signature(tune.run)
 
-        space = checked_space(trainer.hp_space(None))
-        checked = checked_keywords(trainer, {"minimize": "min", "maximize": "max"}[direction], keywords)
-        inspect.signature(tune.run).bind(None, config=space, num_samples=n_trials, **checked)
-        return BestRun("0", 0.0, {name: domain.sample() for name, domain in space.items()})
+    def run(trainable: Any, config: dict[str, Any], num_samples: int, **keywords: Any) -> Any:
+        signature.bind(trainable, config=config, num_samples=num_samples, **keywords)
+        drawn = {name: domain.sample() for name, domain in config.items()}
+        best = SimpleNamespace(trial_id="0", config=drawn, last_result={"objective": 0.0}, is_finished=lambda: False)
+        return SimpleNamespace(trials=[best], get_best_trial=lambda *given: best)
 
-    pytest.MonkeyPatch().setattr(running, "run_hp_search_ray", search)
+    pytest.MonkeyPatch().setattr(tune, "run", run)
 
 
 def _keep_sweeps_to_this_machine(folder: Path) -> None:

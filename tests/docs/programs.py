@@ -39,7 +39,7 @@ def become(words: list[str], output: str | None = None) -> None:
 
 def _continue_here(path: str, command: list[str], environment: dict[str, str]) -> NoReturn:
     """`os.execve` of an interpreter: goes on in this process, with what the interpreter would begin with."""
-    from littrainer.compat.redirect import STARTUP_FOLDER, install
+    from littrainer.redirection.redirect import STARTUP_FOLDER, install
 
     os.environ.clear()
     os.environ.update(environment)

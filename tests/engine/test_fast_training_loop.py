@@ -21,7 +21,7 @@ from lightning.pytorch.profilers import Profiler
 
 import littrainer
 from littrainer import Trainer, TrainerCallback
-from littrainer.engine import fast_training_loop, run_lightning
+from littrainer.engine import fast_training_loop, lightning_trainer
 from littrainer.engine.fast_training_loop import HOOKS, KNOWN_RELEASES, FastEpochLoop
 from tests.engine.test_lightning_internals import protected_names_in
 from tests.scenarios.data import Rows, vector_rows
@@ -389,4 +389,4 @@ def test_a_stop_iteration_of_the_script_is_an_error(tmp_path: Path, is_fast: boo
 
 def test_evaluations_go_through_lightnings_own_loops(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path)
-    assert type(run_lightning.build_lightning_trainer(trainer, run=None).fit_loop.epoch_loop) is _TrainingEpochLoop
+    assert type(lightning_trainer.build_lightning_trainer(trainer, run=None).fit_loop.epoch_loop) is _TrainingEpochLoop

@@ -199,7 +199,8 @@ PLUGINS = {
 
 def plugin_for(kind: type, precision: str, trainer: Trainer) -> Any:
     # Two of the strategies cannot be made without a GPU or DeepSpeed, and only their kind is asked for.
-    return precision_plugin(precision, trainer, kind.__new__(kind))
+    model = trainer.model if trainer.is_in_train else None
+    return precision_plugin(precision, kind.__new__(kind), trainer.args, trainer.accelerator.scaler, model)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.profilers import SimpleProfiler
 
 from littrainer import Trainer, TrainerCallback
-from littrainer.engine.run_lightning import DERIVED_KEYWORDS, FIXED_KEYWORDS, lightning_keywords
+from littrainer.engine.lightning_trainer import DERIVED_KEYWORDS, FIXED_KEYWORDS, lightning_keywords
 from littrainer.strategies.single_device import ResidentSingleDeviceStrategy
 from tests.compat.processes import run_python
 from tests.scenarios.data import Rows, Stream, vector_rows

@@ -13,8 +13,8 @@ import pytest
 
 import littrainer
 from littrainer.arguments.fields import LOG_LEVELS
-from littrainer.compat.redirect import RedirectFinder
 from littrainer.errors.log_levels import apply_log_level, level_in_force
+from littrainer.redirection.redirect import RedirectFinder
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 SCRIPT = """

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import traceback
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.errors.tracebacks import FULL, SWITCH, ShortTraceback
-from littrainer.search.memory import release_frames
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import LosslessClassifier, VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
@@ -260,27 +258,3 @@ def test_an_error_that_is_raised_again_keeps_the_frames_of_both_times() -> None:
         assert error is again
         assert [name for _, name in frames_of(error)].count("raise_again") == times
         assert "called" not in [name for _, name in frames_of(error)]
-
-
-def test_the_frames_left_out_are_let_go_of_with_the_others() -> None:
-    called = internal_function(
-        "def called(own, mark):\n    large = mark()\n    return between(own)\ndef between(own):\n    return own()\n"
-    )
-
-    class Large:
-        pass
-
-    def fail() -> None:
-        raise OwnError("own")
-
-    kept: list[weakref.ref[Any]] = []
-
-    def mark() -> Any:
-        large = Large()
-        kept.append(weakref.ref(large))
-        return large
-
-    error = shortened(lambda: called(fail, mark), OwnError)
-    assert "called" not in [name for _, name in frames_of(error)] and kept[0]() is not None
-    release_frames(error)
-    assert kept[0]() is None

@@ -13,8 +13,8 @@ os.environ["HF_HUB_OFFLINE"] = "0"
 assert os.environ["HF_ENDPOINT"].startswith("http://127.0.0.1:")
 
 from littrainer import Trainer  # noqa: E402
-from littrainer.hub import pushing  # noqa: E402
-from littrainer.hub.progress import Upload  # noqa: E402
+from littrainer.hub import push_to_hub as pushing  # noqa: E402
+from littrainer.hub.uploads import Upload  # noqa: E402
 from tests.hub.runs import pushing_trainer  # noqa: E402
 from tests.scenarios.other_processes import wait_until  # noqa: E402
 

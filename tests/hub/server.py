@@ -12,7 +12,6 @@ import re
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,10 +37,8 @@ class Fault:
         status: the answer's status; None answers as usual.
         times: requests it happens to; None is all of them.
         after: requests of that route that are answered before it begins.
-        wait: seconds before the answer.
         cuts: read a part of the request, and cut the connection.
         body: of the answer.
-        headers: of the answer.
         until: answers wait for this event.
     """
 
@@ -49,10 +46,8 @@ class Fault:
     status: int | None = None
     times: int | None = None
     after: int = 0
-    wait: float = 0.0
     cuts: bool = False
     body: dict[str, Any] = field(default_factory=dict)
-    headers: dict[str, str] = field(default_factory=dict)
     until: threading.Event | None = None
     happened: int = 0
 
@@ -64,8 +59,6 @@ class Commit:
     oid: str
     message: str
     files: dict[str, bytes]
-    changed: list[str]
-    deleted: list[str]
 
 
 @dataclass
@@ -168,13 +161,11 @@ class Handler(BaseHTTPRequestHandler):
             return
         body = self.read_body()
         self.hub.requests.append(Request(method, path, dict(self.headers), body))
-        if fault is not None:
-            time.sleep(fault.wait)
-            if fault.until is not None:
-                fault.until.wait(LONGEST_WAIT_SECONDS)
+        if fault is not None and fault.until is not None:
+            fault.until.wait(LONGEST_WAIT_SECONDS)
         try:
             if fault is not None and fault.status is not None:
-                raise Answer(fault.status, fault.body, fault.headers)
+                raise Answer(fault.status, fault.body)
             for route, answer in ROUTES:
                 found = re.fullmatch(route, f"{method} {path}")
                 if found:
@@ -277,7 +268,7 @@ def create_repository(handler: Handler, names: dict[str, str], body: bytes) -> N
     private = visibility == "private" or asked.get("private") is True
     if visibility is None and "private" in asked:
         visibility = "private" if private else "public"
-    first = Commit("0" * 39 + "1", "initial commit", {".gitattributes": b"*.safetensors filter=lfs\n"}, [], [])
+    first = Commit("0" * 39 + "1", "initial commit", {".gitattributes": b"*.safetensors filter=lfs\n"})
     handler.hub.repositories[name] = Repository(private, {MAIN: [first]}, visibility)
     raise Answer(200, url)
 
@@ -341,7 +332,7 @@ def make_commit(handler: Handler, names: dict[str, str], body: bytes) -> None:
     """The lines of a commit, carried out in order."""
     handler.writer(names["name"])
     commits = handler.commits(names["name"], names["revision"])
-    files, message, changed, deleted = dict(commits[-1].files), "", [], []
+    files, message = dict(commits[-1].files), ""
     for line in body.splitlines():
         entry = json.loads(line)
         value = entry["value"]
@@ -351,19 +342,16 @@ def make_commit(handler: Handler, names: dict[str, str], body: bytes) -> None:
                 raise Answer(412, {"error": "A commit has happened since."})
         elif entry["key"] == "file":
             files[value["path"]] = base64.b64decode(value["content"])
-            changed.append(value["path"])
         elif entry["key"] == "lfsFile":
             if value["oid"] not in handler.hub.objects:
                 raise Answer(400, {"error": f"LFS pointer without an object: {value['path']}"})
             files[value["path"]] = handler.hub.objects[value["oid"]]
-            changed.append(value["path"])
         elif entry["key"] == "deletedFile":
             del files[value["path"]]
-            deleted.append(value["path"])
         else:
             raise Answer(400, {"error": f"unknown operation {entry['key']}"})
     number = sum(len(one) for one in handler.found(names["name"]).branches.values()) + 1
-    commits.append(Commit(f"{number:040x}", message, files, changed, deleted))
+    commits.append(Commit(f"{number:040x}", message, files))
     url = f"{handler.hub.endpoint}/{names['name']}/commit/{commits[-1].oid}"
     raise Answer(200, {"success": True, "commitOid": commits[-1].oid, "commitUrl": url, "pullRequestUrl": None})
 

@@ -60,21 +60,6 @@ def test_a_program_whose_training_died_ends_when_what_was_on_its_way_is_there(
     assert not (tmp_path / "run" / ".littrainer_push").exists()
 
 
-def test_a_training_that_dies_does_not_wait_for_a_push_which_can_be_waited_for(
-    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    answer = threading.Event()
-    hub.faults.append(Fault("POST .*/preupload/", until=answer))
-    trainer = pushing_trainer(tmp_path, given={"callbacks": [AtStep(3, die)]})
-    with pytest.raises(Died):
-        trainer.train()
-    assert "and goes on though training has ended" in caplog.text
-    assert not trainer.push_in_progress.is_done()
-    answer.set()
-    trainer.push_in_progress.wait_until_done()
-    assert hub.repository().messages() == SAVES[:1]
-
-
 def test_a_push_that_fails_after_its_training_died_is_told_of_without_the_promise_of_another_one(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

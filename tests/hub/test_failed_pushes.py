@@ -10,27 +10,45 @@ from typing import Any
 
 import pytest
 
+from littrainer.hub.repository import advice_for, is_lasting
 from littrainer.hub.snapshot import SNAPSHOT_DIR
+from littrainer.hub.timeouts import SilentHubError
 from tests.hub.runs import AtStep, files_below, pushing_trainer
 from tests.hub.server import MAIN, Fault, Hub
 from tests.hub.test_pushing import SAVES, WITH_CHECKPOINTS, below
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
-COMMIT, PREUPLOAD, LARGE_FILE, BATCH = "POST .*/commit/", "POST .*/preupload/", "PUT /lfs/", "POST .*/objects/batch"
-# The first one and five more, for the one large file that a save's model has.
-TRIES_OF_CLIENT = 6
+COMMIT, LARGE_FILE, BATCH = "POST .*/commit/", "PUT /lfs/", "POST .*/objects/batch"
 
 # Name -> what goes wrong with every request of one kind, and what the error says to do.
 LASTING: dict[str, tuple[Fault, str]] = {
     "500 at the commit": (Fault(COMMIT, 500), "push again later"),
-    "503 before the upload": (Fault(PREUPLOAD, 503), "push again later"),
-    "401 at the commit": (Fault(COMMIT, 401, headers={"X-Error-Message": "Invalid credentials"}), "hf auth login"),
     "403 for a full storage": (Fault(BATCH, 403, body={"error": "Private storage limit reached"}), "free storage"),
-    "413 for a large commit": (Fault(COMMIT, 413), "larger than the Hub takes"),
-    "429 for too many commits": (Fault(COMMIT, 429), "push less often"),
     "cut while a large file is sent": (Fault(LARGE_FILE, cuts=True), "connection was cut"),
-    "cut at the commit": (Fault(COMMIT, cuts=True), "connection was cut"),
 }
+
+
+class Answered(Exception):
+    """An answer of the Hub with a status."""
+
+    def __init__(self, status: int) -> None:
+        self.response = type("Response", (), {"status_code": status})
+
+
+def test_each_error_comes_with_what_to_do() -> None:
+    errors: dict[Exception, str] = {
+        Answered(401): "hf auth login",
+        Answered(413): "larger than the Hub takes",
+        Answered(429): "push less often",
+        Answered(503): "push again later",
+        ConnectionResetError(): "connection was cut",
+        SilentHubError("nothing came"): "The Hub was silent (nothing came)",
+        RuntimeError("hf_xet: no route"): "HF_HUB_DISABLE_XET=1",
+        ValueError("other"): "",
+    }
+    for error, advice in errors.items():
+        assert advice in advice_for(error) and bool(advice) == bool(advice_for(error))
+    assert is_lasting(Answered(403)) and is_lasting(SilentHubError()) and not is_lasting(Answered(500))
 
 
 NOT_PUSHED = "push_to_hub_error"
@@ -58,13 +76,10 @@ def test_a_push_that_always_fails_is_a_warning_at_each_save_and_an_entry_in_the_
     assert hub.repository().messages() == []
 
 
-@pytest.mark.parametrize(
-    "fault", [Fault(COMMIT, 500, times=1), Fault(LARGE_FILE, cuts=True, times=TRIES_OF_CLIENT)], ids=["500", "cut"]
-)
 def test_what_a_failed_push_lacked_comes_with_the_next_save(
-    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: Fault
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hub.faults.append(fault)
+    hub.faults.append(Fault(COMMIT, 500, times=1))
     pushing_trainer(tmp_path).train()
     # Where the client tries for long, training is over by then.
     assert re.search("Training goes on; the next save is pushed again|tried once more", caplog.text)
@@ -96,7 +111,7 @@ def test_a_checkpoint_that_was_not_pushed_comes_later_where_all_of_them_are_want
 def test_a_checkpoint_whose_push_could_not_be_prepared_comes_later_where_all_of_them_are_wanted(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from littrainer.hub import pushing
+    from littrainer.hub import push_to_hub as pushing
 
     take_beside_model, seen = pushing.take_beside_model, list[int]()
 
@@ -114,57 +129,24 @@ def test_a_checkpoint_whose_push_could_not_be_prepared_comes_later_where_all_of_
     assert not (tmp_path / "run" / SNAPSHOT_DIR).exists()
 
 
-def test_a_push_that_could_not_be_prepared_is_not_forgotten_when_an_earlier_one_arrives(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from littrainer.hub import pushing
-
-    take_model, answer = pushing.take_model, threading.Event()
-
-    def full_at_the_end(checkpoint: Path, folder: Path) -> None:
-        if checkpoint.name == "checkpoint-4":
-            answer.set()
-            raise OSError(28, "No space left on device")
-        take_model(checkpoint, folder)
-
-    hub.faults.append(Fault(COMMIT, until=answer))
-    monkeypatch.setattr(pushing, "take_model", full_at_the_end)
-    found = pushing_trainer(tmp_path, max_steps=4).train().metrics[NOT_PUSHED]
-    assert "No space left on device" in found
-    assert hub.repository().messages() == SAVES[:1]
-
-
-def test_a_connection_that_is_cut_once_in_the_middle_of_a_file_loses_nothing(hub: Hub, tmp_path: Path) -> None:
-    hub.faults.append(Fault(LARGE_FILE, cuts=True, times=2))
-    pushing_trainer(tmp_path, hub_strategy="checkpoint").train()
-    assert hub.repository().messages() == WITH_CHECKPOINTS
-    assert below("last-checkpoint/", hub.repository().files()) == files_below(tmp_path / "run" / "checkpoint-6")
-
-
-def test_a_slow_hub_gets_everything_before_train_returns(hub: Hub, tmp_path: Path) -> None:
-    hub.faults.append(Fault(COMMIT, wait=0.3))
-    pushing_trainer(tmp_path).train()
-    assert hub.repository().messages() == SAVES
-
-
 def test_a_hub_that_says_nothing_any_more_is_a_failed_push_and_not_a_training_without_an_end(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = pushing_trainer(tmp_path, max_steps=2)
     # Whatever a loaded machine takes to answer before, the push ends by this fault alone.
-    monkeypatch.setattr("littrainer.hub.silence.LONGEST_SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr("littrainer.hub.timeouts.LONGEST_SILENCE_SECONDS", 0.2)
     hub.faults.append(Fault(LARGE_FILE, until=threading.Event()))
     found = trainer.train().metrics[NOT_PUSHED]
     assert "The Hub was silent (nothing came or went for 0.2 s); look at the network" in found
-    # The client by itself would ask six times for each, and the end of the training once more.
+    # It is tried once more when training ends; the client by itself would ask six times for each.
     paths = [request.path for request in hub.requested(LARGE_FILE)]
-    assert len(paths) == len(set(paths))
+    assert len(paths) <= 2 * len(set(paths))
 
 
 def test_what_a_training_that_has_ended_waits_for_is_told_now_and_then(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("littrainer.hub.progress.SECONDS_BETWEEN_LINES", 0.01)
+    monkeypatch.setattr("littrainer.hub.uploads.SECONDS_BETWEEN_LINES", 0.01)
     answer, told = threading.Event(), list[str]()
 
     class Answering(logging.Handler):
@@ -173,7 +155,7 @@ def test_what_a_training_that_has_ended_waits_for_is_told_now_and_then(
             answer.set()
 
     hub.faults.append(Fault(COMMIT, until=answer))
-    handler, logger = Answering(logging.WARNING), logging.getLogger("littrainer.hub.progress")
+    handler, logger = Answering(logging.WARNING), logging.getLogger("littrainer.hub.uploads")
     logger.addHandler(handler)
     try:
         pushing_trainer(tmp_path, max_steps=2).train()
@@ -183,12 +165,6 @@ def test_what_a_training_that_has_ended_waits_for_is_told_now_and_then(
     assert hub.repository().messages() == SAVES[:1]
 
 
-def test_a_token_that_is_revoked_while_training_goes_on_is_told_of_at_the_end(hub: Hub, tmp_path: Path) -> None:
-    trainer = pushing_trainer(tmp_path, given={"callbacks": [AtStep(3, hub.tokens.clear)]}, hub_always_push=False)
-    assert "hf auth login" in trainer.train().metrics[NOT_PUSHED]
-    assert trainer.state.global_step == 6
-
-
 def test_a_training_after_a_failed_one_is_not_blamed_for_it(hub: Hub, tmp_path: Path) -> None:
     hub.faults.append(Fault(COMMIT, 500))
     trainer = pushing_trainer(tmp_path)
@@ -196,15 +172,6 @@ def test_a_training_after_a_failed_one_is_not_blamed_for_it(hub: Hub, tmp_path: 
     hub.faults.clear()
     assert NOT_PUSHED not in trainer.train().metrics
     assert hub.repository().messages() == SAVES
-
-
-def test_a_push_by_hand_after_a_failed_one_takes_its_place(hub: Hub, tmp_path: Path) -> None:
-    hub.faults.append(Fault(COMMIT, 500))
-    trainer = pushing_trainer(tmp_path)
-    trainer.train()
-    hub.faults.clear()
-    trainer.push_to_hub()
-    assert hub.repository().messages() == ["End of training"]
 
 
 def test_a_push_by_hand_that_is_refused_raises_what_the_client_raises_with_what_to_do(hub: Hub, tmp_path: Path) -> None:
@@ -231,7 +198,7 @@ def test_a_push_by_hand_that_fails_in_the_background_is_a_warning_and_the_error_
 def test_a_disk_without_room_for_a_push_does_not_end_training(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from littrainer.hub import pushing
+    from littrainer.hub import push_to_hub as pushing
 
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")

@@ -6,8 +6,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard
-
 from littrainer import Trainer
 from tests.hub.runs import pushing_trainer
 from tests.hub.server import GOOD_TOKEN, Hub
@@ -82,18 +80,6 @@ def test_an_argument_that_is_set_after_the_trainer_was_made_makes_the_repository
     trainer.args.push_to_hub, trainer.args.hub_token = True, GOOD_TOKEN
     trainer.train()
     assert hub.repository().messages() == SAVES
-
-
-def test_keywords_of_example_scripts_reach_the_card_and_the_commit(hub: Hub, tmp_path: Path) -> None:
-    kwargs: dict[str, Any] = {"finetuned_from": "org/base", "tasks": "text-classification"}
-    kwargs.update(language="en", dataset_tags="glue", dataset_args="mrpc", dataset="GLUE MRPC")
-    trainer = pushing_trainer(tmp_path, hub_strategy="end")
-    trainer.create_model_card(**kwargs)
-    by_itself = ModelCard.load(tmp_path / "run" / "README.md")
-    trainer.push_to_hub(**kwargs)
-    pushed = ModelCard(hub.repository().files()["README.md"].decode())
-    assert pushed.data.to_dict() == by_itself.data.to_dict()
-    assert pushed.data.to_dict()["base_model"] == "org/base" and pushed.data.to_dict()["language"] == ["en"]
 
 
 def test_a_library_may_write_a_card_of_its_own_at_each_save_which_is_pushed_with_it(hub: Hub, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import torch
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.storage import WholeStorage
-from littrainer.hub.progress import PushInProgress
 from littrainer.hub.snapshot import SNAPSHOT_DIR
 from tests.hub.runs import PUSHING, AtEnd, files_below, pushing_trainer
 from tests.hub.server import MAIN, Fault, Hub
@@ -148,12 +147,6 @@ def test_what_else_lies_in_the_output_folder_goes_along_but_nothing_half_written
         assert not [name for name in commit.files if "littrainer" in name]
 
 
-def test_nothing_is_left_of_a_push_on_the_disk(hub: Hub, tmp_path: Path) -> None:
-    (tmp_path / "run" / SNAPSHOT_DIR / "checkpoint-9").mkdir(parents=True)
-    pushing_trainer(tmp_path, hub_strategy="all_checkpoints").train()
-    assert not (tmp_path / "run" / SNAPSHOT_DIR).exists()
-
-
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_keyword_that_no_card_takes_is_refused_in_each_process_before_anything_is_done(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool
@@ -166,7 +159,7 @@ def test_a_keyword_that_no_card_takes_is_refused_in_each_process_before_anything
 
     trainer = pushing_trainer(tmp_path, save_strategy="no", given={"callbacks": [Listener]})
     monkeypatch.setattr(trainer, "is_world_process_zero", lambda: is_first)
-    with pytest.raises(TypeError, match="'licence': did you mean 'license'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'licence'"):
         trainer.push_to_hub(licence="mit")
     assert begun == [] and files_below(tmp_path / "run") == {}
 
@@ -208,21 +201,6 @@ def test_a_push_by_hand_in_the_background_sends_what_lay_there_though_all_of_it_
     pushed = {name: content for name, content in hub.repository().files().items() if name != ".gitattributes"}
     assert pushed == {name: content for name, content in before.items() if not name.startswith(SNAPSHOT_DIR)}
     assert not (run / SNAPSHOT_DIR).exists()
-
-
-def test_a_push_by_hand_that_is_cancelled_leaves_nothing_on_the_disk(hub: Hub, tmp_path: Path) -> None:
-    answer = threading.Event()
-    trainer = pushing_trainer(tmp_path, hub_strategy="end", save_strategy="no")
-    hub.faults.append(Fault("POST .*/preupload/", until=answer))
-    trainer.push_in_progress = PushInProgress()
-    trainer.push_in_progress.run(lambda: answer.wait(LONGEST_WAIT_SECONDS))
-    wait_or_warn, trainer._finish_current_push = trainer._finish_current_push, lambda: None  # type: ignore[method-assign]
-    future = trainer.push_to_hub(blocking=False)
-    assert (tmp_path / "run" / SNAPSHOT_DIR).exists()
-    trainer.push_in_progress.cancel()
-    answer.set()
-    wait_or_warn()
-    assert future.cancelled() and not (tmp_path / "run" / SNAPSHOT_DIR).exists()
 
 
 def test_of_an_adapter_each_save_has_the_adapter_alone(hub: Hub, tmp_path: Path) -> None:
@@ -276,18 +254,3 @@ def test_trials_of_a_search_push_as_trainings_do(hub: Hub, tmp_path: Path) -> No
     assert {name.partition("/")[0] for name in files if "/" in name} == {"checkpoint-2"}
     trainer.push_to_hub()
     assert not [name for name in hub.repository().files() if name.startswith("run-")]
-
-
-def test_large_files_are_sent_by_lfs_where_the_hub_refuses_xet(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("hf_xet")
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
-    pushing_trainer(tmp_path, hub_strategy="checkpoint").train()
-    # It is tried once, and not for each further push.
-    assert len(hub.requested("/xet-write-token/")) == 1
-    assert hub.repository().messages() == WITH_CHECKPOINTS
-    assert below("last-checkpoint/", hub.repository().files()) == files_below(tmp_path / "run" / "checkpoint-6")
-    assert constants.HF_HUB_DISABLE_XET is False

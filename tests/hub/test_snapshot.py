@@ -68,6 +68,8 @@ def test_checkpoints_of_a_lightning_trainer_are_no_part_of_the_model(tmp_path: P
 def test_a_large_file_beside_checkpoints_is_copied_since_it_may_be_written_into(tmp_path: Path) -> None:
     with (filled(tmp_path / "run", ("notes.txt",)) / "log.txt").open("wb") as file:
         file.truncate(COPIED_BYTES + 1)
+    take_beside_model(tmp_path / "run", tmp_path / "linked", links=True)
+    assert (tmp_path / "linked" / "log.txt").samefile(tmp_path / "run" / "log.txt")
     take_beside_model(tmp_path / "run", tmp_path / "taken")
     with (tmp_path / "run" / "log.txt").open("ab") as file:
         file.write(b"more")

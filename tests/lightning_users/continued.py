@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from littrainer import Trainer
+from tests.lightning_users.curves import weights_of
 from tests.scenarios.data import AugmentedRows, vector_rows
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
@@ -20,13 +21,6 @@ from tests.scenarios.trainers import quiet_trainer
 ROWS, ACCUMULATION, EPOCHS, STEPS = 22, 4, 3, 6
 # Optimizer step -> micro-batches behind it.
 BEHIND = {0: 0, 1: 4, 2: 6, 3: 10, 4: 12, 5: 16, 6: 18}
-QUIET: dict[str, Any] = {
-    "accelerator": "cpu",
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
 
 
 class DropsOut(VectorClassifier):
@@ -82,10 +76,6 @@ def resumed_model(step: int) -> DropsOut:
     model = fresh_model()
     model.losses = whole().losses[: BEHIND[step]]
     return model
-
-
-def weights_of(model: nn.Module) -> dict[str, Any]:
-    return {name: value.tolist() for name, value in model.state_dict().items()}
 
 
 def check_same(model: Any, other: Any = None) -> None:

@@ -24,15 +24,14 @@ from tests.checkpoint.malicious import Creates
 from tests.lightning_users.continued import (
     ACCUMULATION,
     EPOCHS,
-    QUIET,
     STEPS,
     StopsLightningAt,
     check_same,
     fresh_model,
     resumed_model,
     trainer_of,
-    weights_of,
 )
+from tests.lightning_users.curves import QUIET, weights_of
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, language_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_gpt2

@@ -84,7 +84,7 @@ def test_the_wheel_holds_each_file_of_the_package_its_licence_and_nothing_else(d
         if path.is_file() and "__pycache__" not in path.parts
     }
     found = files_in_wheel(dist)
-    assert {"littrainer/py.typed", "littrainer/compat/startup/sitecustomize.py"} < written.keys()
+    assert {"littrainer/py.typed", "littrainer/redirection/startup/sitecustomize.py"} < written.keys()
     assert {name: text for name, text in found.items() if name.startswith("littrainer/")} == written
     described = {name for name in found if name not in written}
     assert described == {

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from littrainer import Trainer, TrainerCallback, TrainingArguments
-from littrainer.engine.run_lightning import lightning_keywords
+from littrainer.engine.lightning_trainer import lightning_keywords
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.optim.optimizers import Request, parameter_groups_with_projection
 from tests.scenarios.data import Rows, token_rows, vector_rows

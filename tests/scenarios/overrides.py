@@ -89,7 +89,7 @@ OTHER_CALLS: dict[str, str] = {
     "get_sp_size": "asked once, for the samples of an optimizer step (tests/training/test_plan.py)",
     "_has_mixed_mesh_grads": "asked in several processes, at each clipping (tests/optim/test_gradient_norms.py)",
     "_mixed_mesh_grad_norm": "where that says yes (tests/optim/test_gradient_norms.py)",
-    "_tune_save_checkpoint": "with Ray Tune, whose trials save for each other (tests/search/ray_tune/test_running.py)",
+    "_tune_save_checkpoint": "with Ray Tune, whose trials save for each other (tests/search/test_ray_backend.py)",
     "init_hf_repo": "with push_to_hub (tests/hub/test_overrides.py)",
     "create_model_card": "with push_to_hub (tests/hub/test_overrides.py)",
     "push_to_hub": "with push_to_hub (tests/hub/test_overrides.py)",

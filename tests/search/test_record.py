@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import threading
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,8 @@ from littrainer.search.record import (
     UnreadableRecord,
     best_of,
     error_in_a_line,
+    of_optuna,
+    of_ray,
     plain,
     read_record,
 )
@@ -71,18 +72,6 @@ def test_the_record_stays_where_the_search_began_though_a_trial_has_another_outp
 def test_only_the_first_process_writes(tmp_path: Path) -> None:
     SearchRecord(trainer_in(tmp_path, process_index=1), "optuna", ["minimize"]).update([])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_threads_that_end_trials_at_once_leave_a_whole_record(tmp_path: Path) -> None:
-    record = SearchRecord(trainer_in(tmp_path), "optuna", ["minimize"])
-    trials = [TrialRecord(str(number), "complete", 1.0, {"x": "y" * 2000}) for number in range(20)]
-    threads = [threading.Thread(target=record.update, args=(trials[: number + 1],)) for number in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    stored = read_record(tmp_path).trials
-    assert stored == trials[: len(stored)] and stored
 
 
 def test_a_record_that_cannot_be_written_is_told_once_and_the_search_goes_on(
@@ -143,8 +132,10 @@ GOOD = {"version": 1, "backend": "optuna", "directions": ["minimize"], "trials":
         ({**GOOD, "directions": ["up"]}, "its directions are not a list"),
         ({**GOOD, "directions": [["minimize"]]}, "its directions are not a list"),
         ({**GOOD, "trials": {}}, "it has no list of trials"),
-        ({**GOOD, "trials": [{"state": "complete"}, 3]}, "entry 1 of its trials is no trial"),
-        ({**GOOD, "trials": [{"state": ["complete"]}]}, "entry 0 of its trials is no trial"),
+        ({**GOOD, "trials": [{"id": "0", "state": "complete"}, 3]}, "entry 1 of its trials is no trial"),
+        ({**GOOD, "trials": [{"id": "0", "state": "ended"}]}, "entry 0 of its trials is no trial"),
+        ({**GOOD, "trials": [{"id": "0", "state": "complete", "objective": "much"}]}, "entry 0 of its trials"),
+        ({**GOOD, "trials": [{"id": "0", "state": "complete", "parameters": []}]}, "entry 0 of its trials"),
     ],
 )
 def test_a_file_that_is_no_record_is_refused_with_the_reason(tmp_path: Path, content: Any, reason: str) -> None:
@@ -152,23 +143,6 @@ def test_a_file_that_is_no_record_is_refused_with_the_reason(tmp_path: Path, con
     (tmp_path / SEARCH_RECORD_NAME).write_text(text)
     with pytest.raises(UnreadableRecord, match=reason):
         read_record(tmp_path)
-
-
-def test_fields_of_other_kinds_than_they_should_be_count_as_missing(tmp_path: Path) -> None:
-    odd = {
-        "id": None,
-        "state": "complete",
-        "objective": "much",
-        "parameters": [],
-        "distributions": {"x": 3},
-        "intermediate": [[True, 1], [1], [2, "a"], [3, 1e999], [4, 0.5]],
-        "seconds": True,
-        "folder": 5,
-    }
-    (tmp_path / SEARCH_RECORD_NAME).write_text(json.dumps({**GOOD, "objective_names": ["a", "b"], "trials": [odd]}))
-    stored = read_record(tmp_path)
-    assert stored.objective_names == []
-    assert stored.trials == [TrialRecord("None", "complete", intermediate=[(3, math.inf), (4, 0.5)])]
 
 
 def test_the_best_trial_is_the_first_complete_one_with_the_best_objective() -> None:
@@ -194,3 +168,46 @@ def test_an_error_is_told_in_one_line_of_bounded_length() -> None:
     assert error_in_a_line(ValueError("first\n  second")) == "ValueError: first second"
     assert error_in_a_line(MemoryError()) == "MemoryError"
     assert len(error_in_a_line(ValueError("x" * 10_000))) == 2000
+
+
+def test_optunas_distributions_keep_their_ends_spread_and_step() -> None:
+    optuna = pytest.importorskip("optuna")
+    study = optuna.create_study()
+    trial = study.ask()
+    trial.suggest_float("rate", 1e-5, 1e-1, log=True)
+    trial.suggest_float("decay", 0.0, 0.5, step=0.1)
+    trial.suggest_int("epochs", 1, 9, step=2)
+    trial.suggest_categorical("optim", ["sgd", None, 3])
+    found = {name: of_optuna(drawn) for name, drawn in trial.distributions.items()}
+    assert found == {
+        "rate": {"kind": "float", "low": 1e-5, "high": 1e-1, "log": True, "step": None},
+        "decay": {"kind": "float", "low": 0.0, "high": 0.5, "log": False, "step": 0.1},
+        "epochs": {"kind": "int", "low": 1, "high": 9, "log": False, "step": 2},
+        "optim": {"kind": "categorical", "choices": ["sgd", None, 3]},
+    }
+
+
+def _number(kind: str, low: float, high: float, log: bool = False, step: float | None = None) -> dict[str, Any]:
+    return {"kind": kind, "low": low, "high": high, "log": log, "step": step}
+
+
+def test_rays_search_space_is_told_with_both_ends_included() -> None:
+    # Without the rest of Ray Tune, whose import takes seconds.
+    sample = pytest.importorskip("ray.tune.search.sample")
+    assert of_ray(sample.uniform(0.0, 2.0)) == _number("float", 0.0, 2.0)
+    assert of_ray(sample.loguniform(1e-5, 1e-2)) == _number("float", 1e-5, 1e-2, log=True)
+    assert of_ray(sample.quniform(0.0, 1.0, 0.25)) == _number("float", 0.0, 1.0, step=0.25)
+    assert of_ray(sample.qloguniform(1.0, 16.0, 1.0)) == _number("float", 1.0, 16.0, log=True, step=1.0)
+    assert of_ray(sample.randint(1, 5)) == _number("int", 1, 4, step=1)
+    assert of_ray(sample.lograndint(1, 50)) == _number("int", 1, 49, log=True, step=1)
+    assert of_ray(sample.qrandint(2, 10, 2)) == _number("int", 2, 10, step=2)
+    assert of_ray(sample.choice([4, 8])) == {"kind": "categorical", "choices": [4, 8]}
+    assert of_ray({"grid_search": [1, 2]}) == {"kind": "categorical", "choices": [1, 2]}
+
+
+def test_what_has_no_ends_is_left_untold() -> None:
+    sample = pytest.importorskip("ray.tune.search.sample")
+    assert of_ray(sample.randn()) is None
+    assert of_ray(sample.sample_from(lambda spec: 1)) is None
+    assert of_ray(0.5) is None
+    assert of_ray("sgd") is None

@@ -8,10 +8,11 @@ from typing import Any
 import optuna
 import pytest
 
-from littrainer import Trainer, TrainerCallback
+from littrainer import BestRun, Trainer, TrainerCallback
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.search.searching import checked_direction, checked_number_of_trials
 from tests.compat.processes import facts_of
+from tests.scenarios.models import VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 from tests.search.trainers import rate_space, searched_trainer
 
@@ -106,3 +107,108 @@ def test_the_defaults_are_the_spaces_and_the_objective_of_transformers(tmp_path:
 def test_a_trainer_loads_no_library_that_drives_searches(tmp_path: Path) -> None:
     code = "import json, sys, littrainer.trainer; print(json.dumps(sorted(sys.modules)))"
     assert {"optuna", "ray", "wandb", "cloudpickle"}.isdisjoint(facts_of(code, tmp_path))
+
+
+# ---- `apply_best` ----------------------------------------------------------------------------------------------------
+
+
+def quiet_search(trainer: Any, space: Any, n_trials: int = 3, **keywords: Any) -> Any:
+    """A search whose trials are the same each time."""
+    sampler = optuna.samplers.RandomSampler(seed=1)
+    return trainer.hyperparameter_search(space, n_trials=n_trials, backend="optuna", sampler=sampler, **keywords)
+
+
+def test_training_afterwards_repeats_the_best_trial_exactly(tmp_path: Path) -> None:
+    def space(trial: Any) -> dict[str, Any]:
+        exponent = trial.suggest_float("exponent", -4, -1)
+        return {
+            "learning_rate": 10**exponent,
+            "label_smoothing_factor": trial.suggest_float("smoothing", 0.0, 0.3),
+            "seed": trial.suggest_int("seed", 1, 40),
+            "per_device_train_batch_size": trial.suggest_categorical("batch", [2, 4]),
+        }
+
+    trainer = searched_trainer(tmp_path)
+    best = quiet_search(trainer, space)
+    trainer.apply_best(best)
+    assert trainer.args.learning_rate == 10 ** best.hyperparameters["exponent"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] == best.objective
+    assert trainer.state.is_hyper_param_search is False
+
+
+@pytest.mark.filterwarnings("ignore:warmup_ratio:FutureWarning")
+def test_an_earlier_name_that_a_script_sets_by_hand_counts_as_in_the_trial(tmp_path: Path) -> None:
+    def space(trial: Any) -> dict[str, Any]:
+        return {name: trial.suggest_float(name, 0.4, 0.5) for name in ("warmup_ratio", "learning_rate")}
+
+    trainer = searched_trainer(tmp_path, max_steps=6)
+    best = quiet_search(trainer, space, n_trials=1)
+    for name, value in best.hyperparameters.items():
+        setattr(trainer.args, name, value)
+    trainer.args.gradient_checkpointing_kwargs = {"use_reentrant": False}
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] == best.objective
+    assert trainer.args.warmup_steps == best.hyperparameters["warmup_ratio"]
+    assert trainer.args.activation_checkpointing_kwargs == {"use_reentrant": False}
+    trainer.args.warmup_steps = 3
+    trainer.train()
+    assert trainer.args.warmup_steps == 3
+
+
+@pytest.mark.filterwarnings("ignore:warmup_ratio:FutureWarning")
+def test_what_a_script_sets_after_the_best_trial_was_applied_decides_over_it(tmp_path: Path) -> None:
+    trainer = searched_trainer(tmp_path)
+    best = quiet_search(trainer, lambda trial: {"warmup_ratio": trial.suggest_float("warmup_ratio", 0.4, 0.5)})
+    trainer.apply_best(best)
+    trainer.args.warmup_steps = 1
+    trainer.train()
+    assert trainer.args.warmup_steps == 1
+
+
+def test_another_trainer_is_told_the_space(tmp_path: Path) -> None:
+    def space(trial: Any) -> dict[str, Any]:
+        return {"learning_rate": 10 ** trial.suggest_float("exponent", -4, -1)}
+
+    best = quiet_search(searched_trainer(tmp_path / "searched"), space, n_trials=1)
+    other = searched_trainer(tmp_path / "other")
+    other.apply_best(best, hp_space=space)
+    other.train()
+    assert other.evaluate()["eval_loss"] == best.objective
+
+
+def test_a_model_init_that_takes_the_trial_gets_the_best_one_from_then_on(tmp_path: Path) -> None:
+    def new(trial: Any) -> VectorClassifier:
+        return VectorClassifier(8 if trial is None else trial.suggest_int("hidden", 3, 7))
+
+    trainer = searched_trainer(tmp_path, model_init=new)
+    best = quiet_search(trainer, rate_space)
+    trainer.apply_best(best)
+    trainer.train()
+    assert trainer.model.inner.out_features == best.hyperparameters["hidden"]
+    assert trainer.evaluate()["eval_loss"] == best.objective
+    # A further search makes models for its own trials.
+    further = quiet_search(trainer, rate_space, n_trials=1)
+    assert set(further.hyperparameters) == {"learning_rate", "hidden"}
+
+
+def test_what_ray_or_a_sweep_has_drawn_is_set_by_its_names(tmp_path: Path) -> None:
+    def new(trial: Any) -> VectorClassifier:
+        return VectorClassifier(8 if trial is None else trial["hidden"])
+
+    trainer = searched_trainer(tmp_path, model_init=new)
+    trainer.apply_best(BestRun("a1b2", 0.5, {"learning_rate": 0.05, "seed": 3.7, "hidden": 5, "wandb": {}}))
+    assert (trainer.args.learning_rate, trainer.args.seed) == (0.05, 3)
+    trainer.train()
+    assert trainer.model.inner.out_features == 5
+
+
+def test_what_does_not_fit_is_refused_and_nothing_is_set(tmp_path: Path) -> None:
+    trainer = searched_trainer(tmp_path)
+    with pytest.raises(TypeError, match="got a list; it has several objectives, so choose one"):
+        trainer.apply_best([BestRun("0", [1.0, 2.0], {"seed": 3})])
+    with pytest.raises(TypeError, match="got a dict"):
+        trainer.apply_best({"seed": 3})
+    with pytest.raises(ValueError, match="learning_rate"):
+        trainer.apply_best(BestRun("0", 1.0, {"seed": 3, "learning_rate": -1.0}))
+    assert trainer.args.seed == 42

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
-import pickle
-import threading
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 import torch
 
 from littrainer import Trainer, TrainerCallback
 from littrainer.arguments.choices import HPSearchBackend
-from littrainer.search.failures import ObjectiveIsNan, SearchMistake
-from littrainer.search.objective import default_compute_objective
+from littrainer.search.parameters import SearchMistake
 from littrainer.search.searching import searching
-from littrainer.search.trial import run_trial
+from littrainer.search.trial import default_compute_objective, objective_in, run_trial
 from tests.scenarios.models import CountingClassifier, VectorClassifier
 from tests.search.trainers import new_model, rate_space, searched_trainer
 
 
-def in_search(trainer: Any, *, direction: Any = "minimize", space: Any = rate_space) -> Any:
+def in_search(trainer: Any, *, space: Any = rate_space) -> Any:
     """A search by Optuna's rules, whose trials the test makes itself."""
     trainer.hp_space = space
     if trainer.compute_objective is None:
         trainer.compute_objective = default_compute_objective
-    return searching(trainer, HPSearchBackend.OPTUNA, direction)
+    return searching(trainer, HPSearchBackend.OPTUNA)
 
 
 def fixed(rate: float = 0.01, number: int = 0, **further: Any) -> Any:
@@ -126,27 +125,6 @@ class Embedded(VectorClassifier):
         return super().logits(self.embed(x).flatten(1))
 
 
-def test_trials_whose_learning_rate_has_no_effect_are_told_of_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class OwnOptimizer(torch.optim.SGD):
-        """Known by its name alone."""
-
-    class MakesItself(Trainer):
-        def create_optimizer(self, model: Any = None) -> Any:
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.args.learning_rate)
-            return self.optimizer
-
-    given = {"optimizer_cls_and_kwargs": (OwnOptimizer, {"lr": 0.1})}
-    for kind in (MakesItself, Trainer):
-        trainer = searched_trainer(tmp_path, kind=kind, given=given)
-        assert "without effect" not in caplog.text
-        with in_search(trainer):
-            for number in range(2):
-                run_trial(trainer, fixed(number=number))
-    assert caplog.text.count("Trials set learning_rate without effect") == 1
-
-
 def test_noise_in_embeddings_is_that_of_the_trial(tmp_path: Path) -> None:
     def space(trial: Any) -> dict[str, Any]:
         return {"neftune_noise_alpha": trial.suggest_float("alpha", 1, 9)}
@@ -168,7 +146,6 @@ def test_models_of_another_class_are_fed_by_their_own_rules(tmp_path: Path) -> N
     trainer = searched_trainer(tmp_path / "searched", model_init=new, **changes)
     with in_search(trainer):
         objective = run_trial(trainer, fixed(0.01))
-    assert trainer.model_accepts_loss_kwargs is False
     alone = searched_trainer(tmp_path / "alone", model_init=lambda: CountingClassifier(), **changes)
     alone.train()
     assert objective == alone.evaluate()["eval_loss"]
@@ -186,37 +163,6 @@ def test_checkpoints_of_a_trial_lie_in_a_folder_of_its_own(tmp_path: Path) -> No
     assert sorted(os.listdir(tmp_path / "run-7")) == ["checkpoint-1", "checkpoint-2", "littrainer_run.json"]
 
 
-@pytest.mark.parametrize("is_dict", [False, True])
-def test_a_name_that_is_another_each_time_is_asked_for_once_in_each_trial(tmp_path: Path, is_dict: bool) -> None:
-    trainer = searched_trainer(tmp_path, save_strategy="steps", save_steps=1)
-    names = (f"name {number}" for number in range(9))
-    given: list[Any] = []
-    trainer.hp_name = lambda trial: given.append(dict(getattr(trial, "params", trial))) or next(names)
-    trainer.compute_objective = default_compute_objective
-    trainer.hp_space = rate_space
-    with searching(trainer, "some backend" if is_dict else HPSearchBackend.OPTUNA, "minimize"):
-        for number in range(2):
-            trial: Any = {"learning_rate": 0.01} if is_dict else fixed(number=number)
-            # As a sweep does, or a callback between two trials.
-            folders = {trainer._get_output_dir(trial)} if is_dict else set()
-            run_trial(trainer, trial)
-            folders.add(trainer._get_output_dir(trial))
-            assert folders == {str(tmp_path / f"name {number}")}
-            assert trainer.state.trial_name == f"name {number}"
-    assert sorted(os.listdir(tmp_path)) == ["name 0", "name 1"]
-    # The space was asked before.
-    assert given == [{"learning_rate": 0.01}] * 2
-
-
-def test_what_a_trial_was_called_does_not_travel_to_another_process(tmp_path: Path) -> None:
-    trainer = searched_trainer(tmp_path)
-    trainer.hp_name = lambda trial: "one"
-    with in_search(trainer) as search:
-        # A study's trial holds what cannot be pickled, the lock of its storage for one.
-        search.name_of(SimpleNamespace(number=0, lock=threading.Lock()), trainer.hp_name)
-        assert pickle.loads(pickle.dumps(search)).directions == ["minimize"]
-
-
 def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     trainer = searched_trainer(tmp_path)
     trainer.hp_name = lambda trial: 3
@@ -224,50 +170,14 @@ def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
         run_trial(trainer, fixed())
 
 
-def test_a_pruned_trial_stops_at_once_and_its_checkpoints_are_deleted(tmp_path: Path) -> None:
-    events: list[str] = []
-
-    class Notes(TrainerCallback):
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            events.append(f"ended at {state.global_step}")
-
-        def on_training_failed(self, args: Any, state: Any, error: BaseException) -> None:
-            events.append("failed")
-
-    changes = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 1, "max_steps": 6}
-    trainer = searched_trainer(tmp_path, given={"callbacks": [Notes()]}, **changes)
-    (tmp_path / "run-2" / "checkpoint-9").mkdir(parents=True)
-    with in_search(trainer):
-        for number in (1, 2):
-            with pytest.raises(optuna.TrialPruned, match=f"Trial {number} was pruned at step 4"):
-                run_trial(trainer, studied(pruned_at=4, number=number))
-    assert events == ["ended at 4", "ended at 4"]
-    # What lay there before the trial stays.
-    assert os.listdir(tmp_path) == ["run-2"]
-    assert os.listdir(tmp_path / "run-2") == ["checkpoint-9"]
-
-
 def test_a_trial_with_several_objectives_is_not_reported_while_it_trains(tmp_path: Path) -> None:
     trainer = searched_trainer(tmp_path, eval_strategy="steps", eval_steps=1)
     trainer.compute_objective = lambda metrics: (metrics["eval_loss"], 1)
     trial = studied(pruned_at=0)
-    with in_search(trainer, direction=["minimize", "maximize"]):
+    with in_search(trainer):
         objective = run_trial(trainer, trial)
     assert trial.reported == []
     assert objective[1] == 1.0
-
-
-def test_an_objective_that_is_nan_at_the_end_fails_the_trial_and_before_it_does_not(tmp_path: Path) -> None:
-    trainer = searched_trainer(tmp_path, eval_strategy="steps", eval_steps=1)
-    for values, ends in (([float("nan"), 1.0], 1.0), ([1.0, float("nan")], None)):
-        left = list(values)
-        trainer.compute_objective = lambda metrics, left=left: left.pop(0)
-        with in_search(trainer):
-            if ends is None:
-                with pytest.raises(ObjectiveIsNan):
-                    run_trial(trainer, studied())
-            else:
-                assert run_trial(trainer, studied()) == ends
 
 
 def test_methods_that_a_subclass_overrides_are_called_as_transformers_calls_them(tmp_path: Path) -> None:
@@ -302,15 +212,6 @@ def test_a_training_that_is_no_trial_keeps_its_arguments_and_its_folder(tmp_path
     assert sorted(os.listdir(tmp_path)) == ["checkpoint-2", "littrainer_run.json"]
 
 
-def test_a_model_init_that_makes_no_new_model_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = new_model()
-    trainer = searched_trainer(tmp_path, model_init=lambda: model)
-    with in_search(trainer):
-        for number in range(2):
-            run_trial(trainer, fixed(number=number))
-    assert caplog.text.count("model_init returned a model that it had returned before") == 1
-
-
 def test_twenty_trials_end_with_the_memory_of_one(tmp_path: Path) -> None:
     models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
     optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -343,11 +244,73 @@ def test_twenty_trials_end_with_the_memory_of_one(tmp_path: Path) -> None:
                 ends.append("complete")
             except (RuntimeError, optuna.TrialPruned) as error:
                 ends.append(type(error).__name__)
-                # What a log or a study keeps of it must not keep the model.
-                kept = error  # noqa: F841
+            gc.collect()
             tensors = sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
             left.append((len(models), len(optimizers), tensors))
     assert ends[:3] == ["complete", "RuntimeError", "TrialPruned"]
-    # The model that the Trainer was made with is kept for the end of the search.
-    assert {(alive, steppers) for alive, steppers, _ in left} == {(1, 0)}
+    assert {(alive, steppers) for alive, steppers, _ in left} == {(0, 0)}
     assert len({tensors for _, _, tensors in left}) == 1
+
+
+def test_a_pruned_trial_stops_at_once_and_trackers_hear_of_its_end(tmp_path: Path) -> None:
+    events: list[str] = []
+
+    class Notes(TrainerCallback):
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            events.append(f"ended at {state.global_step}")
+
+        def on_training_failed(self, args: Any, state: Any, error: BaseException) -> None:
+            events.append("failed")
+
+    changes = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 1, "max_steps": 6}
+    trainer = searched_trainer(tmp_path, given={"callbacks": [Notes()]}, **changes)
+    with in_search(trainer), pytest.raises(optuna.TrialPruned, match="Trial 1 was pruned at step 4"):
+        run_trial(trainer, studied(pruned_at=4, number=1))
+    assert events == ["ended at 4"]
+    # As in transformers its checkpoints stay.
+    assert sorted(os.listdir(tmp_path / "run-1")) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+
+
+@pytest.mark.parametrize("ends_with", [None, KeyError("of the script")])
+def test_after_a_search_the_arguments_are_what_they_were_and_the_model_is_gone(
+    tmp_path: Path, ends_with: Exception | None
+) -> None:
+    class Fails(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if ends_with is not None:
+                raise ends_with
+
+    trainer = searched_trainer(tmp_path, given={"callbacks": [Fails()]})
+    trainer.compute_objective = default_compute_objective
+    before = dict(vars(trainer.args))
+    changing = {"learning_rate": 0.05, "label_smoothing_factor": 0.2, "per_device_train_batch_size": 2, "seed": 3}
+    with contextlib.suppress(KeyError), searching(trainer, "some backend"):
+        run_trial(trainer, changing)
+    assert vars(trainer.args) == before
+    assert (trainer.label_smoother, trainer.hp_search_backend, trainer.model) == (None, None, None)
+    assert trainer._train_batch_size == before["per_device_train_batch_size"]
+
+
+OBJECTIVES = [
+    ({"eval_loss": 0.5, "epoch": 2.0, "eval_runtime": 3.0, "eval_samples_per_second": 9.0}, 0.5),
+    ({"eval_loss": 0.5, "eval_f1": 0.25, "eval_accuracy": 0.5, "epoch": 1.0}, 0.75),
+]
+
+
+@pytest.mark.parametrize(("metrics", "expected"), OBJECTIVES)
+def test_the_default_objective_is_the_loss_or_the_sum_of_the_metrics(metrics: Any, expected: float) -> None:
+    assert default_compute_objective(metrics) == expected
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [(torch.tensor(0.5), 0.5), (np.float32(0.5), 0.5), ((1, torch.tensor(2)), [1.0, 2.0]), (np.ones(2), [1.0, 1.0])],
+)
+def test_objectives_become_pythons_numbers(tmp_path: Path, returned: Any, expected: Any) -> None:
+    trainer = searched_trainer(tmp_path)
+    trainer.compute_objective = lambda metrics: returned
+    assert objective_in(trainer, {}) == expected
+    for wrong in (None, "0.5", [0.5, None]):
+        trainer.compute_objective = lambda metrics, wrong=wrong: wrong
+        with pytest.raises(SearchMistake, match="has to return a number"):
+            objective_in(trainer, {})

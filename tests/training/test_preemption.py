@@ -86,7 +86,7 @@ def test_without_signals_nothing_is_taken_over() -> None:
 def test_no_callback_is_listed_where_transformers_has_none_or_is_not_loaded(
     monkeypatch: pytest.MonkeyPatch, is_loaded: bool
 ) -> None:
-    monkeypatch.setattr(preemption, "is_redirected", lambda: True)
+    monkeypatch.setattr(preemption, "is_installed", lambda: True)
     for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
         monkeypatch.delitem(sys.modules, name)
     if is_loaded:

@@ -179,20 +179,15 @@ IDS = torch.tensor([[5, 6, 0], [7, 0, 0]])
 
 
 def counted(wanted: str, inputs: Any, *, name: str | None = None, pad: int | None = None) -> int:
+    args: Any = SimpleNamespace(include_num_input_tokens_seen=wanted, device=CPU)
     model = SimpleNamespace() if name is None else SimpleNamespace(main_input_name=name)
-    trainer: Any = SimpleNamespace(
-        args=SimpleNamespace(include_num_input_tokens_seen=wanted, device=CPU),
-        model=model,
-        processing_class=None if pad is None else SimpleNamespace(pad_token_id=pad),
-        get_tp_size=lambda: 1,
-    )
-    return InputTokenCounter().count(trainer, inputs)
+    processing_class = None if pad is None else SimpleNamespace(pad_token_id=pad)
+    return InputTokenCounter().count(inputs, args, model, processing_class, tp_size=1)
 
 
 @pytest.mark.parametrize(
     ("wanted", "inputs", "options", "expected"),
     [
-        ("no", {"input_ids": IDS}, {}, 0),
         ("all", {"input_ids": IDS}, {}, 6),
         ("all", {"pixels": torch.ones(4)}, {"name": "pixels"}, 4),
         ("non_padding", {"input_ids": IDS, "attention_mask": (IDS > 0).long()}, {}, 3),
@@ -208,15 +203,10 @@ def test_tokens_are_counted_as_asked(wanted: str, inputs: Any, options: Any, exp
 
 def test_what_cannot_be_counted_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     counter = InputTokenCounter()
-    trainer: Any = SimpleNamespace(
-        args=SimpleNamespace(include_num_input_tokens_seen="non_padding", device=CPU),
-        model=None,
-        processing_class=None,
-        get_tp_size=lambda: 1,
-    )
+    args: Any = SimpleNamespace(include_num_input_tokens_seen="non_padding", device=CPU)
     for _ in range(3):
-        counter.count(trainer, {"x": IDS})
-        counter.count(trainer, {"input_ids": IDS})
+        for name in ("x", "input_ids"):
+            counter.count({name: IDS}, args, model=None, processing_class=None, tp_size=1)
     first, second = caplog.messages
     assert "'input_ids'" in first and "pad_token_id" in second
 

@@ -14,7 +14,7 @@ import torch
 from littrainer import Trainer, TrainerCallback
 from littrainer.checkpoint.layout import RESUME_RECORD_NAME, TRAINER_STATE_NAME
 from littrainer.checkpoint.safe_loading import load_tensors
-from littrainer.compat.redirect import RedirectFinder
+from littrainer.redirection.redirect import RedirectFinder
 from littrainer.training.resuming import read_resume_record
 from tests.scenarios.data import AugmentedRows, Rows, Stream, vector_rows
 from tests.scenarios.trainers import quiet_trainer

@@ -190,8 +190,7 @@ class TrainerState:
             trial: the trial of a search, or None.
         """
         if trainer.hp_name is not None and trainer._trial is not None:
-            search, hp_name = trainer._search, trainer.hp_name
-            self.trial_name = hp_name(trainer._trial) if search is None else search.name_of(trainer._trial, hp_name)
+            self.trial_name = trainer.hp_name(trainer._trial)
         self.trial_params = None if trial is None else hp_params(trial)
         self.max_steps = max_steps
         self.num_train_epochs = num_train_epochs

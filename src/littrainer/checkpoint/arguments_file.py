@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from littrainer import __version__
 from littrainer.arguments.report_to import trackers_in
 from littrainer.arguments.secrets import holds_a_secret, without_secrets
 from littrainer.arguments.shown_arguments import as_text
 from littrainer.checkpoint.layout import RUN_RECORD_NAME
-from littrainer.errors.atomic_files import write_whole
+from littrainer.errors.version import __version__
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
+
 
 # The modules of transformers, and what of theirs the fields of arguments hold.
 CLASSES_IN_TRANSFORMERS = {
@@ -69,7 +69,9 @@ def write_run_record(args: TrainingArguments, run_dir: Path | str) -> None:
         name: getattr(sys.modules.get(name), "__version__", None) for name in ("torch", "lightning", "transformers")
     }
     record = {"versions": {"littrainer": __version__, **versions}, "arguments": without_secrets(shown)}
-    write_whole(Path(run_dir, RUN_RECORD_NAME), json.dumps(record, indent=2, default=as_text, skipkeys=True) + "\n")
+    text = json.dumps(record, indent=2, default=as_text, skipkeys=True)
+    # Not by another file, which a killed run would leave: half a record is written again by the next run.
+    Path(run_dir, RUN_RECORD_NAME).write_text(f"{text}\n", "utf-8")
 
 
 def _naming_transformers() -> ModuleType:

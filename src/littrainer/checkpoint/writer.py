@@ -31,8 +31,22 @@ from littrainer.distributed.agreement import are_several, from_each
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
+
 logger = logging.getLogger(__name__)
 logger.addFilter(name_final_folder)
+
+
+@dataclass
+class Saving:
+    """What is being saved, and what has been saved last.
+
+    Attributes:
+        background: writes checkpoints beside the training; None if the training waits for them.
+        written: the checkpoint that this process completed last, until its `on_save` callbacks have run.
+    """
+
+    background: Any = None
+    written: Any = None
 
 
 class SavingMethods(Protocol):

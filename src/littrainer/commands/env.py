@@ -12,8 +12,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
-import littrainer
 from littrainer.commands.command_line import CommandParser
+from littrainer.errors.version import __version__
 
 DESCRIPTION = (
     "Show what is installed here and may matter to a training: versions, devices, environment variables, and what does "
@@ -70,7 +70,7 @@ def main(words: Sequence[str]) -> int:
     options = build_parser().parse_args(words)
     torch = about_torch()
     facts = {
-        "littrainer": {"version": littrainer.__version__, "folder": str(Path(littrainer.__file__).parent)},
+        "littrainer": {"version": __version__, "folder": str(Path(__file__).parents[1])},
         "findings": [*([torch["error"]] if "error" in torch else []), *findings()],
         "packages": {name: found for name in PACKAGES if (found := versions(name))},
         "torch": torch,

@@ -237,7 +237,7 @@ def _explain_script(script: str, words: list[str], as_code: bool, source: Source
     if not os.path.isfile(script):
         return complain("explain", f"no script {script!r} (looked in {os.path.abspath(os.path.dirname(script))})")
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.compat.redirect import install
+    from littrainer.redirection.redirect import install
     from littrainer.trainer import Trainer
 
     original: Any = Trainer.__init__
@@ -277,12 +277,12 @@ def explanation(trainer: Any, args: Any) -> str:
     """
     from littrainer.arguments.normalization import trackers_in
     from littrainer.arguments.report_to import tracker_label
-    from littrainer.engine import run_lightning
+    from littrainer.engine import lightning_trainer
 
     def reason(name: str) -> str:
         if name in (trainer.lightning_keywords or {}) or name in (trainer.args.lightning or {}):
             return "given as `lightning`"
-        for table in (run_lightning.FIXED_KEYWORDS, run_lightning.FACTS_OF_LAUNCHERS):
+        for table in (lightning_trainer.FIXED_KEYWORDS, lightning_trainer.FACTS_OF_LAUNCHERS):
             if name in table:
                 return str(table[name][1])
         return "from " + " and ".join(field for field, place in DESTINATIONS.items() if name in place.keywords)
@@ -290,8 +290,8 @@ def explanation(trainer: Any, args: Any) -> str:
     def names(things: Sequence[Any]) -> str:
         return ", ".join(one if isinstance(one, str) else type(one).__name__ for one in things) or "none"
 
-    lightning: Any = run_lightning.build_lightning_trainer(trainer, run=None)
-    keywords = run_lightning.lightning_keywords(trainer.args, trainer.lightning_keywords)
+    lightning: Any = lightning_trainer.build_lightning_trainer(trainer, run=None)
+    keywords = lightning_trainer.lightning_keywords(trainer.args, trainer.lightning_keywords)
     rows = [(f"{name}={value!r}", reason(name)) for name, value in keywords.items()]
     rows.append(("max_epochs=...", "num_train_epochs or max_steps, and the length of the data"))
     micro_batches = trainer.args.gradient_accumulation_steps

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import base64
+import functools
 import html
 import io
 import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from littrainer import __version__
 from littrainer.arguments.shown_arguments import away_from_defaults, default_texts, is_same
 from littrainer.callbacks.log_history import COSTS, SPEED, TRAINING, Point
+from littrainer.commands.report_folders import Run, Search
+from littrainer.errors.version import __version__
 from littrainer.search.record import COMPLETE, FAILED, MAXIMIZE, PRUNED, STATES, StoredSearch, TrialRecord, best_of
-
-if TYPE_CHECKING:
-    from littrainer.commands.report import Run, Search
 
 LEARNING_RATE, GRADIENT_NORM = "learning_rate", "grad_norm"
 # Metric -> title of its chart; all others go by their own name.
@@ -59,12 +57,8 @@ STYLE: Any = {
 ABSENT = "\N{EN DASH}"
 
 
-@dataclass
-class Chart:
-    """One chart: its title, and what draws it on the axes of matplotlib that it is given."""
-
-    title: str
-    draw: Callable[[Any], None]
+# A title, and what draws the chart on the axes of matplotlib that it is given.
+Chart = tuple[str, Callable[[Any], None]]
 
 
 # ---- The picture -----------------------------------------------------------------------------------------------------
@@ -94,9 +88,9 @@ def picture(runs: list[Run], searches: Sequence[Search], scale: str, mark: str) 
         for part, (title, charts), count in zip(figures, parts, rows, strict=True):
             part.suptitle(_label(title), fontsize=13, fontweight="bold")
             grid = part.subplots(count, COLUMNS, squeeze=False).flatten()
-            for axes, chart in zip(grid, charts, strict=False):
-                axes.set_title(_label(chart.title))
-                chart.draw(axes)
+            for axes, (name, draw) in zip(grid, charts, strict=False):
+                axes.set_title(_label(name))
+                draw(axes)
             for axes in grid[len(charts) :]:
                 axes.set_axis_off()
             entries = {
@@ -112,32 +106,28 @@ def picture(runs: list[Run], searches: Sequence[Search], scale: str, mark: str) 
 
 
 def _training_charts(runs: list[Run], scale: str) -> list[Chart]:
-    def chart(metric: str) -> Chart:
-        return Chart(TITLES.get(metric, metric), lambda axes: _draw_metric(axes, metric, runs, scale))
-
-    return [chart(metric) for metric in _drawn_metrics(runs)]
+    return [
+        (TITLES.get(metric, metric), functools.partial(_draw_metric, metric=metric, runs=runs, scale=scale))
+        for metric in _drawn_metrics(runs)
+    ]
 
 
 def _draw_metric(axes: Any, metric: str, runs: list[Run], scale: str) -> None:
-    sources = _sources(runs)
     drawn: list[float] = []
     for number, run in enumerate(runs):
-        for place, source in enumerate(sources):
-            points = run.history.curves.get((metric, source))
-            if not points:
-                continue
-            colour = f"C{(place if len(runs) == 1 else number) % 10}"
-            style = LINE_STYLES[0 if len(runs) == 1 else place % len(LINE_STYLES)]
-            marker = MARKERS[(place if len(runs) == 1 else number) % len(MARKERS)] if len(points) <= MOST_MARKED else ""
-            label = _label(source if len(runs) == 1 else f"{run.name}, {source}")
-            values = [point.value if _is_drawable(point.value) else math.nan for point in points]
+        for place, source in enumerate(_sources(runs)):
+            points = run.history.curves.get((metric, source), [])
+            # One run is coloured by source; several by run, and their sources are line styles.
+            look, style, label = (place, 0, source) if len(runs) == 1 else (number, place, f"{run.name}, {source}")
+            marker = MARKERS[look % len(MARKERS)] if len(points) <= MOST_MARKED else ""
+            line = {"color": f"C{look % 10}", "linestyle": LINE_STYLES[style % len(LINE_STYLES)], "marker": marker}
             steps = [point.step for point in points]
-            axes.plot(
-                steps, values, color=colour, linestyle=style, marker=marker, markersize=4, linewidth=1.2, label=label
-            )
+            values = [point.value if _is_drawable(point.value) else math.nan for point in points]
+            if points:
+                axes.plot(steps, values, **line, markersize=4, linewidth=1.2, label=_label(label))
             missing = [step for step, value in zip(steps, values, strict=True) if math.isnan(value)]
             # Crosses at the foot of the chart, whatever its scale is.
-            axes.plot(missing, [0.03] * len(missing), "x", color=colour, transform=axes.get_xaxis_transform())
+            axes.plot(missing, [0.03] * len(missing), "x", color=line["color"], transform=axes.get_xaxis_transform())
             best = _best_point(run, source, points)
             if best is not None:
                 axes.plot([best.step], [best.value], "*", color="black", markersize=12, label="best", zorder=5)
@@ -174,120 +164,101 @@ def _sources(runs: list[Run]) -> list[str]:
     return list(dict.fromkeys([TRAINING, *(source for run in runs for _, source in run.history.curves)]))
 
 
-def _ordered_metrics(runs: list[Run]) -> list[str]:
-    """The loss, the other evaluation metrics, learning rate, gradient norm, speed, and what else was logged."""
-    metrics = dict.fromkeys(metric for run in runs for metric, _ in run.history.curves)
+def _ordered_metrics(runs: list[Run]) -> tuple[list[str], list[str]]:
+    """Those of evaluations, but for the usual ones, and all: the loss, these, the other usual ones, and the rest."""
+    logged = dict.fromkeys(metric for run in runs for metric, _ in run.history.curves)
     evaluated = {metric for run in runs for metric, source in run.history.curves if source != TRAINING}
-    others = [metric for metric in metrics if metric not in TITLES and metric not in COSTS]
-    order = ["loss", *(metric for metric in others if metric in evaluated), LEARNING_RATE, GRADIENT_NORM, SPEED]
-    return [
-        metric for metric in (*order, *(metric for metric in others if metric not in evaluated)) if metric in metrics
-    ]
+    others = [metric for metric in logged if metric not in TITLES and metric not in COSTS]
+    of_evaluations = [metric for metric in others if metric in evaluated]
+    order = dict.fromkeys(["loss", *of_evaluations, LEARNING_RATE, GRADIENT_NORM, SPEED, *others])
+    return of_evaluations, [metric for metric in order if metric in logged]
 
 
 def _drawn_metrics(runs: list[Run]) -> list[str]:
     """The usual metrics, a dozen of evaluations, the deciding one among them, and a dozen others."""
-    ordered = _ordered_metrics(runs)
-    curves = [(metric, _best_point(run, *curve)) for run in runs for metric, curve in _curves_of(run)]
-    decides = {metric for metric, best in curves if best is not None}
-    evaluated = {metric for run in runs for metric, source in run.history.curves if source != TRAINING}
-    of_evaluations = [metric for metric in ordered if metric in evaluated and metric not in TITLES]
-    others = [metric for metric in ordered if metric not in evaluated and metric not in TITLES]
+    of_evaluations, ordered = _ordered_metrics(runs)
+    others = [metric for metric in ordered if metric not in TITLES and metric not in of_evaluations]
+    curves = [(run, *key, points) for run in runs for key, points in run.history.curves.items()]
+    decides = {metric for run, metric, source, points in curves if _best_point(run, source, points) is not None}
     chosen = {*TITLES, *decides, *of_evaluations[:MOST_METRICS], *others[:MOST_METRICS]}
     return [metric for metric in ordered if metric in chosen]
 
 
-def _curves_of(run: Run) -> Iterable[tuple[str, tuple[str, list[Point]]]]:
-    return ((metric, (source, points)) for (metric, source), points in run.history.curves.items())
-
-
 def _search_charts(search: StoredSearch, scale: str) -> list[Chart]:
     names = objective_names(search)
-    complete = complete_trials(search)
-    charts = [
-        Chart(
-            f"{name} over trials ({'higher' if direction == MAXIMIZE else 'lower'} is better)",
-            _over_trials(search, place, scale),
+    charts: list[Chart] = []
+    for place, (name, direction) in enumerate(zip(names, search.directions, strict=True)):
+        better = "higher" if direction == MAXIMIZE else "lower"
+        charts.append(
+            (
+                f"{name} over trials ({better} is better)",
+                functools.partial(_over_trials, search=search, objective=place, scale=scale),
+            )
         )
-        for place, (name, direction) in enumerate(zip(names, search.directions, strict=True))
-    ]
-    if len(names) == 2 and len(complete) > 1:
-        charts.append(Chart(f"{names[1]} against {names[0]}", _trade_off(search)))
+    if len(complete_trials(search)) < 2:
+        return charts
+    if len(names) == 2:
+        charts.append((f"{names[1]} against {names[0]}", functools.partial(_trade_off, search=search)))
     for place, name in enumerate(names):
         shares = importance_of(search, place)
         if shares:
-            charts.append(Chart(f"Importance of parameters for {name}", _bars(shares)))
-    if len(complete) > 1:
-        charts += [
-            Chart(f"{names[0]} over {parameter}", _over_parameter(search, parameter))
-            for parameter in varied_parameters(search)[:MOST_PARAMETERS]
-        ]
+            charts.append((f"Importance of parameters for {name}", functools.partial(_bars, shares=shares)))
+    for name in varied_parameters(search)[:MOST_PARAMETERS]:
+        charts.append((f"{names[0]} over {name}", functools.partial(_over_parameter, search=search, name=name)))
     return charts
 
 
-def _over_trials(search: StoredSearch, objective: int, scale: str) -> Callable[[Any], None]:
+def _over_trials(axes: Any, search: StoredSearch, objective: int, scale: str) -> None:
     sign = -1.0 if search.directions[objective] == MAXIMIZE else 1.0
-
-    def draw(axes: Any) -> None:
-        best_ids = {id(trial) for trial in best_of(search.trials, search.directions)}
-        spots: dict[str, list[tuple[int, float]]] = {"complete": [], "pruned, last value": [], "best": []}
-        failed: list[int] = []
-        so_far: list[tuple[int, float]] = []
-        for number, trial in enumerate(search.trials):
-            if trial.state == COMPLETE and _is_complete(search, trial):
-                value = trial.objectives()[objective]
-                spots["best" if id(trial) in best_ids else "complete"].append((number, value))
-                if not so_far or sign * value < sign * so_far[-1][1]:
-                    so_far.append((number, value))
-            elif trial.state == PRUNED and trial.intermediate and len(search.directions) == 1:
-                spots["pruned, last value"].append((number, trial.intermediate[-1][1]))
-            elif trial.state == FAILED:
-                failed.append(number)
-        if so_far and len(search.directions) == 1:
-            reached = [*so_far, (len(search.trials) - 1, so_far[-1][1])]
-            axes.step(*zip(*reached, strict=True), where="post", color="gray", linewidth=1, label="best so far")
-        for (label, points), style in zip(spots.items(), ("oC0", "sC7", "*k"), strict=True):
-            if points:
-                axes.plot(*zip(*points, strict=True), style, markersize=12 if label == "best" else 5, label=label)
-        if failed:
-            axes.plot(failed, [0.03] * len(failed), "xC3", transform=axes.get_xaxis_transform(), label="failed")
-        _set_scale(axes, [value for points in spots.values() for _, value in points], scale)
-        axes.set_xlabel("trial")
-        axes.locator_params(axis="x", integer=True)
-
-    return draw
+    best_ids = {id(trial) for trial in best_of(search.trials, search.directions)}
+    spots: dict[str, list[tuple[int, float]]] = {"complete": [], "pruned, last value": [], "best": []}
+    failed: list[int] = []
+    so_far: list[tuple[int, float]] = []
+    for number, trial in enumerate(search.trials):
+        if trial.state == COMPLETE and _is_complete(search, trial):
+            value = trial.objectives()[objective]
+            spots["best" if id(trial) in best_ids else "complete"].append((number, value))
+            if not so_far or sign * value < sign * so_far[-1][1]:
+                so_far.append((number, value))
+        elif trial.state == PRUNED and trial.intermediate and _is_drawable(trial.intermediate[-1][1]):
+            spots["pruned, last value"].append((number, trial.intermediate[-1][1]))
+        elif trial.state == FAILED:
+            failed.append(number)
+    if so_far and len(search.directions) == 1:
+        reached = [*so_far, (len(search.trials) - 1, so_far[-1][1])]
+        axes.step(*zip(*reached, strict=True), where="post", color="gray", linewidth=1, label="best so far")
+    for (label, points), style in zip(spots.items(), ("oC0", "sC7", "*k"), strict=True):
+        if points:
+            axes.plot(*zip(*points, strict=True), style, markersize=12 if label == "best" else 5, label=label)
+    if failed:
+        axes.plot(failed, [0.03] * len(failed), "xC3", transform=axes.get_xaxis_transform(), label="failed")
+    _set_scale(axes, [value for points in spots.values() for _, value in points], scale)
+    axes.set_xlabel("trial")
+    axes.locator_params(axis="x", integer=True)
 
 
-def _trade_off(search: StoredSearch) -> Callable[[Any], None]:
-    def draw(axes: Any) -> None:
-        best = {id(trial) for trial in best_of(search.trials, search.directions)}
-        for trial in complete_trials(search):
-            axes.plot(*([value] for value in trial.objectives()), "*k" if id(trial) in best else "oC0")
-        axes.set_xlabel(_label(objective_names(search)[0]))
-
-    return draw
+def _trade_off(axes: Any, search: StoredSearch) -> None:
+    best = {id(trial) for trial in best_of(search.trials, search.directions)}
+    for trial in complete_trials(search):
+        axes.plot(*([value] for value in trial.objectives()), "*k" if id(trial) in best else "oC0")
+    axes.set_xlabel(_label(objective_names(search)[0]))
 
 
-def _bars(shares: dict[str, float]) -> Callable[[Any], None]:
-    def draw(axes: Any) -> None:
-        foremost = list(shares.items())[:MOST_PARAMETERS][::-1]
-        axes.barh([_label(name) for name, _ in foremost], [share for _, share in foremost])
-
-    return draw
+def _bars(axes: Any, shares: dict[str, float]) -> None:
+    foremost = list(shares.items())[:MOST_PARAMETERS][::-1]
+    axes.barh([_label(name) for name, _ in foremost], [share for _, share in foremost])
 
 
-def _over_parameter(search: StoredSearch, name: str) -> Callable[[Any], None]:
-    def draw(axes: Any) -> None:
-        trials = [trial for trial in complete_trials(search) if name in trial.parameters]
-        values = [trial.parameters[name] for trial in trials]
-        is_numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        shown = values if is_numeric else [_label(str(value)) for value in values]
-        axes.plot(shown, [trial.objectives()[0] for trial in trials], "oC0", alpha=0.7)
-        if is_numeric and min(values) > 0 and any(trial.distributions.get(name, {}).get("log") for trial in trials):
-            axes.set_xscale("log")
-        axes.set_xlabel(_label(name))
-
-    return draw
+def _over_parameter(axes: Any, search: StoredSearch, name: str) -> None:
+    trials = [trial for trial in complete_trials(search) if name in trial.parameters]
+    values = [trial.parameters[name] for trial in trials]
+    is_numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    shown = values if is_numeric else [_label(str(value)) for value in values]
+    axes.plot(shown, [trial.objectives()[0] for trial in trials], "oC0", alpha=0.7)
+    by_powers = any(trial.distributions.get(name, {}).get("log") for trial in trials)
+    if is_numeric and by_powers and min(values) > 0:
+        axes.set_xscale("log")
+    axes.set_xlabel(_label(name))
 
 
 def _label(text: str) -> str:
@@ -404,7 +375,7 @@ def page(runs: list[Run], searches: Sequence[Search], drawn: bytes, mark: str) -
 def _training_parts(runs: list[Run]) -> Iterable[str]:
     names = [run.name for run in runs]
     drawn = set(_drawn_metrics(runs))
-    metrics = {metric: metric in drawn for metric in _ordered_metrics(runs) if metric not in COSTS}
+    metrics = {metric: metric in drawn for metric in _ordered_metrics(runs)[1] if metric not in COSTS}
     rows = [
         *_result_rows(runs),
         *(row for metric, shown in metrics.items() if shown for row in _metric_rows(runs, metric)),
@@ -574,9 +545,8 @@ def _value_text(value: Any) -> str:
 
 def short_number(value: float) -> str:
     """A number as people write it in a table: 0.7871, 1.5e-05, 12,345."""
-    if value == int(value) if math.isfinite(value) else False:
-        return f"{value:,.0f}" if abs(value) < 1e6 else f"{value:.4g}"
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e6 else f"{value:.4g}"
+    is_whole = math.isfinite(value) and value == int(value)
+    return f"{value:,.0f}" if abs(value) < 1e6 and (is_whole or abs(value) >= 1e4) else f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:

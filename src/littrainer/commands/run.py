@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from littrainer.commands.command_line import CommandParser, complain, suggested
-from littrainer.compat.redirect import extend_to_children
 from littrainer.distributed.environment import (
     FALSE_WORDS,
     TRUE_WORDS,
@@ -26,6 +25,7 @@ from littrainer.distributed.environment import (
     is_launched,
 )
 from littrainer.distributed.failure_report import SECONDS_TO_SAVE
+from littrainer.redirection.redirect import extend_to_children
 
 if TYPE_CHECKING:
     from littrainer.distributed.launcher import Launch

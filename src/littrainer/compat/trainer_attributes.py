@@ -58,7 +58,6 @@ class TrainerAttributes:
     _hub_model_id_asked_for: tuple[str | None] | None = None
     push_in_progress: Any = None
     _loggers_initialized = False
-    neftune_hook_handle: Any = None
 
     @property
     def accelerator(self: Any) -> Any:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from littrainer.evaluation.results import EvalLoopOutput
-    from littrainer.trainer import Trainer
 
     Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -173,7 +172,7 @@ class EarlierTrainerMembers:
         self._neftune.close()
 
     def _sorted_checkpoints(
-        self: Trainer | Any,
+        self: Any | Any,
         output_dir: str | None = None,
         checkpoint_prefix: str = PREFIX_CHECKPOINT_DIR,
         use_mtime: bool = False,
@@ -181,6 +180,6 @@ class EarlierTrainerMembers:
         folder = self.args.output_dir if output_dir is None else output_dir
         return sort_checkpoints(folder, checkpoint_prefix, use_mtime, self.state.best_model_checkpoint)
 
-    def _rotate_checkpoints(self: Trainer | Any, use_mtime: bool = False, output_dir: str | None = None) -> None:
+    def _rotate_checkpoints(self: Any | Any, use_mtime: bool = False, output_dir: str | None = None) -> None:
         folder = self.args.output_dir if output_dir is None else output_dir
         rotate_checkpoints(folder, self.args.save_total_limit, self.state.best_model_checkpoint, use_mtime)

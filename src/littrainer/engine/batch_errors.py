@@ -22,7 +22,8 @@ from littrainer.errors.nested_values import described
 from littrainer.errors.notes import add_note
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.state import TrainerState
 
 # Module and function whose call means that something was done with a batch -> its local variable that holds it.
 FORWARD_PASSES = {
@@ -51,7 +52,7 @@ class _Found(NamedTuple):
 class NotedBatches(AbstractContextManager[None]):
     """An error that leaves it over a batch carries notes: what the batch is, and what to do where that can be told."""
 
-    def __init__(self, trainer: Trainer):
+    def __init__(self, trainer: Any):
         self._trainer = trainer
 
     def __exit__(
@@ -68,7 +69,9 @@ class NotedBatches(AbstractContextManager[None]):
             if found is None or (found.batch is not None and _is_ours(raised_in)):
                 return
             trainer = self._trainer
-            add_note(error, f"It came up {found.doing}{_when(trainer, found.evaluates)}{_described(found.batch)}.")
+            state = trainer.state if trainer.is_in_train else None
+            when = _when(trainer.args, state, found.evaluates)
+            add_note(error, f"It came up {found.doing}{when}{_described(found.batch)}.")
             sample = partial(first_sample, trainer, found.evaluates)
             for sentence in advice_for(error, trainer.model, found.batch, trainer.args, found.evaluates, sample):
                 add_note(error, sentence)
@@ -101,11 +104,11 @@ def _evaluates(raised_in: TracebackType | None) -> bool:
     return "littrainer.evaluation.batch_stream" in modules
 
 
-def _when(trainer: Trainer, evaluates: bool) -> str:
-    process = f" in process {trainer.args.process_index}" if trainer.args.world_size > 1 else ""
-    if not trainer.is_in_train:
+def _when(args: TrainingArguments, state: TrainerState | None, evaluates: bool) -> str:
+    process = f" in process {args.process_index}" if args.world_size > 1 else ""
+    if state is None:
         return f" of an evaluation{process}"
-    step, last = trainer.state.global_step, trainer.state.max_steps
+    step, last = state.global_step, state.max_steps
     if evaluates:
         return f" of the evaluation at optimizer step {step} of {last}{process}"
     return f" of optimizer step {min(step + 1, last)} of {last}{process}"

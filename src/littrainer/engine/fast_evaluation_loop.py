@@ -38,50 +38,48 @@ HOOKS = tuple(
 OF_THE_MODULE = frozenset(HOOKS) | {"on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"}
 
 
-def may_be_fast(lightning_trainer: pl.Trainer) -> bool:
+def may_be_fast(pl_trainer: Any) -> bool:
     """Whether an evaluation of a `lightning.Trainer` that fits, or has evaluated, can do without Lightning's loop."""
-    trainer: Any = lightning_trainer
     return (
         pl.__version__ in KNOWN_RELEASES
-        and type(trainer.lightning_module) is TrainerModule
-        and OF_THE_MODULE.isdisjoint(vars(trainer.lightning_module))
-        and type(trainer.strategy) in PLAIN_STRATEGIES
-        and type(trainer.precision_plugin) in PLAIN_PRECISIONS
-        and type(trainer.profiler) is PassThroughProfiler
+        and type(pl_trainer.lightning_module) is TrainerModule
+        and OF_THE_MODULE.isdisjoint(vars(pl_trainer.lightning_module))
+        and type(pl_trainer.strategy) in PLAIN_STRATEGIES
+        and type(pl_trainer.precision_plugin) in PLAIN_PRECISIONS
+        and type(pl_trainer.profiler) is PassThroughProfiler
         and not call.log.isEnabledFor(logging.DEBUG)
-        and _nobody_listens(trainer)
+        and _nobody_listens(pl_trainer)
     )
 
 
-def _nobody_listens(trainer: Any) -> bool:
-    callbacks = users_callbacks(trainer)
+def _nobody_listens(pl_trainer: Any) -> bool:
+    callbacks = users_callbacks(pl_trainer)
     # Outside of fit Lightning calls `setup`, `teardown` and `on_exception` around each evaluation too.
     return not callbacks or (
-        _is_inside_fit(trainer) and not any(listens_to(callback, hook) for callback in callbacks for hook in HOOKS)
+        _is_inside_fit(pl_trainer) and not any(listens_to(callback, hook) for callback in callbacks for hook in HOOKS)
     )
 
 
-def _is_inside_fit(trainer: Any) -> bool:
-    return bool(trainer.state.fn == TrainerFn.FITTING and trainer.state.status == TrainerStatus.RUNNING)
+def _is_inside_fit(pl_trainer: Any) -> bool:
+    return bool(pl_trainer.state.fn == TrainerFn.FITTING and pl_trainer.state.status == TrainerStatus.RUNNING)
 
 
-def pass_over(lightning_trainer: pl.Trainer, batches: Iterable[Any], is_prediction: bool = False) -> None:
+def pass_over(pl_trainer: Any, batches: Iterable[Any], is_prediction: bool = False) -> None:
     """Hand each of the batches, or chunks of them, to the module.
 
     Parameters:
-        lightning_trainer: one that fits, where this is an evaluation within; else one that has evaluated this module.
+        pl_trainer: one that fits, where this is an evaluation within; else one that has evaluated this module.
         is_prediction: they go to `predict_step`; else to `validation_step`.
     """
-    trainer: Any = lightning_trainer
-    state, module, connector = trainer.state, trainer.lightning_module, trainer._logger_connector
-    is_inside_fit = _is_inside_fit(trainer)
-    loop = trainer.fit_loop.epoch_loop.val_loop if is_inside_fit else trainer.validate_loop
+    state, module, connector = pl_trainer.state, pl_trainer.lightning_module, pl_trainer._logger_connector
+    is_inside_fit = _is_inside_fit(pl_trainer)
+    loop = pl_trainer.fit_loop.epoch_loop.val_loop if is_inside_fit else pl_trainer.validate_loop
     if is_prediction and not is_inside_fit:
         fn, stage = TrainerFn.PREDICTING, RunningStage.PREDICTING
-        step, name = trainer.strategy.predict_step, "predict_step"
+        step, name = pl_trainer.strategy.predict_step, "predict_step"
     else:
         fn, stage = TrainerFn.VALIDATING, RunningStage.VALIDATING
-        step, name = trainer.strategy.validation_step, "validation_step"
+        step, name = pl_trainer.strategy.validation_step, "validation_step"
     outer_hook, outer_results = module._current_fx_name, loop._results
     outer_stage, outer_status, outer_iteration = state.stage, state.status, connector._first_loop_iter
     # Of a validation that this one is nested in, which goes on collecting what is logged under this hook.

@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from littrainer.callbacks.lightning_callbacks import backbone_of
 from littrainer.callbacks.lightning_metrics import note_places, publish
 from littrainer.data.windows import MicroBatch
+from littrainer.engine.bridge import users_callbacks
 from littrainer.engine.lightning_internals import count_optimizer_steps_from, replace_optimizer, show_number_of_batches
-from littrainer.engine.run_lightning import is_listened_to
 from littrainer.errors.interruptions import carries_stop_iteration
 from littrainer.evaluation.batch_stream import BatchChunk, single_batches
 from littrainer.model.traversal import clear_gradients
@@ -31,7 +31,6 @@ from littrainer.strategies.model_wrapping import follow_unfrozen_parameters
 
 if TYPE_CHECKING:
     from littrainer.evaluation.loop import BatchOutputs, EvaluationPass
-    from littrainer.trainer import Trainer
     from littrainer.training.run import TrainingRun
     from littrainer.training.step import TrainingStep
 
@@ -49,7 +48,7 @@ class TrainerModule(pl.LightningModule):
         run: the training that fit is to carry out; None for evaluation and prediction.
     """
 
-    def __init__(self, trainer: Trainer, run: TrainingRun | None = None):
+    def __init__(self, trainer: Any, run: TrainingRun | None = None):
         super().__init__()
         self.model = trainer.model
         self.owner = trainer
@@ -340,7 +339,7 @@ class TrainerModule(pl.LightningModule):
         self._show_number_of_batches()
 
     def _show_number_of_batches(self) -> None:
-        if is_listened_to(self.trainer):
+        if users_callbacks(self.trainer):
             show_number_of_batches(self.trainer, self._active_pass().number_of_batches)
 
     @carries_stop_iteration
@@ -356,7 +355,7 @@ class TrainerModule(pl.LightningModule):
     def _compute_metrics(self) -> None:
         # Inside fit, Lightning's last hook waits until the Trainer has logged the metrics. Outside it does not.
         evaluation_pass = self._active_pass()
-        if self.run is None and is_listened_to(self.trainer):
+        if self.run is None and users_callbacks(self.trainer):
             publish(self.trainer, evaluation_pass.finish().metrics or {})
 
     def _step(self) -> TrainingStep:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision, FSDPPrecision, MixedPrecision, Precision
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, Strategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from torch import nn
 
 from littrainer.arguments.destinations import FULL_PRECISION
@@ -18,7 +18,9 @@ from littrainer.strategies.deepspeed import EnginePrecision, TrainerDeepSpeedStr
 from littrainer.strategies.sharded import ignored_parameters
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    from torch import nn
+
+    from littrainer.arguments.training_arguments import TrainingArguments
 
 
 class _TrainersPrecision(Precision):
@@ -124,57 +126,43 @@ class EngineDeepSpeedPrecision(_TrainersPrecision, DeepSpeedPrecision):
         return super().optimizer_step(optimizer, model=model, closure=closure, **kwargs)
 
 
-def _for_deepspeed(precision: Any, trainer: Trainer) -> Precision:
-    return EngineDeepSpeedPrecision(precision)
+def precision_plugin(
+    precision: Any, strategy: Any, args: TrainingArguments, scaler: Any, trained_model: nn.Module | None
+) -> Precision | None:
+    """Return the plugin for one of Lightning's precisions under a strategy; None if Lightning's own choice does.
 
+    Parameters:
+        precision: as `lightning.Trainer` takes it.
+        strategy: the strategy, or its name.
+        scaler: the Trainer's gradient scaler, since its scale outlives a training; None if none is needed.
+        trained_model: the model in a training, else None.
 
-def _for_own_engine(precision: Any, trainer: Trainer) -> Precision:
-    return EnginePrecision(trainer.args)
-
-
-def _for_fsdp(precision: Any, trainer: Trainer) -> Precision:
-    return ForwardFSDPPrecision(precision, trainer.accelerator.scaler)
-
-
-def _for_any_other(precision: Any, trainer: Trainer) -> Precision | None:
+    Raises:
+        ValueError: no plugin does both.
+    """
+    if isinstance(strategy, TrainerDeepSpeedStrategy):
+        return EnginePrecision(args)
+    if isinstance(strategy, DeepSpeedStrategy):
+        return EngineDeepSpeedPrecision(precision)
+    if isinstance(strategy, FSDPStrategy):
+        return ForwardFSDPPrecision(precision, scaler)
     if precision == FULL_PRECISION:
         return None
-    beside_split = _whole_beside_split(trainer) if precision == "16-mixed" else None
+    beside_split = _whole_beside_split(args, trained_model) if precision == "16-mixed" else None
     if beside_split is not None:
         raise ValueError(
             f"fp16=True does not go with {beside_split}: losses would have to be scaled for gradients that are split "
             "between processes and for whole ones at once. Set bf16=True."
         )
-    return ForwardMixedPrecision(precision, trainer.args.device.type, trainer.accelerator.scaler)
+    return ForwardMixedPrecision(precision, args.device.type, scaler)
 
 
-def _whole_beside_split(trainer: Trainer) -> str | None:
+def _whole_beside_split(args: TrainingArguments, trained_model: nn.Module | None) -> str | None:
     """What leaves some gradients whole and splits others between processes; None if nothing does."""
-    if tensor_parallel_size(trainer.args) > 1:
+    if tensor_parallel_size(args) > 1:
         return "tensor parallelism (tp_size)"
-    plan = sharding_plan(trainer.args)
-    if plan is None or not trainer.is_in_train:
+    plan = sharding_plan(args)
+    if plan is None or trained_model is None:
         return None
-    is_trained = any(one.requires_grad for one in ignored_parameters(trainer.model, plan.ignored_modules))
+    is_trained = any(one.requires_grad for one in ignored_parameters(trained_model, plan.ignored_modules))
     return f"ignored_modules={plan.ignored_modules!r} of fsdp_config, which are trained" if is_trained else None
-
-
-# Kind of strategy -> what makes its plugin; the first that fits is taken. None leaves the choice to Lightning.
-PLUGINS: tuple[tuple[type, Callable[[Any, Trainer], Precision | None]], ...] = (
-    (TrainerDeepSpeedStrategy, _for_own_engine),
-    (DeepSpeedStrategy, _for_deepspeed),
-    (FSDPStrategy, _for_fsdp),
-    (object, _for_any_other),
-)
-
-
-def precision_plugin(precision: Any, trainer: Trainer, strategy: Strategy | Any) -> Precision | None:
-    """The plugin for one of Lightning's precisions under a strategy; None where Lightning's own choice does.
-
-    The gradient scaler is the Trainer's, since its scale outlives a training.
-
-    Raises:
-        ValueError: no plugin does both.
-    """
-    make = next(make for kind, make in PLUGINS if isinstance(strategy, kind))
-    return make(precision, trainer)

@@ -1,28 +1,18 @@
-"""From training arguments to a `lightning.Trainer`, and how it is run."""
+"""How a `lightning.Trainer` is run: to fit, to validate and to predict."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from littrainer.arguments.choices import IntervalStrategy
-from littrainer.arguments.destinations import derived_keywords
-from littrainer.arguments.did_you_mean import suggestion
 from littrainer.callbacks.lightning_callbacks import (
-    CARRIED_OUT_BY_TRAINING,
-    ONLY_IN_TRAINING,
-    begin_anew,
-    check_can_resume,
-    check_set_up,
     is_one_of,
-    refuse_what_cannot_work,
 )
+from littrainer.callbacks.lightning_metrics import ValidationRounds
 from littrainer.callbacks.lightning_metrics import publish as publish_metrics
-from littrainer.data.limits import CARRIED_OUT, development_batches, further_keywords
+from littrainer.data.limits import further_keywords
 from littrainer.data.workers import end_workers
 from littrainer.distributed.failure_report import naming_failed_processes
 from littrainer.engine.batch_errors import NotedBatches
@@ -31,221 +21,42 @@ from littrainer.errors.interruptions import CarriedStopIteration, PythonInterrup
 from littrainer.errors.lazy_isinstance import known_classes
 from littrainer.errors.log_filter import quiet_lightning
 from littrainer.evaluation.batch_stream import BATCHES_PER_CHUNK, BatchStream
-from littrainer.tracking.lightning_loggers import LightningLoggersCallback, loggers_of
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-    from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.engine.module import TrainerModule
     from littrainer.evaluation.loop import EvaluationPass
-    from littrainer.trainer import Trainer
     from littrainer.training.run import TrainingRun
 
 
-# Keywords of lightning.Trainer that are the same for each training, with the reason.
-FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
-    "max_steps": (-1, "the Trainer's own flow callback stops at max_steps"),
-    "logger": (False, "it gets those of the trackers that the Trainer reports to"),
-    "enable_checkpointing": (False, "the Trainer saves checkpoints, in the transformers format"),
-    "enable_progress_bar": (False, "the Trainer's callbacks show progress"),
-    "enable_model_summary": (False, "a Trainer prints none"),
-    "num_sanity_val_steps": (0, "a Trainer evaluates when its arguments say so"),
-    "use_distributed_sampler": (False, "the Trainer's own samplers shard"),
-    "inference_mode": (False, "predictions may be used in later computations with gradients"),
-    "log_every_n_steps": (1, "what a Lightning callback logs is due at each step"),
-}
-# Keywords that follow from the training arguments.
-DERIVED_KEYWORDS: dict[str, Callable[[Any], Any]] = derived_keywords()
-# Keywords that follow from how the processes were started, with the reason.
-FACTS_OF_LAUNCHERS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "devices": (lambda args: args.visible_device_count, "each process of this node trains on one device"),
-    "num_nodes": (
-        lambda args: args.world_size // args.local_world_size,
-        "as many nodes as the launcher has started processes on",
-    ),
-}
-# Keywords of lightning.Trainer that a user cannot set beside the arguments, with what to set instead.
-DECIDED_BY_ARGUMENTS: dict[str, str] = {
-    "max_epochs": "set num_train_epochs",
-    "min_epochs": "set num_train_epochs",
-    "max_steps": "set max_steps",
-    "min_steps": "set max_steps",
-    "accumulate_grad_batches": "set gradient_accumulation_steps",
-    "gradient_clip_val": "set max_grad_norm",
-    "gradient_clip_algorithm": "set max_grad_norm",
-    "precision": "set bf16 or fp16",
-    "accelerator": "set use_cpu",
-    "devices": "start the script with littrainer run --devices, or torchrun --nproc_per_node",
-    "num_nodes": "start the script with littrainer run --nodes, or torchrun --nnodes",
-    "val_check_interval": "set eval_strategy and eval_steps",
-    "check_val_every_n_epoch": "set eval_strategy",
-    "num_sanity_val_steps": "set eval_on_start",
-    "use_distributed_sampler": "the Trainer shards its data itself",
-    "reload_dataloaders_every_n_epochs": "override get_train_dataloader",
-    "inference_mode": "evaluation runs under no_grad",
-}
-FIXED_LOGGER = {"logger": FIXED_KEYWORDS["logger"][0]}
-# As check_val_every_n_epoch: Lightning never validates by itself, and callbacks look for metrics after evaluations.
-NOT_BY_ITSELF = 2**62
-# Lightning reads max_epochs into a loop counter; a stream's sys.maxsize of epochs means no limit.
-NO_EPOCH_LIMIT = -1
-
-
-def lightning_keywords(args: TrainingArguments, further: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The keywords for `lightning.Trainer` that training arguments stand for.
+class Evaluator(NamedTuple):
+    """What carries out evaluations outside of training; building it takes longer than a short evaluation.
 
     Parameters:
-        further: keywords given to the Trainer, added to those of `args.lightning`.
-
-    Raises:
-        ValueError: a further keyword is one that training arguments decide.
+        made_for: what it was built from, beside the model; for anything else it is built anew.
     """
-    keywords = {name: value for name, (value, _) in FIXED_KEYWORDS.items()}
-    keywords.update({name: derive(args) for name, derive in DERIVED_KEYWORDS.items()})
-    keywords.update({name: find(args) for name, (find, _) in FACTS_OF_LAUNCHERS.items()})
-    in_arguments: Any = args.lightning
-    given = {**(in_arguments or {}), **(further or {})}
-    for name in given:
-        if name in DECIDED_BY_ARGUMENTS:
-            raise ValueError(
-                f"lightning={{{name!r}: ...}} is decided by training arguments: {DECIDED_BY_ARGUMENTS[name]}."
-            )
-    keywords.update(given)
-    return keywords
+
+    lightning_trainer: pl.Trainer
+    module: TrainerModule
+    made_for: tuple[Any, ...]
 
 
-def build_lightning_trainer(trainer: Trainer, run: TrainingRun | None) -> pl.Trainer:
-    """A new `lightning.Trainer` for a training, or for evaluation where `run` is None.
+@dataclass
+class LightningState:
+    """What Lightning carries trainings and evaluations out with.
 
-    Raises:
-        TypeError: a further keyword is none of Lightning's.
-        ValueError: Lightning refuses the value of one.
+    Attributes:
+        trainer: the `lightning.Trainer` of the last training, or of an evaluation before it.
+        module: what fit is carrying out right now; None outside of training.
+        idle_evaluator: evaluates outside of training; None while it does.
+        validation_rounds: which evaluations are one validation to Lightning callbacks.
     """
-    import lightning.pytorch as pl
-    from lightning.pytorch.callbacks import Checkpoint, ProgressBar
-    from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-    from littrainer.checkpoint.lightning_io import save_in_each_process, with_checkpoint_io
-    from littrainer.engine.bridge import events_around
-    from littrainer.engine.fast_training_loop import use_fast_loop
-    from littrainer.engine.lightning_internals import (
-        count_from,
-        entry_points_read_once,
-        leave_signals_alone,
-        resume_nothing,
-    )
-    from littrainer.engine.precision import precision_plugin
-    from littrainer.strategies.user_strategy import fitted_strategy
-
-    keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
-    keywords["strategy"] = fitted_strategy(keywords.get("strategy", "auto"), trainer)
-    # Where callbacks write that are not told where to.
-    keywords.setdefault("default_root_dir", trainer._get_output_dir(trial=None if run is None else run.trial))
-    for name in CARRIED_OUT:
-        keywords.pop(name, None)
-    callbacks = _user_callbacks(trainer, keywords)
-    keywords["logger"] = _loggers(trainer, callbacks)
-    if any(isinstance(callback, ProgressBar) for callback in callbacks):
-        # Lightning asks for it where a callback is a bar; one of its own it adds only where there is none.
-        keywords["enable_progress_bar"] = True
-    if trainer.overrides_training_step():
-        # Lightning accepts no other number in manual optimization, where it does not count micro-batches anyway.
-        keywords["accumulate_grad_batches"] = 1
-    if run is not None:
-        check_set_up(callbacks, trainer.args, trainer.model, [trainer, *trainer.callback_handler.callbacks])
-        begin_anew(callbacks)
-    callbacks = [callback for callback in callbacks if not is_one_of(callback, *CARRIED_OUT_BY_TRAINING)]
-    if run is not None:
-        if run.checkpoint is not None:
-            check_can_resume(callbacks)
-        epochs = run.plan.num_train_epochs
-        keywords["max_epochs"] = epochs if epochs < sys.maxsize // 2 else NO_EPOCH_LIMIT
-        if trainer.args.eval_strategy != IntervalStrategy.NO:
-            keywords["check_val_every_n_epoch"] = NOT_BY_ITSELF
-        callbacks = events_around(callbacks, run)
-        keywords["plugins"] = with_checkpoint_io(
-            _as_list(keywords.get("plugins")),
-            trainer.model,
-            trainer._saved_training,
-        )
-    else:
-        callbacks = [callback for callback in callbacks if not is_one_of(callback, *ONLY_IN_TRAINING)]
-    if any(isinstance(callback, Checkpoint) for callback in callbacks):
-        # Lightning asks for it where a callback saves; one of its own it adds only where there is none.
-        keywords["enable_checkpointing"] = True
-    plugin = precision_plugin(keywords["precision"], trainer, keywords["strategy"])
-    if plugin is not None:
-        # In the place of the plugin that Lightning would make for that precision.
-        del keywords["precision"]
-        keywords["plugins"] = [*_as_list(keywords.get("plugins")), plugin]
-    known = _keywords_of(pl.Trainer)
-    for name in keywords:
-        if name not in known:
-            raise TypeError(
-                f"lightning={{{name!r}: ...}} is no keyword of lightning.Trainer ({suggestion(name, known)})."
-            )
-    with quiet_lightning(), entry_points_read_once():
-        try:
-            built = pl.Trainer(callbacks=callbacks, **keywords)
-        except MisconfigurationException as error:
-            raise ValueError(f"lightning.Trainer refuses a keyword given as `lightning`: {error}") from None
-    if run is not None:
-        use_fast_loop(built)
-    save_in_each_process(built.strategy)
-    leave_signals_alone(built)
-    resume_nothing(built)
-    if run is not None and run.checkpoint is not None:
-        count_from(built, epochs=run.first_epoch, optimizer_steps=trainer.state.global_step)
-    return built
-
-
-@functools.cache
-def _keywords_of(cls: type) -> frozenset[str]:
-    return frozenset(inspect.signature(cls).parameters)
-
-
-def _user_callbacks(trainer: Trainer, keywords: dict[str, Any]) -> list[Any]:
-    """Lightning callbacks of the user's, from all places; takes those among the keywords out of them."""
-    callbacks = [*trainer.lightning_callbacks, *_as_list(keywords.pop("callbacks", None))]
-    for callback in callbacks:
-        refuse_what_cannot_work(callback)
-    longest = keywords.pop("max_time", None)
-    if longest is not None:
-        from lightning.pytorch.callbacks import Timer
-
-        # Lightning would add it behind the Trainer's own events, which then could not end an optimizer step first.
-        callbacks.append(Timer(longest))
-    return callbacks
-
-
-def _loggers(trainer: Trainer, callbacks: list[Any]) -> list[Any]:
-    """Loggers for the `lightning.Trainer`: those of the trackers, or the Trainer's history for callbacks to log to."""
-    adopt_loggers(trainer)
-    loggers = loggers_of(trainer.callback_handler.callbacks)
-    if not loggers and callbacks:
-        from littrainer.engine.bridge import HistoryLogger
-
-        loggers = [HistoryLogger(lambda: trainer.state)]
-    return loggers
-
-
-def adopt_loggers(trainer: Trainer) -> None:
-    """Make trackers of the loggers that were given by `lightning={"logger": ...}`, as `report_to` has them."""
-    given = {**FIXED_LOGGER, **further_keywords(trainer)}["logger"]
-    if development_batches(trainer):
-        return
-    if given is True:
-        given = trainer.lightning_keywords["logger"] = [_lightnings_choice_of_logger(trainer.args.output_dir)]
-    known = [
-        logger
-        for callback in trainer.callback_handler.callbacks
-        if isinstance(callback, LightningLoggersCallback)
-        for logger in callback.loggers
-    ]
-    new = [logger for logger in _as_list(given or None) if all(logger is not one for one in known)]
-    if new:
-        trainer.callback_handler.add_callback(LightningLoggersCallback(new))
+    trainer: pl.Trainer | None = None
+    module: Any = None
+    idle_evaluator: Evaluator | None = None
+    validation_rounds: ValidationRounds = field(default_factory=ValidationRounds)
 
 
 def import_lightning() -> None:
@@ -260,13 +71,15 @@ def import_lightning() -> None:
         import littrainer.engine.fast_evaluation_loop
         import littrainer.engine.fast_training_loop
         import littrainer.engine.lightning_internals
+        import littrainer.engine.lightning_trainer
         import littrainer.engine.module
         import littrainer.engine.precision
         import littrainer.strategies.user_strategy  # noqa: F401
 
 
-def fit(trainer: Trainer, run: TrainingRun) -> None:
+def fit(trainer: Any, run: TrainingRun) -> None:
     """Carry out a training with Lightning; the model is left on its device."""
+    from littrainer.engine.lightning_trainer import build_lightning_trainer
     from littrainer.engine.module import TrainerModule
 
     # A lightning.Trainer that has been fitted does nothing when it is fitted again.
@@ -290,7 +103,7 @@ def fit(trainer: Trainer, run: TrainingRun) -> None:
         end_workers(run.windows.loader)
 
 
-def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
+def evaluate(trainer: Any, evaluation_pass: EvaluationPass) -> None:
     """Drive an evaluation or prediction with Lightning: nested where fit is running, else on its own."""
     from littrainer.engine import fast_evaluation_loop
 
@@ -312,7 +125,7 @@ def evaluate(trainer: Trainer, evaluation_pass: EvaluationPass) -> None:
     trainer.idle_evaluator = evaluator
 
 
-def _evaluate_inside_fit(trainer: Trainer, running: TrainerModule, evaluation_pass: EvaluationPass) -> None:
+def _evaluate_inside_fit(trainer: Any, running: TrainerModule, evaluation_pass: EvaluationPass) -> None:
     from littrainer.engine import fast_evaluation_loop
     from littrainer.engine.lightning_internals import evaluate_inside_fit
 
@@ -335,7 +148,7 @@ def _nobody_hears(is_monitoring: bool) -> None:
 
 
 def _evaluate_with_lightning(
-    trainer: Trainer, lightning_trainer: pl.Trainer, module: TrainerModule, evaluation_pass: EvaluationPass
+    trainer: Any, lightning_trainer: pl.Trainer, module: TrainerModule, evaluation_pass: EvaluationPass
 ) -> None:
     batches = _batch_stream(trainer, lightning_trainer, evaluation_pass)
     with (
@@ -352,31 +165,28 @@ def _evaluate_with_lightning(
     batches.release()
 
 
-def validation_round(trainer: Trainer) -> AbstractContextManager[None]:
+def validation_round(trainer: Any) -> AbstractContextManager[None]:
     """What is evaluated within it is one validation to Lightning callbacks that monitor metrics."""
     return trainer.validation_rounds.round(lambda: stop_if_lightning_stops(trainer))
 
 
-def stop_if_lightning_stops(trainer: Trainer) -> None:
+def stop_if_lightning_stops(trainer: Any) -> None:
     """Let training end where a Lightning callback has asked for it."""
     running = trainer.lightning_module
     if running is not None and running.trainer.should_stop:
         trainer.control.should_training_stop = True
 
 
-def publish(trainer: Trainer, logs: dict[str, Any]) -> None:
+def publish(trainer: Any, logs: dict[str, Any]) -> None:
     """Show Lightning callbacks what the Trainer logs while it trains, before it is in the history."""
     running = trainer.lightning_module
-    if running is not None and is_listened_to(running.trainer):
-        publish_metrics(running.trainer, logs)
-        _add_to_history(running.trainer)
-
-
-def is_listened_to(lightning_trainer: pl.Trainer) -> bool:
-    """Whether there are Lightning callbacks beside the Trainer's own."""
+    if running is None:
+        return
     from littrainer.engine.bridge import users_callbacks
 
-    return bool(users_callbacks(lightning_trainer))
+    if users_callbacks(running.trainer):
+        publish_metrics(running.trainer, logs)
+        _add_to_history(running.trainer)
 
 
 def _add_to_history(lightning_trainer: pl.Trainer) -> None:
@@ -395,20 +205,9 @@ def _put_weights_back(lightning_trainer: pl.Trainer) -> None:
             callback.on_validation_epoch_end(lightning_trainer, lightning_trainer.lightning_module)
 
 
-class Evaluator(NamedTuple):
-    """What carries out evaluations outside of training; building it takes longer than a short evaluation.
-
-    Parameters:
-        made_for: what it was built from, beside the model; for anything else it is built anew.
-    """
-
-    lightning_trainer: pl.Trainer
-    module: TrainerModule
-    made_for: tuple[Any, ...]
-
-
-def _evaluator_for(trainer: Trainer) -> tuple[Evaluator, bool]:
+def _evaluator_for(trainer: Any) -> tuple[Evaluator, bool]:
     """What evaluates outside of training, and whether it has done so before."""
+    from littrainer.engine.lightning_trainer import build_lightning_trainer, lightning_keywords
     from littrainer.engine.module import TrainerModule
 
     # One that is busy, as where a callback evaluates during an evaluation, or has failed, is not idle.
@@ -422,20 +221,11 @@ def _evaluator_for(trainer: Trainer) -> tuple[Evaluator, bool]:
     return Evaluator(build_lightning_trainer(trainer, run=None), TrainerModule(trainer), made_for), False
 
 
-def _check_same_strategy(trainer: Trainer) -> None:
+def _check_same_strategy(trainer: Any) -> None:
     from littrainer.strategies.consistency_checks import check_same_strategy
     from littrainer.strategies.user_strategy import name_of_strategy
 
     check_same_strategy(name_of_strategy(further_keywords(trainer).get("strategy", "auto"), trainer.args))
-
-
-def _lightnings_choice_of_logger(folder: str) -> Any:
-    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-
-    try:
-        return TensorBoardLogger(folder)
-    except ImportError:
-        return CSVLogger(folder)
 
 
 # Hooks through which a Lightning callback hears of single batches of an evaluation.
@@ -447,7 +237,7 @@ BATCH_HOOKS = (
 )
 
 
-def _batch_stream(trainer: Trainer, lightning_trainer: pl.Trainer, evaluation_pass: EvaluationPass) -> BatchStream:
+def _batch_stream(trainer: Any, lightning_trainer: pl.Trainer, evaluation_pass: EvaluationPass) -> BatchStream:
     from lightning.pytorch import Callback
 
     def listens(callback: Any) -> bool:
@@ -469,9 +259,3 @@ def is_lightning_callback(callback: Any) -> bool:
     """Whether a callback, or a class of callbacks, is of Lightning's kind."""
     classes = known_classes("lightning callback")
     return isinstance(callback, classes) or (isinstance(callback, type) and issubclass(callback, classes))
-
-
-def _as_list(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -10,6 +10,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
+from littrainer.redirection.redirect import is_installed
+
 if TYPE_CHECKING:
     StreamHandler = logging.StreamHandler[Any]
 else:
@@ -21,12 +23,6 @@ TRAINER_OF_TRANSFORMERS = "transformers.trainer"
 # Where another logger decides; a level of 0 would stand for that of the root logger.
 ALL = 1
 LEVELS_THAT_NOBODY_SET = (logging.NOTSET, ALL, logging.WARNING)
-
-
-def is_redirected() -> bool:
-    """Return whether transformers' Trainer API is redirected to littrainer in this process."""
-    # By name, since that finder stands in a package above this file.
-    return any(type(finder).__name__ == "RedirectFinder" for finder in sys.meta_path)
 
 
 class _Console(StreamHandler):
@@ -44,7 +40,7 @@ class _Console(StreamHandler):
         return sys.stderr
 
     def emit(self, record: logging.LogRecord) -> None:
-        if is_redirected():
+        if is_installed():
             # Scripts look for the name, too.
             record.name = TRAINER_OF_TRANSFORMERS
             theirs = logging.getLogger(TRAINER_OF_TRANSFORMERS)
@@ -71,12 +67,12 @@ def apply_log_level(args: Any) -> None:
     if (args.log_level if args.should_log else args.log_level_replica) != "passive":
         level = args.get_process_log_level()
         logging.getLogger(THEIRS).setLevel(level)
-        logging.getLogger(OURS).setLevel(ALL if is_redirected() else level)
+        logging.getLogger(OURS).setLevel(ALL if is_installed() else level)
 
 
 def level_in_force() -> int:
     """The least level of a message of littrainer's that is told."""
-    return logging.getLogger(TRAINER_OF_TRANSFORMERS if is_redirected() else OURS).getEffectiveLevel()
+    return logging.getLogger(TRAINER_OF_TRANSFORMERS if is_installed() else OURS).getEffectiveLevel()
 
 
 def tells_everything() -> bool:
@@ -88,9 +84,9 @@ def _set_up() -> None:
     ours = logging.getLogger(OURS)
     if _console not in ours.handlers:
         ours.addHandler(_console)
-    ours.propagate = not is_redirected()
+    ours.propagate = not is_installed()
     if ours.level in LEVELS_THAT_NOBODY_SET:
-        ours.setLevel(ALL if is_redirected() else logging.getLogger(THEIRS).level or logging.WARNING)
+        ours.setLevel(ALL if is_installed() else logging.getLogger(THEIRS).level or logging.WARNING)
 
 
 # For what is told before there is a Trainer. A level of the root logger does not count, as with transformers' loggers.

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import IterableDataset, SequentialSampler
@@ -34,10 +34,6 @@ from littrainer.evaluation.streaming import StreamingMetrics, TaskFacts, facts_o
 from littrainer.model.traversal import eval_all
 from littrainer.strategies.model_wrapping import move_to_device, prepared_model
 from littrainer.strategies.shards import free_gathered
-
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
-
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +97,7 @@ class EvaluationPass:
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: Any,
         dataloader: Any,
         description: str,
         prediction_loss_only: bool,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +14,9 @@ from littrainer.data.loaders import first_dimension
 from littrainer.data.windows import count_label_tokens
 from littrainer.errors.nested_values import detached
 
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
-
 
 def predict_batch(
-    trainer: Trainer,
+    trainer: Any,
     model: Any,
     inputs: dict[str, Any],
     prediction_loss_only: bool,

@@ -1,7 +1,7 @@
 """What a push sends, as it is at that step: training goes on to delete checkpoints and to write into output_dir.
 
-Large files of a checkpoint are linked, which takes no time and no room; it is never written into after it is complete.
-What lies beside checkpoints is copied, mostly by the thread that sends.
+Large files are linked, which takes no time and no room, if nothing writes into them while they are sent: a complete
+checkpoint, and output_dir while the script waits for a push. Else they are copied, mostly by the thread that sends.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import uuid
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
@@ -28,11 +27,9 @@ from littrainer.checkpoint.layout import (
     TRAINER_STATE_NAME,
     WEIGHT_PARTS,
 )
-from littrainer.checkpoint.run_lock import give_back_claim, holder_of_claim, is_claimed, is_held_here, take_claim
-from littrainer.distributed.failure_report import is_running
-from littrainer.hub.card.block import CARD_NAME
-from littrainer.hub.tokens import holds_secret
+from littrainer.checkpoint.run_lock import give_back_claim, is_claimed, is_held_here, take_claim
 
+CARD_NAME = "README.md"
 # Beside the checkpoints, on the same file system.
 SNAPSHOT_DIR = ".littrainer_push"
 LAST_CHECKPOINT = "last-checkpoint"
@@ -45,6 +42,7 @@ NEVER_PUSHED = (
     ".littrainer_*",
     RUN_RECORD_NAME,
     "*/.littrainer_*",
+    f"*/{RUN_RECORD_NAME}",
     ".unfinished/*",
     "*/.unfinished/*",
     "*.unfinished",
@@ -61,7 +59,7 @@ NEVER_PUSHED = (
     "*/.cache/*",
 )
 # Of a checkpoint: what only resuming needs, and no one who loads the model; and the template of a card that PEFT writes
-# into each, where output_dir has the card.
+# into each, though output_dir has the card.
 ONLY_TO_RESUME = (
     CARD_NAME,
     OPTIMIZER_NAME,
@@ -81,16 +79,6 @@ ONLY_TO_RESUME = (
 COPIED_BYTES = 16 << 20
 
 
-def is_never_pushed(name: str) -> bool:
-    """Whether a file of output_dir, by its path there, stays out of every push."""
-    return any(fnmatch(name, pattern) for pattern in NEVER_PUSHED)
-
-
-def is_only_to_resume(name: str) -> bool:
-    """Whether a file of a checkpoint, by its path there, is no part of the model."""
-    return any(fnmatch(name, pattern) for pattern in ONLY_TO_RESUME)
-
-
 def take_checkpoint(checkpoint: Path, folder: Path) -> None:
     """Take a whole checkpoint into a folder.
 
@@ -102,31 +90,28 @@ def take_checkpoint(checkpoint: Path, folder: Path) -> None:
 
 
 def take_model(checkpoint: Path, folder: Path) -> None:
-    """Take of a checkpoint what loads the model into a folder, which is made even where that is nothing."""
+    """Take of a checkpoint what loads the model into a folder, which is made even if that is nothing."""
     folder.mkdir(parents=True)
     for name in _files_in(checkpoint):
-        if not is_only_to_resume(name):
+        if not any(fnmatch(name, pattern) for pattern in ONLY_TO_RESUME):
             _take(checkpoint / name, folder / name)
 
 
-def take_beside_model(output_dir: Path, folder: Path) -> None:
+def take_beside_model(output_dir: Path, folder: Path, links: bool = False) -> None:
     """Add to a folder, which may have the model of a checkpoint, what else of output_dir is pushed: card, logs.
 
     Files that are there already stay, since the model in output_dir is an earlier one.
+
+    Parameters:
+        links: nothing writes into output_dir until it is sent.
     """
-    for name in _files_beside_model(output_dir):
+    # A folder with this file is a checkpoint of a `lightning.Trainer`, whose name is up to its user.
+    for name in _files_in(output_dir, is_left_out=lambda folder: (folder / LIGHTNING_STATE_NAME).is_file()):
+        if (folder / name).exists() or any(fnmatch(name, pattern) for pattern in NEVER_PUSHED):
+            continue
         # A callback may delete one meanwhile.
         with contextlib.suppress(FileNotFoundError):
-            if (folder / name).exists():
-                continue
-            # Whatever its size, for the script may go on to write into it.
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(output_dir / name, folder / name)
-
-
-def files_with_secrets(output_dir: Path, secrets: tuple[bytes, ...]) -> list[str]:
-    """Paths of the files of output_dir that would be pushed and have one of the secrets in them."""
-    return [name for name in _files_beside_model(output_dir) if holds_secret(output_dir / name, secrets)]
+            _take(output_dir / name, folder / name, os.symlink if links else None)
 
 
 def new_snapshot(output_dir: Path, name: str) -> Path:
@@ -144,39 +129,26 @@ def new_snapshot(output_dir: Path, name: str) -> Path:
 def remove_abandoned_snapshots(output_dir: Path) -> None:
     """Remove what runs that were killed left of their pushes, and nothing of one that goes on."""
     for folder in sorted(own_place(output_dir / SNAPSHOT_DIR).glob("*")):
-        if _is_abandoned(folder):
-            remove_snapshot(folder)
+        # On a network's file system a second look at a lock of this process would end it. On one without locks it is
+        # not known whose the folder is, so that it stays.
+        if not is_held_here(folder) and is_claimed(folder) is False:
+            remove_snapshots(folder)
 
 
-def _is_abandoned(folder: Path) -> bool:
-    # On a network's file system a second look at a lock of this process would end it.
-    is_held = is_held_here(folder) or is_claimed(folder)
-    if is_held is None:
-        # As on a file system without locks.
-        holder = holder_of_claim(folder)
-        return holder.get("host") == socket.gethostname() and not is_running(int(holder["pid"]))
-    return not is_held
-
-
-def remove_snapshot(folder: Path) -> None:
-    """Remove one snapshot, and the folder of all with the last one."""
-    give_back_claim(folder)
-    shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        folder.parent.rmdir()
-
-
-def _files_beside_model(output_dir: Path) -> Iterator[str]:
-    names = _files_in(output_dir, is_left_out=lambda folder: (folder / LIGHTNING_STATE_NAME).is_file())
-    return (name for name in names if not is_never_pushed(name))
+def remove_snapshots(*folders: Path) -> None:
+    """Remove snapshots, and the folder of all with the last one."""
+    for folder in folders:
+        give_back_claim(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.parent.rmdir()
 
 
 def _files_in(folder: Path, is_left_out: Callable[[Path], bool] = lambda folder: False) -> Iterator[str]:
     """Paths of the files below a folder.
 
     Parameters:
-        is_left_out: says of a folder in it that what is below that does not count, as a checkpoint of a
-            `lightning.Trainer`, whose name is up to its user.
+        is_left_out: says of a folder in it that what is below that does not count.
     """
     for parent, folders, names in os.walk(folder):
         folders.sort()
@@ -187,11 +159,11 @@ def _files_in(folder: Path, is_left_out: Callable[[Path], bool] = lambda folder:
                 yield Path(parent, name).relative_to(folder).as_posix()
 
 
-def _take(source: Path, target: Path) -> None:
+def _take(source: Path, target: Path, link: Callable[[Path, Path], None] | None = os.link) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    if source.stat().st_size > COPIED_BYTES:
+    if link is not None and source.stat().st_size > COPIED_BYTES:
         with contextlib.suppress(OSError):
             # A link to a link would end where that is deleted.
-            os.link(source.resolve(), target)
+            link(source.resolve(), target)
             return
     shutil.copyfile(source, target)

@@ -46,7 +46,6 @@ from littrainer.training.resuming import RECORD_VERSION, Position, compared_argu
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +174,7 @@ def checkpoint_from_lightning(
 
 
 @contextlib.contextmanager
-def checkpoint_of_trainer(trainer: Trainer, resume_from_checkpoint: Any) -> Iterator[Any]:
+def checkpoint_of_trainer(trainer: Any, resume_from_checkpoint: Any) -> Iterator[Any]:
     """What `train()` resumes from, as a folder of a Trainer if it is something of Lightning's.
 
     That is a .ckpt, or a folder of `TransformersCheckpointIO`. The folder is made in `output_dir`, and gone when

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from numbers import Number
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
@@ -23,10 +23,6 @@ from littrainer.evaluation.metrics import call_metric_function, checked_metrics,
 from littrainer.evaluation.prediction import ExactLossMean, mean_over_samples
 from littrainer.evaluation.streaming import StreamingMetrics, facts_of_task
 from littrainer.lightning.windows import model_inputs
-
-if TYPE_CHECKING:
-    from littrainer.lightning.module import TransformersModule
-
 
 VALIDATION, TEST = "val", "test"
 # What metric functions written for a Trainer may have put in front of a name.
@@ -127,7 +123,7 @@ class Evaluations:
                 range(int(number)) if is_known else None, "data of a test" if stage == TEST else "data of a validation"
             )
 
-    def step(self, module: TransformersModule, stage: str, loaders: Any, batch: Any, index: int) -> dict[str, Any]:
+    def step(self, module: Any, stage: str, loaders: Any, batch: Any, index: int) -> dict[str, Any]:
         """Take in one batch.
 
         Parameters:
@@ -143,7 +139,7 @@ class Evaluations:
         self._round[1].add(inputs, value, predictions, labels)
         return {"loss": value, "predictions": predictions, "labels": labels}
 
-    def end(self, module: TransformersModule, stage: str, loaders: Any) -> None:
+    def end(self, module: Any, stage: str, loaders: Any) -> None:
         """The last batch has been seen: log loss and metrics."""
         self._finish_round(stage, loaders)
         numbers, self._waiting = numbers_in(self._waiting), {}
@@ -175,7 +171,7 @@ class EvaluationRound:
         streaming: metrics that are updated batch by batch; None where `compute_metrics` is a function or absent.
     """
 
-    def __init__(self, module: TransformersModule, loader: Any, streaming: StreamingMetrics | None):
+    def __init__(self, module: Any, loader: Any, streaming: StreamingMetrics | None):
         self.module = module
         self.args = module.args
         # That of a TrainerDataModule knows which rows of a last batch only fill it up.

@@ -10,7 +10,7 @@ import importlib
 import logging
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -21,14 +21,11 @@ from littrainer.data.limits import development_batches
 from littrainer.data.loaders import first_dimension, has_length
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.lightning.trial_steps import check_can_try, is_number, left_as_found, take_steps
-from littrainer.search import applying
-from littrainer.search.results import BestRun
+from littrainer.search import searching
+from littrainer.search.record import BestRun
 from littrainer.training.batch_size_search import check_that_all_ran_out, empty_device_cache, ran_out_of_memory
 from littrainer.training.loss import mean_over_processes
 from littrainer.training.plan import accumulation_schedule
-
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +156,7 @@ class LightningExtras:
         Raises:
             ValueError, TypeError: these hyperparameters are no arguments of this Trainer.
         """
-        applying.apply_best(self, best, hp_space)
+        searching.apply_best(self, best, hp_space)
 
 
 # ---- Learning rates --------------------------------------------------------------------------------------------------
@@ -260,7 +257,7 @@ class _RisingRate(TrainerCallback):
         threshold: times the lowest mean loss so far at which the training ends; None for never.
     """
 
-    def __init__(self, trainer: Trainer, rates: list[float], threshold: float | None):
+    def __init__(self, trainer: Any, rates: list[float], threshold: float | None):
         self.trainer = trainer
         self.rates = rates
         self.threshold = threshold
@@ -327,7 +324,7 @@ class _StepLimit(TrainerCallback):
         steps: optimizer steps.
     """
 
-    def __init__(self, trainer: Trainer, size: int, steps: int):
+    def __init__(self, trainer: Any, size: int, steps: int):
         self.trainer, self.size, self.steps = trainer, size, steps
         self._looks_at_rows = False
 
@@ -358,7 +355,7 @@ class _StepLimit(TrainerCallback):
             )
 
 
-def _samples_for_one_process(trainer: Trainer) -> int:
+def _samples_for_one_process(trainer: Any) -> int:
     dataset: Any = trainer.train_dataset
     if not has_length(dataset):
         return 2**62
@@ -366,7 +363,7 @@ def _samples_for_one_process(trainer: Trainer) -> int:
     return max(samples // processes if trainer.args.dataloader_drop_last else math.ceil(samples / processes), 1)
 
 
-def _has_memory_for(trainer: Trainer, size: int, steps: int, accumulation: int) -> bool:
+def _has_memory_for(trainer: Any, size: int, steps: int, accumulation: int) -> bool:
     has_memory = True
     try:
         with left_as_found(trainer):

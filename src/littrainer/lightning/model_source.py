@@ -10,7 +10,7 @@ import os
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import lightning.pytorch as pl
 import torch
@@ -31,10 +31,7 @@ from littrainer.errors.notes import kind_of
 from littrainer.lightning.arguments import changed_arguments
 from littrainer.strategies.shards import whole_state_dict
 
-if TYPE_CHECKING:
-    from littrainer.lightning.module import TransformersModule
-
-Module = TypeVar("Module", bound="TransformersModule")
+Module = TypeVar("Module", bound=pl.LightningModule)
 # What a module can be given for its model.
 ModelSource: TypeAlias = nn.Module | str | os.PathLike[str] | Mapping[str, Any] | Callable[..., nn.Module]
 
@@ -239,7 +236,7 @@ def steps_of_training(pl_trainer: pl.Trainer) -> float:
 # ---- Folders ---------------------------------------------------------------------------------------------------------
 
 
-def export_model(module: TransformersModule, folder: Path, max_shard_size: int | str | None) -> None:
+def export_model(module: Any, folder: Path, max_shard_size: int | str | None) -> None:
     """Write the model, and the processing class where there is one; the folder appears complete or not at all.
 
     All processes call this; the first one writes.
@@ -260,7 +257,7 @@ def export_model(module: TransformersModule, folder: Path, max_shard_size: int |
                     module.processing_class.save_pretrained(staged)
 
 
-def _whole_weights(module: TransformersModule) -> dict[str, Any] | None:
+def _whole_weights(module: Any) -> dict[str, Any] | None:
     """The weights of a model of which each process holds a part, in the first process; None where each has them all."""
     parameters = list(module.model.parameters())
     if any(hasattr(parameter, "ds_id") for parameter in parameters):
@@ -295,7 +292,7 @@ def module_from_folder(
     keywords = {**(kept_in(load_tensors(file), module_class) if file.is_file() else {}), **given}
     if keywords.get("model") is None and (folder / "config.json").is_file():
         keywords["model"] = made_at_once(str(folder), keywords.get("model_class"))
-    module = module_class(**keywords)
+    module: Any = module_class(**keywords)
     if module.model is None:
         module.configure_model()
     checkpoint = TransformersCheckpointIO(module.model).load_checkpoint(folder)

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import ModelParallelStrategy
@@ -26,9 +26,6 @@ from littrainer.training.model_preparation import (
     enable_activation_checkpointing,
     noisy_embeddings,
 )
-
-if TYPE_CHECKING:
-    from littrainer.lightning.module import TransformersModule
 
 UNKNOWN_LENGTH = (
     "How many steps there are is not known: the loader has no length, or training has no end. Give "
@@ -53,7 +50,7 @@ def put_into_training_mode(model: nn.Module, is_whole: bool = True) -> None:
 
 
 @contextmanager
-def prepared_for_training(module: TransformersModule) -> Iterator[None]:
+def prepared_for_training(module: Any) -> Iterator[None]:
     """Prepare the model as the arguments ask, in the order in which a Trainer does it; hooks go when the block ends.
 
     Raises:
@@ -124,7 +121,7 @@ def check_accumulation(pl_trainer: pl.Trainer) -> None:
         )
 
 
-def make_optimizer(module: TransformersModule) -> Any:
+def make_optimizer(module: Any) -> Any:
     """The optimizer that a module was given, or that its arguments name."""
     given = module.given_optimizers[0]
     if given is not None:
@@ -139,7 +136,7 @@ def make_optimizer(module: TransformersModule) -> Any:
     return optimizer
 
 
-def make_schedule(module: TransformersModule, optimizer: Any, num_training_steps: float | None) -> Any:
+def make_schedule(module: Any, optimizer: Any, num_training_steps: float | None) -> Any:
     """The schedule that a module was given, or that its arguments name.
 
     Parameters:
@@ -163,7 +160,7 @@ def make_schedule(module: TransformersModule, optimizer: Any, num_training_steps
             optimizer,
             num_warmup_steps=int(args.warmup_steps) if steps is None else args.get_warmup_steps(steps),
             num_training_steps=steps,
-            scheduler_specific_kwargs=options,  # type: ignore[arg-type]
+            scheduler_specific_kwargs=options,
         )
     except ValueError as error:
         if steps is None and "num_training_steps" in str(error):
@@ -172,7 +169,7 @@ def make_schedule(module: TransformersModule, optimizer: Any, num_training_steps
         raise
 
 
-def for_lightning(module: TransformersModule, optimizer: Any, schedule: Any) -> dict[str, Any]:
+def for_lightning(module: Any, optimizer: Any, schedule: Any) -> dict[str, Any]:
     """Optimizer and schedule as `configure_optimizers` returns them; the schedule steps with the optimizer.
 
     One that follows a metric steps once in an epoch, with that metric of the validation.

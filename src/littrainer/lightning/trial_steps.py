@@ -17,18 +17,15 @@ from littrainer.data.columns import naming_dropped_columns
 from littrainer.data.limits import DEVELOPMENT_RUN, check_order_stays, overfits
 from littrainer.data.position import generator_states, set_generator_states
 from littrainer.engine.run_lightning import fit
-from littrainer.errors.interruptions import UpdateGuard
 from littrainer.model.traversal import model_device
 from littrainer.strategies.shards import is_sharded
 from littrainer.training.checks import check_before_training
 from littrainer.training.model_preparation import model_prepared_for_training
 from littrainer.training.plan import TrainingPlan
-from littrainer.training.preemption import Preemption
 from littrainer.training.run import TrainingRun
 
 if TYPE_CHECKING:
     from littrainer.callbacks.base import TrainerCallback
-    from littrainer.trainer import Trainer
 
 # Keywords for `lightning.Trainer` that are about the training itself, whose results trial steps must not be among.
 OF_THE_TRAINING = ("callbacks", "logger", "max_time", "profiler", DEVELOPMENT_RUN)
@@ -45,7 +42,7 @@ HOOKS = tuple(
 HOOK_HANDLES = ("_require_grads_hook", "_require_grads_hooks")
 
 
-def check_can_try(trainer: Trainer, method: str) -> None:
+def check_can_try(trainer: Any, method: str) -> None:
     """Refuse trial steps where what they change could not be put back.
 
     Parameters:
@@ -83,7 +80,7 @@ def is_number(value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def left_as_found(trainer: Trainer) -> Iterator[None]:
+def left_as_found(trainer: Any) -> Iterator[None]:
     """While the block runs trial steps change the Trainer; afterwards it is as it was, however the block ends.
 
     That is its model with weights, gradients and modes, its optimizer and schedule, its arguments and callbacks, and
@@ -93,7 +90,7 @@ def left_as_found(trainer: Trainer) -> Iterator[None]:
     generators = capture_random_states(gpu=has_gpu)
     with contextlib.ExitStack() as found:
         found.callback(set_random_states, generators)
-        parts = (trainer.session, trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator)
+        parts = (trainer.args, trainer.control, trainer.callback_handler, trainer.accelerator)
         for one in (trainer, *parts):
             found.enter_context(_attributes_kept(one))
         for part in (trainer.optimizer, trainer.lr_scheduler):
@@ -102,7 +99,7 @@ def left_as_found(trainer: Trainer) -> Iterator[None]:
         yield
 
 
-def take_steps(trainer: Trainer, steps: int, callback: TrainerCallback, accumulation: int) -> None:
+def take_steps(trainer: Any, steps: int, callback: TrainerCallback, accumulation: int) -> None:
     """Take optimizer steps on the training data, of which nobody but one callback hears; within `left_as_found`.
 
     Parameters:
@@ -118,7 +115,7 @@ def take_steps(trainer: Trainer, steps: int, callback: TrainerCallback, accumula
     }
     trainer.callback_handler.callbacks = [callback]
     trainer.lightning_callbacks = []
-    trainer.preemption, trainer.update_guard, trainer.background_saves = Preemption(), UpdateGuard(), None
+    trainer.session = trainer.session.next()
     trainer.is_in_train = True
     with naming_dropped_columns(trainer), trainer.update_guard, model_prepared_for_training(trainer):
         loader = trainer.get_train_dataloader()

@@ -33,6 +33,23 @@ YES = ("true", "1", "yes", "y", "on", "t")
 NO = ("false", "0", "no", "n", "off", "f")
 
 
+@dataclass
+class Optimization:
+    """What steps in a training.
+
+    Attributes:
+        optimizer: None before the first training, unless one was given.
+        schedule: the learning-rate schedule, or None.
+        schedule_is_own: whether the Trainer has made the schedule.
+        schedule_is_replaced: whether a Lightning callback drives the learning rate by another one.
+    """
+
+    optimizer: Any = None
+    schedule: Any = None
+    schedule_is_own: bool = False
+    schedule_is_replaced: bool = False
+
+
 def truth(text: str) -> bool:
     """The truth value that a text names.
 

@@ -9,8 +9,8 @@ from typing import Any
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.errors.notes import kind_of
-from littrainer.search.results import BestRun
-from littrainer.search.spaces import default_hp_space_optuna, default_hp_space_ray, default_hp_space_wandb
+from littrainer.search.parameters import default_hp_space_optuna, default_hp_space_ray, default_hp_space_wandb
+from littrainer.search.record import BestRun
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +55,11 @@ class HyperParamSearchBackendBase:
 
 
 class OptunaBackend(HyperParamSearchBackendBase):
-    """Optuna: trials one after the other in this process, or side by side with `n_jobs`."""
+    """Optuna: trials one after the other in this process, or `n_jobs` at once in several."""
 
     name = "optuna"
     pip_package = "'littrainer[tune]'"
+    default_hp_space = staticmethod(default_hp_space_optuna)
 
     @staticmethod
     def is_available() -> bool:
@@ -67,20 +68,17 @@ class OptunaBackend(HyperParamSearchBackendBase):
 
     def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
         """Carry out the search; the keywords are those of `create_study` and `Study.optimize`."""
-        from littrainer.search.optuna_study.study import run_hp_search_optuna
+        from littrainer.search.optuna_backend import run_hp_search_optuna
 
         return run_hp_search_optuna(trainer, n_trials, direction, **kwargs)
 
-    def default_hp_space(self, trial: Any) -> dict[str, Any]:
-        """Learning rate, epochs, seed and micro-batch size."""
-        return default_hp_space_optuna(trial)
-
 
 class RayTuneBackend(HyperParamSearchBackendBase):
-    """Ray Tune: trials side by side in processes of their own, on one machine or several."""
+    """Ray Tune: trials at once in several processes, on one machine or several."""
 
     name = "ray"
     pip_package = "'littrainer[tune]'"
+    default_hp_space = staticmethod(default_hp_space_ray)
 
     @staticmethod
     def is_available() -> bool:
@@ -89,19 +87,16 @@ class RayTuneBackend(HyperParamSearchBackendBase):
 
     def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
         """Carry out the search; the keywords are those of `ray.tune.run`."""
-        from littrainer.search.ray_tune.running import run_hp_search_ray
+        from littrainer.search.ray_backend import run_hp_search_ray
 
         return run_hp_search_ray(trainer, n_trials, direction, **kwargs)
-
-    def default_hp_space(self, trial: Any) -> dict[str, Any]:
-        """Learning rate, epochs, seed and micro-batch size."""
-        return default_hp_space_ray(trial)
 
 
 class WandbBackend(HyperParamSearchBackendBase):
     """Weights & Biases: a sweep whose agent runs in this process."""
 
     name = "wandb"
+    default_hp_space = staticmethod(default_hp_space_wandb)
 
     @staticmethod
     def is_available() -> bool:
@@ -113,10 +108,6 @@ class WandbBackend(HyperParamSearchBackendBase):
         from littrainer.search.wandb_sweep import run_hp_search_wandb
 
         return run_hp_search_wandb(trainer, n_trials, direction, **kwargs)
-
-    def default_hp_space(self, trial: Any) -> dict[str, Any]:
-        """Learning rate, epochs, seed and micro-batch size."""
-        return default_hp_space_wandb(trial)
 
 
 ALL_HYPERPARAMETER_SEARCH_BACKENDS: dict[Any, type[HyperParamSearchBackendBase]] = {

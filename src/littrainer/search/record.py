@@ -1,16 +1,15 @@
-"""What a search leaves in its output folder: one file that tells of every trial, written anew after each of them."""
+"""What a search returns, and the file that it leaves in its output folder: what became of each trial."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from littrainer.arguments.secrets import without_secrets
 from littrainer.errors.atomic_files import write_whole
@@ -25,6 +24,24 @@ MAXIMIZE, MINIMIZE = "maximize", "minimize"
 # Of the message of an error; a report is no place for a whole traceback.
 LONGEST_ERROR = 2000
 
+FLOAT, INTEGER, CATEGORICAL = "float", "int", "categorical"
+
+
+class BestRun(NamedTuple):
+    """The best trial of a search, or one of the best if it has several objectives.
+
+    Parameters:
+        run_id: the trial's id; its checkpoints lie in `run-<run_id>`, unless `hp_name` names the folder.
+        objective: what `compute_objective` returned for it; a list if there are several objectives.
+        hyperparameters: what was drawn for it, under the names that the search space gave.
+        run_summary: with Ray Tune the `ExperimentAnalysis` of all trials, with Weights & Biases the sweep's id.
+    """
+
+    run_id: str
+    objective: float | list[float]
+    hyperparameters: dict[str, Any]
+    run_summary: Any | None = None
+
 
 @dataclass
 class TrialRecord:
@@ -35,7 +52,7 @@ class TrialRecord:
         state: `complete`, `pruned`, `failed` or `running`.
         objective: what it reached, one number for each direction of several; None where it has none.
         parameters: its hyperparameters; what JSON cannot hold is written as text.
-        distributions: parameter -> what it was drawn from, as `distributions.py` makes them.
+        distributions: parameter -> what it was drawn from, as `of_optuna` gives it.
         intermediate: (optimizer step, value) for each objective that was reported before the trial ended.
         seconds: how long it took, None where that is not known.
         folder: its run folder.
@@ -101,27 +118,24 @@ class SearchRecord:
         self.path = Path(trainer.args.output_dir).absolute() / SEARCH_RECORD_NAME
         self.writes: bool = trainer.args.process_index == 0
         self.search = StoredSearch(backend, list(directions), name, list(objective_names or []))
-        # Trials side by side end in threads of their own.
-        self._lock = threading.Lock()
 
     def update(self, trials: Sequence[TrialRecord]) -> None:
         """Write the record of these trials, which are all of the search, in place of the one before.
 
         A search goes on where its record cannot be written; that is told once.
         """
-        with self._lock:
-            self.search.trials = list(trials)
-            if not self.writes:
-                return
-            try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(self.path, _as_text(self.search))
-            except OSError as error:
-                self.writes = False
-                logger.warning(
-                    f"{self.path} cannot be written ({error.strerror}): the search goes on, and `littrainer report` "
-                    "will not show it."
-                )
+        self.search.trials = list(trials)
+        if not self.writes:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path, _as_text(self.search))
+        except OSError as error:
+            self.writes = False
+            logger.warning(
+                f"{self.path} cannot be written ({error.strerror}): the search goes on, and `littrainer report` will "
+                "not show it."
+            )
 
 
 def best_of(trials: Sequence[TrialRecord], directions: Sequence[str]) -> list[TrialRecord]:
@@ -173,59 +187,31 @@ def read_record(place: str | Path) -> StoredSearch:
     return StoredSearch(
         backend=str(content.get("backend")),
         directions=directions,
-        name=_text(content.get("name")),
+        name=content.get("name"),
         objective_names=names if len(names) == len(directions) else [],
         trials=[_trial(entry, number) for number, entry in enumerate(trials)],
     )
 
 
 def _trial(entry: Any, number: int) -> TrialRecord:
-    if not isinstance(entry, dict) or entry.get("state") not in STATES:
-        raise UnreadableRecord(f"entry {number} of its trials is no trial")
-    parameters, distributions = entry.get("parameters"), entry.get("distributions")
-    intermediate, objective = entry.get("intermediate"), entry.get("objective")
-    several = [_number(value) for value in objective] if isinstance(objective, list) else []
-    reported = [pair for pair in intermediate if _is_pair(pair)] if isinstance(intermediate, list) else []
-    return TrialRecord(
-        id=str(entry.get("id")),
-        state=entry["state"],
-        # One that is no number counts as none.
-        objective=[value for value in several if value is not None] if several else _number(objective),
-        parameters=parameters if isinstance(parameters, dict) else {},
-        distributions={name: drawn for name, drawn in distributions.items() if isinstance(drawn, dict)}
-        if isinstance(distributions, dict)
-        else {},
-        intermediate=[(pair[0], value) for pair in reported if (value := _number(pair[1])) is not None],
-        seconds=_number(entry.get("seconds")),
-        folder=_text(entry.get("folder")),
-        error=_text(entry.get("error")),
-    )
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and type(value[0]) is int and 0 <= value[0] < 2**53
+    try:
+        trial = TrialRecord(**{one.name: entry[one.name] for one in fields(TrialRecord) if one.name in entry})
+        if trial.state not in STATES or not all(
+            isinstance(one, dict) for one in (trial.parameters, trial.distributions)
+        ):
+            raise ValueError(f"its state is {trial.state!r}")
+        objectives = [float(value) for value in trial.objectives()]
+        if objectives:
+            trial.objective = objectives if isinstance(trial.objective, list) else objectives[0]
+        trial.intermediate = [(int(step), float(value)) for step, value in trial.intermediate]
+        trial.seconds = None if trial.seconds is None else float(trial.seconds)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UnreadableRecord(f"entry {number} of its trials is no trial ({error})") from error
+    return trial
 
 
 def _texts(value: Any) -> list[str]:
     return value if isinstance(value, list) and all(isinstance(entry, str) for entry in value) else []
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, str) and value in NO_JSON_NUMBERS:
-        return float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf if value > 0 else -math.inf
-
-
-NO_JSON_NUMBERS = ("nan", "inf", "-inf")
 
 
 def _as_text(search: StoredSearch) -> str:
@@ -269,3 +255,49 @@ def error_in_a_line(error: BaseException) -> str:
     """The kind of an error and its message in one line, for the record and for progress lines."""
     told = " ".join(str(error).split())
     return f"{type(error).__name__}: {told}"[:LONGEST_ERROR] if told else type(error).__name__
+
+
+# ---- What a hyperparameter was drawn from ----------------------------------------------------------------------------
+
+
+def of_optuna(distribution: Any) -> dict[str, Any]:
+    """Describe one of Optuna's distributions as plain data.
+
+    Returns:
+        `{"kind": "categorical", "choices": [...]}`, or `{"kind": "float" or "int", "low", "high", "log", "step"}` with
+        both ends included and `step` None where any number between them may be drawn.
+    """
+    if hasattr(distribution, "choices"):
+        return {"kind": CATEGORICAL, "choices": plain(list(distribution.choices))}
+    kind = INTEGER if type(distribution).__name__.startswith("Int") else FLOAT
+    return _range(kind, distribution.low, distribution.high, bool(distribution.log), distribution.step)
+
+
+def of_ray(domain: Any) -> dict[str, Any] | None:
+    """Describe one entry of Ray Tune's search space, as `of_optuna` does.
+
+    Returns:
+        None for a constant, a normal distribution, and a function that draws.
+    """
+    if isinstance(domain, dict) and list(domain) == ["grid_search"]:
+        return {"kind": CATEGORICAL, "choices": plain(list(domain["grid_search"]))}
+    if hasattr(domain, "categories"):
+        return {"kind": CATEGORICAL, "choices": plain(list(domain.categories))}
+    # Texts have something that is called `lower`, too.
+    if not (hasattr(domain, "get_sampler") and hasattr(domain, "lower") and hasattr(domain, "upper")):
+        return None
+    low, high = domain.lower, domain.upper
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return None
+    sampler = domain.get_sampler()
+    # A quantized one wraps the one that says how numbers are spread.
+    step = getattr(sampler, "q", None)
+    spread = type(getattr(sampler, "sampler", None) or sampler).__name__
+    if type(domain).__name__ == "Integer":
+        # Ray excludes the upper end of integers, but for those that it rounds to multiples.
+        return _range(INTEGER, low, high if step else high - 1, "Log" in spread, step or 1)
+    return _range(FLOAT, low, high, "Log" in spread, step)
+
+
+def _range(kind: str, low: float, high: float, log: bool, step: float | None) -> dict[str, Any]:
+    return {"kind": kind, "low": plain(low), "high": plain(high), "log": log, "step": plain(step)}

@@ -1,43 +1,51 @@
-"""One trial: a training with parameters of its own, its objective, and the memory that it gives back."""
+"""One trial: a training with the trial's parameters, what is reported of it, and the memory that it gives back."""
 
 from __future__ import annotations
 
-import contextlib
+import copy
+import importlib
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
 
-from littrainer.checkpoint.atomic_write import set_aside_and_delete, sort_checkpoints
-from littrainer.checkpoint.distributed_save import leads
-from littrainer.checkpoint.layout import RUN_RECORD_NAME
-from littrainer.errors.lazy_isinstance import is_a
-from littrainer.search.failures import TRIAL_FAILURES
-from littrainer.search.memory import release_frames, release_memory
-from littrainer.search.objective import refuse_nan
-from littrainer.search.reporting import id_of, objective_in
-from littrainer.search.trial_parameters import differs, parameters_of, set_parameters, settle_pairs
+from littrainer.arguments.choices import HPSearchBackend
+from littrainer.callbacks.handler import ENDED_FOR_CALLBACKS, FROM_CALLBACK
+from littrainer.callbacks.lightning_callbacks import PACKAGES
+from littrainer.distributed.agreement import failing_together, from_first
+from littrainer.errors.notes import kind_of
+from littrainer.search.parameters import (
+    SearchMistake,
+    asked,
+    differs,
+    drawn_in,
+    set_parameters,
+    settle_pairs,
+    takes_trial,
+)
+from littrainer.training.batch_size_search import empty_device_cache
 from littrainer.training.checks import check_arguments
 from littrainer.training.loss import smoother_for
 from littrainer.training.reports import MemoryReport
 
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
-
 logger = logging.getLogger(__name__)
 
-# Arguments by which the optimizer is made, unless the Trainer was given its class and keywords.
-OF_THE_NAMED_OPTIMIZER = ("learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon", "optim", "optim_args")
-SEEDS = "littrainer:seeds"
-"""An attribute of this name in a study's trial holds the seeds before and, once it has ended, after the trial."""
+# What hyperparameters can bring about (memory that runs out, numbers that overflow, values that do not go together).
+# Anything else, a misspelled name for one, would fail in each further trial too.
+TRIAL_FAILURES: tuple[type[Exception], ...] = (ArithmeticError, MemoryError, RuntimeError, ValueError)
 
-MAKES_THE_OPTIMIZER = ("create_optimizer", "create_optimizer_and_scheduler")
+OF_THE_HANDLER = ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
+
+
+def fails_trial_only(error: BaseException) -> bool:
+    """Return whether hyperparameters can have brought an error about; one of a callback is taken for the script's."""
+    of_callback = any(note.startswith(FROM_CALLBACK) for note in getattr(error, "__notes__", ()))
+    return isinstance(error, TRIAL_FAILURES) and not of_callback
 
 
 def run_trial(
-    trainer: Trainer,
+    trainer: Any,
     trial: Any,
     resume_from_checkpoint: str | None = None,
     evaluated_at_end: Callable[[dict[str, float]], None] | None = None,
@@ -46,8 +54,8 @@ def run_trial(
 
     Parameters:
         trial: an Optuna trial, or a dict of parameters.
-        resume_from_checkpoint: the folder of a checkpoint to go on from.
-        evaluated_at_end: where no evaluation was reported during training, one is made at the end; this is called with
+        resume_from_checkpoint: the folder of a checkpoint to go on from; such a trial has been evaluated before.
+        evaluated_at_end: if no evaluation was reported during training, one is made at the end; this is called with
             its metrics while the model is still there.
 
     Returns:
@@ -55,48 +63,65 @@ def run_trial(
 
     Raises:
         SearchMistake: the script is wrong, so that no further trial makes sense.
-        optuna.TrialPruned: the trial was not worth going on with; its checkpoints are deleted.
-        Exception: one of TRIAL_FAILURES, where the trial has failed; or any other error of the script.
+        optuna.TrialPruned: the trial was not worth going on with.
+        Exception: one of TRIAL_FAILURES, if the trial has failed; or any other error of the script.
     """
+    # Of the trial before, whose error may have held something until now.
+    release_memory(trainer)
     trainer.objective = None
+    callbacks = [(one, _values_of(one)) for one in trainer.lightning_callbacks if _is_lightnings(one)]
     try:
         trainer.train(resume_from_checkpoint=resume_from_checkpoint, trial=trial)
-        if trainer._search is not None:
-            trainer._search.tell_of_same_model(trainer)
-        if trainer.objective is None:
+        if trainer.objective is None and resume_from_checkpoint is None:
             metrics = trainer.evaluate()
             trainer.objective = objective_in(trainer, metrics)
             if evaluated_at_end is not None:
                 evaluated_at_end(metrics)
-        refuse_nan(trainer.objective)
         return trainer.objective
-    except BaseException as error:
-        if is_a(error, "pruned trial"):
-            remove_checkpoints(trainer, trial)
-        if is_a(error, "pruned trial") or isinstance(error, TRIAL_FAILURES):
-            release_frames(error)
-        raise
     finally:
+        for callback, values in callbacks:
+            # Lightning's are for one training: a ModelCheckpoint would delete what it has kept of another trial.
+            vars(callback).clear()
+            vars(callback).update(values)
         release_memory(trainer)
 
 
-def is_of_search(trainer: Trainer, trial: Any) -> bool:
-    """Whether a training is a trial of a search."""
+def _is_lightnings(callback: Any) -> bool:
+    return type(callback).__module__.partition(".")[0] in PACKAGES
+
+
+def _values_of(callback: Any) -> dict[str, Any]:
+    return {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in vars(callback).items()}
+
+
+def release_memory(trainer: Any) -> None:
+    """Let go of a training's model, optimizer, loaders and Lightning objects, and empty the device's cache.
+
+    The Trainer has no model afterwards, until `train()` makes one.
+    """
+    trainer.session = type(trainer.session)()
+    trainer.model = trainer.model_wrapped = None
+    for name in OF_THE_HANDLER:
+        setattr(trainer.callback_handler, name, None)
+    # It also collects what refers to itself in circles, as Lightning's objects do.
+    trainer.accelerator.clear()
+    empty_device_cache()
+
+
+# ---- The arguments of a trial ----------------------------------------------------------------------------------------
+
+
+def is_of_search(trainer: Any, trial: Any) -> bool:
+    """Return whether a training is a trial of a search."""
     return trial is not None and trainer.hp_search_backend is not None
 
 
-def begin_trial(trainer: Trainer, trial: Any) -> None:
-    """Let a trial find the Trainer as the search did, but for the seed, which stays that of the trial before.
-
-    The model is made with it, as in transformers.
-    """
-    seed = getattr(trial, "user_attrs", {}).get(SEEDS, [trainer.args.seed])[0]
-    if trainer._search is not None:
-        trainer._search.begin_trial(trainer, trial)
-    trainer.args.seed = trainer._seeds_of_models[str(id_of(trainer, trial))] = seed
+def begin_trial(trainer: Any, trial: Any) -> None:
+    """Note the seed that the model of a trial is made with: that of the trial before, as in transformers."""
+    trainer._seeds_of_models[str(id_of(trainer.hp_search_backend, trial))] = trainer.args.seed
 
 
-def set_up_trial(trainer: Trainer, trial: Any) -> None:
+def set_up_trial(trainer: Any, trial: Any) -> None:
     """Set the Trainer's arguments to the parameters of a trial; outside of a search only the trial is noted.
 
     Raises:
@@ -109,23 +134,19 @@ def set_up_trial(trainer: Trainer, trial: Any) -> None:
         _follow_changes_since_search(trainer)
     if not is_of_search(trainer, trial):
         return
-    parameters = parameters_of(trainer, trial)
-    if hasattr(trial, "space_is_asked"):
-        # One of several processes.
-        trial.space_is_asked(parameters)
-    before = dict(vars(trainer.args))
-    changed = set_parameters(trainer, parameters)
-    if trainer._search is not None:
-        trainer._search.tell_of_differences(trainer.args, before, parameters)
-    _tell_of_given_optimizer(trainer, parameters)
+    parameters = drawn_in(trial) if isinstance(trial, Mapping) else asked(trainer.hp_space, trial)
+    changed = set_parameters(trainer.args, parameters, gives_trial_to_model(trainer))
     logger.info("Trial with %s.", ", ".join(f"{name}={value!r}" for name, value in parameters.items()))
     follow_arguments(trainer, changed)
-    if trainer._search is not None:
-        trainer._search.checkpoints_there = _checkpoints_in(trainer._get_output_dir(trial=trial))
 
 
-def follow_arguments(trainer: Trainer, changed: set[str]) -> None:
-    """Make anew what a Trainer makes of its arguments.
+def gives_trial_to_model(trainer: Any) -> bool:
+    """Return whether the model is made from the trial, so that parameters may be meant for it."""
+    return bool(trainer._own_methods("call_model_init")) or takes_trial(trainer.model_init)
+
+
+def follow_arguments(trainer: Any, changed: set[str]) -> None:
+    """Make again what a Trainer makes of its arguments.
 
     Parameters:
         changed: names of the arguments that have other values than when it was made.
@@ -133,25 +154,34 @@ def follow_arguments(trainer: Trainer, changed: set[str]) -> None:
     Raises:
         ValueError, TypeError, NotImplementedError: as at the Trainer's construction.
     """
+    check_arguments(trainer.args)
+    trainer.create_accelerator_and_postprocess()
+    read_again(trainer, changed)
+
+
+def read_again(trainer: Any, changed: set[str]) -> None:
+    """Read those arguments again that a Trainer reads when it is made, but for those of its accelerator."""
     args = trainer.args
-    check_arguments(args)
     trainer._train_batch_size = args.train_batch_size
     trainer.current_gradient_accumulation_steps = args.gradient_accumulation_steps
     if "label_smoothing_factor" in changed:
-        trainer.label_smoother = smoother_for(trainer.model, trainer.args.label_smoothing_factor)
+        trainer.label_smoother = smoother_for(trainer.model, args.label_smoothing_factor)
     if "neftune_noise_alpha" in changed:
         trainer.neftune_noise_alpha = args.neftune_noise_alpha
     if "label_names" in changed:
-        trainer._read_model_facts()
         trainer._signature_columns = None
+        if trainer.model is not None:
+            trainer._read_model_facts()
+        else:
+            # They are read with the next model.
+            trainer._described_model_class = type(None)
     if "skip_memory_metrics" in changed:
         trainer._memory = MemoryReport(not args.skip_memory_metrics)
-    trainer.create_accelerator_and_postprocess()
     if changed & {"fp16_full_eval", "bf16_full_eval", "place_model_on_device", "fsdp", "deepspeed"}:
         trainer.place_model_on_device = trainer._moves_model_itself()
 
 
-def _follow_changes_since_search(trainer: Trainer) -> None:
+def _follow_changes_since_search(trainer: Any) -> None:
     """Let a training after a search go by arguments that the script has set to the best trial's."""
     left = trainer._arguments_after_search
     if left is None:
@@ -163,53 +193,106 @@ def _follow_changes_since_search(trainer: Trainer) -> None:
         follow_arguments(trainer, changed)
 
 
-def _tell_of_given_optimizer(trainer: Trainer, parameters: Mapping[str, Any]) -> None:
-    if trainer.optimizer_cls_and_kwargs is None or trainer._own_methods(*MAKES_THE_OPTIMIZER):
-        return
-    idle = [name for name in OF_THE_NAMED_OPTIMIZER if name in parameters]
-    if idle:
-        kind, keywords = trainer.optimizer_cls_and_kwargs
-        _tell_of_idle(", ".join(idle), f"{getattr(kind, '__name__', kind)} with {keywords}")
+# ---- What is reported of a trial -------------------------------------------------------------------------------------
 
 
-@cache
-def _tell_of_idle(names: str, optimizer: str) -> None:
-    logger.warning(
-        "Trials set %s without effect: optimizer_cls_and_kwargs makes the optimizer (%s). Choose it by optim and "
-        "optim_args instead, or override create_optimizer.",
-        names,
-        optimizer,
-    )
-
-
-def _checkpoints_in(folder: str) -> list[str]:
-    return sort_checkpoints(folder) if os.path.isdir(folder) else []
-
-
-def remove_checkpoints(trainer: Trainer, trial: Any) -> None:
-    """Delete the checkpoints that a trial has written, and their folder if nothing else is in it."""
-    there = None if trainer._search is None else trainer._search.checkpoints_there
-    if there is None:
-        return
-    folder = trainer._get_output_dir(trial=trial)
-    if not leads(trainer.args, folder):
-        return
-    delete_checkpoints(folder, there)
-
-
-def delete_checkpoints(folder: str, but: Collection[str] = ()) -> None:
-    """Delete the checkpoints in the folder of a pruned trial, and the folder if nothing else is in it.
+def default_compute_objective(metrics: dict[str, float]) -> float:
+    """Return what a search goes by if nothing else is given: the evaluation loss, or the sum of all other metrics.
 
     Parameters:
-        but: paths of those that are kept.
+        metrics: what `evaluate()` returned; the epoch and speeds are no metrics.
     """
-    for checkpoint in _checkpoints_in(folder):
-        if checkpoint not in but:
-            try:
-                set_aside_and_delete(Path(checkpoint))
-            except OSError as error:
-                logger.warning("%s of a pruned trial could not be deleted (%s): delete it by hand.", checkpoint, error)
-    # It may never have been made, or hold something else.
-    with contextlib.suppress(OSError):
-        Path(folder, RUN_RECORD_NAME).unlink(missing_ok=True)
-        Path(folder).rmdir()
+    endings = ("_runtime", "_per_second")
+    measures = {name: value for name, value in metrics.items() if name != "epoch" and not name.endswith(endings)}
+    loss = measures.pop("eval_loss", None)
+    return sum(measures.values()) if measures else loss  # type: ignore[return-value]
+
+
+def objective_in(trainer: Any, metrics: dict[str, float]) -> float | list[float]:
+    """Return the objective of an evaluation: a number, or a list of several; the same in all processes.
+
+    Raises:
+        SearchMistake: it is no number.
+    """
+    assert trainer.compute_objective is not None
+    with failing_together("computing the objective"):
+        value = trainer.compute_objective(dict(metrics))
+        several = isinstance(value, list | tuple) or getattr(value, "shape", ()) not in ((), None)
+        found = [_number(one) for one in value] if several else _number(value)
+    return from_first(found)
+
+
+def _number(value: Any) -> float:
+    plain = value.item() if getattr(value, "shape", None) == () else value
+    if not isinstance(plain, Real):
+        raise SearchMistake(
+            f"compute_objective returned {plain!r} ({kind_of(plain)}); it has to return a number, or a list of as many "
+            "numbers as there are directions."
+        )
+    return float(plain)
+
+
+def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> None:
+    """Tell the search library of an evaluation during training; outside of a search do nothing.
+
+    Parameters:
+        step: optimizer steps done.
+        metrics: what the evaluation returned.
+
+    Raises:
+        SearchMistake: as `objective_in`.
+        optuna.TrialPruned: the trial is not worth going on with.
+    """
+    backend = trainer.hp_search_backend
+    if backend is None or trial is None:
+        return
+    trainer.objective = objective_in(trainer, metrics)
+    if backend == HPSearchBackend.OPTUNA:
+        _report_to_optuna(trainer, trial, step)
+    elif backend == HPSearchBackend.RAY:
+        from littrainer.search.ray_backend import report_to_ray
+
+        report_to_ray(trainer, metrics)
+    elif hasattr(trial, "reported") and not isinstance(trainer.objective, list):
+        # A sweep's server has the metrics that the tracker logs; the record has this.
+        trial.reported.append((step, trainer.objective))
+
+
+def _report_to_optuna(trainer: Any, trial: Any, step: int) -> None:
+    if isinstance(trainer.objective, list):
+        # Optuna prunes by one objective only.
+        return
+    prunes = False
+    # A fixed trial belongs to no study: the trial of a search's other processes is one.
+    if hasattr(trial, "study"):
+        trial.report(trainer.objective, step)
+        prunes = trial.should_prune()
+    if from_first(prunes):
+        trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
+        pruned = importlib.import_module("optuna").TrialPruned(f"Trial {trial.number} was pruned at step {step}.")
+        setattr(pruned, ENDED_FOR_CALLBACKS, True)
+        raise pruned
+
+
+def id_of(backend: Any, trial: Any) -> Any:
+    """Return what a search's library calls a trial."""
+    if backend == HPSearchBackend.RAY:
+        return importlib.import_module("ray.tune").get_context().get_trial_id()
+    if backend == HPSearchBackend.WANDB and not hasattr(trial, "run_id"):
+        return importlib.import_module("wandb").run.id
+    return trial.run_id if backend == HPSearchBackend.WANDB else getattr(trial, "number", "")
+
+
+def output_dir_of(trainer: Any, trial: Any) -> str:
+    """Return the folder of a training's checkpoints: of a trial `run-<id>`, or what `hp_name` calls it.
+
+    Raises:
+        SearchMistake: `hp_name` returns no name of a folder.
+    """
+    if not is_of_search(trainer, trial):
+        return trainer.args.output_dir
+    hp_name = trainer.hp_name
+    name = f"run-{id_of(trainer.hp_search_backend, trial)}" if hp_name is None else hp_name(trial)
+    if not isinstance(name, str) or not name:
+        raise SearchMistake(f"hp_name returned {name!r} ({kind_of(name)}); it has to return the trial's name as text.")
+    return os.path.join(trainer.args.output_dir, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,11 +13,8 @@ from littrainer.model.traversal import move_to
 from littrainer.strategies.compilation import compile_keywords, is_compiled
 from littrainer.strategies.mixed_precision import forward_type, run_forward_in
 
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
 
-
-def wrapped_model(trainer: Trainer) -> nn.Module:
+def wrapped_model(trainer: Any) -> nn.Module:
     """Prepare the model on its device, and return what training steps call.
 
     `trainer.model` stays the user's module, so that what is saved has its names. What wrapped it once is kept: a second
@@ -36,7 +33,7 @@ def wrapped_model(trainer: Trainer) -> nn.Module:
 
 
 def prepared_model(
-    trainer: Trainer, wrapped: nn.Module | None = None, data_parallel: Callable[[nn.Module], nn.Module] | None = None
+    trainer: Any, wrapped: nn.Module | None = None, data_parallel: Callable[[nn.Module], nn.Module] | None = None
 ) -> nn.Module:
     """Let the model's forward run in mixed precision, and return it, compiled where the arguments ask for it.
 
@@ -61,13 +58,13 @@ def prepared_model(
     return compiled
 
 
-def move_to_device(trainer: Trainer) -> None:
+def move_to_device(trainer: Any) -> None:
     """Move the model to the device of this process; one that is sharded goes there part by part."""
     if not trainer.is_fsdp_enabled:
         move_to(trainer.model, trainer.args.device)
 
 
-def follow_unfrozen_parameters(trainer: Trainer) -> None:
+def follow_unfrozen_parameters(trainer: Any) -> None:
     """Put DDP anew around a model whose trained parameters a callback has changed: gradients of further ones would not
     be exchanged.
     """
@@ -84,13 +81,13 @@ def is_own_wrapping(wrapped: Any, model: nn.Module) -> bool:
     return inner is model or (isinstance(inner, nn.parallel.DistributedDataParallel) and inner.module is model)
 
 
-def _data_parallel(trainer: Trainer) -> Any:
+def _data_parallel(trainer: Any) -> Any:
     """What puts DDP around a model, while a strategy of that kind carries out a training; else None."""
     running = trainer.lightning_module
     return None if running is None else getattr(running.trainer.strategy, "data_parallel", None)
 
 
-def _exchanges_as_needed(trainer: Trainer, wrapped: Any) -> bool:
+def _exchanges_as_needed(trainer: Any, wrapped: Any) -> bool:
     """Whether what was put around the model before serves the training that begins."""
     inner = wrapped._orig_mod if is_compiled(wrapped) else wrapped
     is_data_parallel = isinstance(inner, nn.parallel.DistributedDataParallel)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from littrainer.callbacks.handler import CallbackHandler
+from littrainer.data.limits import HasKeywords, development_batches, further_keywords
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.tracking.base import (
     TrackerCallback,
@@ -201,3 +203,36 @@ def loggers_of(callbacks: Iterable[Any]) -> list[Any]:
     """
     trackers = [callback for callback in callbacks if isinstance(callback, TrackerCallback)]
     return [shared for tracker in trackers for shared in tracker.lightning_loggers()]
+
+
+def adopt_loggers(source: HasKeywords, handler: CallbackHandler) -> None:
+    """Make trackers of the loggers that were given by `lightning={"logger": ...}`, as `report_to` has them.
+
+    Parameters:
+        source: what the keywords for `lightning.Trainer` were given to.
+        handler: takes the trackers.
+    """
+    given = further_keywords(source).get("logger")
+    if development_batches(source):
+        return
+    if given is True:
+        given = source.lightning_keywords["logger"] = [_lightnings_choice_of_logger(source.args.output_dir)]
+    known = [
+        logger
+        for callback in handler.callbacks
+        if isinstance(callback, LightningLoggersCallback)
+        for logger in callback.loggers
+    ]
+    several = given if isinstance(given, (list, tuple)) else [given] if given else []
+    new = [logger for logger in several if all(logger is not one for one in known)]
+    if new:
+        handler.add_callback(LightningLoggersCallback(new))
+
+
+def _lightnings_choice_of_logger(folder: str) -> Any:
+    from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+    try:
+        return TensorBoardLogger(folder)
+    except ImportError:
+        return CSVLogger(folder)

@@ -14,7 +14,6 @@ from littrainer.distributed.agreement import agreed, all_arrive, failing_togethe
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.trainer import Trainer
 
 
 logger = logging.getLogger(__name__)
@@ -101,7 +100,7 @@ def check_that_all_ran_out(args: TrainingArguments, error: Exception) -> None:
         ) from error
 
 
-def with_fitting_batch_size(trainer: Trainer, train: Callable[[], Result]) -> Result:
+def with_fitting_batch_size(trainer: Any, train: Callable[[], Result]) -> Result:
     """Call `train` with smaller and smaller micro-batches until it does not run out of memory.
 
     Each try sees the model and the optimizer as the one before left them. Without `auto_find_batch_size` there is one
@@ -149,7 +148,7 @@ def with_fitting_batch_size(trainer: Trainer, train: Callable[[], Result]) -> Re
     )
 
 
-def _free_memory(trainer: Trainer) -> None:
+def _free_memory(trainer: Any) -> None:
     trainer.lightning_trainer = None
     # With DDP around it, which would go on to exchange gradients.
     trainer.model_wrapped = trainer.model

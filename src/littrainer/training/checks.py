@@ -27,7 +27,6 @@ from littrainer.training.overrides import accept_earlier_signatures, own_methods
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.trainer import Trainer
 
 
 logger = logging.getLogger(__name__)
@@ -217,7 +216,7 @@ def check_model_source(model: Any, model_init: Any) -> None:
         raise ValueError("Trainer takes a `model` or a `model_init`, and was given both: pass one of them.")
 
 
-def check_construction(trainer: Trainer) -> None:
+def check_construction(trainer: Any) -> None:
     """Refuse what contradicts itself.
 
     Raises:
@@ -253,7 +252,7 @@ def check_construction(trainer: Trainer) -> None:
         )
 
 
-def _check_optimizers(trainer: Trainer) -> None:
+def _check_optimizers(trainer: Any) -> None:
     if trainer.optimizer_cls_and_kwargs is not None and trainer.optimizer is not None:
         raise RuntimeError("`optimizers` and `optimizer_cls_and_kwargs` are both given: pass one of them.")
     if trainer.model_init is not None and (trainer.optimizer is not None or trainer.lr_scheduler is not None):
@@ -370,7 +369,7 @@ def check_not_empty(dataset: Any, name: str) -> None:
         )
 
 
-def check_before_training(trainer: Trainer) -> None:
+def check_before_training(trainer: Any) -> None:
     """Refuse a training that cannot go well, before anything is begun.
 
     Raises:

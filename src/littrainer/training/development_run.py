@@ -14,7 +14,6 @@ from littrainer.tracking.base import TrackerCallback
 
 if TYPE_CHECKING:
     from littrainer.callbacks.state import TrainerControl
-    from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +54,7 @@ def trackers_reported_to(source: HasKeywords) -> Any:
 
 
 @contextmanager
-def trial_where_asked_for(trainer: Trainer, resume_from_checkpoint: Any) -> Iterator[None]:
+def trial_where_asked_for(trainer: Any, resume_from_checkpoint: Any) -> Iterator[None]:
     """While the block runs a training is a trial, where `fast_dev_run` asks for one; else nothing is changed.
 
     Parameters:

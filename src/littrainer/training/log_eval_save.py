@@ -24,11 +24,10 @@ logger = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.state import TrainerState
-    from littrainer.trainer import Trainer
 
 
 def log_and_maybe_evaluate_and_save(
-    trainer: Trainer,
+    trainer: Any,
     running_loss: torch.Tensor,
     grad_norm: Any,
     model: Any,
@@ -72,7 +71,7 @@ def log_and_maybe_evaluate_and_save(
     _note_what_callbacks_did(written)
 
 
-def background_saves(trainer: Trainer) -> BackgroundSaves | None:
+def background_saves(trainer: Any) -> BackgroundSaves | None:
     """What `async_save` asks for; None where it is not set, or a subclass writes checkpoints itself."""
     overridden = trainer._own_methods(*WRITING_METHODS) if trainer.args.async_save else []
     if overridden:
@@ -87,7 +86,7 @@ def background_saves(trainer: Trainer) -> BackgroundSaves | None:
     return BackgroundSaves(functools.partial(_tell_of_background_save, trainer))
 
 
-def _begin_to_save(trainer: Trainer, saves: BackgroundSaves, trial: Any) -> None:
+def _begin_to_save(trainer: Any, saves: BackgroundSaves, trial: Any) -> None:
     saves.wait()
     if trainer.hp_search_backend is None and trial is None:
         trainer.store_flos()
@@ -95,7 +94,7 @@ def _begin_to_save(trainer: Trainer, saves: BackgroundSaves, trial: Any) -> None
     trainer.control.should_save = False
 
 
-def _tell_of_background_save(trainer: Trainer, folder: str, state: TrainerState) -> None:
+def _tell_of_background_save(trainer: Any, folder: str, state: TrainerState) -> None:
     asked_meanwhile = trainer.control.should_save
     with failing_together(f"on_save of callbacks for {folder}"):
         trainer.control = trainer.callback_handler.on_save(trainer.args, state, trainer.control)
@@ -111,7 +110,7 @@ def _note_what_callbacks_did(checkpoint: str | None) -> None:
         note_changes(Path(checkpoint))
 
 
-def evaluate_in_training(trainer: Trainer, ignore_keys: Sequence[str] | None) -> dict[str, float]:
+def evaluate_in_training(trainer: Any, ignore_keys: Sequence[str] | None) -> dict[str, float]:
     """Evaluate as the training asks for it.
 
     Raises:

@@ -20,7 +20,6 @@ from littrainer.strategies.model_wrapping import move_to_device
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +30,7 @@ LAYER_CHOICES: dict[str, Any] = {"every_n_layers": 1, "offload": False}
 
 
 @contextmanager
-def model_prepared_for_training(trainer: Trainer) -> Iterator[None]:
+def model_prepared_for_training(trainer: Any) -> Iterator[None]:
     """Prepare the model as the arguments ask; hooks are removed when the block ends, however it ends.
 
     Raises:

@@ -21,12 +21,11 @@ from littrainer.arguments.fields import DEFAULT_ANNOUNCING_SIGNAL
 from littrainer.checkpoint.random_state import capture_random_states, set_random_states
 from littrainer.data.workers import answer
 from littrainer.distributed.agreement import connect_hosts, largest
-from littrainer.errors.log_levels import is_redirected
+from littrainer.redirection.redirect import is_installed
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
     from littrainer.callbacks.state import TrainerControl, TrainerState
-    from littrainer.trainer import Trainer
 
 
 logger = logging.getLogger(__name__)
@@ -35,12 +34,12 @@ logger = logging.getLogger(__name__)
 BROKEN_OFF = "EvaluationBrokenOff"
 
 
-def listed_callbacks(trainer: Trainer) -> list[Any]:
+def listed_callbacks(trainer: Any) -> list[Any]:
     """Return transformers' callback for `enable_jit_checkpoint` if the redirection is on, so that scripts find it.
 
     Its manager saves and stops if a script sets `is_checkpoint_requested`; the signals are `Preemption`'s.
     """
-    if trainer.args.enable_jit_checkpoint and is_redirected() and "transformers" in sys.modules:
+    if trainer.args.enable_jit_checkpoint and is_installed() and "transformers" in sys.modules:
         # transformers 4 does not have the module.
         with suppress(ImportError):
             names: Any = import_module("transformers.trainer_jit_checkpoint")

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from littrainer.callbacks.lightning_states import restore_lightning_callbacks
 from littrainer.callbacks.state import TrainerState, is_exportable
@@ -22,7 +22,7 @@ from littrainer.data.position import ResumePoint
 from littrainer.data.windows import WindowLoader
 from littrainer.distributed.agreement import failing_together
 from littrainer.evaluation.results import TrainOutput, speed_metrics
-from littrainer.hub.pushing import finish_together
+from littrainer.hub.push_to_hub import finish_together
 from littrainer.model.traversal import clear_gradients, parameters_of
 from littrainer.optim.parameter_groups import AskedFor, are_others
 from littrainer.optim.schedules import leave_added_groups_alone
@@ -41,10 +41,6 @@ from littrainer.training.resuming import (
 )
 from littrainer.training.step import TrainingStep
 
-if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
-
-
 logger = logging.getLogger(__name__)
 
 
@@ -62,7 +58,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: Any,
         loader: Any,
         plan: TrainingPlan,
         checkpoint: Path | None,

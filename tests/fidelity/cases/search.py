@@ -158,6 +158,18 @@ def search_over_the_seed_of_which_only_some_trials_set_one(side: Side) -> Record
 
 
 @scenario(extra=True)
+def search_whose_trials_leave_arguments_and_patience_to_the_next(side: Side) -> Record:
+    def space(trial: Any) -> dict[str, Any]:
+        drawn = rate_and_decay(trial)
+        return drawn if trial.number % 2 == 0 else {"learning_rate": drawn["learning_rate"]}
+
+    arguments = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss"}
+    trainer = searching_trainer(side, arguments=arguments)
+    trainer.add_callback(side.names.EarlyStoppingCallback(early_stopping_patience=2, early_stopping_threshold=0.05))
+    return searched(side, trainer, hp_space=space, n_trials=4)
+
+
+@scenario(extra=True)
 def search_whose_space_draws_from_the_generator_itself(side: Side) -> Record:
     import torch
 

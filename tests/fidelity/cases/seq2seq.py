@@ -266,7 +266,7 @@ def search_by_what_is_generated(side: Side) -> Record:
     trainer.args.learning_rate = best.hyperparameters["learning_rate"]
     trainer.args.generation_num_beams = best.hyperparameters["beams"]
     output = trainer.train()
-    # Ours is what it was before the search: its control, and without the evaluation loader of the last trial.
+    # Ours is without the control and the evaluation loader of the last trial.
     trainer.state.stateful_callbacks.clear()
     side.watcher.arguments.clear()
     return side.record(trainer, output, predictions=trainer.predict(questions()), extra={"best": tuple(best)})

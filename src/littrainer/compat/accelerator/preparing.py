@@ -131,7 +131,7 @@ class Preparing:
         self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
     ) -> PreparedOptimizer:
         """An optimizer that steps and clears its gradients with the Trainer's optimizer steps."""
-        prepared = optimizer if isinstance(optimizer, PreparedOptimizer) else PreparedOptimizer(optimizer, self)  # type: ignore[arg-type]
+        prepared = optimizer if isinstance(optimizer, PreparedOptimizer) else PreparedOptimizer(optimizer, self)
         if not any(prepared is known for known in self._optimizers):
             self._optimizers.append(prepared)
         return prepared
@@ -141,7 +141,7 @@ class Preparing:
         if not isinstance(scheduler, PreparedScheduler):
             driven = getattr(scheduler, "optimizer", None)
             own = [one for one in self._optimizers if driven is one or driven is one.optimizer]
-            scheduler = PreparedScheduler(scheduler, own or list(self._optimizers), self)  # type: ignore[arg-type]
+            scheduler = PreparedScheduler(scheduler, own or list(self._optimizers), self)
         if not any(scheduler is known for known in self._schedulers):
             self._schedulers.append(scheduler)
         return scheduler

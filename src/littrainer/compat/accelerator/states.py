@@ -15,7 +15,6 @@ from littrainer.distributed.layout import process_layout, tensor_parallel_rank
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.compat.accelerator.facade import AcceleratorFacade
 
 
 class ShardingView:
@@ -248,7 +247,7 @@ class GradientView:
     initialized = True
     is_xla_gradients_synced = False
 
-    def __init__(self, accelerator: AcceleratorFacade, plugin_kwargs: dict[str, Any]):
+    def __init__(self, accelerator: Any, plugin_kwargs: dict[str, Any]):
         self._accelerator = accelerator
         self.plugin_kwargs = plugin_kwargs
         # A value that somebody has set, and the micro-batch it was set in; it holds for that one.

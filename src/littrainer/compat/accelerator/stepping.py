@@ -20,7 +20,6 @@ from littrainer.strategies.mixed_precision import forward_type
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
-    from littrainer.compat.accelerator.facade import AcceleratorFacade
 
 
 logger = logging.getLogger(__name__)
@@ -39,7 +38,7 @@ class PreparedOptimizer(OptimizerAround):
 
     _is_accelerate_prepared = True
 
-    def __init__(self, optimizer: torch.optim.Optimizer, accelerator: AcceleratorFacade):
+    def __init__(self, optimizer: torch.optim.Optimizer, accelerator: Any):
         super().__init__(optimizer)
         self.accelerator = accelerator
         self.step_was_skipped = False
@@ -104,7 +103,7 @@ class PreparedScheduler:
 
     _is_accelerate_prepared = True
 
-    def __init__(self, scheduler: Any, optimizers: list[PreparedOptimizer], accelerator: AcceleratorFacade):
+    def __init__(self, scheduler: Any, optimizers: list[PreparedOptimizer], accelerator: Any):
         self.scheduler = scheduler
         self.optimizers = optimizers
         self.accelerator = accelerator
@@ -147,7 +146,7 @@ class Stepping:
         asked = getattr(config, "gradient_accumulation_kwargs", None) or {}
         # The Trainer accumulates, whatever number is asked for; of the rest counts what differs from the defaults.
         settings = {name: value for name, value in asked.items() if ACCUMULATION_DEFAULTS.get(name) is not value}
-        self.gradient_state = GradientView(self, {**settings, "num_steps": 1})  # type: ignore[arg-type]
+        self.gradient_state = GradientView(self, {**settings, "num_steps": 1})
 
     @property
     def sync_gradients(self) -> bool:

@@ -1,0 +1,214 @@
+"""The folders that `littrainer report` reads: trainings and hyperparameter searches."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from littrainer.arguments.secrets import without_secrets
+from littrainer.arguments.shown_arguments import as_text
+from littrainer.callbacks.log_history import History, read_history
+from littrainer.callbacks.state import TrainerState
+from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR, RUN_RECORD_NAME, TRAINER_STATE_NAME
+from littrainer.search.record import (
+    FAILED,
+    RUNNING,
+    SEARCH_RECORD_NAME,
+    StoredSearch,
+    UnreadableRecord,
+    read_record,
+)
+
+
+class NothingToReport(Exception):
+    """What was given cannot be reported on; the message is one sentence that names the file and says what to do."""
+
+
+@dataclass
+class Run:
+    """One training, as its folder shows it.
+
+    Parameters:
+        name: what it is called on the page; no two runs of a page have the same.
+        folder: the folder that was given.
+        state_file: the trainer_state.json that was read.
+        state: what it holds.
+        history: the numbers in it.
+        arguments: its arguments as text, None if they are not known.
+        notes: sentences about what could not be shown.
+    """
+
+    name: str
+    folder: Path
+    state_file: Path
+    state: TrainerState
+    history: History
+    arguments: dict[str, str] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def best_checkpoint(self) -> str | None:
+        """The best checkpoint, as a path if it lies beside the others or where it was written, else its name."""
+        recorded = self.state.best_model_checkpoint
+        if recorded is None:
+            return None
+        home, name = self.state_file.parent, Path(recorded).name
+        found = (place for place in (home / name, home.parent / name, Path(recorded)) if place.is_dir())
+        return str(next(found, f"{recorded} (not there)"))
+
+    @property
+    def best_step(self) -> int | None:
+        """The optimizer step of the best evaluation; earlier releases note it in the checkpoint's name alone."""
+        if self.state.best_global_step is not None or self.state.best_model_checkpoint is None:
+            return self.state.best_global_step
+        return step_of(Path(self.state.best_model_checkpoint))
+
+
+@dataclass
+class Search:
+    """One hyperparameter search: its name on the page, the record that was read, what it holds, and notes."""
+
+    name: str
+    file: Path
+    stored: StoredSearch
+    notes: list[str] = field(default_factory=list)
+
+
+def read_folders(folders: Sequence[str]) -> tuple[list[Run], list[Search]]:
+    """Read the runs and searches in the given folders; one that is given twice is read once.
+
+    Parameters:
+        folders: output directories, checkpoints in them, or trainer_state.json and hyperparameter_search.json files.
+
+    Raises:
+        NothingToReport: one of them cannot be read; the message names it.
+    """
+    paths: dict[Path, Path] = {}
+    for given in folders:
+        path = Path(given)
+        is_known_file = path.name in (TRAINER_STATE_NAME, SEARCH_RECORD_NAME) and path.is_file()
+        folder = path.parent if is_known_file else path
+        paths.setdefault(folder.resolve(), folder)
+    names = _shortest_names(list(paths))
+    runs: list[Run] = []
+    searches: list[Search] = []
+    for real, folder in paths.items():
+        note = None
+        record = folder / SEARCH_RECORD_NAME
+        if record.is_file():
+            try:
+                searches.append(_read_search(record, names[real]))
+                # A training may have followed in the same folder.
+                if _state_file(folder) is None:
+                    continue
+            except NothingToReport as error:
+                if _state_file(folder) is None:
+                    raise
+                note = str(error)
+        runs.append(_read_run(folder, names[real]))
+        runs[-1].notes += [note] if note else []
+    return runs, searches
+
+
+def _read_search(record: Path, name: str) -> Search:
+    try:
+        search = Search(name, record, read_record(record))
+    except (OSError, UnreadableRecord) as error:
+        raise NothingToReport(
+            f"{record} is not a readable record of a search ({error}); give a folder whose file is intact."
+        ) from error
+    trials = search.stored.trials
+    for trial in trials:
+        trial.parameters = without_secrets(trial.parameters)
+    running = sum(trial.state == RUNNING for trial in trials)
+    if running:
+        search.notes.append(f"{running} of {len(trials)} trials were running when the record was written.")
+    failure = next((trial.error for trial in trials if trial.state == FAILED and trial.error), None)
+    if failure:
+        search.notes.append(f"The first failure: {failure[:300]}")
+    return search
+
+
+def _read_run(folder: Path, name: str) -> Run:
+    state_file = _state_file(folder)
+    if state_file is None:
+        raise NothingToReport(_nothing_in(folder))
+    try:
+        state = TrainerState.load_from_json(str(state_file))
+    # A file that is nested without end makes the reader run out of its stack.
+    except (OSError, ValueError, RecursionError) as error:
+        raise NothingToReport(
+            f"{state_file} is not a readable trainer state ({error.__cause__ or error}); give the folder of a "
+            "checkpoint whose file is intact."
+        ) from error
+    run = Run(name, folder, state_file, state, read_history(state.log_history))
+    run.notes += run.history.notes
+    if not run.history.curves:
+        run.notes.append(
+            "Nothing was logged that could be drawn. Was training shorter than logging_steps, or logging_strategy 'no'?"
+        )
+    newest = next(reversed(_checkpoints(folder)), None)
+    if state_file.parent == folder and newest is not None and (step_of(newest) or 0) > state.global_step:
+        run.notes.append(
+            f"{newest} goes further than {state_file}, which ends at step {state.global_step}; give that folder to see "
+            "it."
+        )
+    _add_arguments(run)
+    return run
+
+
+def _state_file(folder: Path) -> Path | None:
+    """The trainer_state.json of a run: in the folder itself, else in its newest checkpoint that has one."""
+    places = [folder, *reversed(_checkpoints(folder))]
+    return next((place / TRAINER_STATE_NAME for place in places if (place / TRAINER_STATE_NAME).is_file()), None)
+
+
+def _nothing_in(folder: Path) -> str:
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        return f"{folder} {what}; give the output_dir of a training, or a checkpoint in it."
+    return (
+        f"{folder} has no {TRAINER_STATE_NAME}, nor has a {PREFIX_CHECKPOINT_DIR}-<step> folder in it; give the "
+        "output_dir of a training that saved checkpoints or called trainer.save_state(), or of a hyperparameter search."
+    )
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, the one with the fewest steps first."""
+    found = [entry for entry in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if step_of(entry) is not None]
+    return sorted((entry for entry in found if entry.is_dir()), key=lambda entry: step_of(entry) or 0)
+
+
+def step_of(checkpoint: Path) -> int | None:
+    """The optimizer step in the name of a checkpoint's folder; None if it is none."""
+    match = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d{{1,18}})", checkpoint.name)
+    return int(match.group(1)) if match else None
+
+
+def _add_arguments(run: Run) -> None:
+    places = dict.fromkeys((run.state_file.parent, run.folder, run.state_file.parent.parent))
+    path = next((place / RUN_RECORD_NAME for place in places if (place / RUN_RECORD_NAME).is_file()), None)
+    if path is None:
+        run.notes.append(
+            f"The arguments are not known: there is no {RUN_RECORD_NAME} beside {run.state_file}. Runs of littrainer "
+            "write one; transformers and earlier releases do not."
+        )
+        return
+    try:
+        arguments = json.loads(path.read_text("utf-8"))["arguments"]
+        run.arguments = {name: as_text(value) for name, value in without_secrets(arguments).items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        run.notes.append(f"The arguments are not known: {path} is not readable ({type(error).__name__}: {error}).")
+
+
+def _shortest_names(paths: list[Path]) -> dict[Path, str]:
+    """For each path as many of its last parts as tell it from the others."""
+    names = {path: path.name or str(path) for path in paths}
+    for length in range(2, max((len(path.parts) for path in paths), default=0) + 1):
+        taken = list(names.values())
+        names.update({path: os.path.join(*path.parts[-length:]) for path in paths if taken.count(names[path]) > 1})
+    return names

@@ -1,0 +1,222 @@
+"""From training arguments to a `lightning.Trainer`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback, Checkpoint, ProgressBar, Timer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from littrainer.arguments.choices import IntervalStrategy
+from littrainer.arguments.destinations import derived_keywords
+from littrainer.arguments.did_you_mean import suggestion
+from littrainer.callbacks.lightning_callbacks import (
+    CARRIED_OUT_BY_TRAINING,
+    ONLY_IN_TRAINING,
+    begin_anew,
+    check_can_resume,
+    check_set_up,
+    is_one_of,
+    refuse_what_cannot_work,
+)
+from littrainer.checkpoint.lightning_io import save_in_each_process, with_checkpoint_io
+from littrainer.data.limits import CARRIED_OUT
+from littrainer.engine.bridge import HistoryLogger, events_around
+from littrainer.engine.fast_training_loop import use_fast_loop
+from littrainer.engine.lightning_internals import (
+    count_from,
+    entry_points_read_once,
+    leave_signals_alone,
+    resume_nothing,
+)
+from littrainer.engine.precision import precision_plugin
+from littrainer.errors.log_filter import quiet_lightning
+from littrainer.strategies.user_strategy import fitted_strategy
+from littrainer.tracking.lightning_loggers import adopt_loggers, loggers_of
+
+if TYPE_CHECKING:
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.training.run import TrainingRun
+
+# Keywords of lightning.Trainer that are the same for each training, with the reason.
+FIXED_KEYWORDS: dict[str, tuple[Any, str]] = {
+    "max_steps": (-1, "the Trainer's own flow callback stops at max_steps"),
+    "logger": (False, "it gets those of the trackers that the Trainer reports to"),
+    "enable_checkpointing": (False, "the Trainer saves checkpoints, in the transformers format"),
+    "enable_progress_bar": (False, "the Trainer's callbacks show progress"),
+    "enable_model_summary": (False, "a Trainer prints none"),
+    "num_sanity_val_steps": (0, "a Trainer evaluates when its arguments say so"),
+    "use_distributed_sampler": (False, "the Trainer's own samplers shard"),
+    "inference_mode": (False, "predictions may be used in later computations with gradients"),
+    "log_every_n_steps": (1, "what a Lightning callback logs is due at each step"),
+}
+# Keywords that follow from the training arguments.
+DERIVED_KEYWORDS: dict[str, Callable[[Any], Any]] = derived_keywords()
+# Keywords that follow from how the processes were started, with the reason.
+FACTS_OF_LAUNCHERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "devices": (lambda args: args.visible_device_count, "each process of this node trains on one device"),
+    "num_nodes": (
+        lambda args: args.world_size // args.local_world_size,
+        "as many nodes as the launcher has started processes on",
+    ),
+}
+# Keywords of lightning.Trainer that a user cannot set beside the arguments, with what to set instead.
+DECIDED_BY_ARGUMENTS: dict[str, str] = {
+    "max_epochs": "set num_train_epochs",
+    "min_epochs": "set num_train_epochs",
+    "max_steps": "set max_steps",
+    "min_steps": "set max_steps",
+    "accumulate_grad_batches": "set gradient_accumulation_steps",
+    "gradient_clip_val": "set max_grad_norm",
+    "gradient_clip_algorithm": "set max_grad_norm",
+    "precision": "set bf16 or fp16",
+    "accelerator": "set use_cpu",
+    "devices": "start the script with littrainer run --devices, or torchrun --nproc_per_node",
+    "num_nodes": "start the script with littrainer run --nodes, or torchrun --nnodes",
+    "val_check_interval": "set eval_strategy and eval_steps",
+    "check_val_every_n_epoch": "set eval_strategy",
+    "num_sanity_val_steps": "set eval_on_start",
+    "use_distributed_sampler": "the Trainer shards its data itself",
+    "reload_dataloaders_every_n_epochs": "override get_train_dataloader",
+    "inference_mode": "evaluation runs under no_grad",
+}
+# As check_val_every_n_epoch: Lightning never validates by itself, and callbacks look for metrics after evaluations.
+NOT_BY_ITSELF = 2**62
+# Lightning reads max_epochs into a loop counter; a stream's sys.maxsize of epochs means no limit.
+NO_EPOCH_LIMIT = -1
+
+
+def lightning_keywords(args: TrainingArguments, further: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The keywords for `lightning.Trainer` that training arguments stand for.
+
+    Parameters:
+        further: keywords given to the Trainer, added to those of `args.lightning`.
+
+    Raises:
+        ValueError: a further keyword is one that training arguments decide.
+    """
+    keywords = {name: value for name, (value, _) in FIXED_KEYWORDS.items()}
+    keywords.update({name: derive(args) for name, derive in DERIVED_KEYWORDS.items()})
+    keywords.update({name: find(args) for name, (find, _) in FACTS_OF_LAUNCHERS.items()})
+    in_arguments: Any = args.lightning
+    given = {**(in_arguments or {}), **(further or {})}
+    for name in given:
+        if name in DECIDED_BY_ARGUMENTS:
+            raise ValueError(
+                f"lightning={{{name!r}: ...}} is decided by training arguments: {DECIDED_BY_ARGUMENTS[name]}."
+            )
+    keywords.update(given)
+    return keywords
+
+
+def build_lightning_trainer(trainer: Any, run: TrainingRun | None) -> pl.Trainer:
+    """Return a new `lightning.Trainer` for a training, or for evaluation if `run` is None.
+
+    Raises:
+        TypeError: a further keyword is none of Lightning's.
+        ValueError: Lightning refuses the value of one.
+    """
+    keywords = lightning_keywords(trainer.args, trainer.lightning_keywords)
+    keywords["strategy"] = fitted_strategy(keywords.get("strategy", "auto"), trainer)
+    # Where callbacks write that are not told where to.
+    keywords.setdefault("default_root_dir", trainer._get_output_dir(trial=None if run is None else run.trial))
+    if trainer.overrides_training_step():
+        # Lightning accepts no other number in manual optimization, where it does not count micro-batches anyway.
+        keywords["accumulate_grad_batches"] = 1
+    callbacks = _user_callbacks(trainer.lightning_callbacks, keywords)
+    adopt_loggers(trainer, trainer.callback_handler)
+    keywords["logger"] = loggers_of(trainer.callback_handler.callbacks)
+    if callbacks and not keywords["logger"]:
+        keywords["logger"] = [HistoryLogger(lambda: trainer.state)]
+    if run is None:
+        left_out = (*CARRIED_OUT_BY_TRAINING, *ONLY_IN_TRAINING)
+        callbacks = [callback for callback in callbacks if not is_one_of(callback, *left_out)]
+    else:
+        check_set_up(callbacks, trainer.args, trainer.model, [trainer, *trainer.callback_handler.callbacks])
+        callbacks = _ready_for_training(callbacks, run, keywords)
+        keywords["plugins"] = with_checkpoint_io(
+            as_list(keywords.get("plugins")), trainer.model, trainer._saved_training
+        )
+    _announce(callbacks, keywords)
+    trained_model = trainer.model if trainer.is_in_train else None
+    scaler = trainer.accelerator.scaler
+    plugin = precision_plugin(keywords["precision"], keywords["strategy"], trainer.args, scaler, trained_model)
+    if plugin is not None:
+        # In the place of the plugin that Lightning would make for that precision.
+        del keywords["precision"]
+        keywords["plugins"] = [*as_list(keywords.get("plugins")), plugin]
+    built = _built(callbacks, keywords)
+    if run is not None:
+        use_fast_loop(built)
+        if run.checkpoint is not None:
+            count_from(built, epochs=run.first_epoch, optimizer_steps=trainer.state.global_step)
+    return built
+
+
+def _user_callbacks(of_trainer: list[Callback], keywords: dict[str, Any]) -> list[Callback]:
+    """Lightning callbacks of the user's, from all places; takes those among the keywords out of them."""
+    callbacks = [*of_trainer, *as_list(keywords.pop("callbacks", None))]
+    for callback in callbacks:
+        refuse_what_cannot_work(callback)
+    longest = keywords.pop("max_time", None)
+    if longest is not None:
+        # Lightning would add it behind the Trainer's own events, which then could not end an optimizer step first.
+        callbacks.append(Timer(longest))
+    return callbacks
+
+
+def _ready_for_training(callbacks: list[Callback], run: TrainingRun, keywords: dict[str, Any]) -> list[Callback]:
+    """Let the run have its length, and the callbacks its events around them."""
+    begin_anew(callbacks)
+    callbacks = [callback for callback in callbacks if not is_one_of(callback, *CARRIED_OUT_BY_TRAINING)]
+    if run.checkpoint is not None:
+        check_can_resume(callbacks)
+    epochs = run.plan.num_train_epochs
+    keywords["max_epochs"] = epochs if epochs < sys.maxsize // 2 else NO_EPOCH_LIMIT
+    if run.trainer.args.eval_strategy != IntervalStrategy.NO:
+        keywords["check_val_every_n_epoch"] = NOT_BY_ITSELF
+    return events_around(callbacks, run)
+
+
+def _announce(callbacks: list[Callback], keywords: dict[str, Any]) -> None:
+    # Lightning asks for these where a callback is a bar, or saves; one of its own it adds only where there is none.
+    for name, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
+        if any(isinstance(callback, kind) for callback in callbacks):
+            keywords[name] = True
+
+
+def _built(callbacks: list[Callback], keywords: dict[str, Any]) -> pl.Trainer:
+    for name in CARRIED_OUT:
+        keywords.pop(name, None)
+    known = _keywords_of(pl.Trainer)
+    for name in keywords:
+        if name not in known:
+            raise TypeError(
+                f"lightning={{{name!r}: ...}} is no keyword of lightning.Trainer ({suggestion(name, known)})."
+            )
+    with quiet_lightning(), entry_points_read_once():
+        try:
+            built = pl.Trainer(callbacks=callbacks, **keywords)
+        except MisconfigurationException as error:
+            raise ValueError(f"lightning.Trainer refuses a keyword given as `lightning`: {error}") from None
+    save_in_each_process(built.strategy)
+    leave_signals_alone(built)
+    resume_nothing(built)
+    return built
+
+
+@functools.cache
+def _keywords_of(cls: type) -> frozenset[str]:
+    return frozenset(inspect.signature(cls).parameters)
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return what may be one thing, several or None as a list."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]

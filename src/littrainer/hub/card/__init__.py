@@ -1,1 +1,0 @@
-"""The model card: README.md beside a saved model, written from what the Trainer knows."""

@@ -1,0 +1,519 @@
+"""The model card: README.md of what the Trainer knows. A card that somebody has written or edited is never replaced.
+
+The card notes a digest of itself in a comment, which tells whether it has been edited since.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import hashlib
+import importlib
+import json
+import logging
+import math
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from littrainer.arguments.destinations import DESTINATIONS, Place, lightning_precision
+from littrainer.arguments.secrets import holds_a_secret
+from littrainer.arguments.shown_arguments import as_text, away_from_defaults, default_texts
+from littrainer.callbacks.log_history import COSTS, EVALUATION, OF_THE_WHOLE_TRAINING, TRAINING, read_history
+from littrainer.distributed.layout import data_parallel_size
+from littrainer.errors.atomic_files import write_whole
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.errors.version import __version__
+from littrainer.hub.repository import is_silent, text_of
+from littrainer.hub.snapshot import CARD_NAME
+from littrainer.hub.tokens import without_tokens
+from littrainer.model.facts import base_model
+from littrainer.strategies.choice import strategy_name
+
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
+    from littrainer.arguments.training_arguments import TrainingArguments
+    from littrainer.callbacks.state import TrainerState
+
+logger = logging.getLogger(__name__)
+
+MARK = "<!-- littrainer wrote this card ({}). Once you have edited it, it is left as it is. -->"
+MARK_PATTERN = re.compile(re.escape(MARK).replace(r"\{\}", "([0-9a-f]*)"))
+# What the Hub takes for the block of metadata.
+BLOCK = re.compile(r"^\s*---\s*\n(.*?\n)?---[ \t]*(?:\n|$)", re.DOTALL)
+# What PEFT writes into the card of an adapter each time that it saves one.
+PEFT_ENTRIES = ("library_name", "base_model", "pipeline_tag", "tags")
+TAGS = ("generated_from_trainer", "littrainer")
+# What the Hub takes for the name of a repository, with or without its owner.
+REPOSITORY = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]{0,95}")
+# What `datasets` calls data that it has read from files.
+READ_FROM_FILES = ("csv", "json", "pandas", "parquet", "text", "arrow", "sql", "imagefolder", "audiofolder")
+# Arguments of these places decide over the model, and those of the second table are shown by other names, or decide
+# over speed alone.
+PLACES = (Place.KEYWORD, Place.STEP, Place.OPTIMIZER, Place.SCHEDULE, Place.SAMPLER, Place.MODEL, Place.PRECISION)
+SHOWN_OTHERWISE = frozenset(
+    {
+        *("learning_rate", "gradient_accumulation_steps", "optim", "optim_args", "adam_beta1", "adam_beta2"),
+        *("adam_epsilon", "lr_scheduler_type", "warmup_steps", "warmup_ratio", "bf16", "fp16", "num_train_epochs"),
+        *("max_steps", "lightning", "use_cpu", "debug", "use_cache"),
+    }
+)
+# A folder on somebody's machine is nobody else's business.
+FOLDERS = re.compile(r"(?<![\w/:.])(?:~|[A-Za-z]:)?[\\/](?:[^\\/\s,;:'\"{}\[\]]+[\\/])+")
+LEFT_TO_THE_USER = "More information needed"
+LEFT_SECTIONS = ("Model description", "Intended uses & limitations", "Training and evaluation data")
+LIBRARIES = {
+    "Lightning": "lightning",
+    "Transformers": "transformers",
+    "PyTorch": "torch",
+    "Datasets": "datasets",
+    "Tokenizers": "tokenizers",
+    "PEFT": "peft",
+    "DeepSpeed": "deepspeed",
+}
+# One text or several, or none that is given.
+Texts = str | list[str] | None
+
+
+# ---- Writing, and keeping what somebody has edited -------------------------------------------------------------------
+
+
+def write_card(trainer: Any, **given: Any) -> None:
+    """Write the card of a Trainer's model as README.md into its `output_dir`; only the first process writes.
+
+    A card that somebody has written or edited is kept, with a warning; one that is a block of metadata alone, as the
+    Hub makes it with a repository, is taken over.
+
+    Parameters:
+        given: keywords of `create_model_card`.
+
+    Raises:
+        ValueError: huggingface_hub refuses the metadata.
+        OSError: the file cannot be read or written.
+    """
+    if not trainer.is_world_process_zero():
+        return
+    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+    path = Path(args.output_dir) / CARD_NAME
+    before = path.read_text("utf-8", errors="replace") if path.is_file() else ""
+    is_chosen = _has_metadata_alone(before)
+    if before.strip() and not (is_chosen or is_as_written(before) or _is_of_peft(model, before)):
+        logger.warning("%s is kept as it is, since it has been edited; delete it to have a new model card.", path)
+        return
+    evaluated_on = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
+    badges = filter(None, map(_badge_of, trainer.callback_handler.callbacks))
+    entries, text = _generated(args, trainer.state, model, datasets_of(evaluated_on, given), badges, given)
+    if is_chosen:
+        entries = _with_entries_of(before, entries)
+    # Wherever they come from, the Hub shows them to everybody.
+    secrets = [getattr(args, field.name, None) for field in dataclasses.fields(args) if holds_a_secret(field.name)]
+    content = without_tokens(_as_file(entries, text), *secrets)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, _signed(_completed_by_peft(model, content)))
+
+
+def is_as_written(content: str) -> bool:
+    """Whether a card is as `write_card` wrote it, but for what PEFT rewrites whenever it saves an adapter."""
+    mark = MARK_PATTERN.search(content)
+    return mark is not None and mark[1] == _digest(content)
+
+
+def card_left_out(folder: Path, repository: str, revision: str | None, token: str | None) -> list[str]:
+    """README.md if it must not be pushed from a folder: a generated card never replaces one that was edited on the Hub.
+
+    Metadata that the Hub has without a text, as of a licence that the repository was made with, go into the card.
+
+    Parameters:
+        revision: the branch; None is the main one.
+
+    Raises:
+        Exception: the Hub says nothing any more, so that what follows would wait as long.
+    """
+    path = folder / CARD_NAME
+    content = path.read_text("utf-8", errors="replace") if path.is_file() else ""
+    # A person's card is pushed as it is.
+    if not is_as_written(content):
+        return []
+    try:
+        there = card_on_the_hub(repository, revision, token)
+    except Exception as error:
+        if is_silent(error):
+            raise
+        told = "%s is not pushed, since %s did not say whether its card was edited (%s)."
+        logger.warning(told, path, repository, text_of(error, token))
+        return [CARD_NAME]
+    if not there.strip() or is_as_written(there):
+        return []
+    if _has_metadata_alone(there):
+        write_whole(path, _signed(_as_file(_with_entries_of(there, _entries(content) or {}), _text(content))))
+        return []
+    logger.warning("%s is not pushed: the card of %s was edited on the Hub and stays as it is.", path, repository)
+    return [CARD_NAME]
+
+
+def card_on_the_hub(repository: str, revision: str | None = None, token: str | None = None) -> str:
+    """The card that a repository has; empty if it has none, or is not there.
+
+    Raises:
+        huggingface_hub.errors.HfHubHTTPError, huggingface_hub.errors.LocalEntryNotFoundError: the Hub does not say.
+    """
+    from huggingface_hub import HfApi, errors
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            # A cached copy would say what was there at an earlier time.
+            HfApi().hf_hub_download(repository, CARD_NAME, revision=revision, token=token, local_dir=folder)
+        except errors.LocalEntryNotFoundError:
+            # It is an EntryNotFoundError, and means that there was no answer.
+            raise
+        except (errors.EntryNotFoundError, errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+            return ""
+        return Path(folder, CARD_NAME).read_text("utf-8", errors="replace")
+
+
+def _entries(content: str) -> dict[str, Any] | None:
+    """The metadata of a card; None if they cannot be read."""
+    from huggingface_hub import ModelCard
+
+    if BLOCK.match(content) is None:
+        return {}
+    try:
+        entries: dict[str, Any] = ModelCard(content).data.to_dict()
+    except Exception:
+        # It fails in many ways.
+        return None
+    return entries
+
+
+def _text(content: str) -> str:
+    return BLOCK.sub("", content, count=1)
+
+
+def _has_metadata_alone(content: str) -> bool:
+    return bool(_entries(content)) and not _text(content).strip()
+
+
+def _with_entries_of(content: str, entries: dict[str, Any]) -> dict[str, Any]:
+    """Entries of a new card, with those of one that has metadata alone, which somebody has chosen; tags of both."""
+    chosen = _entries(content) or {}
+    return {**entries, **chosen, "tags": _each_once(entries.get("tags"), chosen.get("tags"))}
+
+
+def _as_file(entries: dict[str, Any], text: str) -> str:
+    """A README.md.
+
+    Raises:
+        ValueError: huggingface_hub refuses the metadata.
+    """
+    from huggingface_hub import ModelCardData
+
+    try:
+        return f"---\n{ModelCardData(**entries).to_yaml()}\n---\n{text}"
+    except Exception as error:
+        # It checks little beforehand, and fails in many ways.
+        raise ValueError(f"the Hub would refuse the metadata of the model card: {error}") from error
+
+
+def _signed(content: str) -> str:
+    return MARK_PATTERN.sub(MARK.format(_digest(content)), content)
+
+
+def _digest(content: str) -> str:
+    """Of the metadata, in whatever order, and of the lines of the text, for editors change their ends."""
+    entries = _entries(content) or {}
+    if entries.get("library_name") == "peft":
+        entries = {name: entry for name, entry in entries.items() if name not in PEFT_ENTRIES}
+    lines = [line.rstrip() for line in MARK_PATTERN.sub("", _text(content)).strip().splitlines()]
+    return hashlib.sha256(json.dumps([entries, lines], sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _is_of_peft(model: Any, content: str) -> bool:
+    """Whether a card is the one that PEFT writes when it saves this adapter."""
+    return hasattr(model, "create_or_update_model_card") and _digest(_by_peft(model)) == _digest(content)
+
+
+def _completed_by_peft(model: Any, content: str) -> str:
+    """The card with what PEFT adds to it, with the tags that it takes away, and without folders of this machine."""
+    if not hasattr(model, "create_or_update_model_card"):
+        return content
+    before, found = _entries(content) or {}, _by_peft(model, content)
+    after = _entries(found) or {}
+    after |= {"tags": _each_once(before.get("tags"), after.get("tags")), "base_model": before.get("base_model")}
+    return _as_file(after, _text(found))
+
+
+def _by_peft(model: Any, content: str | None = None) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, CARD_NAME)
+        if content is not None:
+            path.write_text(content, "utf-8")
+        model.create_or_update_model_card(folder)
+        return path.read_text("utf-8")
+
+
+# ---- What the card says ----------------------------------------------------------------------------------------------
+
+
+def _generated(
+    args: TrainingArguments,
+    state: TrainerState,
+    model: Any,
+    data: list[dict[str, Any]],
+    badges: Iterable[str],
+    given: dict[str, Any],
+) -> tuple[dict[str, Any], str]:
+    """Metadata and text of a new card."""
+    base = given.get("finetuned_from") or _name_in_config(model)
+    repository = None if base is None or os.path.isdir(base) or REPOSITORY.fullmatch(base) is None else base
+    name = given.get("model_name") or Path(args.output_dir).absolute().name or "model"
+    results = last_results(state.log_history)
+    known = {tag: (key, value) for key, value in results.items() if (tag := _hub_metric(*key, value))}
+    own_tags = [getattr(one, "model_tags", None) for one in (base_model(model), model)]
+    entries = {
+        "library_name": _library_of(model),
+        "language": _as_list(given.get("language")),
+        "license": given.get("license") or (license_of(repository) if repository else None),
+        "base_model": repository,
+        "tags": _each_once(given.get("tags"), *own_tags, TAGS),
+        "datasets": list(dict.fromkeys(one["dataset_type"] for one in data if one["dataset_type"])),
+        "metrics": list(known),
+    }
+    entries = {name: entry for name, entry in entries.items() if entry}
+    tasks = _as_list(given.get("tasks")) or tasks_of(model)
+    metrics = {tag: (label(*key), value) for tag, (key, value) in known.items()}
+    entries |= {"model_name": name, "eval_results": list(_eval_results(tasks, data, metrics))}
+    started = "trained from scratch"
+    if base is not None:
+        folder = Path(base.replace("\\", "/")).name
+        shown = f"[{_safe(base)}](https://huggingface.co/{base})" if repository else f"`{_safe(folder)}`"
+        started = f"a fine-tuned version of {shown}, trained"
+    named = " and ".join(f"the {_safe(one['dataset_name'])} dataset" for one in data)
+    sections = [
+        f"# {_safe(name)}",
+        MARK.format(""),
+        *badges,
+        f"This model {'was' if base is None else 'is'} {started} on {named or 'data without a known name'}.",
+        *_section(
+            "On the evaluation set it achieves:", {label(*key): rounded(value) for key, value in results.items()}
+        ),
+        *(f"## {title}\n\n{LEFT_TO_THE_USER}" for title in LEFT_SECTIONS),
+        "## Training procedure",
+        *_section("### Training hyperparameters", hyperparameters(args, state)),
+        f"### How it was trained\n\n{how_it_was_trained(args)}",
+        *_table_of_results(state.log_history),
+        *_section("### Framework versions", framework_versions(), separator=" "),
+    ]
+    return entries, "\n" + "\n\n".join(sections) + "\n"
+
+
+def _eval_results(
+    tasks: list[str], data: list[dict[str, Any]], metrics: dict[str, tuple[str, float]]
+) -> Iterable[EvalResult]:
+    # The Hub refuses a result that lacks its task, its dataset or its metric.
+    from huggingface_hub import EvalResult
+
+    names = _of_transformers("TASK_TAG_TO_NAME_MAPPING")
+    for task in tasks:
+        for one in data:
+            for tag, (name, value) in metrics.items():
+                if task in names and one["dataset_type"]:
+                    about = {"task_type": task, "task_name": names[task], "metric_type": tag, "metric_name": name}
+                    yield EvalResult(metric_value=value, **about, **one)
+
+
+def hyperparameters(args: TrainingArguments, state: TrainerState) -> dict[str, str]:
+    """Name -> value of what decided over the training, without secrets and without folders."""
+    batch_size = state.train_batch_size or args.train_batch_size
+    accumulation = args.gradient_accumulation_steps
+    total = batch_size * data_parallel_size(args) * accumulation
+    settings = f", optim_args={as_text(args.optim_args)}" if args.optim_args else ""
+    if "adam" in as_text(args.optim).lower():
+        settings = f" with betas=({args.adam_beta1}, {args.adam_beta2}), epsilon={args.adam_epsilon}{settings}"
+    always = {
+        "learning_rate": args.learning_rate,
+        "train_batch_size": batch_size,
+        "eval_batch_size": args.eval_batch_size,
+        "seed": args.seed,
+        "num_devices": args.world_size if args.world_size > 1 else None,
+        "gradient_accumulation_steps": accumulation if accumulation > 1 else None,
+        "total_train_batch_size": total if total != batch_size else None,
+        "optimizer": f"{as_text(args.optim)}{settings}",
+        "lr_scheduler_type": args.lr_scheduler_type,
+        "lr_scheduler_warmup_steps": args.warmup_steps or None,
+        "training_steps": args.max_steps if args.max_steps > 0 else None,
+        "num_epochs": args.num_train_epochs if args.max_steps <= 0 else None,
+        "mixed_precision_training": args.mixed_precision if args.mixed_precision in ("bf16", "fp16") else None,
+    }
+    decisive = {name for name, one in DESTINATIONS.items() if one.place in PLACES} - SHOWN_OTHERWISE
+    texts = {name: as_text(value) for name, value in args.to_dict().items() if name in decisive}
+    shown = {name: as_text(value) for name, value in always.items() if value is not None}
+    shown |= away_from_defaults(texts, default_texts())
+    return {name: FOLDERS.sub("", value) for name, value in shown.items()}
+
+
+def how_it_was_trained(args: TrainingArguments) -> str:
+    """One line about the strategy, the processes, their devices and the number format."""
+    kind = args.device.type
+    devices = f"{args.world_size} processes, {kind}" if args.world_size > 1 else f"one {kind} device"
+    return f"By Lightning: {strategy_name(args)}, {devices}, precision {lightning_precision(args)}."
+
+
+def framework_versions() -> dict[str, str]:
+    """The libraries that this process has loaded -> their versions."""
+    loaded = {name: getattr(sys.modules.get(module), "__version__", None) for name, module in LIBRARIES.items()}
+    return {"littrainer": __version__, **{name: str(found) for name, found in loaded.items() if found}}
+
+
+def last_results(log_history: list[Any]) -> dict[tuple[str, str], float]:
+    """(metric, evaluation set) -> what the last evaluation found."""
+    curves = read_history(log_history).curves.items()
+    return {key: points[-1].value for key, points in curves if key[1] != TRAINING and key[0] not in COSTS}
+
+
+def _table_of_results(log_history: list[Any]) -> list[str]:
+    """The evaluations during training, a row for each step and a column for each metric and evaluation set."""
+    ends = [place for place, entry in enumerate(log_history) if OF_THE_WHOLE_TRAINING in entry]
+    history = read_history(log_history[: ends[-1]] if ends else log_history)
+    losses = history.curves.get(("loss", TRAINING), [])
+    evaluated = {key: points for key, points in history.curves.items() if key[1] != TRAINING and key[0] not in COSTS}
+    epochs = {point.step: point.epoch for points in evaluated.values() for point in points}
+    if not epochs or not (ends or losses):
+        return []
+    values = {key: {point.step: point.value for point in points} for key, points in evaluated.items()}
+    steps_of_losses = [point.step for point in losses]
+    titles = ("Validation Loss" if key == ("loss", EVALUATION) else label(*key) for key in evaluated)
+    rows = [["Training Loss", "Epoch", "Step", *titles]]
+    for step in sorted(epochs):
+        before = bisect.bisect_right(steps_of_losses, step)
+        loss = rounded(losses[before - 1].value) if before else "No log"
+        epoch = epochs[step]
+        cells = (rounded(found[step]) if step in found else "" for found in values.values())
+        rows.append([loss, "" if epoch is None else rounded(epoch), str(step), *cells])
+    lines = ["| " + " | ".join(_safe(cell).replace("|", r"\|") for cell in row) + " |" for row in rows]
+    lines.insert(1, "|" + ":---:|" * len(rows[0]))
+    return ["### Training results\n\n" + "\n".join(lines)]
+
+
+def label(metric: str, source: str) -> str:
+    """What a metric is called on the card: `matthews_correlation` is Matthews Correlation."""
+    words = " ".join(word[:1].upper() + word[1:] for word in metric.split("_") if word) or metric
+    return words if source == EVALUATION else f"{words} ({source})"
+
+
+def rounded(value: float) -> str:
+    """A number with four decimals at most, and a small one with four digits that count."""
+    if not math.isfinite(value) or value == int(value):
+        return str(float(value))
+    return f"{value:.4g}" if abs(value) < 0.001 else f"{value:.4f}"
+
+
+def _hub_metric(metric: str, source: str, value: float) -> str | None:
+    """The Hub's name of a metric, if it knows it; of evaluation sets with a name it shows none."""
+    name = "rouge" if metric.lower() == "rouge1" else metric.lower()
+    is_known = source == EVALUATION and math.isfinite(value) and name in _of_transformers("METRIC_TAGS")
+    return name if is_known else None
+
+
+def _name_in_config(model: Any) -> str | None:
+    name = getattr(getattr(base_model(model), "config", None), "_name_or_path", None)
+    return name if isinstance(name, str) and name else None
+
+
+def _library_of(model: Any) -> str | None:
+    if is_a(model, "peft model"):
+        return "peft"
+    return "transformers" if is_a(base_model(model), "pretrained model") else None
+
+
+def tasks_of(model: Any) -> list[str]:
+    """What the class of a model of transformers does, by transformers' own table."""
+    name = type(base_model(model)).__name__
+    classes = {
+        task: {each for entry in table.values() for each in _as_list(entry)}
+        for task, table in _of_transformers("TASK_MAPPING").items()
+    }
+    return [task for task, names in classes.items() if name in names][-1:]
+
+
+def _of_transformers(table: str) -> Any:
+    """A table of transformers' model cards; empty if this process has not loaded transformers, or it has none."""
+    modelcard = importlib.import_module("transformers.modelcard") if "transformers" in sys.modules else None
+    return getattr(modelcard, table, {})
+
+
+def license_of(repository: str) -> str | None:
+    """The licence of a repository on the Hub, if it can be asked; a card is written without it otherwise."""
+    with suppress(Exception):
+        from huggingface_hub import HfApi, constants
+
+        if not constants.HF_HUB_OFFLINE:
+            tags = HfApi().model_info(repository, timeout=10.0).tags or []
+            return next((tag.removeprefix("license:") for tag in tags if tag.startswith("license:")), None)
+    return None
+
+
+def datasets_of(dataset: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
+    """The datasets that a script names, else what a dataset of the `datasets` library says of itself.
+
+    Returns:
+        for each the keywords of an `EvalResult`; `dataset_type` is None if it is no repository's name.
+    """
+    if isinstance(dataset, Mapping) and not is_a(dataset, "datasets.Dataset"):
+        dataset = next(iter(dataset.values()), None)
+    found: dict[str, Any] = {}
+    if is_a(dataset, "datasets.Dataset") or is_a(dataset, "datasets.IterableDataset"):
+        split = None if dataset.split is None else str(dataset.split)
+        if dataset.builder_name and dataset.builder_name not in READ_FROM_FILES:
+            found = {"name": dataset.builder_name, "config": dataset.config_name, "split": split}
+    names, tags = _as_list(given.get("dataset")), _as_list(given.get("dataset_tags"))
+    arguments = _as_list(given.get("dataset_args"))
+    if not names and not tags:
+        names = tags = [found["name"]] if found else []
+    shown = []
+    for place in range(max(len(names), len(tags))):
+        tag = tags[place] if place < len(tags) and REPOSITORY.fullmatch(tags[place]) else None
+        own = found if tag is not None and found.get("name") == tag else {}
+        shown.append(
+            {
+                "dataset_type": tag,
+                "dataset_name": names[place] if place < len(names) else tags[place],
+                "dataset_config": own.get("config"),
+                "dataset_split": own.get("split"),
+                "dataset_args": arguments[place] if place < len(arguments) else own.get("config"),
+            }
+        )
+    return shown
+
+
+def _badge_of(callback: Any) -> str | None:
+    badge = getattr(callback, "card_badge", None)
+    try:
+        return badge() if callable(badge) else None
+    except Exception:
+        # What a tracker cannot say is no reason to have no card.
+        logger.info("%s has no badge for the model card:", type(callback).__name__, exc_info=True)
+        return None
+
+
+def _section(title: str, lines: Mapping[str, str], separator: str = ": ") -> list[str]:
+    shown = "\n".join(f"- {_safe(name)}{separator}{_safe(value)}" for name, value in lines.items())
+    return [f"{title}\n\n{shown}"] if lines else []
+
+
+def _each_once(*several: str | Iterable[str] | None) -> list[str]:
+    return list(dict.fromkeys(item for value in several for item in _as_list(value)))
+
+
+def _as_list(value: str | Iterable[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else [str(item) for item in value or () if item is not None]
+
+
+def _safe(text: str) -> str:
+    """Text from outside as one line without tags of HTML and links."""
+    return " ".join(str(text).split()).replace("<", "&lt;").replace(">", "&gt;").replace("](", "]\\(")

@@ -1,0 +1,230 @@
+"""The module that stands in sys.modules where a transformers module of the Trainer API would.
+
+Its names are looked up when they are used. littrainer's come from `littrainer.redirection.names`. For any other name
+the source of transformers' own module is read, not run: what it merely imports is fetched from where it imports it,
+so that asking `transformers.trainer` for a function of `transformers.utils` does not load the Trainer. Only a name
+that is defined there makes it run, once, as a module of the transformers package that is not entered in sys.modules.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from littrainer.redirection.names import REPLACED
+from littrainer.redirection.withdrawn import WITHDRAWN
+
+
+@dataclass(frozen=True)
+class Binding:
+    """How the source of a module gives a meaning to one name.
+
+    `module` is the module that the name is imported from, None where it is defined on the spot; `attribute` is what is
+    taken from it, None for the module itself; `constant` is a 1-tuple of the value where that is a plain constant.
+    """
+
+    module: str | None = None
+    attribute: str | None = None
+    constant: tuple[Any] | None = None
+    conditional: bool = False
+
+
+class ShimLoader(Loader):
+    """Loads the shim for one transformers module and answers what it is asked.
+
+    Args:
+        fullname: the name of the module, such as "transformers.trainer".
+        original_spec: the spec by which transformers' own module can be loaded.
+    """
+
+    def __init__(self, fullname: str, original_spec: ModuleSpec) -> None:
+        self.fullname = fullname
+        self.original_spec = original_spec
+        self.own = REPLACED.get(fullname) or WITHDRAWN[fullname]
+        self.original: ModuleType | None = None
+        self._bindings: dict[str, Binding] | None = None
+        self._shim: ModuleType | None = None
+        self._lock = threading.RLock()
+
+    def spec(self) -> ModuleSpec:
+        """Return the spec that the import system needs; its location is that of transformers' own file."""
+        spec = ModuleSpec(self.fullname, self, origin=self.original_spec.origin)
+        spec.has_location = self.original_spec.has_location
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """Leave the creation of an ordinary module to the import system."""
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill the shim: its two module-level hooks are all that it has before it is asked."""
+        self._shim = module
+        vars(module).update(__getattr__=self.look_up, __dir__=self.names, __doc__=None)
+
+    def get_source(self, fullname: str) -> str | None:
+        """Return the source of transformers' own module, for tracebacks and `inspect`."""
+        read = getattr(self.original_spec.loader, "get_source", None)
+        return read(fullname) if read is not None else None
+
+    def look_up(self, name: str) -> Any:
+        """Return what `name` means in this module and keep it there.
+
+        Raises:
+            AttributeError: transformers' module has no such name.
+        """
+        if name == "__all__":
+            return self.public_names()
+        value = self._resolve(name)
+        vars(self._shim)[name] = value
+        return value
+
+    def names(self) -> list[str]:
+        """Return the names that the module offers, for `dir`; none of them is loaded."""
+        return sorted({*vars(self._shim), *self.own, *self.bindings})
+
+    def public_names(self) -> list[str]:
+        """Return the names that `from module import *` takes."""
+        own = self.own
+        declared = self.bindings.get("__all__")
+        if declared is not None:
+            return sorted({*own, *self._run_original().__all__})
+        sure = (name for name, binding in self.bindings.items() if not binding.conditional)
+        return sorted({*own, *(name for name in sure if not name.startswith("_"))})
+
+    @property
+    def bindings(self) -> dict[str, Binding]:
+        """The names that transformers' own module binds, read from its source; empty where there is no source."""
+        if self._bindings is None:
+            source = self.get_source(self.fullname)
+            self._bindings = bindings_in(source, self.fullname) if source else {}
+        return self._bindings
+
+    def _resolve(self, name: str) -> Any:
+        target = self.own.get(name)
+        if target is not None:
+            return _ours(target)
+        missing = AttributeError(f"module {self.fullname!r} has no attribute {name!r}")
+        if name.startswith("__") and name != "__version__":
+            # The import system and whoever scans sys.modules probe for such names; none is worth reading the source.
+            raise missing
+        binding = self.bindings.get(name, Binding())
+        if self.bindings and name not in self.bindings and "__getattr__" not in self.bindings:
+            raise missing
+        if binding.constant is not None:
+            return binding.constant[0]
+        if binding.module is not None:
+            try:
+                return _imported(binding.module, binding.attribute)
+            except (ImportError, AttributeError) as error:
+                if not binding.conditional:
+                    raise
+                raise missing from error
+        if name == "logger":
+            # Every logger of transformers is the standard one of its module's name.
+            return logging.getLogger(self.fullname)
+        try:
+            return getattr(self._run_original(), name)
+        except AttributeError:
+            raise missing from None
+
+    def _run_original(self) -> ModuleType:
+        with self._lock:
+            if self.original is None:
+                # Held already while it runs, so that a circular import sees it half done, as Python has it.
+                self.original = importlib.util.module_from_spec(self.original_spec)
+                assert self.original_spec.loader is not None
+                try:
+                    self.original_spec.loader.exec_module(self.original)
+                except BaseException:
+                    self.original = None
+                    raise
+                self._show_globals_of(self.original)
+            return self.original
+
+    def _show_globals_of(self, original: ModuleType) -> None:
+        # typing.get_type_hints and dataclasses look annotations up in vars(sys.modules[cls.__module__]).
+        ours = self.own
+        for name, value in vars(original).items():
+            if name not in ours and not name.startswith("__"):
+                vars(self._shim).setdefault(name, value)
+
+
+def bindings_in(source: str, fullname: str) -> dict[str, Binding]:
+    """Read from a module's source which names it binds and how, without running it.
+
+    A name that is bound in several ways counts as defined in the module, since only running it tells which one holds.
+
+    Args:
+        source: the text of the module.
+        fullname: its name, against which relative imports are resolved.
+    """
+    package = fullname.rpartition(".")[0]
+    found: dict[str, Binding] = {}
+    for name, binding in _walk(ast.parse(source).body, package, conditional=False):
+        earlier = found.get(name)
+        if earlier is None or earlier == binding:
+            found[name] = binding
+        else:
+            found[name] = Binding(conditional=earlier.conditional and binding.conditional)
+    return found
+
+
+def _walk(statements: list[ast.stmt], package: str, conditional: bool) -> Iterator[tuple[str, Binding]]:
+    for statement in statements:
+        if isinstance(statement, ast.ImportFrom):
+            module = importlib.util.resolve_name("." * statement.level + (statement.module or ""), package)
+            for alias in statement.names:
+                yield alias.asname or alias.name, Binding(module, alias.name, conditional=conditional)
+        elif isinstance(statement, ast.Import):
+            for alias in statement.names:
+                module = alias.name if alias.asname else alias.name.partition(".")[0]
+                yield alias.asname or module, Binding(module, conditional=conditional)
+        elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield statement.name, Binding(conditional=conditional)
+        elif isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            value = statement.value
+            constant = (value.value,) if isinstance(value, ast.Constant) and not conditional else None
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    yield target.id, Binding(constant=constant, conditional=conditional)
+        elif not (isinstance(statement, ast.If) and _is_for_type_checkers(statement.test)):
+            for field in ("body", "orelse", "finalbody"):
+                yield from _walk(getattr(statement, field, []), package, conditional=True)
+            for handler in getattr(statement, "handlers", []):
+                yield from _walk(handler.body, package, conditional=True)
+
+
+def _is_for_type_checkers(test: ast.expr) -> bool:
+    return ast.unparse(test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def _ours(target: str) -> Any:
+    module, attribute = target.split(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        # transformers' package object would replace this error, and what it says, by one of its own.
+        raise ImportError(f"littrainer cannot load its {attribute}: {error}", name=error.name) from error
+
+
+def _imported(module: str, attribute: str | None) -> Any:
+    source = importlib.import_module(module)
+    if attribute is None:
+        return source
+    try:
+        return getattr(source, attribute)
+    except AttributeError:
+        try:
+            return importlib.import_module(f"{module}.{attribute}")
+        except ModuleNotFoundError:
+            raise AttributeError(f"module {module!r} has no attribute {attribute!r}") from None

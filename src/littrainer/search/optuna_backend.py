@@ -1,0 +1,441 @@
+"""A search with Optuna: the study, what becomes of each trial, and what the search leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import math
+import os
+import re
+import socket
+import tempfile
+import traceback
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from littrainer.arguments.choices import IntervalStrategy
+from littrainer.arguments.did_you_mean import suggestion
+from littrainer.distributed.agreement import LostProcess
+from littrainer.distributed.failure_report import is_running
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.errors.notes import kind_of
+from littrainer.search.distributed_search import refuse_several_processes, searched_by_all
+from littrainer.search.optuna_workers import number_of_jobs, search_in_workers
+from littrainer.search.parameters import SearchMistake
+from littrainer.search.record import (
+    COMPLETE,
+    FAILED,
+    PRUNED,
+    RUNNING,
+    BestRun,
+    SearchRecord,
+    TrialRecord,
+    error_in_a_line,
+    of_optuna,
+)
+from littrainer.search.trial import TRIAL_FAILURES, fails_trial_only
+
+logger = logging.getLogger(__name__)
+
+SEARCH, ERROR, FOLDER = "littrainer:search", "littrainer:error", "littrainer:folder"
+"""Attributes of a trial: the id of its search; what failed; its run folder."""
+NOTE_PREFIX = "littrainer:search:"
+"""A study's attribute of this name and a search's id holds what process runs the search, and None when it is over."""
+DONE_AGAIN = "failed_trial"
+"""Optuna's own attribute of a trial that does an interrupted one again."""
+
+STATES = {"COMPLETE": COMPLETE, "PRUNED": PRUNED, "FAIL": FAILED, "RUNNING": RUNNING}
+"""Optuna's states of trials -> the record's; one that waits is no trial yet."""
+INTERRUPTED = "it was interrupted"
+
+# What a database says -> what to do.
+STORAGE_FAULTS = {
+    "is locked": "Another process writes to it: wait until that has ended, or end it. Where several search in one "
+    "study, use a database server or optuna.storages.JournalStorage.",
+    "malformed|not a database|DecodeError|Invalid log format": "The file is damaged: put a copy in its place, or "
+    "search in another storage.",
+    "": 'See whether its folder or server is there and can be written to; an address is as "sqlite:///search.db".',
+}
+
+# Given by hyperparameter_search itself.
+NOT_FOR_CREATE_STUDY = ("direction", "directions")
+NOT_FOR_OPTIMIZE = ("self", "func", "n_trials")
+
+
+def run_hp_search_optuna(
+    trainer: Any, n_trials: int | None, direction: str | Sequence[str], **kwargs: Any
+) -> BestRun | list[BestRun]:
+    """Search with Optuna, as `Trainer.hyperparameter_search` describes it.
+
+    Parameters:
+        n_trials: how many trials, None for as many as `timeout` allows; without that, until the study is stopped.
+        direction: `minimize` or `maximize`, or a list of them.
+        kwargs: keywords of `optuna.create_study` and `optuna.Study.optimize`.
+
+    Raises:
+        TypeError: a keyword that neither of them takes.
+        ValueError: the study that is gone on with has other directions.
+        RuntimeError: no trial was completed.
+    """
+    import optuna
+
+    for_study, for_optimize = keywords_told_apart(kwargs)
+    catch = caught_errors(for_optimize.pop("catch", None))
+    jobs = number_of_jobs(trainer.args, for_optimize.pop("n_jobs", 1))
+    if jobs != 1:
+        refuse_several_processes(trainer.args, f"n_jobs={kwargs['n_jobs']}")
+    if not isinstance(for_optimize.get("callbacks") or (), Iterable):
+        raise TypeError(f"callbacks={for_optimize['callbacks']!r} has to be a list of functions.")
+    callbacks = list(for_optimize.pop("callbacks", None) or ())
+    directions: Any = [direction] if isinstance(direction, str) else list(direction)
+    storage = for_study.pop("storage", None)
+    if storage is not None and for_study.get("study_name") is None:
+        logger.warning(
+            "storage without study_name: the study gets a random name, so nothing can go on with this search if it is "
+            "killed. Pass study_name and load_if_exists=True."
+        )
+    _warn_of_idle_pruner(trainer.args, for_study.get("pruner"), directions)
+    if n_trials is None and not callbacks:
+        _warn_of_no_end(for_study.get("sampler"), for_optimize)
+
+    def search(run: Callable[[Any], Any]) -> BestRun | list[BestRun]:
+        with tempfile.TemporaryDirectory(prefix="littrainer-search-") as folder, naming_storage(storage):
+            shared = storage if jobs == 1 else _storage_for_several(storage, folder)
+            study = optuna.create_study(storage=shared, directions=directions, **for_study)
+            _check_directions(study, directions)
+            with carried_on(study, n_trials if storage is not None else None) as (search_id, left):
+                left = n_trials if left is None else left
+                trials = OptunaTrials(trainer, study, run, search_id, catch)
+                trials.record = SearchRecord(trainer, "optuna", directions, study.study_name, study.metric_names)
+                try:
+                    if left != 0 and jobs == 1:
+                        trials.optimize(n_trials=left, callbacks=[trials.keep_record, *callbacks], **for_optimize)
+                    elif left != 0:
+                        keywords = {**for_optimize, "callbacks": callbacks}
+                        search_in_workers(trainer, trials, jobs, left, Path(folder), **keywords)
+                finally:
+                    trials.keep_record()
+            return best_runs(study)
+
+    return searched_by_all(trainer, search)
+
+
+def keywords_told_apart(keywords: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the keywords for `optuna.create_study`, and those for `optuna.Study.optimize`.
+
+    Raises:
+        TypeError: one that neither takes; it names the nearest.
+    """
+    import optuna
+
+    of_study = [name for name in inspect.signature(optuna.create_study).parameters if name not in NOT_FOR_CREATE_STUDY]
+    of_optimize = [name for name in inspect.signature(optuna.Study.optimize).parameters if name not in NOT_FOR_OPTIMIZE]
+    for name in keywords:
+        if name in NOT_FOR_CREATE_STUDY:
+            raise TypeError(f"hyperparameter_search takes a list of directions as direction=[...], not as {name}.")
+        if name not in of_study and name not in of_optimize:
+            raise TypeError(
+                f"hyperparameter_search was given {name}, which neither optuna.create_study nor "
+                f"optuna.Study.optimize takes ({suggestion(name, [*of_study, *of_optimize])})."
+            )
+    return (
+        {name: value for name, value in keywords.items() if name in of_study},
+        {name: value for name, value in keywords.items() if name not in of_study},
+    )
+
+
+def caught_errors(catch: Any) -> tuple[type[Exception], ...]:
+    """Return the errors of a trial after which the search goes on.
+
+    Parameters:
+        catch: None for what hyperparameters can bring about; or an exception class, or several.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if catch is None:
+        return TRIAL_FAILURES
+    classes = (catch,) if isinstance(catch, type) else tuple(catch) if isinstance(catch, Iterable) else (catch,)
+    for one in classes:
+        if not (isinstance(one, type) and issubclass(one, Exception)):
+            raise TypeError(f"catch={catch!r}: {one!r} is {kind_of(one)}; give exception classes, such as ValueError.")
+    return classes
+
+
+# ---- The storage -----------------------------------------------------------------------------------------------------
+
+
+def _storage_for_several(storage: Any, folder: str) -> Any:
+    """Return a storage that several processes can write to: the user's, or a file for a study in memory."""
+    from optuna.storages import InMemoryStorage, JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    if isinstance(storage, InMemoryStorage):
+        raise SearchMistake(
+            "n_jobs runs trials in several processes, which cannot share an InMemoryStorage: leave storage out, or "
+            "give optuna.storages.JournalStorage or the address of a database."
+        )
+    return JournalStorage(JournalFileBackend(os.path.join(folder, "study.log"))) if storage is None else storage
+
+
+@contextlib.contextmanager
+def naming_storage(storage: Any) -> Iterator[None]:
+    """Turn an error of a study's database in the block into one that names the database and says what to do."""
+    try:
+        yield
+    except Exception as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        # A dataset of the script's may read from a database too.
+        calls = [at.f_code.co_name for at in frames if str(at.f_globals.get("__name__")).startswith("optuna.storages.")]
+        if not calls or not (is_a(error, "storage error") or "read_logs" in calls):
+            raise
+        said = f"{error!r} {error.__cause__}"
+        advice = next(words for sign, words in STORAGE_FAULTS.items() if re.search(sign, said))
+        reason = str(error.__cause__ or error).splitlines()[0]
+        address = _address_of(storage)
+        raise RuntimeError(f"The storage of the search, {address}, cannot be used ({reason}). {advice}") from error
+
+
+def _address_of(storage: Any) -> str:
+    """Return the URL of a study's database without a password, or the file of a journal."""
+    from sqlalchemy import exc, make_url
+
+    backend = getattr(storage, "_backend", storage)
+    url = storage if isinstance(storage, str) else getattr(backend, "url", None)
+    if url is None:
+        return str(getattr(backend, "_file_path", type(backend).__name__))
+    try:
+        # Also the query may have a password.
+        return unquote(make_url(url).set(query={}).render_as_string(hide_password=True))
+    except exc.ArgumentError:
+        return str(url.rpartition("@")[2])
+
+
+def _warn_of_idle_pruner(args: Any, pruner: Any, directions: list[str]) -> None:
+    import optuna
+
+    if pruner is None or isinstance(pruner, optuna.pruners.NopPruner):
+        return
+    if len(directions) > 1:
+        reason = "Optuna prunes by one objective only, and there are several"
+    elif args.eval_strategy == IntervalStrategy.NO:
+        reason = 'no evaluation takes place during training; set eval_strategy="epoch" or "steps"'
+    else:
+        return
+    logger.warning(f"pruner={type(pruner).__name__} will prune no trial: {reason}.")
+
+
+def _warn_of_no_end(sampler: Any, for_optimize: dict[str, Any]) -> None:
+    import optuna
+
+    ends_itself = isinstance(sampler, optuna.samplers.GridSampler | optuna.samplers.BruteForceSampler)
+    if not ends_itself and for_optimize.get("timeout") is None:
+        logger.warning(
+            "n_trials=None without timeout: trials are run until something calls Study.stop() or the search is "
+            "interrupted. Pass n_trials, or timeout in seconds."
+        )
+
+
+def _check_directions(study: Any, directions: list[str]) -> None:
+    of_study = [direction.name.lower() for direction in study.directions]
+    if of_study != directions:
+        given, made_for = (value[0] if len(value) == 1 else value for value in (directions, of_study))
+        raise ValueError(
+            f"direction={given!r}, and the study {study.study_name!r} in this storage was made for {made_for!r}: "
+            f"pass direction={made_for!r}, or another study_name."
+        )
+
+
+# ---- A search that was killed ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def carried_on(study: Any, n_trials: int | None) -> Iterator[tuple[str, int | None]]:
+    """Yield the id of the search to run in the block, and how many of its trials are left.
+
+    A search of as many trials in this study, of this machine, that was killed, interrupted or ended with an error goes
+    on. Its interrupted trials are done again, and the sampler draws other numbers than at its start.
+
+    Parameters:
+        n_trials: trials of the search; None for a study that nobody can go on with, or if time decides.
+    """
+    if n_trials is None:
+        yield uuid.uuid4().hex, None
+        return
+    host, process = socket.gethostname(), os.getpid()
+    search_id, left = uuid.uuid4().hex, n_trials
+    for name, note in study.user_attrs.items():
+        if not name.startswith(NOTE_PREFIX) or not note or (note["host"], note["n_trials"]) != (host, n_trials):
+            continue
+        if note["pid"] == process or not is_running(note["pid"]):
+            search_id = name.removeprefix(NOTE_PREFIX)
+            left = _go_on(study, search_id, n_trials)
+            break
+    study.set_user_attr(f"{NOTE_PREFIX}{search_id}", {"host": host, "pid": process, "n_trials": n_trials})
+    yield search_id, left
+    study.set_user_attr(f"{NOTE_PREFIX}{search_id}", None)
+
+
+def _go_on(study: Any, search_id: str, n_trials: int) -> int:
+    """Have the interrupted trials of a search done again, and return how many of its trials are left."""
+    from optuna.trial import TrialState, create_trial
+
+    everything = study.get_trials(deepcopy=False)
+    own = [trial for trial in everything if trial.user_attrs.get(SEARCH) == search_id]
+    interrupted = [one for one in own if not one.state.is_finished() or _was_interrupted(one)]
+    done_again = {trial.system_attrs.get(DONE_AGAIN) for trial in everything}
+    for trial in interrupted:
+        if trial.number not in done_again:
+            attributes = {**trial.system_attrs, DONE_AGAIN: trial.number}
+            given = {"params": trial.params, "distributions": trial.distributions, "system_attrs": attributes}
+            study.add_trial(create_trial(state=TrialState.WAITING, **given))
+        if not trial.state.is_finished():
+            study.tell(trial.number, state=TrialState.FAIL)
+    study.sampler.reseed_rng()
+    ended = len(own) - len(interrupted)
+    logger.warning(
+        f"The study {study.study_name!r} holds a search that ended before its time, and this one goes on with it: "
+        f"{ended} of its {n_trials} trials have ended."
+    )
+    return max(0, n_trials - ended)
+
+
+def _was_interrupted(trial: Any) -> bool:
+    """Return whether a trial neither came to its end nor failed by itself."""
+    return trial.state.name == "FAIL" and ERROR not in trial.user_attrs
+
+
+# ---- Trials ----------------------------------------------------------------------------------------------------------
+
+
+class OptunaTrials:
+    """The trials of one search in a study.
+
+    Parameters:
+        run: trains with a trial, and returns its objective or raises what ended it.
+        search_id: what the trials of this search are known by.
+        catch: errors of a trial after which the search goes on.
+
+    Attributes:
+        record: what is kept of the trials; None in a worker.
+    """
+
+    record: SearchRecord | None = None
+
+    def __init__(
+        self,
+        trainer: Any,
+        study: Any,
+        run: Callable[[Any], Any],
+        search_id: str,
+        catch: tuple[type[Exception], ...],
+    ):
+        self.trainer, self.study, self.run = trainer, study, run
+        self.search_id, self.catch = search_id, catch
+        # An error that ends the search though `catch` names its class.
+        self.mistake: Exception | None = None
+
+    def optimize(self, **keywords: Any) -> None:
+        """Run trials in this process; the keywords are those of `Study.optimize`."""
+        self.study.optimize(self.objective, catch=self.catch, **keywords)
+        if self.mistake is not None:
+            raise self.mistake
+
+    def objective(self, trial: Any) -> Any:
+        """Run a trial; Optuna calls this for each."""
+        trial.set_user_attr(SEARCH, self.search_id)
+        try:
+            found = self.run(trial)
+            values = found if isinstance(found, list) else [found]
+            if len(values) != len(self.study.directions):
+                raise SearchMistake(
+                    f"compute_objective returned {len(values)} numbers ({found!r}), and direction names "
+                    f"{len(self.study.directions)}: give as many directions as there are objectives."
+                )
+            if any(map(math.isnan, values)):
+                # Optuna takes such a trial for failed.
+                trial.set_user_attr(ERROR, "the objective is nan")
+            return found
+        except Exception as error:
+            if not is_a(error, "pruned trial"):
+                trial.set_user_attr(ERROR, error_in_a_line(error))
+            caught_by_default = self.catch is TRIAL_FAILURES and isinstance(error, self.catch)
+            is_mistake = isinstance(error, SearchMistake | LostProcess)
+            if is_mistake or (caught_by_default and not fails_trial_only(error)):
+                self.mistake = error
+                self.study.stop()
+            raise
+        finally:
+            # A trial that failed early may lack what hp_name looks for.
+            with contextlib.suppress(Exception):
+                folder = self.trainer._get_output_dir(trial)
+                if os.path.isdir(folder):
+                    trial.set_user_attr(FOLDER, folder)
+
+    def keep_record(self, *_: Any) -> None:
+        """Write what has become of the trials of the study; Optuna calls this after each trial."""
+        if self.record is not None:
+            self.record.update(records_of(self.study))
+
+    def fail(self, trial: Any, error: str) -> None:
+        """Note that a trial has failed, whose process has ended."""
+        self.study._storage.set_trial_user_attr(trial._trial_id, ERROR, error)
+        self.study.tell(trial.number, state=type(trial.state).FAIL)
+
+
+def records_of(study: Any) -> list[TrialRecord]:
+    """Return all trials of a study, as the record of a search holds them."""
+    return [record_of(trial) for trial in study.get_trials(deepcopy=False) if trial.state.name in STATES]
+
+
+def record_of(trial: Any) -> TrialRecord:
+    """Return one of a study's trials, as the record of a search holds it."""
+    state = STATES[trial.state.name]
+    error = None
+    if state == FAILED:
+        error = trial.user_attrs.get(ERROR, INTERRUPTED if SEARCH in trial.user_attrs else None)
+    values = trial.values if state == COMPLETE else None
+    return TrialRecord(
+        id=str(trial.number),
+        state=state,
+        objective=None if values is None else values[0] if len(values) == 1 else list(values),
+        parameters=dict(trial.params),
+        distributions={name: of_optuna(distribution) for name, distribution in trial.distributions.items()},
+        intermediate=sorted(trial.intermediate_values.items()),
+        seconds=None if trial.duration is None else trial.duration.total_seconds(),
+        folder=trial.user_attrs.get(FOLDER),
+        error=error,
+    )
+
+
+def best_runs(study: Any) -> BestRun | list[BestRun]:
+    """Return the best trial of a study, or with several objectives all that none surpasses.
+
+    Raises:
+        RuntimeError: no trial was completed.
+    """
+    records = records_of(study)
+    if not any(record.state == COMPLETE for record in records):
+        raise RuntimeError(_none_completed(records))
+    if len(study.directions) > 1:
+        return [BestRun(str(trial.number), trial.values, trial.params) for trial in study.best_trials]
+    best = study.best_trial
+    return BestRun(str(best.number), best.value, best.params)
+
+
+def _none_completed(records: list[TrialRecord]) -> str:
+    if not records:
+        return "The search ended before any trial: give it more time (timeout), or look for what calls Study.stop()."
+    failed = [record for record in records if record.state == FAILED]
+    pruned = sum(record.state == PRUNED for record in records)
+    message = f"None of {len(records)} trials was completed: {len(failed)} failed and {pruned} pruned."
+    if not failed:
+        return message
+    return (
+        f"{message} The first failure, in trial {failed[0].id} with {failed[0].parameters}: {failed[0].error}. "
+        "With catch=() a search ends at the first failure and shows where it came from."
+    )

@@ -1,0 +1,216 @@
+"""The parameters of a trial: the spaces that are searched by default, and how a trial sets training arguments."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import inspect
+import logging
+from collections.abc import Callable, Container, Mapping
+from functools import cache
+from typing import Any
+
+from littrainer.arguments.did_you_mean import suggestion
+from littrainer.arguments.earlier_names import earlier_names_of
+from littrainer.arguments.normalization import ALIASES, apply_warmup_ratio, join_aliases
+from littrainer.arguments.parser import truth
+from littrainer.arguments.training_arguments import TrainingArguments
+from littrainer.distributed.agreement import FailedElsewhere, LostProcess
+from littrainer.errors.lazy_isinstance import is_a
+from littrainer.errors.notes import kind_of
+
+logger = logging.getLogger(__name__)
+
+LOWEST_LEARNING_RATE, HIGHEST_LEARNING_RATE = 1e-6, 1e-4
+MOST_EPOCHS = 5
+HIGHEST_SEED = 40
+MICRO_BATCH_SIZES = [4, 8, 16, 32, 64]
+# What Ray's configuration may hold for its own logger.
+NO_PARAMETERS = ("wandb",)
+
+
+class SearchMistake(TypeError):
+    """The script's space, objective or model is wrong, whatever was drawn: the search ends."""
+
+
+def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
+    """Ask an Optuna trial for learning rate, epochs, seed and micro-batch size."""
+    return {
+        "learning_rate": trial.suggest_float("learning_rate", LOWEST_LEARNING_RATE, HIGHEST_LEARNING_RATE, log=True),
+        "num_train_epochs": trial.suggest_int("num_train_epochs", 1, MOST_EPOCHS),
+        "seed": trial.suggest_int("seed", 1, HIGHEST_SEED),
+        "per_device_train_batch_size": trial.suggest_categorical("per_device_train_batch_size", MICRO_BATCH_SIZES),
+    }
+
+
+def default_hp_space_ray(trial: Any) -> dict[str, Any]:
+    """Return the same four hyperparameters as domains of Ray Tune.
+
+    Parameters:
+        trial: not read; a space of Ray's is given before there is a trial.
+    """
+    tune: Any = importlib.import_module("ray.tune")
+    return {
+        "learning_rate": tune.loguniform(LOWEST_LEARNING_RATE, HIGHEST_LEARNING_RATE),
+        "num_train_epochs": tune.choice(list(range(1, MOST_EPOCHS + 1))),
+        "seed": tune.uniform(1, HIGHEST_SEED),
+        "per_device_train_batch_size": tune.choice(MICRO_BATCH_SIZES),
+    }
+
+
+def default_hp_space_wandb(trial: Any) -> dict[str, Any]:
+    """Return the same four hyperparameters as the configuration of a sweep of Weights & Biases.
+
+    Parameters:
+        trial: not read; a sweep is set up before there is a trial.
+    """
+    parameters = {
+        "learning_rate": {"distribution": "uniform", "min": LOWEST_LEARNING_RATE, "max": HIGHEST_LEARNING_RATE},
+        # One epoch more than with the other libraries, as in transformers.
+        "num_train_epochs": {"distribution": "int_uniform", "min": 1, "max": MOST_EPOCHS + 1},
+        "seed": {"distribution": "int_uniform", "min": 1, "max": HIGHEST_SEED},
+        "per_device_train_batch_size": {"values": MICRO_BATCH_SIZES},
+    }
+    return {"method": "random", "metric": {"name": "objective", "goal": "minimize"}, "parameters": parameters}
+
+
+def asked(space: Callable[[Any], Any], trial: Any) -> dict[str, Any]:
+    """Return what a space function returns for a trial.
+
+    Raises:
+        SearchMistake: the function fails or returns no dict. That it prunes the trial, or that another process has
+            failed, is passed on.
+    """
+    try:
+        found = space(trial)
+    except Exception as error:
+        if is_a(error, "pruned trial") or isinstance(error, SearchMistake | FailedElsewhere | LostProcess):
+            raise
+        raise SearchMistake(f"hp_space failed: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Mapping):
+        what = "nothing" if found is None else kind_of(found)
+        raise SearchMistake(
+            f"hp_space returned {what}; it has to return a dict of arguments to set by name, such as "
+            '{"learning_rate": ...}.'
+        )
+    return dict(found)
+
+
+def drawn_in(trial: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters in what Ray Tune or a sweep has drawn."""
+    return {name: value for name, value in trial.items() if name not in NO_PARAMETERS}
+
+
+def set_parameters(args: Any, parameters: Mapping[str, Any], model_gets_trial: bool = False) -> set[str]:
+    """Set arguments to the parameters of a trial; either all of them are set or none.
+
+    Parameters:
+        args: the training arguments.
+        parameters: values by names of arguments, or by earlier names of them. Others are passed over, as in
+            transformers, with a warning.
+        model_gets_trial: whether the model is made from the trial, so that other parameters are meant for it.
+
+    Returns:
+        names of the arguments that have another value than before.
+
+    Raises:
+        SearchMistake: a value is not of its argument's type.
+        ValueError: values are out of range, or do not go together.
+        NotImplementedError: a value is not supported.
+    """
+    candidate = copy.copy(args)
+    earlier = earlier_names_of(type(args), parameters)
+    for name, given in parameters.items():
+        value = given.item() if getattr(given, "shape", None) == () else given
+        if name in earlier:
+            setattr(candidate, name, value)
+        elif hasattr(args, name):
+            setattr(candidate, name, converted(args, name, value))
+        elif not model_gets_trial:
+            _warn_of_unknown(name, args.__class__)
+    _resolve_pairs(candidate, parameters)
+    if isinstance(args, TrainingArguments):
+        # The package's own part of the constructor; a subclass's has been carried out, and once is what it expects.
+        try:
+            TrainingArguments.__post_init__(candidate)
+        except TypeError as error:
+            raise SearchMistake(f"A trial sets an argument to a value of another type: {error}") from error
+        candidate._asked_for_bars = args._asked_for_bars
+    changed = {name for name, value in vars(candidate).items() if differs(value, vars(args).get(name))}
+    vars(args).update(vars(candidate))
+    return changed
+
+
+def converted(args: Any, name: str, value: Any) -> Any:
+    """Return a value as its argument has it: of the type of the value before, as in transformers.
+
+    But 0.1 stays 0.1 if the script wrote `weight_decay=0`, and "False" is false.
+
+    Raises:
+        SearchMistake: there is no value of that type for it.
+    """
+    old = getattr(args, name)
+    if old is None or value is None:
+        return value
+    default = getattr(type(args), name, None)
+    if type(old) is int and isinstance(default, float) and isinstance(value, float) and not value.is_integer():
+        return value
+    try:
+        return truth(value) if isinstance(old, bool) and isinstance(value, str) else type(old)(value)
+    except Exception as error:
+        raise SearchMistake(
+            f"A trial sets {name}={value!r}, and {name} takes {type(old).__name__} ({error})."
+        ) from error
+
+
+@cache
+def _warn_of_unknown(name: str, cls: type) -> None:
+    known = [field.name for field in dataclasses.fields(cls) if not field.name.startswith("_")]
+    logger.warning(
+        f"A trial sets {name}, which {cls.__name__} does not have, {suggestion(name, known)} Parameters of the model "
+        "need a model_init that takes the trial."
+    )
+
+
+def takes_trial(model_init: Callable[..., Any] | None) -> bool:
+    """Return whether a `model_init` makes the model from the trial."""
+    return model_init is not None and len(inspect.signature(model_init).parameters) == 1
+
+
+def settle_pairs(args: Any, given: Container[str]) -> None:
+    """Let arguments that a script has set after they were made decide over other names of the same things.
+
+    Parameters:
+        given: names of the arguments that it has set.
+    """
+    if isinstance(args, TrainingArguments):
+        _follow_aliases(args, given)
+        join_aliases(args)
+        if "warmup_ratio" in given:
+            apply_warmup_ratio(args)
+
+
+def _follow_aliases(args: Any, given: Container[str]) -> None:
+    for alias, name in ALIASES.items():
+        if alias in given and name not in given:
+            setattr(args, name, getattr(args, alias))
+
+
+def _resolve_pairs(candidate: Any, given: Container[str]) -> None:
+    """Let what a trial gives decide over the other name of the same thing, which the arguments were made with."""
+    _follow_aliases(candidate, given)
+    if "warmup_ratio" not in given:
+        # It has been turned into warmup_steps when the arguments were made.
+        candidate.warmup_ratio = None
+    if "metric_for_best_model" in given and "greater_is_better" not in given:
+        candidate.greater_is_better = None
+
+
+def differs(new: Any, old: Any) -> bool:
+    """Return whether an argument has another value than before."""
+    try:
+        return new is not old and bool(new != old)
+    except Exception:
+        # Objects of other libraries, arrays among them.
+        return True

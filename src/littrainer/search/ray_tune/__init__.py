@@ -1,1 +1,0 @@
-"""Searches with Ray Tune: what the script's process does, and what the trial's does."""

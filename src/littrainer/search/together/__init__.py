@@ -1,1 +1,0 @@
-"""Trials that several processes carry out together."""

@@ -1,1 +1,0 @@
-"""A Trainer on its way into another process, and what it finds there."""

@@ -1,0 +1,383 @@
+"""The model card, and that nothing that somebody has edited is lost, here or on the Hub."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import huggingface_hub
+import pytest
+import transformers
+from huggingface_hub import ModelCard
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+import littrainer
+from littrainer import TrainerCallback
+from littrainer.callbacks.state import TrainerState
+from littrainer.hub.model_card import (
+    card_on_the_hub,
+    datasets_of,
+    hyperparameters,
+    is_as_written,
+    label,
+    last_results,
+    rounded,
+)
+from littrainer.hub.snapshot import CARD_NAME
+from tests.hub.runs import pushing_trainer
+from tests.hub.server import Fault, Hub
+from tests.scenarios.data import token_rows
+from tests.scenarios.models import VectorClassifier, tiny_bert_classifier, tiny_lora_tagger
+from tests.scenarios.trainers import quiet_arguments, quiet_trainer
+
+EVALUATING: dict[str, Any] = {
+    "logging_strategy": "steps",
+    "logging_steps": 2,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+}
+
+
+def written(folder: Path, model: Any = None, **given: Any) -> str:
+    """The card of a Trainer that writes into a folder called `my-model`."""
+    quiet_trainer(folder / "my-model", model).create_model_card(**given)
+    return (folder / "my-model" / CARD_NAME).read_text(encoding="utf-8")
+
+
+def entries_of(content: str) -> dict[str, Any]:
+    entries: dict[str, Any] = ModelCard(content).data.to_dict()
+    return entries
+
+
+# ---- What the card says ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The same training under littrainer and transformers."""
+    found = []
+    for library in (littrainer, transformers):
+        rows = datasets.Dataset.from_list(token_rows(8, longest=3), split="validation")
+        rows.info.builder_name, rows.info.config_name = "glue", "mrpc"
+        model = tiny_bert_classifier()
+        model.config._name_or_path = "org/base"
+        folder = tmp_path_factory.mktemp(library.__name__) / "my-model"
+        trainer = library.Trainer(
+            model,
+            quiet_arguments(folder, library.TrainingArguments, max_steps=4, weight_decay=0.1, **EVALUATING),
+            train_dataset=rows,
+            eval_dataset=rows,
+            compute_metrics=lambda _: {"accuracy": 0.5, "fluency": 2.0},
+        )
+        trainer.train()
+        found.append(trainer)
+    return found
+
+
+def card_of(trainer: Any, given: dict[str, Any]) -> ModelCard:
+    path = Path(trainer.args.output_dir, CARD_NAME)
+    path.unlink(missing_ok=True)
+    trainer.create_model_card(**given)
+    return ModelCard.load(path)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"language": ["en", "de"], "license": "mit", "tags": ["mine"], "model_name": "name"},
+        {"finetuned_from": "org/other", "tasks": "text-classification", "dataset_tags": "glue", "dataset": "GLUE"},
+        {"dataset_tags": ["glue"], "dataset": ["GLUE MRPC"], "dataset_args": ["mrpc"], "tasks": ["fill-mask"]},
+    ],
+    ids=["nothing given", "entries", "one of each", "lists"],
+)
+def test_metadata_are_those_of_transformers_but_for_our_tag(trained: list[Any], given: dict[str, Any]) -> None:
+    ours, theirs = (card_of(trainer, given).data.to_dict() for trainer in trained)
+    ours["tags"].remove("littrainer")
+    assert ours == theirs
+
+
+def test_the_text_tells_results_hyperparameters_and_versions(trained: list[Any]) -> None:
+    text = card_of(trained[0], {"dataset_tags": "glue", "dataset": "GLUE <MRPC>", "finetuned_from": "org/base"}).text
+    for part in (
+        "# my-model",
+        "a fine-tuned version of [org/base](https://huggingface.co/org/base), trained on the GLUE &lt;MRPC&gt; data",
+        "- Accuracy: 0.5000",
+        "- weight_decay: 0.1",
+        "- training_steps: 4",
+        "By Lightning: single device, one cpu device, precision 32-true.",
+        "| Training Loss | Epoch | Step | Validation Loss | Accuracy | Fluency |",
+        f"- Lightning {importlib.metadata.version('lightning')}",
+    ):
+        assert part in text, part
+    assert sum(line.startswith("| ") for line in text.splitlines()) == 3
+
+
+def test_results_are_the_last_ones_and_each_evaluation_set_has_its_columns(tmp_path: Path) -> None:
+    after = {"eval_loss": 1.25, "step": 4, "epoch": 2.0}
+    trainer = quiet_trainer(tmp_path)
+    trainer.state = TrainerState(
+        log_history=[
+            {"eval_hard_loss": 4.0, "eval_hard_runtime": 0.1, "step": 1, "epoch": 0.5},
+            {"loss": 1.0, "step": 2, "epoch": 1.0},
+            {"eval_loss": 1.5, "eval_matthews_correlation": 0.5, "step": 4, "epoch": 2.0},
+            {"train_runtime": 1.0, "step": 4},
+            after,
+        ]
+    )
+    assert last_results(trainer.state.log_history)["loss", "evaluation"] == 1.25
+    trainer.create_model_card()
+    table = [line for line in (tmp_path / CARD_NAME).read_text().splitlines() if line.startswith("| ")]
+    assert table == [
+        "| Training Loss | Epoch | Step | Loss (hard) | Validation Loss | Matthews Correlation |",
+        "| No log | 0.5000 | 1 | 4.0 |  |  |",
+        "| 1.0 | 2.0 | 4 |  | 1.5000 | 0.5000 |",
+    ]
+
+
+def test_numbers_and_names_are_made_readable() -> None:
+    values = (0.123456, 0.00001234, 0.0, float("inf"), 12345.5)
+    assert [rounded(value) for value in values] == ["0.1235", "1.234e-05", "0.0", "inf", "12345.5000"]
+    assert (label("matthews_correlation", "evaluation"), label("f1", "hard")) == ("Matthews Correlation", "F1 (hard)")
+
+
+def test_hyperparameters_are_those_of_every_card_and_those_away_from_their_defaults(tmp_path: Path) -> None:
+    always = ["learning_rate", "train_batch_size", "eval_batch_size", "seed", "optimizer", "lr_scheduler_type"]
+    logs: dict[str, Any] = {
+        "run_name": "private",
+        "logging_dir": str(tmp_path),
+        "hub_model_id": "me/x",
+        "hub_token": "hf_abc",
+    }
+    trainer = quiet_trainer(tmp_path, **logs)
+    assert list(hyperparameters(trainer.args, trainer.state)) == [*always, "num_epochs"]
+    changes: dict[str, Any] = {"weight_decay": 0.1, "warmup_steps": 3, "max_steps": 7, "gradient_accumulation_steps": 2}
+    trainer = quiet_trainer(tmp_path, optim="adamw_torch", adam_beta2=0.95, lr_scheduler_kwargs={"x": 1}, **changes)
+    trainer.args.optim_args = "file=/home/somebody/secret/groups.json"
+    found = hyperparameters(trainer.args, trainer.state)
+    assert {name: value for name, value in found.items() if name not in always} == {
+        "gradient_accumulation_steps": "2",
+        "total_train_batch_size": "8",
+        "lr_scheduler_warmup_steps": "3",
+        "training_steps": "7",
+        "weight_decay": "0.1",
+        "lr_scheduler_kwargs": "{x: 1}",
+    }
+    assert found["optimizer"] == "adamw_torch with betas=(0.9, 0.95), epsilon=1e-08, optim_args=file=groups.json"
+
+
+def test_a_folder_is_no_base_model_and_is_named_by_its_end_alone(tmp_path: Path) -> None:
+    for folder in (str(tmp_path), "/home/somebody/secret/base", "C:\\Users\\somebody\\base"):
+        content = written(tmp_path, finetuned_from=folder)
+        assert "base_model" not in entries_of(content) and "secret" not in content and "Users" not in content
+        assert f"a fine-tuned version of `{folder.replace(chr(92), '/').rpartition('/')[2]}`" in content
+
+
+def test_datasets_tell_their_names_and_files_and_folders_do_not() -> None:
+    rows = datasets.Dataset.from_dict({"x": [1]}, split="validation")
+    rows.info.builder_name, rows.info.config_name = "glue", "mrpc"
+    (found,) = datasets_of({"a": rows}, {})
+    assert found == {
+        "dataset_type": "glue",
+        "dataset_name": "glue",
+        "dataset_config": "mrpc",
+        "dataset_split": "validation",
+        "dataset_args": "mrpc",
+    }
+    # Another one that is named does not get the configuration of the one at hand.
+    named = datasets_of(rows, {"dataset_tags": ["imdb", "a b"], "dataset": ["IMDB", "mine"], "dataset_args": ["x"]})
+    assert [(one["dataset_type"], one["dataset_name"], one["dataset_config"]) for one in named] == [
+        ("imdb", "IMDB", None),
+        (None, "mine", None),
+    ]
+    rows.info.builder_name = "json"
+    assert datasets_of(rows, {}) == []
+
+
+def test_the_licence_is_that_of_the_base_model_if_the_hub_can_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model_info(self: Any, name: str, **keywords: Any) -> Any:
+        if name == "org/base":
+            return SimpleNamespace(tags=["pytorch", "license:mit"])
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    assert entries_of(written(tmp_path, finetuned_from="org/base"))["license"] == "mit"
+    assert entries_of(written(tmp_path, finetuned_from="org/base", license="other"))["license"] == "other"
+    assert "license" not in entries_of(written(tmp_path, finetuned_from="org/elsewhere"))
+
+
+def test_badges_and_tags_of_trackers_are_in_the_card(tmp_path: Path) -> None:
+    class Tracker(TrainerCallback):
+        def card_badge(self) -> str:
+            return "[run](https://tracker/run)"
+
+    class Broken(TrainerCallback):
+        def card_badge(self) -> str:
+            raise RuntimeError("no connection")
+
+    model = VectorClassifier()
+    model.model_tags = ["trackio", "mine"]  # type: ignore[assignment]
+    quiet_trainer(tmp_path, model, given={"callbacks": [Broken(), Tracker()]}).create_model_card(tags="mine")
+    card = ModelCard.load(tmp_path / CARD_NAME)
+    assert card.data.tags == ["mine", "trackio", "generated_from_trainer", "littrainer"]
+    assert card.text.index("# ") < card.text.index("[run](https://tracker/run)") < card.text.index("from scratch")
+
+
+def test_names_bring_neither_html_nor_links_nor_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = "hf_" + "Zy9" * 10
+    monkeypatch.setenv("HF_TOKEN", "a-token-of-another-form")
+    trainer = quiet_trainer(tmp_path, hub_token="hubtoken-without-prefix", run_name=other)
+    trainer.create_model_card(
+        model_name=f"<b>x</b>\n# {other} hubtoken-without-prefix",
+        tags=["a-token-of-another-form", other],
+        dataset=["https://me:password@host/data", "![free](https://elsewhere)"],
+    )
+    content = (tmp_path / CARD_NAME).read_text(encoding="utf-8")
+    hidden = (
+        other,
+        "hubtoken-without-prefix",
+        "a-token-of-another-form",
+        "me:password",
+        "](https://elsewhere)",
+        "<b>x",
+    )
+    assert [text for text in hidden if text in content.partition("---\n\n")[2]] == []
+    assert [secret for secret in hidden[:4] if secret in content] == []
+    assert is_as_written(content)
+
+
+def test_only_the_first_process_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = quiet_trainer(tmp_path)
+    monkeypatch.setattr(trainer, "is_world_process_zero", lambda: False)
+    trainer.create_model_card()
+    assert not (tmp_path / CARD_NAME).exists()
+
+
+# ---- A card that somebody has edited ---------------------------------------------------------------------------------
+
+
+def test_a_card_that_was_not_edited_is_written_again(tmp_path: Path) -> None:
+    first = written(tmp_path, tags="one", license="mit")
+    path = tmp_path / "my-model" / CARD_NAME
+    # Editors change the ends of lines.
+    path.write_bytes(first.replace("\n", "\r\n").encode() + b"\n")
+    second = written(tmp_path, tags="two")
+    assert "- one" in first and "- one" not in second and "license" not in second
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("More information needed", "It is small."),
+        ("license: mit", "license: gpl-3.0"),
+        ("- one\n", ""),
+        ("---\n", "---\nextra_gated_prompt: You agree\n"),
+        ("<!-- littrainer wrote this card", "<!-- I wrote this card"),
+    ],
+)
+def test_a_card_that_was_edited_anywhere_is_kept_byte_for_byte_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, edit: tuple[str, str]
+) -> None:
+    path = tmp_path / "my-model" / CARD_NAME
+    edited = written(tmp_path, tags="one", license="mit").replace(*edit, 1).encode()
+    path.write_bytes(edited)
+    with caplog.at_level(logging.WARNING, logger="littrainer"):
+        written(tmp_path, tags="two", license="other")
+    assert path.read_bytes() == edited
+    assert "is kept as it is, since it has been edited" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "content", ["# Mine\n", "---\nlicense: mit\n---\n# Mine\n", "---\ntags: [\n---\n", "---\n- a\n---\n"]
+)
+def test_a_card_of_somebody_else_is_kept(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "my-model" / CARD_NAME
+    path.parent.mkdir()
+    path.write_text(content, encoding="utf-8")
+    assert written(tmp_path) == content
+
+
+def test_a_block_that_the_hub_made_with_a_licence_alone_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "my-model" / CARD_NAME
+    path.parent.mkdir()
+    path.write_text("---\nlicense: mit\ntags:\n- own\n---\n", encoding="utf-8")
+    content = written(tmp_path)
+    assert entries_of(content)["license"] == "mit" and "own" in entries_of(content)["tags"] and "# my-model" in content
+
+
+def test_an_adapters_card_has_what_peft_adds_and_is_written_again_though_peft_rewrites_it(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    trainer = quiet_trainer(tmp_path, tiny_lora_tagger())
+    path = tmp_path / CARD_NAME
+    for tag in ("mine", "yours"):
+        # It writes its own card, or into ours.
+        trainer.save_model()
+        assert "- PEFT " in path.read_text(encoding="utf-8")
+        trainer.create_model_card(tags=tag)
+        content = path.read_text(encoding="utf-8")
+        entries = entries_of(content)
+        assert entries["library_name"] == "peft" and {tag, "lora", "littrainer"} <= set(entries["tags"])
+        assert content.count("- PEFT ") == 1 and "### Training hyperparameters" in content and is_as_written(content)
+    path.write_text(content.replace("More information needed", "It is small.", 1), encoding="utf-8")
+    trainer.save_model()
+    trainer.create_model_card()
+    assert "It is small." in path.read_text(encoding="utf-8")
+
+
+def edit_on_the_hub(hub: Hub, content: bytes) -> None:
+    (commits,) = hub.repository().branches.values()
+    commits[-1].files[CARD_NAME] = content
+
+
+def test_a_generated_card_is_not_pushed_over_one_that_was_edited_on_the_hub(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = pushing_trainer(tmp_path)
+    assert card_on_the_hub("someone/else", token=trainer.args.hub_token) == ""
+    assert card_on_the_hub(str(trainer.hub_model_id), "no-branch", trainer.args.hub_token) == ""
+    trainer.push_to_hub()
+    pushed = hub.repository().files()[CARD_NAME]
+    assert is_as_written(pushed.decode())
+    trainer.push_to_hub(tags="again")
+    assert b"- again" in hub.repository().files()[CARD_NAME]
+    edited = pushed + b"\nIt is small.\n"
+    edit_on_the_hub(hub, edited)
+    with caplog.at_level(logging.WARNING, logger="littrainer"):
+        trainer.train()
+        trainer.push_to_hub(tags="two")
+    assert hub.repository().files()[CARD_NAME] == edited
+    assert "was edited on the Hub" in caplog.text
+    # One that somebody has written here is pushed as it is.
+    (tmp_path / "run" / CARD_NAME).write_text("# Mine\n")
+    trainer.push_to_hub()
+    assert hub.repository().files()[CARD_NAME] == b"# Mine\n"
+
+
+def test_a_licence_that_the_hub_made_with_the_repository_stays(hub: Hub, tmp_path: Path) -> None:
+    trainer = pushing_trainer(tmp_path, max_steps=2)
+    edit_on_the_hub(hub, b"---\nlicense: gpl-3.0\n---\n")
+    trainer.push_to_hub(blocking=False).result(60)
+    pushed = hub.repository().files()[CARD_NAME].decode()
+    assert (
+        entries_of(pushed)["license"] == "gpl-3.0" and "# run" in pushed and "littrainer" in entries_of(pushed)["tags"]
+    )
+
+
+def test_a_hub_that_does_not_answer_gets_no_generated_card(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = pushing_trainer(tmp_path, hub_strategy="end")
+    hub.faults.append(Fault(r"(HEAD|GET) .*README.md", 403))
+    with pytest.raises(LocalEntryNotFoundError):
+        card_on_the_hub(str(trainer.hub_model_id), token=trainer.args.hub_token)
+    with caplog.at_level(logging.WARNING, logger="littrainer"):
+        trainer.push_to_hub()
+    assert CARD_NAME not in hub.repository().files() and "model.safetensors" in hub.repository().files()
+    assert "did not say whether its card was edited" in caplog.text and str(trainer.args.hub_token) not in caplog.text

@@ -1,0 +1,348 @@
+"""What a script gets from transformers once `import littrainer.auto` has run. One process collects the facts."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import littrainer
+from littrainer.redirection.redirect import RedirectFinder
+
+from .processes import facts_of
+
+WAYS = {
+    "from transformers import Trainer": "Trainer",
+    "from transformers import TrainingArguments": "TrainingArguments",
+    "from transformers import TrainerCallback": "TrainerCallback",
+    "from transformers import EarlyStoppingCallback": "EarlyStoppingCallback",
+    "from transformers import DefaultFlowCallback": "DefaultFlowCallback",
+    "from transformers import PrinterCallback": "PrinterCallback",
+    "from transformers import ProgressCallback": "ProgressCallback",
+    "from transformers import TrainerState": "TrainerState",
+    "from transformers import TrainerControl": "TrainerControl",
+    "from transformers import EvalPrediction": "EvalPrediction",
+    "from transformers import IntervalStrategy": "IntervalStrategy",
+    "from transformers import SchedulerType": "SchedulerType",
+    "from transformers import set_seed": "set_seed",
+    "from transformers import enable_full_determinism": "enable_full_determinism",
+    "import transformers": "transformers.Trainer",
+    "import transformers as hf": "hf.trainer_utils.set_seed",
+    "import transformers.trainer": "transformers.trainer.Trainer",
+    "import transformers.trainer as t": "t.Trainer",
+    "from transformers import trainer": "trainer.Trainer",
+    "import importlib": "importlib.import_module('transformers.trainer').Trainer",
+    "from importlib import import_module as load": "load('.training_args', 'transformers').TrainingArguments",
+    "from transformers.trainer import Trainer as Direct": "Direct",
+    "from transformers.trainer import TrainerCallback as Reexported": "Reexported",
+    "from transformers.trainer import TrainingArguments as FromTrainer": "FromTrainer",
+    "from transformers.trainer_callback import CallbackHandler": "CallbackHandler",
+    "from transformers.trainer_callback import ExportableState": "ExportableState",
+    "from transformers.trainer_callback import IntervalStrategy as ForCallbacks": "ForCallbacks",
+    "from transformers.trainer_utils import EvalLoopOutput": "EvalLoopOutput",
+    "from transformers.trainer_utils import PredictionOutput": "PredictionOutput",
+    "from transformers.trainer_utils import get_last_checkpoint": "get_last_checkpoint",
+    "from transformers.trainer_pt_utils import LengthGroupedSampler": "LengthGroupedSampler",
+    "from transformers.trainer_pt_utils import BatchRebalanceSampler": "BatchRebalanceSampler",
+    "from transformers.training_args import OptimizerNames": "OptimizerNames",
+    "from transformers import Adafactor": "Adafactor",
+    "from transformers.optimization import Adafactor as InOptimization": "InOptimization",
+    "from transformers.training_args import ParallelMode": "ParallelMode",
+    "from transformers import Seq2SeqTrainer": "Seq2SeqTrainer",
+    "from transformers import Seq2SeqTrainingArguments": "Seq2SeqTrainingArguments",
+    "from transformers.trainer_seq2seq import Seq2SeqTrainer as Generating": "Generating",
+    "from transformers.training_args_seq2seq import Seq2SeqTrainingArguments as ForGenerating": "ForGenerating",
+    "from transformers.trainer_seq2seq import Trainer as ForSeq2Seq": "ForSeq2Seq",
+    "from transformers.training_args_seq2seq import TrainingArguments as Seq2SeqBase": "Seq2SeqBase",
+    "from transformers.integrations.integration_utils import TrainerCallback as Base": "Base",
+    "from transformers.integrations import WandbCallback": "WandbCallback",
+    "from transformers.integrations.integration_utils import CodeCarbonCallback": "CodeCarbonCallback",
+    "from transformers import TFTrainer": "TFTrainer",
+    "from transformers import TFTrainingArguments": "TFTrainingArguments",
+    "import transformers as first_edition": "first_edition.TFTrainer",
+    "from transformers.trainer_tf import TFTrainer as InItsModule": "InItsModule",
+    "from transformers.training_args_tf import TFTrainingArguments as InTheirs": "InTheirs",
+}
+
+COLLECT = """
+import littrainer.auto
+import inspect, json, os, pickle, sys, warnings
+from dataclasses import dataclass, field
+
+WAYS = json.loads(sys.argv[1]) if len(sys.argv) > 1 else __WAYS__
+facts = {}
+
+def home(value):
+    return getattr(value, "__module__", "")
+
+def homes_of_all_ways():
+    homes = {}
+    for statement, expression in WAYS.items():
+        names = {}
+        exec(statement, names)
+        homes[statement] = home(eval(expression, names))
+    return homes
+
+def error_of(statement):
+    try:
+        exec(statement, {})
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+
+import transformers
+first_package_object = transformers
+facts["ways"] = homes_of_all_ways()
+import transformers.processing_utils
+facts["package object was replaced"] = sys.modules["transformers"] is not first_package_object
+facts["ways once the package object is replaced"] = homes_of_all_ways()
+facts["ways through the replaced object"] = home(first_package_object.Trainer)
+
+from transformers import (AutoModelForSequenceClassification, BertConfig, DataCollatorWithPadding, HfArgumentParser,
+                          PreTrainedTokenizerFast, get_scheduler, pipeline)
+
+from littrainer.redirection.redirect import executed_originals
+import transformers.trainer as trainer
+facts["reexports"] = [trainer.is_sagemaker_mp_enabled is transformers.utils.is_sagemaker_mp_enabled,
+                      trainer.DataCollatorWithPadding is DataCollatorWithPadding,
+                      trainer.OPTIMIZER_NAME_BIN == "optimizer.bin", trainer.logger.name == "transformers.trainer",
+                      trainer.np is sys.modules["numpy"], trainer.__version__ == transformers.__version__]
+facts["file of transformers.trainer"] = trainer.__file__
+facts["spec of transformers.trainer"] = trainer.__spec__.name
+facts["dir"] = [name in dir(trainer) for name in ("Trainer", "TrainingArguments", "OPTIMIZER_NAME", "unwrap_model")]
+facts["made-up name"] = [hasattr(trainer, "made_up"), hasattr(transformers, "made_up"), hasattr(trainer, "__made_up__")]
+facts["keras is loaded"] = "keras" in sys.modules
+facts["import of a made-up name"] = error_of("from transformers.trainer import made_up")
+
+from transformers.integrations import NeptuneCallback
+from transformers.trainer_jit_checkpoint import JITCheckpointCallback
+from transformers import TrainerCallback, TrainingArguments
+facts["derived"] = {cls.__name__: [home(cls), issubclass(cls, TrainerCallback)]
+                    for cls in (NeptuneCallback, JITCheckpointCallback)}
+
+from transformers.trainer_utils import TrainerMemoryTracker
+facts["originals"] = [home(TrainerMemoryTracker),
+                      pickle.loads(pickle.dumps(TrainerMemoryTracker)) is TrainerMemoryTracker,
+                      inspect.getmodule(TrainerMemoryTracker) is sys.modules["transformers.trainer_utils"],
+                      inspect.getsource(TrainerMemoryTracker).startswith("class TrainerMemoryTracker")]
+
+stars = {}
+exec("from transformers.trainer_utils import *", stars)
+exec("from transformers.trainer import *", stars)
+facts["star"] = [home(stars["Trainer"]), home(stars["set_seed"]),
+                 stars["TrainerMemoryTracker"] is TrainerMemoryTracker, "_re_checkpoint" in stars]
+
+@dataclass
+class Own(TrainingArguments):
+    margin: float = field(default=0.5, metadata={"help": "own field"})
+
+command_line = ["--output_dir", "out", "--learning_rate", "3e-4", "--lr_scheduler_type", "cosine", "--eval_strategy",
+                "steps", "--logging_steps", "7", "--margin", "2", "--do_train"]
+(own,) = HfArgumentParser(Own).parse_args_into_dataclasses(command_line)
+facts["parsed"] = [own.output_dir, own.learning_rate, own.lr_scheduler_type.value, own.eval_strategy.value,
+                   own.logging_steps, own.margin, own.do_train]
+facts["parsed is"] = home(type(own).__mro__[1])
+from transformers.trainer_utils import SchedulerType
+import torch
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+facts["get_scheduler"] = [type(get_scheduler(kind, optimizer, 1, 10)).__name__
+                          for kind in ("linear", SchedulerType.COSINE)]
+
+from transformers import Adafactor, Trainer
+from transformers.trainer_jit_checkpoint import CheckpointManager
+
+class Classifier(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x, labels):
+        return {"loss": torch.nn.functional.cross_entropy(self.layer(x), labels)}
+
+class AsksForCheckpoint(TrainerCallback):
+    def on_optimizer_step(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            listed.jit_manager.is_checkpoint_requested = True
+
+arguments = TrainingArguments("out", use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no", max_steps=4,
+                              optim="adafactor", enable_jit_checkpoint=True, per_device_train_batch_size=1)
+trainer = Trainer(Classifier(), arguments, train_dataset=[{"x": [0.5, 1.0, 2.0], "labels": 1}] * 4,
+                  callbacks=[AsksForCheckpoint])
+(listed,) = [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, JITCheckpointCallback)]
+facts["jit"] = [listed.trainer is trainer, isinstance(listed.jit_manager, CheckpointManager)]
+trainer.train()
+facts["adafactor"] = isinstance(trainer.optimizer, Adafactor)
+facts["jit checkpoint"] = [trainer.state.global_step, sorted(os.listdir("out/checkpoint-2"))]
+arguments.max_steps = 3
+trainer.train(resume_from_checkpoint=True)
+facts["resumed"] = [trainer.state.global_step, listed.jit_manager.is_checkpoint_requested]
+
+facts["executed originals"] = executed_originals()
+print(json.dumps(facts))
+"""
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return facts_of(COLLECT.replace("__WAYS__", json.dumps(WAYS)), tmp_path_factory.mktemp("redirected"))
+
+
+@pytest.mark.parametrize("when", ["ways", "ways once the package object is replaced"])
+def test_every_way_to_the_trainer_api_ends_in_littrainer(facts: Any, when: str) -> None:
+    elsewhere = {way: home for way, home in facts[when].items() if home.partition(".")[0] != "littrainer"}
+    assert len(facts[when]) == len(WAYS)
+    assert elsewhere == {}
+
+
+def test_the_first_editions_names_load_no_keras(facts: Any) -> None:
+    assert facts["keras is loaded"] is False
+
+
+def test_the_package_object_that_transformers_replaces_hands_out_littrainers_too(facts: Any) -> None:
+    assert facts["package object was replaced"]
+    assert facts["ways through the replaced object"] == "littrainer.trainer"
+
+
+def test_transformers_own_trainer_and_arguments_are_never_run(facts: Any) -> None:
+    unwanted = {"trainer", "trainer_callback", "trainer_seq2seq", "training_args", "training_args_seq2seq"}
+    assert unwanted.isdisjoint(name.partition(".")[2] for name in facts["executed originals"])
+
+
+def test_what_the_trainer_module_merely_imports_comes_from_where_it_imports_it(facts: Any) -> None:
+    assert facts["reexports"] == [True] * 6
+
+
+def test_the_shim_says_where_transformers_own_module_lies(facts: Any) -> None:
+    path = Path(facts["file of transformers.trainer"])
+    assert (path.parent.name, path.name) == ("transformers", "trainer.py")
+    assert facts["spec of transformers.trainer"] == "transformers.trainer"
+
+
+def test_dir_lists_ours_and_theirs(facts: Any) -> None:
+    assert facts["dir"] == [True] * 4
+
+
+def test_a_name_that_nobody_has_is_missed_as_python_has_it(facts: Any) -> None:
+    assert facts["made-up name"] == [False, False, False]
+    kind, message = facts["import of a made-up name"]
+    assert kind == "ImportError"
+    assert "cannot import name 'made_up' from 'transformers.trainer'" in message
+
+
+@pytest.mark.parametrize("name", ["NeptuneCallback", "JITCheckpointCallback"])
+def test_callbacks_of_transformers_stay_its_own_and_derive_from_ours(facts: Any, name: str) -> None:
+    home, derives_from_ours = facts["derived"][name]
+    assert home.startswith("transformers.")
+    assert derives_from_ours
+
+
+def test_the_optimizer_of_a_trainer_is_an_instance_of_transformers_adafactor(facts: Any) -> None:
+    assert facts["adafactor"]
+
+
+def test_enable_jit_checkpoint_lists_transformers_callback_and_its_manager_is_heeded(facts: Any) -> None:
+    assert facts["jit"] == [True, True]
+    step, files = facts["jit checkpoint"]
+    assert step == 2 and "checkpoint-is-incomplete.txt" not in files
+    assert facts["resumed"] == [3, False]
+
+
+def test_a_name_left_to_transformers_can_be_pickled_and_inspected(facts: Any) -> None:
+    assert facts["originals"] == ["transformers.trainer_utils", True, True, True]
+
+
+def test_star_import_takes_ours_and_theirs_and_nothing_private(facts: Any) -> None:
+    assert facts["star"] == ["littrainer.trainer", "littrainer.errors.seeds", True, False]
+
+
+def test_hf_argument_parser_fills_a_subclass_of_our_arguments(facts: Any) -> None:
+    assert facts["parsed"] == ["out", 3e-4, "cosine", "steps", 7, 2.0, True]
+    assert facts["parsed is"].startswith("littrainer.arguments")
+
+
+def test_get_scheduler_of_transformers_takes_our_schedule_names(facts: Any) -> None:
+    assert facts["get_scheduler"] == ["LambdaLR", "LambdaLR"]
+
+
+LATE = """
+import json, os, sys, warnings
+before = [list(map(repr, sys.meta_path)), os.environ["PYTHONPATH"]]
+import transformers
+import transformers.processing_utils
+import transformers as current
+from transformers import Trainer, TrainerCallback
+from transformers.integrations import WandbCallback
+
+class Mine(transformers.EarlyStoppingCallback):
+    pass
+
+old_trainer = Trainer
+from littrainer.redirection.redirect import install, uninstall, is_installed
+facts = {}
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    install()
+    after_once = [len(sys.meta_path), os.environ["PYTHONPATH"]]
+    install()
+facts["warnings"] = [str(warning.message) for warning in caught if warning.category is RuntimeWarning]
+facts["withdrawn"] = [transformers.TFTrainingArguments.__module__, "TFTrainer" in dir(transformers)]
+facts["twice changes nothing"] = after_once == [len(sys.meta_path), os.environ["PYTHONPATH"]]
+from transformers import Trainer
+from transformers.integrations import WandbCallback
+import transformers.trainer
+facts["homes"] = [Trainer.__module__, transformers.Trainer.__module__, current.Trainer.__module__,
+                  transformers.trainer.Trainer.__module__, sys.modules["transformers.trainer"].Trainer.__module__,
+                  WandbCallback.__mro__[1].__module__]
+uninstall()
+from transformers import Trainer
+from transformers.integrations import WandbCallback
+facts["withdrawn after uninstall"] = [hasattr(transformers, "TFTrainer"), "TFTrainer" in dir(transformers)]
+facts["homes after uninstall"] = [Trainer.__module__, WandbCallback.__mro__[1].__module__]
+now = [[repr(finder) for finder in sys.meta_path if repr(finder) in before[0]], os.environ["PYTHONPATH"]]
+facts["undone"] = now == before and not is_installed()
+print(json.dumps(facts))
+"""
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return facts_of(LATE, tmp_path_factory.mktemp("late"))
+
+
+def test_names_taken_before_the_redirection_are_listed_in_one_warning(late: Any) -> None:
+    assert len(late["warnings"]) == 1
+    (message,) = late["warnings"]
+    assert "Trainer (in __main__)" in message
+    assert "TrainerCallback (in __main__)" in message
+    assert "EarlyStoppingCallback (base of __main__.Mine)" in message
+    assert "import littrainer.auto" in message
+
+
+def test_later_imports_get_ours_although_transformers_own_were_loaded(late: Any) -> None:
+    assert {home.partition(".")[0] for home in late["homes"]} == {"littrainer"}
+
+
+def test_names_that_transformers_has_withdrawn_are_answered_as_long_as_the_redirection_holds(late: Any) -> None:
+    assert late["withdrawn"] == ["littrainer.keras.arguments", True]
+    assert late["withdrawn after uninstall"] == [False, False]
+
+
+def test_other_names_of_a_module_that_a_release_still_has_are_its_own(tmp_path: Path) -> None:
+    (tmp_path / "training_args_tf.py").write_text("class TFTrainingArguments: pass\nclass Further: pass\n")
+    name = "transformers.training_args_tf"
+    spec = RedirectFinder().find_spec(name, [str(tmp_path)])
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.TFTrainingArguments is littrainer.TFTrainingArguments
+    assert module.Further.__module__ == name
+    assert {"TFTrainingArguments", "Further"} < set(dir(module))
+
+
+def test_installing_twice_changes_nothing(late: Any) -> None:
+    assert late["twice changes nothing"]
+
+
+def test_uninstall_gives_transformers_its_names_back(late: Any) -> None:
+    assert late["homes after uninstall"] == ["transformers.trainer", "transformers.trainer_callback"]
+    assert late["undone"]

@@ -1,0 +1,162 @@
+import importlib
+import importlib.util
+import sys
+import typing
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from littrainer.redirection.names import REPLACED
+from littrainer.redirection.shim import Binding, ShimLoader, bindings_in
+
+ORIGINAL = """
+from __future__ import annotations
+
+import sys
+from json import dumps
+
+from .neighbour import shout
+
+try:
+    from no_such_package import Optional
+except ImportError:
+    pass
+
+sys.modules["house"].runs += 1
+LIMIT = 3
+_private = 4
+
+
+class Item:
+    pass
+
+
+class Box:
+    item: Item
+
+
+def set_seed(seed):
+    return "original"
+"""
+
+
+@pytest.fixture
+def shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A shim for `house.room`, in which `set_seed` is littrainer's; `house.runs` counts how often the original ran."""
+    package = tmp_path / "house"
+    package.mkdir()
+    (package / "__init__.py").write_text("runs = 0\n")
+    (package / "neighbour.py").write_text("def shout():\n    return 'hey'\n")
+    (package / "room.py").write_text(ORIGINAL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(REPLACED, "house.room", {"set_seed": "littrainer.errors.seeds:set_seed"})
+    house = importlib.import_module("house")
+    original = PathFinder.find_spec("house.room", list(house.__path__))
+    assert original is not None
+    loader = ShimLoader("house.room", original)
+    module = importlib.util.module_from_spec(loader.spec())
+    loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, "house.room", module)
+    yield module
+    for name in [name for name in sys.modules if name.partition(".")[0] == "house"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def times_run() -> int:
+    return int(sys.modules["house"].runs)
+
+
+def test_imported_names_constants_and_ours_are_had_without_running_the_original(shim: ModuleType) -> None:
+    assert shim.shout() == "hey"
+    assert shim.dumps([1]) == "[1]"
+    assert shim.LIMIT == 3
+    assert shim.set_seed.__module__ == "littrainer.errors.seeds"
+    assert not hasattr(shim, "made_up")
+    assert "Item" in dir(shim)
+    assert times_run() == 0
+
+
+def test_a_name_that_is_defined_there_runs_the_original_once(shim: ModuleType) -> None:
+    assert shim.Item.__module__ == "house.room"
+    assert shim.Box is shim.Box
+    assert times_run() == 1
+    assert shim.set_seed.__module__ == "littrainer.errors.seeds"
+
+
+def test_annotations_of_the_original_can_be_resolved(shim: ModuleType) -> None:
+    assert typing.get_type_hints(shim.Box) == {"item": shim.Item}
+
+
+def test_an_optional_import_that_fails_is_a_missing_name(shim: ModuleType) -> None:
+    with pytest.raises(AttributeError, match=r"module 'house\.room' has no attribute 'Optional'"):
+        _ = shim.Optional
+
+
+def test_star_import_leaves_out_private_and_optional_names(shim: ModuleType) -> None:
+    taken: dict[str, object] = {}
+    exec("from house.room import *", taken)
+    assert {"shout", "LIMIT", "Item", "Box", "set_seed"} <= set(taken)
+    assert not {"_private", "Optional"} & set(taken)
+
+
+def test_a_part_of_littrainer_that_cannot_be_imported_is_named(
+    shim: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REPLACED["house.room"], "Item", "littrainer.no_such_room:Item")
+    with pytest.raises(ImportError, match=r"littrainer cannot load its Item: .*no_such_room") as caught:
+        _ = shim.Item
+    # transformers' package object swallows a ModuleNotFoundError and what it says.
+    assert type(caught.value) is ImportError
+
+
+def read(source: str) -> dict[str, Binding]:
+    return bindings_in(source, "package.module")
+
+
+def test_a_relative_import_is_read_as_coming_from_its_absolute_module() -> None:
+    assert read("from .neighbour import thing as renamed\nfrom . import sibling") == {
+        "renamed": Binding("package.neighbour", "thing"),
+        "sibling": Binding("package", "sibling"),
+    }
+
+
+def test_a_plain_import_binds_the_top_package_and_a_renamed_one_the_module_itself() -> None:
+    assert read("import torch.nn\nimport numpy.linalg as la") == {
+        "torch": Binding("torch"),
+        "la": Binding("numpy.linalg"),
+    }
+
+
+def test_a_constant_is_known_without_running_the_module() -> None:
+    assert read('NAME = "optimizer.pt"\nSIZE: int = 3') == {
+        "NAME": Binding(constant=("optimizer.pt",)),
+        "SIZE": Binding(constant=(3,)),
+    }
+
+
+def test_functions_classes_and_computed_values_count_as_defined_in_the_module() -> None:
+    assert read("def f(): pass\nclass C: pass\nvalue = f()") == {name: Binding() for name in ("f", "C", "value")}
+
+
+def test_an_import_under_a_condition_is_marked_conditional() -> None:
+    conditional = Binding("peft", "PeftModel", conditional=True)
+    assert read("if have():\n    from peft import PeftModel") == {"PeftModel": conditional}
+    assert read("try:\n    from peft import PeftModel\nexcept ImportError:\n    pass") == {"PeftModel": conditional}
+    assert read("with quiet():\n    from peft import PeftModel") == {"PeftModel": conditional}
+
+
+def test_a_name_bound_in_two_ways_counts_as_defined_in_the_module() -> None:
+    assert read("Progress = Plain\nif notebook():\n    from .notebook import Progress") == {"Progress": Binding()}
+    source = "try:\n    from a import Thing\nexcept ImportError:\n    from b import Thing"
+    assert read(source) == {"Thing": Binding(conditional=True)}
+
+
+def test_imports_for_type_checkers_only_are_no_names_of_the_module() -> None:
+    assert read("if TYPE_CHECKING:\n    from .trainer import Trainer") == {}
+
+
+def test_names_inside_functions_and_classes_are_no_names_of_the_module() -> None:
+    assert set(read("def f():\n    import json\nclass C:\n    attribute = 1")) == {"f", "C"}

@@ -1,0 +1,76 @@
+"""The redirection in the processes that a script starts. They only look at the import system, which is quick."""
+
+import json
+from pathlib import Path
+
+from .processes import SOURCE_ROOT, facts_of, run_python
+
+LOOK = "import sys; print(any(type(finder).__name__ == 'RedirectFinder' for finder in sys.meta_path))"
+
+PARENT = f"""
+import littrainer.auto
+import json, multiprocessing, subprocess, sys
+
+def redirected(_=None):
+    return any(type(finder).__name__ == "RedirectFinder" for finder in sys.meta_path)
+
+TESTS = '''
+import sys, pytest
+@pytest.mark.parametrize("number", range(4))
+def test_redirected(number):
+    assert any(type(finder).__name__ == "RedirectFinder" for finder in sys.meta_path)
+    assert not {{"torch", "transformers", "lightning"}} & set(sys.modules)
+'''
+
+if __name__ == "__main__":
+    facts = {{}}
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        facts["spawned"] = pool.map(redirected, [None])[0]
+    look = {LOOK!r}
+    facts["subprocess"] = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout.strip()
+    with open("test_redirected.py", "w") as file:
+        file.write(TESTS)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "test_redirected.py"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    facts["pytest"] = [done.returncode, done.stdout[-2000:]]
+    print(json.dumps(facts))
+"""
+
+
+def test_spawned_processes_subprocesses_and_pytest_workers_are_redirected(tmp_path: Path) -> None:
+    facts = facts_of(PARENT, tmp_path)
+    assert facts["spawned"] is True
+    assert facts["subprocess"] == "True"
+    assert facts["pytest"][0] == 0, facts["pytest"][1]
+
+
+def test_another_sitecustomize_still_runs_and_still_fails_as_it_would(tmp_path: Path) -> None:
+    startup = SOURCE_ROOT / "littrainer" / "redirection" / "startup"
+    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.from_the_other_one = __name__\n")
+    path = f"{startup}:{tmp_path}:{SOURCE_ROOT}"
+    done = run_python("-c", f"print(from_the_other_one); {LOOK}", cwd=tmp_path, PYTHONPATH=path)
+    assert done.stdout.split() == ["sitecustomize", "True"]
+    assert done.stderr == ""
+    (tmp_path / "sitecustomize.py").write_text("raise ValueError('from the other one')\n")
+    done = run_python("-c", LOOK, cwd=tmp_path, PYTHONPATH=path)
+    assert done.stdout.strip() == "True"
+    assert "from the other one" in done.stderr
+
+
+def test_an_interpreter_without_littrainer_starts_undisturbed(tmp_path: Path) -> None:
+    # -S leaves site-packages out, where littrainer may be installed.
+    startup = SOURCE_ROOT / "littrainer" / "redirection" / "startup" / "sitecustomize.py"
+    done = run_python("-I", "-S", "-c", f"exec(open({str(startup)!r}).read())\n{LOOK}", cwd=tmp_path)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "False", "")
+
+
+def test_the_environment_is_extended_once_and_keeps_what_was_there() -> None:
+    from littrainer.redirection.redirect import STARTUP_FOLDER, extend_to_children
+
+    environment = {"PYTHONPATH": "mine"}
+    extend_to_children(environment)
+    first = environment["PYTHONPATH"]
+    extend_to_children(environment)
+    assert environment["PYTHONPATH"] == first
+    assert first.split(":")[:2] == [STARTUP_FOLDER, "mine"]
+    assert json.dumps(environment).count("startup") == 1

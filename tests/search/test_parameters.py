@@ -1,0 +1,189 @@
+"""From a trial's parameters to arguments: names, types, rules, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import torch
+
+from littrainer import TrainingArguments
+from littrainer.arguments.choices import OptimizerNames, SchedulerType
+from littrainer.callbacks.state import hp_params
+from littrainer.search import parameters
+from littrainer.search.parameters import SearchMistake, converted, set_parameters
+from littrainer.search.searching import searching
+from littrainer.search.trial import set_up_trial
+from tests.scenarios.trainers import quiet_arguments
+from tests.search.trainers import searched_trainer
+
+
+@dataclass
+class OwnArguments(TrainingArguments):
+    """Arguments of a script, with fields and an attribute of its own."""
+
+    temperature: float = 1
+    prompt: str | None = None
+    layers: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.times_made = getattr(self, "times_made", 0) + 1
+        self.scale = 1.0
+
+
+@pytest.fixture
+def args(tmp_path: Path) -> Any:
+    return quiet_arguments(tmp_path, OwnArguments, max_steps=2)
+
+
+# What a trial gives, what an argument is then, its type included.
+CONVERTED: list[tuple[str, Any, Any]] = [
+    ("weight_decay", 0.1, 0.1),
+    ("learning_rate", "1e-3", 1e-3),
+    ("learning_rate", 1, 1.0),
+    ("learning_rate", np.float64(0.5), 0.5),
+    ("learning_rate", torch.tensor(0.5), 0.5),
+    ("num_train_epochs", 2, 2.0),
+    ("temperature", 2.0, 2),
+    ("seed", 3.7, 3),
+    ("seed", "8", 8),
+    ("seed", np.int64(9), 9),
+    ("per_device_train_batch_size", 16.0, 16),
+    ("bf16", True, True),
+    ("remove_unused_columns", "False", False),
+    ("remove_unused_columns", "true", True),
+    ("remove_unused_columns", 0, False),
+    ("remove_unused_columns", np.bool_(False), False),
+    ("optim", "sgd", OptimizerNames.SGD),
+    ("lr_scheduler_type", SchedulerType.COSINE, SchedulerType.COSINE),
+    ("lr_scheduler_type", "cosine", SchedulerType.COSINE),
+    ("lr_scheduler_kwargs", {"num_cycles": 2}, {"num_cycles": 2}),
+    ("prompt", "Say", "Say"),
+    ("layers", 3.9, 3),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "expected"), CONVERTED)
+def test_a_value_becomes_what_it_was_before(args: Any, name: str, given: Any, expected: Any) -> None:
+    set_parameters(args, {name: given})
+    found = getattr(args, name)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+def test_a_fraction_stays_one_if_the_script_wrote_a_whole_number(args: Any) -> None:
+    args.weight_decay = 0
+    assert converted(args, "weight_decay", 0.1) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"learning_rate": "fast"}, "learning_rate takes float"),
+        ({"optim": "sdg"}, "optim takes OptimizerNames"),
+        ({"seed": float("inf")}, "seed takes int"),
+        ({"learning_rate": [0.1]}, "learning_rate takes float"),
+    ],
+)
+def test_a_value_of_another_type_names_the_argument_and_its_type(args: Any, given: Any, expected: str) -> None:
+    with pytest.raises(SearchMistake, match=rf"A trial sets .*{expected}"):
+        set_parameters(args, given)
+
+
+def test_names_that_are_no_arguments_are_passed_over_with_a_warning_unless_they_are_for_the_model(
+    args: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert set_parameters(args, {"hidden": 16, "seed": 3}, model_gets_trial=True) == {"seed"}
+    assert not hasattr(args, "hidden") and not caplog.text
+    for rate in (0.1, 0.2):
+        set_parameters(args, {"learning_rat": rate})
+    assert caplog.text.count("A trial sets learning_rat, which OwnArguments does not have, did you mean") == 1
+
+
+def test_fields_and_attributes_of_a_scripts_own_arguments_are_set_without_running_its_constructor(args: Any) -> None:
+    set_parameters(args, {"layers": 4, "scale": 0.5})
+    assert (args.layers, args.scale, args.times_made) == (4, 0.5, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"learning_rate": -1.0}, "learning_rate"),
+        ({"fp16": True, "bf16": True}, "fp16 and bf16"),
+        ({"load_best_model_at_end": True, "eval_strategy": "epoch"}, "load_best_model_at_end"),
+    ],
+)
+def test_values_keep_the_rules_of_the_constructor_and_all_or_none_are_set(args: Any, given: Any, message: str) -> None:
+    before = dict(vars(args))
+    with pytest.raises(ValueError, match=message):
+        set_parameters(args, given)
+    assert vars(args) == before
+
+
+def test_what_follows_from_values_is_filled_in(args: Any) -> None:
+    set_parameters(args, {"eval_strategy": "steps", "logging_steps": 7, "metric_for_best_model": "accuracy"})
+    assert (args.eval_steps, args.greater_is_better, args.do_eval) == (7, True, True)
+    set_parameters(args, {"metric_for_best_model": "loss"})
+    assert args.greater_is_better is False
+
+
+@pytest.mark.filterwarnings("ignore:warmup_ratio:FutureWarning")
+def test_a_warmup_that_the_arguments_were_made_with_does_not_come_back(tmp_path: Path) -> None:
+    args = quiet_arguments(tmp_path, warmup_ratio=0.5)
+    for given, steps in (({"warmup_steps": 3}, 3), ({"warmup_ratio": 0.2}, 2), ({"learning_rate": 0.1}, 2)):
+        set_parameters(args, given)
+        assert args.get_warmup_steps(10) == steps
+
+
+def test_earlier_names_count_as_what_they_mean_today(args: Any) -> None:
+    with pytest.warns(FutureWarning, match="per_gpu_train_batch_size"):
+        set_parameters(args, {"per_gpu_train_batch_size": 2, "gradient_checkpointing": True})
+    assert args.per_device_train_batch_size == 2
+    assert args.activation_checkpointing is True
+
+
+def test_the_entry_that_ray_keeps_for_wandb_is_no_parameter(tmp_path: Path) -> None:
+    trainer = searched_trainer(tmp_path)
+    with searching(trainer, "some backend"):
+        set_up_trial(trainer, {"wandb": {"project": "x"}, "seed": 3})
+        assert trainer.args.seed == 3
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (lambda trial: None, "hp_space returned nothing"),
+        (lambda trial: [trial.suggest_int("seed", 1, 2)], "hp_space returned a list"),
+        (lambda trial: {"seed": trial.suggest_int("seed", 5, 1)}, "hp_space failed: ValueError"),
+    ],
+)
+def test_a_space_that_is_wrong_ends_the_search_with_the_reason(tmp_path: Path, space: Any, message: str) -> None:
+    trainer = searched_trainer(tmp_path)
+    trials: list[Any] = []
+    with pytest.raises(SearchMistake, match=message):
+        trainer.hyperparameter_search(lambda trial: trials.append(trial) or space(trial), n_trials=3, backend="optuna")
+    assert len(trials) == 1
+
+
+def test_parameters_of_a_trial_are_read_from_optunas_trials_and_from_dicts() -> None:
+    trial = optuna.trial.FixedTrial({"seed": 3, "data_seed": 4})
+    trial.suggest_int("seed", 1, 5)
+    assert hp_params(trial) == {"seed": 3}
+    assert hp_params({"seed": 3}) == {"seed": 3}
+    with pytest.raises(RuntimeError, match="A trial is a list"):
+        hp_params([3])
+
+
+def test_the_default_spaces_draw_what_those_of_transformers_draw() -> None:
+    import transformers.trainer_utils as theirs
+
+    drawn = {"learning_rate": 1e-5, "num_train_epochs": 2, "seed": 3, "per_device_train_batch_size": 8}
+    trials = [optuna.trial.FixedTrial(drawn) for _ in range(2)]
+    found, expected = parameters.default_hp_space_optuna(trials[0]), theirs.default_hp_space_optuna(trials[1])
+    assert (found, trials[0].distributions) == (expected, trials[1].distributions)
+    assert parameters.default_hp_space_wandb(None) == theirs.default_hp_space_wandb(None)

@@ -1,0 +1,209 @@
+"""Searches on Ray Tune itself, carried out once by `ray_searches.py` for all tests of this file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+from littrainer.search.parameters import SearchMistake
+from littrainer.search.ray_backend import run_hp_search_ray
+from littrainer.search.record import COMPLETE, FAILED, PRUNED, StoredSearch, read_record
+from tests.fidelity.conftest import ROOT, environment_of_runs
+from tests.scenarios.once_per_session import carried_out_once
+from tests.search.ray_searches import BETTER_RATE, FAILING_RATE, NEW_DECAY, NEW_RATE, WORSE_RATE, trainer_for
+from tests.search.trainers import searched_trainer
+
+LONGEST_RUN_SECONDS = 900
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which all searches have been carried out."""
+    return carried_out_once(tmp_path_factory, "ray_searches", carry_out)
+
+
+def carry_out(folder: Path) -> None:
+    """Start the script, and see that nothing of it is left."""
+    # Paths of Ray's sockets have to be short.
+    temporary = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    command = [
+        sys.executable,
+        "-m",
+        "littrainer",
+        "run",
+        str(ROOT / "tests/search/ray_searches.py"),
+        str(folder),
+    ]
+    environment = {**environment_of_runs(), "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, temporary], cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            process.wait(LONGEST_RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            # Ray's processes end with the one that started them.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def outcome(searched: Path, name: str) -> Any:
+    """What a search of the script returned."""
+    log = (searched / "log").read_text()
+    found = (
+        json.loads((searched / "outcomes.json").read_text()).get(name)
+        if "outcomes.json" in os.listdir(searched)
+        else None
+    )
+    assert found is not None and "failed" not in found, f"{found}\n{log[-5000:]}"
+    return found
+
+
+def record(searched: Path, name: str) -> StoredSearch:
+    return read_record(searched / name)
+
+
+def events(searched: Path, name: str, rate: float) -> list[dict[str, Any]]:
+    """What the trials noted that were asked for a learning rate."""
+    lines = (searched / name / "events.jsonl").read_text().splitlines()
+    return [event for line in lines if (event := json.loads(line))["asked_for"] == rate]
+
+
+def objective_of_training(folder: Path, **changes: Any) -> float:
+    """The evaluation loss that a training of the same kind ends with here."""
+    trainer = trainer_for(str(folder), **changes)
+    trainer.train()
+    return trainer.evaluate()["eval_loss"]
+
+
+def test_the_best_trial_has_the_objective_of_the_same_training_outside_of_a_search(
+    searched: Path, tmp_path: Path
+) -> None:
+    run_id, objective, hyperparameters = outcome(searched, "stopped_and_failing")["best"]
+    assert hyperparameters == {"learning_rate": BETTER_RATE}
+    assert objective == objective_of_training(tmp_path, learning_rate=BETTER_RATE, max_steps=4)
+    assert run_id == record(searched, "stopped").trials[0].id
+
+
+def test_asha_stops_a_trial_at_its_first_evaluation_and_the_others_go_on(searched: Path) -> None:
+    outcome(searched, "stopped_and_failing")
+    assert [trial.state for trial in record(searched, "stopped").trials] == [COMPLETE, PRUNED, FAILED]
+    steps_and_ends = [(event["event"], event["step"]) for event in events(searched, "stopped", WORSE_RATE)]
+    assert steps_and_ends == [("begins", 0), ("steps", 1), ("ends", 1)]
+    assert events(searched, "stopped", BETTER_RATE)[-1] | {"pid": 0} == {
+        "event": "ends",
+        "step": 4,
+        "asked_for": BETTER_RATE,
+        "pid": 0,
+    }
+
+
+def test_checkpoints_lie_in_the_folder_that_the_search_was_started_with(searched: Path) -> None:
+    outcome(searched, "stopped_and_failing")
+    complete, stopped, _ = record(searched, "stopped").trials
+    # The script gave a relative output_dir, which counts from where it was started.
+    for trial, steps in ((complete, (1, 2, 3, 4)), (stopped, (1,))):
+        folder = Path(str(trial.folder))
+        assert folder == searched / "stopped" / f"run-{trial.id}"
+        assert sorted(path.name for path in folder.iterdir()) == [f"checkpoint-{step}" for step in steps]
+
+
+def test_a_trial_that_fails_is_recorded_with_its_error_and_the_search_goes_on(searched: Path) -> None:
+    assert outcome(searched, "stopped_and_failing")["trials_in_analysis"] == 3
+    failed = record(searched, "stopped").trials[2]
+    assert failed.error == "RuntimeError: memory ran out in this trial"
+    assert failed.parameters == {"learning_rate": FAILING_RATE}
+
+
+def test_the_trainer_is_left_as_it_was(searched: Path) -> None:
+    found = outcome(searched, "stopped_and_failing")
+    assert found["arguments_kept"] and found["backend_after"] is None
+
+
+def test_a_paused_trial_goes_on_exactly(searched: Path, tmp_path: Path) -> None:
+    paused, other = outcome(searched, "population")["objectives"]
+    kept = events(searched, "population", BETTER_RATE)
+    assert [event["step"] for event in kept if event["event"] == "begins"] == [0, 4]
+    assert len({event["pid"] for event in kept}) == 2
+    assert paused == objective_of_training(tmp_path, learning_rate=BETTER_RATE, num_train_epochs=3)
+    assert outcome(searched, "population")["best"][1] == min(paused, other)
+
+
+def test_a_trial_in_anothers_place_trains_with_the_new_hyperparameters(searched: Path, tmp_path: Path) -> None:
+    outcome(searched, "population")
+    changed = [event for event in events(searched, "population", NEW_RATE) if event["event"] == "steps"]
+    assert [(event["step"], event["decay"]) for event in changed] == [(5, NEW_DECAY), (6, NEW_DECAY)]
+    # The schedule falls to zero over six steps, and goes on from its place.
+    assert [event["rate"] for event in changed] == pytest.approx([NEW_RATE / 6, 0.0])
+    worse = next(
+        trial for trial in record(searched, "population").trials if trial.parameters["learning_rate"] == NEW_RATE
+    )
+    assert [step for step, _ in worse.intermediate] == [2, 4, 6]
+
+
+def test_without_evaluations_while_training_one_is_made_at_the_end(searched: Path) -> None:
+    outcome(searched, "ended_by_a_mistake")
+    found = record(searched, "mistaken")
+    assert found.directions == ["maximize"]
+    first = found.trials[0]
+    assert first.state == COMPLETE and first.parameters == {"hidden": 5, "learning_rate": BETTER_RATE}
+    assert [(step, value < 0) for step, value in first.intermediate] == [(1, True)]
+
+
+def test_hp_name_names_the_folder_of_a_trial(searched: Path) -> None:
+    outcome(searched, "ended_by_a_mistake")
+    first = record(searched, "mistaken").trials[0]
+    assert first.folder == str(searched / "mistaken" / f"rate-{BETTER_RATE}")
+    assert (searched / "mistaken" / f"rate-{BETTER_RATE}" / "checkpoint-1").is_dir()
+
+
+def test_an_error_that_no_hyperparameters_bring_about_ends_the_search(searched: Path) -> None:
+    found = outcome(searched, "ended_by_a_mistake")
+    assert "no_such_switch" in found["error"] and found["backend_after"] is None
+    assert [trial.state for trial in record(searched, "mistaken").trials] == [COMPLETE, FAILED]
+
+
+def test_ctrl_c_ends_the_search_with_the_best_trial_so_far(searched: Path) -> None:
+    # The second one never began.
+    (trial,) = record(searched, "interrupted").trials
+    assert outcome(searched, "interrupted") == {
+        "best": [trial.id, trial.objective, {"learning_rate": BETTER_RATE}],
+        "backend_after": None,
+    }
+    assert [step for step, _ in trial.intermediate] == [1]
+
+
+# ---- What is refused before Ray is started ---------------------------------------------------------------------------
+
+
+def test_several_directions_are_refused(tmp_path: Path) -> None:
+    trainer = searched_trainer(tmp_path)
+    with pytest.raises(ValueError, match="direction"):
+        trainer.hyperparameter_search(lambda trial: {}, direction=["minimize", "maximize"], backend="ray")
+
+
+def test_what_cannot_be_is_refused_before_ray_is_started(tmp_path: Path) -> None:
+    from ray.tune.schedulers import ASHAScheduler
+
+    with pytest.raises(SearchMistake, match='backend="ray" runs each trial in one process'):
+        run_hp_search_ray(SimpleNamespace(args=SimpleNamespace(world_size=2)), 1, "minimize")  # type: ignore[arg-type]
+    trainer = searched_trainer(tmp_path)
+    for given, error, message in (
+        ({"scheduler": ASHAScheduler()}, RuntimeError, "goes by evaluations while trials train"),
+        ({"resources_per_trial": {"gpu": 2}}, ValueError, "gives 2 GPUs to each trial"),
+    ):
+        with pytest.raises(error, match=message):
+            trainer.hyperparameter_search(lambda trial: {"learning_rate": 1e-3}, backend="ray", **given)
