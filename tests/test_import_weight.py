@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import littrainer
-from littrainer.engine.run_lightning import torchmetrics_on_demand as on_demand
+from littrainer.engine import torchmetrics_on_demand as on_demand
 
 from .compat.processes import facts_of
 

@@ -221,8 +221,11 @@ def test_a_seedable_order_can_be_switched_off(tmp_path: Path) -> None:
 def test_the_last_batch_of_a_stream_is_counted_unless_the_stream_is_not_dispatched_and_has_no_length(
     tmp_path: Path, stream: Any, dispatch: bool | None, samples: int | None
 ) -> None:
-    loader = loader_for(tmp_path, stream(vector_rows(7)), accelerator_config={"dispatch_batches": dispatch})
-    assert loader.samples_in_last_batch(torch.zeros(1)) == samples
+    args = quiet_arguments(tmp_path, accelerator_config={"dispatch_batches": dispatch})
+    collate: Any = torch.utils.data.default_collate
+    loader = build_loader(args, stream(vector_rows(7)), collate=collate, batch_size=3, sampler=None, is_training=True)
+    list(loader)
+    assert loader.samples_in_last_batch() == samples
 
 
 class NotedTensor(torch.Tensor):

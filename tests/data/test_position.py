@@ -20,7 +20,7 @@ from littrainer.data.position import (
     skips_by_index,
     without_first_batches,
 )
-from littrainer.data.samplers import BatchRebalanceSampler, EpochSeededSampler
+from littrainer.data.samplers import EpochSeededSampler
 from tests.data.test_loaders import Numbers
 from tests.scenarios.data import Stream
 
@@ -146,7 +146,7 @@ def test_a_shortened_loader_keeps_how_its_batches_are_made_and_what_epoch_they_a
     )
     shorter = without_first_batches(loader, 1)
     assert (shorter.collate_fn, shorter.num_workers, shorter.prefetch_factor) == (tuple, 1, 4)
-    assert shorter.samples_in_last_batch(None) == 1
+    assert shorter.samples_in_last_batch() == 1
     shorter.set_epoch(6)
     assert loader.sampler.epoch == 6
 
@@ -191,16 +191,6 @@ def test_empty_batches_let_each_worker_have_the_batches_it_would_have_had(number
     batches = list(LaterBatches(BatchSampler(SequentialSampler(range(12)), 2, drop_last=False), number, turns=3))
     assert batches[:padding] == [[]] * padding
     assert batches[padding][0] == 2 * number
-
-
-def test_the_split_of_skipped_optimizer_steps_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampler = BatchRebalanceSampler(range(1, 25), effective_batch_size=6, dp_size=1, grad_accum=2)
-    whole = list(sampler)
-    split: list[Any] = []
-    compute = sampler._micro_batches
-    monkeypatch.setattr(sampler, "_micro_batches", lambda samples: split.append(samples) or compute(samples))
-    assert list(LaterBatches(sampler, 5)) == whole[5:]
-    assert len(split) == 2
 
 
 @pytest.mark.parametrize("kind", [DataLoader, LookaheadLoader])

@@ -1,20 +1,18 @@
 from __future__ import annotations
 
-import pickle
 import random
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from littrainer.data.generators import drawn_from, host_states
 from littrainer.data.loaders import LookaheadLoader
-from littrainer.data.position import DataProgress, without_first_batches
+from littrainer.data.position import without_first_batches
 from littrainer.data.workers import (
     Report,
     ReportingCollate,
-    UnaskedForNothing,
     WorkerStates,
     reporting_workers,
     without_reports,
@@ -24,12 +22,6 @@ from tests.data.test_loaders import Numbers
 
 def drawing(samples: list[Any]) -> list[Any]:
     return [*samples, random.random(), torch.rand(1).item()]
-
-
-def test_a_report_survives_the_way_from_the_worker() -> None:
-    states = host_states()
-    received = pickle.loads(pickle.dumps(Report(1, states, is_padding=False)))
-    assert received.worker == 1 and not drawn_from(states, received.states)
 
 
 def test_generators_are_reported_first_and_then_where_they_were_drawn_from() -> None:
@@ -65,22 +57,9 @@ def draw_and_read() -> Any:
     return host_states()
 
 
-def test_a_worker_before_its_first_batch_stands_where_a_new_one_does() -> None:
-    workers = WorkerStates()
-    list(workers.batches(iter([(["a"], Report(0, host_states(), is_padding=False))])))
-    assert workers.before_last_batch() == {}
-
-
 def test_other_pairs_than_reports_are_batches() -> None:
     pairs: list[Any] = [("x", "y"), [1, 2]]
     assert list(without_reports(iter(pairs))) == pairs
-
-
-def test_a_loader_has_its_own_collator_again_after_its_workers_were_started() -> None:
-    loader = DataLoader(Numbers(2), collate_fn=drawing, worker_init_fn=print)
-    with reporting_workers(loader, {0: host_states()}):
-        assert loader.collate_fn is not drawing and loader.worker_init_fn is not print
-    assert loader.collate_fn is drawing and loader.worker_init_fn is print
 
 
 def test_a_worker_goes_on_from_the_states_it_is_given() -> None:
@@ -109,16 +88,6 @@ def test_a_loader_whose_workers_report_and_live_on_still_gives_plain_batches() -
     assert list(loader.read(Watch())) == list(loader) == [[0], [1], [2]]
 
 
-def test_a_dataset_is_not_asked_for_nothing_and_is_the_same_otherwise() -> None:
-    class Batched(Numbers):
-        def __getitems__(self, indices: list[int]) -> list[int]:
-            return list(torch.stack([torch.tensor(index) for index in indices]))
-
-    dataset = UnaskedForNothing(Batched(4))
-    assert dataset.__getitems__([]) == [] and dataset.__getitems__([1, 2]) == [1, 2]
-    assert len(dataset) == 4 and dataset[3] == 3
-
-
 class Noisy(Numbers):
     """To whose samples workers add what `worker_init_fn` has set; `dataset` is what many wrappers call theirs."""
 
@@ -143,18 +112,3 @@ def test_what_the_scripts_function_sets_on_a_workers_dataset_counts_where_batche
     with reporting_workers(later, states, has_empty_batches=True):
         answers = DataLoader.__iter__(later)
     assert list(without_reports(answers)) == list(loader)[3:] == [[203], [104], [205]]
-
-
-def test_an_attribute_of_a_scripts_batch_sampler_hides_no_dataset() -> None:
-    batches: Any = BatchSampler(SequentialSampler(range(4)), 2, drop_last=False)
-    batches.padding = 2
-    dataset = Noisy(4)
-    loader = LookaheadLoader(dataset, batch_sampler=batches, num_workers=1)
-    seen: list[Any] = []
-
-    def begin() -> Any:
-        seen.append(loader.dataset)
-        return iter(())
-
-    DataProgress().begin(loader, begin)
-    assert seen == [dataset]

@@ -3,54 +3,34 @@
 from __future__ import annotations
 
 import os
-import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.distributed.together import port_for_a_meeting, wait_for_all
-from tests.fidelity.conftest import ROOT, environment_of_runs
+from tests.distributed.together import PROCESSES, found_together
 from tests.fidelity.side import MODES
-from tests.scenarios.once_per_session import carried_out_once
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
-PROCESSES = 2
 # As in `training_process`, which cannot be imported outside of its processes.
 SAVED_STEP = 3
 
 Found = list[dict[str, Any]]
 
 
-def run_together(folder: Path) -> None:
-    place = {"WORLD_SIZE": str(PROCESSES), "LOCAL_WORLD_SIZE": str(PROCESSES), "MASTER_ADDR": "127.0.0.1"}
-    place["MASTER_PORT"] = str(port_for_a_meeting())
-    processes = []
-    for rank in range(PROCESSES):
-        with (folder / f"out{rank}").open("w") as out, (folder / f"log{rank}").open("w") as log:
-            processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tests.distributed.training_process", str(folder)],
-                    cwd=ROOT,
-                    env={**environment_of_runs(), **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdout=out,
-                    stderr=log,
-                )
-            )
-    wait_for_all(processes, [folder / f"log{rank}" for rank in range(PROCESSES)], LONGEST_WAIT_SECONDS)
-
-
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Found]:
     """Where two processes, started once for all tests, wrote what they found and printed."""
-    return carried_out_once(tmp_path_factory, "training-together", run_together)
+    return found_together(tmp_path_factory, "training-together", "tests.distributed.training_process")
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> Found:
-    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(PROCESSES)]
+def folder(together: tuple[Path, Found]) -> Path:
+    return together[0]
+
+
+@pytest.fixture(scope="module")
+def found(together: tuple[Path, Found]) -> Found:
+    return together[1]
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -35,20 +35,23 @@ Speaker = Callable[[int], None]
 def speak_as(monkeypatch: pytest.MonkeyPatch) -> Iterator[Speaker]:
     """Lets this process be one of two that share a store."""
     store = dist.HashStore()
-    for patience in ("SECONDS_UNTIL_WORDS_ARRIVE", "SECONDS_UNTIL_ALL_WAIT_IN_VAIN"):
+    for patience in ("SECONDS_UNTIL_WORDS_ARRIVE", "SECONDS_UNTIL_ALL_WAIT_IN_VAIN", "SECONDS_UNTIL_ALL_HAVE_FAILED"):
         monkeypatch.setattr(failure_report, patience, 0.1)
     # What each of them has said itself.
-    own: dict[int, str | None] = {}
+    names = ("_own_words", "_blocks_left", "_own_failure")
+    own: dict[int, list[Any]] = {}
 
     def speak_as(rank: int) -> None:
         if failure_report._group is not None:
-            own[failure_report._group.rank] = failure_report._own_words
+            own[failure_report._group.rank] = [getattr(failure_report, name) for name in names]
         report_errors(store, rank, 2)
-        failure_report._own_words = own.get(rank)
+        for name, value in zip(names, own.get(rank, [None, 0, ""]), strict=True):
+            setattr(failure_report, name, value)
 
     with own_hook():
         yield speak_as
     failure_report._group = failure_report._own_words = None
+    failure_report._blocks_left, failure_report._own_failure = 0, ""
 
 
 @contextmanager
@@ -116,6 +119,22 @@ def test_an_agreement_that_ends_in_an_error_says_who_has_failed(
     why = "Process 0 of 2 can no longer agree with the others: process 1 failed with ValueError: sample 17 is damaged"
     with pytest.raises(LostProcess, match=why):
         agreement.agreed(True)
+
+
+def test_after_an_error_that_one_process_alone_has_caught_it_agrees_on_nothing_while_the_others_train(
+    speak_as: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speak_as(1)
+    with pytest.raises(ValueError), naming_failed_processes("training"):
+        raise ValueError("sample 17 is damaged")
+    monkeypatch.setattr(agreement, "are_several", lambda: True)
+    why = (
+        "Process 1 of 2 cannot go on: before, it failed in training with ValueError: sample 17 is damaged, and process "
+        "0 is still in it"
+    )
+    for work in (lambda: agreement.agreed(True), naming_failed_processes("the evaluation").__enter__):
+        with pytest.raises(LostProcess, match=why):
+            work()
 
 
 def test_an_error_of_the_script_stays_as_it_is(speak_as: Speaker) -> None:

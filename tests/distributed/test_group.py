@@ -175,15 +175,6 @@ def test_several_processes_that_do_not_know_where_to_meet_are_refused_by_the_tra
         Trainer(torch.nn.Linear(1, 1), args)
 
 
-def test_several_processes_need_a_torch_with_distributed(
-    arguments: TrainingArguments, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_only(monkeypatch, RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
-    monkeypatch.setattr(dist, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match=r"no torch\.distributed"):
-        ensure_process_group(arguments)
-
-
 def test_processes_that_end_right_after_an_agreement_end_well(tmp_path: Path) -> None:
     # Python's lock is kept from gloo's threads until the process is about to end.
     script = """

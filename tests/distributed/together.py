@@ -83,14 +83,14 @@ def run_together(module: str, folder: Path, are_told_where_to_meet: bool = True)
     logs = [folder / f"log{rank}" for rank in range(PROCESSES)]
     for rank in range(PROCESSES):
         ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        with logs[rank].open("w") as log:
+        with (folder / f"out{rank}").open("w") as out, logs[rank].open("w") as log:
             processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", module, str(folder)],
                     cwd=ROOT,
                     env={**environment_of_runs(), **meeting, **sizes, **ranks},
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
+                    stdout=out,
+                    stderr=log,
                 )
             )
     wait_for_all(processes, logs, LONGEST_WAIT_SECONDS)

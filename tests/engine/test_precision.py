@@ -47,15 +47,15 @@ class StepwiseTrainer(Trainer):
 
 @pytest.fixture(autouse=True)
 def scaling_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("arguments.destinations", "mixed_precision"):
+    for module in ("arguments.destinations", "strategies.mixed_precision"):
         monkeypatch.setattr(f"littrainer.{module}.lightning_precision", lambda args: "16-mixed")
     monkeypatch.setitem(_keyword_table(), "precision", lambda args: "16-mixed")
 
 
 def _keyword_table() -> dict[str, Any]:
-    from littrainer.engine import run_lightning
+    from littrainer.engine import lightning_trainer
 
-    return run_lightning.DERIVED_KEYWORDS
+    return lightning_trainer.DERIVED_KEYWORDS
 
 
 def scaled_trainer(folder: Path, model: nn.Module, kind: type[Trainer] = Trainer, **changes: Any) -> Trainer:

@@ -42,6 +42,10 @@ trainer.evaluate()
 trainer.predict(Rows(vector_rows(4)))
 """
 
+LOG_LEVEL_NUMBERS = {
+    name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")
+} | {"detail": logging.DEBUG}
+
 
 @pytest.fixture(autouse=True)
 def loggers() -> Iterator[dict[str, logging.Logger]]:

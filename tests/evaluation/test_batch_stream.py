@@ -18,12 +18,8 @@ def test_lightning_is_told_a_length_for_any_loader(batches_per_step: int) -> Non
     assert len(BatchStream(iter("ab"), batches_per_step)) > 10**9
 
 
-def test_batches_are_handed_out_one_by_one_as_they_are() -> None:
-    assert [*iter(BatchStream(iter("ab")))] == ["a", "b"]
-
-
 @pytest.mark.parametrize(("count", "lengths"), [(0, []), (1, [1]), (3, [3]), (4, [3, 1]), (6, [3, 3]), (7, [3, 3, 1])])
-def test_stretches_hold_every_batch_once_and_in_order(count: int, lengths: list[int]) -> None:
+def test_chunks_hold_every_batch_once_and_in_order(count: int, lengths: list[int]) -> None:
     chunks = handed_out(BatchStream(range(count), 3))
     assert [len(chunk) for chunk in chunks] == lengths
     assert [batch for chunk in chunks for batch in chunk] == list(range(count))
@@ -59,7 +55,7 @@ def test_the_loader_begins_with_the_first_batch_however_often_an_iterator_is_ask
     assert handed_out(stream) == [[1]] and begun == ["begun"]
 
 
-def test_a_stretch_that_is_left_early_loses_no_batch() -> None:
+def test_a_chunk_that_is_left_early_loses_no_batch() -> None:
     seen = [next(single_batches(chunk)) for chunk in BatchStream(range(4), 3)]
     assert seen == [0, 1, 2, 3]
 
@@ -80,9 +76,3 @@ def test_an_iterator_that_begins_again_when_asked_once_more_is_not_asked() -> No
             return self.number
 
     assert handed_out(BatchStream(Circular(), 4)) == [[1, 2]]
-
-
-def test_a_released_stream_holds_nothing() -> None:
-    stream = BatchStream([1, 2], 2)
-    stream.release()
-    assert handed_out(stream) == []

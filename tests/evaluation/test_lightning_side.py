@@ -43,19 +43,15 @@ def trainer_over_many_batches(folder: Path, **changes: Any) -> Trainer:
     return quiet_trainer(folder, given=given, per_device_eval_batch_size=1, **changes)
 
 
-def test_batches_that_nobody_listens_to_go_through_lightnings_loop_in_stretches(
+def test_batches_that_nobody_listens_to_go_through_lightnings_loop_in_chunks(
     tmp_path: Path, handed_out: list[str]
 ) -> None:
-    trainer = trainer_over_many_batches(tmp_path)
+    trainer = trainer_over_many_batches(tmp_path, max_steps=1, eval_on_start=True)
     predictions = trainer.predict(trainer.eval_dataset).predictions
     assert handed_out == ["BatchChunk", "BatchChunk"] and len(predictions) == ROWS
     trainer.evaluate()
-    assert handed_out == ["BatchChunk"] * 4
-
-
-def test_so_they_do_in_training(tmp_path: Path, handed_out: list[str]) -> None:
-    trainer_over_many_batches(tmp_path, max_steps=1, eval_on_start=True).train()
-    assert handed_out == ["BatchChunk", "BatchChunk"]
+    trainer.train()
+    assert handed_out == ["BatchChunk"] * 6
 
 
 class Listening(pl.Callback):
@@ -93,7 +89,7 @@ def test_further_keywords_of_lightning_see_each_batch_and_a_callback_without_suc
     assert handed_out == ["BatchChunk", "BatchChunk"]
 
 
-def test_a_signal_ends_an_evaluation_after_its_batch_and_not_after_the_stretch(tmp_path: Path) -> None:
+def test_a_signal_ends_an_evaluation_after_its_batch_and_not_after_the_chunk(tmp_path: Path) -> None:
     seen: list[int] = []
 
     class Stopped(Trainer):
@@ -143,19 +139,6 @@ def test_another_model_or_other_arguments_get_an_evaluation_of_their_own(tmp_pat
     trainer.args.lightning = {"limit_val_batches": 1}
     trainer.evaluate()
     assert trainer.idle_evaluator is not kept
-
-
-def test_lightning_callbacks_get_a_lightning_trainer_of_their_own_for_each_evaluation(tmp_path: Path) -> None:
-    seen: list[Any] = []
-
-    class Noting(pl.Callback):
-        def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
-            seen.append(trainer)
-
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [Noting()]})
-    trainer.evaluate()
-    trainer.evaluate()
-    assert len(set(map(id, seen))) == 2
 
 
 def test_an_evaluation_that_failed_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from littrainer import EvalPrediction, Trainer, TrainerCallback
-from littrainer.evaluation import gathering
 from tests.fidelity.compare import first_difference
 from tests.scenarios.data import Rows, Stream, vector_rows
 from tests.scenarios.metrics import accuracy
-from tests.scenarios.models import CLASSES, NoisyClassifier, VectorClassifier
+from tests.scenarios.models import NoisyClassifier, VectorClassifier
 from tests.scenarios.trainers import quiet_trainer
 
 SPEEDS = {"runtime", "samples_per_second", "steps_per_second"}
@@ -39,21 +38,14 @@ class LightningWatcher(pl.Callback):
 
 def test_training_evaluation_and_prediction_all_run_on_lightnings_loops(tmp_path: Path) -> None:
     watcher = LightningWatcher()
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [watcher]}, max_steps=2)
+    during = {"eval_strategy": "steps", "eval_steps": 2, "eval_on_start": True}
+    trainer = quiet_trainer(tmp_path, given={"callbacks": [watcher]}, max_steps=2, **during)
     trainer.train()
-    assert watcher.batches == {"train": 2, "validation": 0, "predict": 0}
+    assert watcher.batches == {"train": 2, "validation": 2 * 3, "predict": 0}
     trainer.evaluate()
-    assert watcher.batches == {"train": 2, "validation": 3, "predict": 0}
+    assert watcher.batches == {"train": 2, "validation": 3 * 3, "predict": 0}
     trainer.predict(Rows(vector_rows(5)))
-    assert watcher.batches == {"train": 2, "validation": 3, "predict": 2}
-
-
-def test_an_evaluation_during_training_runs_on_lightnings_loop_too(tmp_path: Path) -> None:
-    watcher = LightningWatcher()
-    quiet_trainer(
-        tmp_path, given={"callbacks": [watcher]}, max_steps=3, eval_strategy="steps", eval_steps=1, eval_on_start=True
-    ).train()
-    assert watcher.batches == {"train": 3, "validation": 4 * 3, "predict": 0}
+    assert watcher.batches == {"train": 2, "validation": 3 * 3, "predict": 2}
 
 
 def test_a_prediction_made_by_a_callback_during_training_is_an_evaluation_to_lightning(tmp_path: Path) -> None:
@@ -92,12 +84,6 @@ def test_preparing_the_model_is_timed_in_the_first_evaluation_and_not_after_trai
     assert "eval_model_preparation_time" not in trainer.evaluate()
 
 
-def test_predictions_are_named_test_unless_another_prefix_is_given(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path)
-    assert "test_loss" in trainer.predict(Rows(vector_rows(4))).metrics
-    assert "final_loss" in trainer.predict(Rows(vector_rows(4)), metric_key_prefix="final").metrics
-
-
 def test_several_datasets_are_named_in_their_metrics(tmp_path: Path) -> None:
     datasets = {"near": Rows(vector_rows(4)), "far": Rows(vector_rows(5, seed=3))}
     trainer = quiet_trainer(tmp_path, given={"eval_dataset": datasets})
@@ -107,15 +93,6 @@ def test_several_datasets_are_named_in_their_metrics(tmp_path: Path) -> None:
     assert named["only_loss"] == metrics["eval_far_loss"]
     given = trainer.evaluate({"again": datasets["near"]})
     assert given["eval_again_loss"] == metrics["eval_near_loss"]
-
-
-def test_the_loss_weighs_a_shorter_last_batch_by_its_samples(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path)
-    rows = vector_rows(7, seed=1)
-    inputs = torch.stack([row["x"] for row in rows]), torch.tensor([row["labels"] for row in rows])
-    with torch.no_grad():
-        whole = trainer.model(*inputs)["loss"].item()
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(whole, rel=1e-6)
 
 
 class LossesOf(VectorClassifier):
@@ -214,12 +191,6 @@ def test_predictions_without_labels_have_no_loss_and_no_labels(tmp_path: Path) -
     assert "test_loss" not in output.metrics
 
 
-def test_only_the_loss_is_kept_where_nothing_else_is_asked_for(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, prediction_loss_only=True)
-    output = trainer.predict(Rows(vector_rows(5)))
-    assert output.predictions is None and output.label_ids is None and "test_loss" in output.metrics
-
-
 def test_the_samples_of_a_stream_are_counted_as_they_come(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path)
     loader = trainer.get_test_dataloader(Stream(vector_rows(7)))
@@ -286,12 +257,6 @@ def test_gradients_optimizer_and_schedule_stay_and_modes_are_left_in_evaluation(
     assert not any(module.training for module in model.modules()) and optimizer.mode == "eval"
 
 
-def test_neither_optimizer_nor_schedule_is_made_for_an_evaluation(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path)
-    trainer.evaluate()
-    assert trainer.optimizer is None and trainer.lr_scheduler is None
-
-
 def test_an_evaluation_leaves_the_lightning_trainer_of_the_training_in_place(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, max_steps=1)
     trainer.evaluate()
@@ -333,26 +298,20 @@ def test_what_a_script_gathers_in_its_prediction_step_leaves_out_what_fills_the_
     assert len(trainer.accelerator.gather_for_metrics(torch.zeros(3))) == 3
 
 
-def test_samples_of_a_loader_without_a_dataset_are_counted_by_num_examples(tmp_path: Path) -> None:
-    class Counting(Trainer):
-        def num_examples(self, dataloader: Any) -> int:
-            return 123
-
-    trainer = quiet_trainer(tmp_path, kind=Counting)
-    batch = {"x": torch.ones(2, 6), "labels": torch.tensor([0, 1])}
-    assert trainer.evaluation_loop([batch], "Evaluation").num_samples == 123
-
-
 def test_samples_that_came_are_counted_where_the_loader_or_its_dataset_tells_of_none(tmp_path: Path) -> None:
     class Counting(Trainer):
+        number = 123
+
         def num_examples(self, dataloader: Any) -> int:
-            return 0
+            return self.number
 
     class Unsure(list[Any]):
         dataset = ()
 
     batch = {"x": torch.ones(2, 6), "labels": torch.tensor([0, 1])}
-    trainer = quiet_trainer(tmp_path, kind=Counting)
+    trainer: Any = quiet_trainer(tmp_path, kind=Counting)
+    assert trainer.evaluation_loop([batch], "Evaluation").num_samples == 123
+    trainer.number = 0
     assert trainer.evaluation_loop([batch, batch], "Evaluation").num_samples == 4
     assert trainer.evaluation_loop(Unsure([batch]), "Evaluation").num_samples == 2
     assert trainer.evaluation_loop([], "Evaluation").num_samples == 0
@@ -381,16 +340,12 @@ def test_the_name_of_a_dataset_that_is_not_there_is_refused_with_those_that_are(
         trainer.evaluate("fat")
     with pytest.raises(ValueError, match=r"dict of them \(near, far\)"):
         trainer.get_eval_dataloader()
-
-
-def test_a_name_where_there_is_one_dataset_only_is_refused_with_its_kind(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match=r"'near'.*no dict of them but a Rows"):
         quiet_trainer(tmp_path).evaluate("near")
-
-
-def test_an_evaluation_without_a_dataset_names_what_to_pass(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="eval_dataset"):
         quiet_trainer(tmp_path, given={"eval_dataset": None}).evaluate()
+    with pytest.raises(ValueError, match="test_dataset"):
+        quiet_trainer(tmp_path).predict(None)
 
 
 def test_a_dataset_given_for_once_is_evaluated_although_workers_of_another_are_kept(tmp_path: Path) -> None:
@@ -400,23 +355,3 @@ def test_a_dataset_given_for_once_is_evaluated_although_workers_of_another_are_k
     other = Rows(vector_rows(4, seed=5))
     assert len(trainer.get_eval_dataloader(other).dataset) == 4
     assert trainer.get_eval_dataloader() is kept
-
-
-@pytest.mark.parametrize("samples", [7, 9])
-def test_the_arrays_of_an_evaluation_are_allocated_once_at_their_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: int
-) -> None:
-    sizes: list[int] = []
-    allocate = gathering._memory
-
-    def noting(*given: Any) -> torch.Tensor:
-        memory = allocate(*given)
-        sizes.append(memory.nbytes)
-        return memory
-
-    monkeypatch.setattr(gathering, "_memory", noting)
-    monkeypatch.setattr(gathering, "WAITING_BYTES", 1)
-    trainer = quiet_trainer(tmp_path, given={"compute_metrics": accuracy})
-    trainer.evaluate(Rows(vector_rows(samples)))
-    losses, logits, labels = 4 * samples, 4 * samples * CLASSES, 8 * samples
-    assert sorted(sizes) == sorted([losses, logits, labels])

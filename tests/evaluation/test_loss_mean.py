@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from littrainer import Trainer
+from tests.evaluation.test_loop import LossesOf
 from tests.scenarios.collators import pad_tokens
 from tests.scenarios.data import Rows, Stream, language_rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_gpt2
@@ -74,17 +75,6 @@ def test_by_labels_the_loss_of_a_language_model_is_the_mean_over_its_tokens(tmp_
     assert losses["samples"] != pytest.approx(float(per_token), rel=1e-4)
 
 
-class LossesOf(VectorClassifier):
-    """Its loss at each batch is the next of a list."""
-
-    def __init__(self, losses: list[float]) -> None:
-        super().__init__()
-        self.losses = iter(losses)
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
-        return {"loss": torch.tensor(next(self.losses)), "logits": self.logits(x)}
-
-
 @pytest.mark.parametrize(
     ("losses", "filtered", "mean"),
     [
@@ -133,13 +123,3 @@ def test_without_labels_there_is_no_loss_and_labels_that_cannot_be_counted_weigh
     with torch.no_grad():
         whole = float(listed.model.eval()(x, labels)["loss"])
     assert listed.evaluate()["eval_loss"] == pytest.approx(whole, rel=1e-6)
-
-
-def test_the_losses_that_a_metric_function_gets_are_the_same_for_each_weighting(tmp_path: Path) -> None:
-    seen = []
-    for weighting in ("batches", "samples", "labels"):
-        torch.manual_seed(0)
-        trainer = quiet_trainer(tmp_path, eval_loss_weighting=weighting, include_for_metrics=["loss"])
-        trainer.compute_metrics = lambda prediction: seen.append(prediction.losses.tolist()) or {}
-        trainer.evaluate()
-    assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 7

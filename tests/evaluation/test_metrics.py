@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from collections import UserDict, defaultdict
 from fractions import Fraction
 from pathlib import Path
@@ -12,8 +11,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from littrainer import Trainer
-from littrainer.checkpoint.verification import get_last_checkpoint
-from littrainer.evaluation import metrics as metrics_module
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.trainers import quiet_trainer
 
@@ -54,21 +51,6 @@ def test_an_error_of_the_metric_function_keeps_its_type_and_names_step_and_funct
     assert "word_error_rate" in note and "optimizer step 4 of 6" in note and "resume_from_checkpoint=True" in note
 
 
-def test_the_last_checkpoint_before_such_an_error_resumes_to_the_same_weights(tmp_path: Path) -> None:
-    broken = quiet_trainer(tmp_path / "broken", given={"compute_metrics": failing_at_call(2)}, **WITH_CHECKPOINTS)
-    with pytest.raises(MetricError):
-        broken.train()
-    last = get_last_checkpoint(str(tmp_path / "broken"))
-    assert last is not None and last.endswith("checkpoint-2")
-    mended = quiet_trainer(tmp_path / "broken", given={"compute_metrics": accuracy}, **WITH_CHECKPOINTS)
-    mended.train(resume_from_checkpoint=True)
-    whole = quiet_trainer(tmp_path / "whole", given={"compute_metrics": accuracy}, **WITH_CHECKPOINTS)
-    whole.train()
-    for name, weight in whole.model.state_dict().items():
-        assert torch.equal(weight, mended.model.state_dict()[name])
-    assert mended.state.best_metric == whole.state.best_metric
-
-
 def test_outside_of_training_the_note_speaks_of_no_step(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, given={"compute_metrics": failing_at_call(1)})
     with pytest.raises(MetricError) as caught:
@@ -85,18 +67,6 @@ def test_an_error_in_a_metric_of_single_batches_is_noted_too(tmp_path: Path) -> 
     with pytest.raises(MetricError) as caught:
         trainer.evaluate()
     assert "summing" in notes_of(caught.value)
-
-
-def test_where_python_prints_no_notes_the_note_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    class OldError:
-        """An exception of Python 3.10 has no `add_note`."""
-
-    error: Any = OldError()
-    with caplog.at_level(logging.ERROR, logger=metrics_module.__name__):
-        metrics_module.add_note(error, "where it happened")
-        metrics_module.add_note(error, "and when")
-    assert error.__notes__ == ["where it happened", "and when"]
-    assert "where it happened" in caplog.text
 
 
 @pytest.mark.parametrize("returned", [None, 0.5, [("accuracy", 0.5)], (0.5,), "0.5"])
@@ -134,13 +104,6 @@ def test_a_metric_that_no_checkpoint_can_hold_is_refused_at_the_evaluation(tmp_p
     with pytest.raises(TypeError, match=r"report.*'by_class'.*optimizer step 2 of 6.*JSON") as caught:
         trainer.train()
     assert type(value).__name__ in str(caught.value)
-
-
-def test_a_long_value_is_named_by_its_beginning(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path, given={"compute_metrics": lambda _: ["word"] * 1000})
-    with pytest.raises(TypeError) as caught:
-        trainer.evaluate()
-    assert len(str(caught.value)) < 400
 
 
 def test_where_nothing_is_saved_whatever_can_be_logged_may_stand_among_the_metrics(tmp_path: Path) -> None:

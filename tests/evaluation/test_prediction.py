@@ -10,7 +10,7 @@ from torch import nn
 
 from littrainer.evaluation.prediction import predict_batch
 from tests.scenarios.data import Rows, vector_rows
-from tests.scenarios.models import FEATURES, VectorClassifier
+from tests.scenarios.models import FEATURES
 from tests.scenarios.trainers import quiet_trainer
 
 ROWS = 3
@@ -70,11 +70,6 @@ def test_a_tuple_of_outputs_begins_with_the_loss_where_there_are_labels(tmp_path
     loss, without_labels, labels = predicted(tmp_path, Talkative(as_tuple=True), {"x": torch.ones(ROWS, FEATURES)})
     assert len(with_labels) == len(without_labels) == 3
     assert loss is None and labels is None
-
-
-def test_an_only_output_is_not_wrapped_in_a_tuple(tmp_path: Path) -> None:
-    _, logits, _ = predicted(tmp_path, VectorClassifier(), batch())
-    assert isinstance(logits, torch.Tensor) and logits.shape == (ROWS, 3)
 
 
 def test_labels_are_taken_before_the_loss_may_take_them_out_of_the_batch(tmp_path: Path) -> None:
@@ -143,18 +138,13 @@ def measured(folder: Path, model: nn.Module, **given: Any) -> Any:
         (lambda logits: {"logits": logits.mean(dim=0)}, r"\(2,\)"),
         (lambda logits: {"logits": logits[:1]}, r"\(1, 2\)"),
         (lambda logits: {"logits": logits.repeat(2, 1)[1:]}, r"\(5, 2\)"),
+        (lambda logits: {"logits": logits[:1], "other": logits.sum()}, r"\(1, 2\), other of shape \(\)"),
     ],
-    ids=["mean over the batch", "first row", "more rows"],
+    ids=["mean over the batch", "first row", "more rows", "a number beside it"],
 )
 def test_predictions_that_lose_the_batch_are_named_with_their_shape(tmp_path: Path, reduce: Any, shape: str) -> None:
     with pytest.raises(ValueError, match=rf"logits of shape {shape}.*'labels' have 3 rows.*first dimension"):
         measured(tmp_path, Reducing(reduce))
-
-
-def test_outputs_of_a_tuple_are_named_by_their_place(tmp_path: Path) -> None:
-    model = Reducing(lambda logits: {"one": logits[:1], "other": logits.sum()}, as_tuple=True)
-    with pytest.raises(ValueError, match=r"output 0 of shape \(1, 2\), output 1 of shape \(\)"):
-        measured(tmp_path, model)
 
 
 def test_labels_of_another_length_than_the_predictions_are_refused(tmp_path: Path) -> None:
@@ -224,8 +214,3 @@ def test_a_bare_tensor_keeps_its_rows_also_for_a_batch_of_one_sample(tmp_path: P
     model.forward = lambda x: nn.Linear.forward(model, x)  # type: ignore[method-assign]
     rows = [{"x": row["x"]} for row in vector_rows(7)]
     assert quiet_trainer(tmp_path, model).predict(Rows(rows)).predictions.shape == (7, 2)
-
-
-def test_a_prediction_of_nothing_names_what_to_pass(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="test_dataset"):
-        quiet_trainer(tmp_path).predict(None)

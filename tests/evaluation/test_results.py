@@ -65,11 +65,6 @@ def test_metrics_become_numbers_that_json_knows() -> None:
     assert json.loads(json.dumps(plain))["tensor"] == 2.5
 
 
-def test_a_tensor_of_several_numbers_stays_a_tensor() -> None:
-    tensor = torch.ones(2)
-    assert ours.denumpify_detensorize({"a": tensor})["a"] is tensor
-
-
 @pytest.mark.parametrize("name", ["TrainOutput", "EvalLoopOutput", "PredictionOutput"])
 def test_outputs_have_the_fields_of_transformers_in_its_order(name: str) -> None:
     assert getattr(ours, name)._fields == getattr(theirs, name)._fields

@@ -26,13 +26,12 @@ from littrainer import EarlyStoppingCallback, EvalPrediction, StreamingMetrics, 
 from littrainer.evaluation.gathering import BatchCollection
 from littrainer.evaluation.streaming import streaming_metrics
 from tests.scenarios.collators import pad_tokens
-from tests.scenarios.data import Rows, Stream, language_rows, tag_rows, vector_rows
+from tests.scenarios.data import Rows, language_rows, tag_rows, vector_rows
 from tests.scenarios.metrics import accuracy
 from tests.scenarios.models import (
     CLASSES,
     FEATURES,
     VOCABULARY_SIZE,
-    LosslessClassifier,
     VectorClassifier,
     tiny_bert_tagger,
     tiny_llama,
@@ -172,13 +171,6 @@ def test_logits_are_preprocessed_before_they_are_streamed(tmp_path: Path) -> Non
     assert streamed != evaluated(tmp_path, {"accuracy": micro_accuracy()})
 
 
-def test_a_stream_without_length_is_evaluated(tmp_path: Path) -> None:
-    given = {"eval_dataset": Stream(vector_rows(7, seed=1))}
-    assert evaluated(tmp_path, {"accuracy": micro_accuracy()}, given=given) == evaluated(
-        tmp_path, {"accuracy": micro_accuracy()}
-    )
-
-
 # ---- Names and values -----------------------------------------------------------------------------------------------
 
 
@@ -229,10 +221,6 @@ def test_each_number_gets_a_name_and_can_be_written_as_json(tmp_path: Path, metr
     assert set(found) == {f"eval_{name}" for name in names}
     assert {type(value) for value in found.values()} <= {int, float}
     json.dumps(found)
-
-
-def test_a_metric_of_one_number_in_a_row_is_that_number(tmp_path: Path) -> None:
-    assert evaluated(tmp_path, {"seen": Seen(one=torch.ones(1))})["eval_seen_one"] == 1
 
 
 def test_a_result_that_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
@@ -335,15 +323,6 @@ def test_no_batchs_predictions_outlive_it(tmp_path: Path) -> None:
     assert len(counts) == 7 and max(counts) == 0
 
 
-def test_a_prediction_returns_its_predictions_and_the_metrics_besides(tmp_path: Path) -> None:
-    test = Rows(vector_rows(7, seed=1))
-    output = quiet_trainer(tmp_path, given={"compute_metrics": {"accuracy": micro_accuracy()}}).predict(test)
-    plain = quiet_trainer(tmp_path, given={"compute_metrics": accuracy}).predict(test)
-    assert np.array_equal(output.predictions, plain.predictions)
-    assert np.array_equal(output.label_ids, plain.label_ids)
-    assert output.metrics["test_accuracy"] == pytest.approx(plain.metrics["test_accuracy"])
-
-
 def test_without_labels_there_are_no_metrics(tmp_path: Path) -> None:
     unlabelled = Rows([{"x": row["x"]} for row in vector_rows(5)])
     seen = Seen()
@@ -359,21 +338,6 @@ def test_each_evaluation_begins_anew_and_datasets_do_not_leak_into_each_other(tm
         found = trainer.evaluate()
         assert (found["eval_near_seen_rows"], found["eval_far_seen_rows"]) == (4, 5)
     assert trainer.predict(Rows(vector_rows(3))).metrics["test_seen_rows"] == 3
-
-
-def test_metrics_may_be_set_and_taken_away_between_evaluations(tmp_path: Path) -> None:
-    trainer = quiet_trainer(tmp_path)
-    assert "eval_accuracy" not in trainer.evaluate()
-    trainer.compute_metrics = {"accuracy": micro_accuracy()}
-    assert "eval_accuracy" in trainer.evaluate()
-    trainer.compute_metrics = None
-    assert "eval_accuracy" not in trainer.evaluate()
-
-
-def test_only_the_loss_is_computed_where_nothing_else_is_asked_for(tmp_path: Path) -> None:
-    seen = Seen()
-    assert evaluated(tmp_path, {"seen": seen}, prediction_loss_only=True) == {}
-    assert seen.calls == []
 
 
 # ---- What goes in ---------------------------------------------------------------------------------------------------
@@ -481,20 +445,6 @@ def test_a_metric_that_does_not_fit_is_named_with_the_shapes_and_the_ways_of_inp
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-def test_labels_that_do_not_fit_a_way_of_input_are_named_too(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"'multiclass_accuracy'.*'language_model' failed before update was called"):
-        evaluated(tmp_path, StreamingMetrics(micro_accuracy(), inputs="language_model"))
-
-
-def test_running_out_of_memory_is_no_misfit(tmp_path: Path) -> None:
-    class Large(Seen):
-        def update(self, *arguments: Any, **keywords: Any) -> None:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        evaluated(tmp_path, Large())
-
-
 @pytest.mark.parametrize("failing", ["update", "compute"])
 def test_a_metric_that_fails_in_a_training_is_noted_with_the_optimizer_step(tmp_path: Path, failing: str) -> None:
     class Failing(Seen):
@@ -568,24 +518,3 @@ def test_a_metrics_state_is_no_part_of_model_or_checkpoint(tmp_path: Path) -> No
     trainer.train()
     assert names and {name.removeprefix("model.") for name in names} == set(VectorClassifier().state_dict())
     assert {path.name for path in (tmp_path / "checkpoint-1").iterdir()} >= {"model.safetensors", "optimizer.pt"}
-
-
-def test_metrics_leave_the_training_as_it_is_with_a_function(tmp_path: Path) -> None:
-    weights = []
-    for compute_metrics in (accuracy, {"accuracy": micro_accuracy()}):
-        trainer = quiet_trainer(
-            tmp_path, given={"compute_metrics": compute_metrics}, max_steps=3, eval_strategy="steps", eval_steps=1
-        )
-        trainer.train()
-        weights.append(trainer.model.head.weight)
-    assert torch.equal(*weights)
-
-
-def test_a_model_without_a_loss_is_evaluated_with_metrics_alone(tmp_path: Path) -> None:
-    def given_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(outputs["logits"], labels)
-
-    given = {"compute_loss_func": given_loss}
-    torch.manual_seed(0)
-    found = evaluated(tmp_path, {"accuracy": micro_accuracy()}, LosslessClassifier(), given=given)
-    assert found == evaluated(tmp_path, {"accuracy": micro_accuracy()})

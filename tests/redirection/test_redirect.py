@@ -9,8 +9,7 @@ import pytest
 
 import littrainer
 from littrainer.redirection.redirect import RedirectFinder
-
-from .processes import facts_of
+from tests.compat.processes import facts_of
 
 WAYS = {
     "from transformers import Trainer": "Trainer",

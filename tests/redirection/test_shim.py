@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from json import dumps
 
-from .neighbour import shout
+from tests.compat.neighbour import shout
 
 try:
     from no_such_package import Optional

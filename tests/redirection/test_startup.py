@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from .processes import SOURCE_ROOT, facts_of, run_python
+from tests.compat.processes import SOURCE_ROOT, facts_of, run_python
 
 LOOK = "import sys; print(any(type(finder).__name__ == 'RedirectFinder' for finder in sys.meta_path))"
 

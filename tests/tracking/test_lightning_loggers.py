@@ -11,9 +11,8 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from littrainer import TrainerCallback, TrainingArguments
-from littrainer.tracking import LightningLoggersCallback, TensorBoardCallback
+from littrainer.tracking import TensorBoardCallback
 from littrainer.tracking.lightning_loggers import loggers_of
-from littrainer.tracking.selection import trackers_for
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 from tests.tracking.both_sides import trainer_of
 from tests.tracking.test_tensorboard import read_events
@@ -68,29 +67,7 @@ def test_a_logger_gets_hyperparameters_metrics_and_the_end_of_the_run(tmp_path: 
     assert noted.calls == ["success", "save"]
 
 
-def test_loggers_and_names_stand_in_one_list(tmp_path: Path) -> None:
-    first, second = NotedLogger(), NotedLogger()
-    trainer = quiet_trainer(
-        tmp_path, report_to=[first, "tensorboard", second], logging_dir=str(tmp_path / "events"), **LOGGED
-    )
-    trainer.train()
-    assert first.rows == second.rows != []
-    assert [step for step, _ in read_events(tmp_path / "events")["scalars"]["train/loss"]] == [1, 2]
-
-
-def test_lightnings_csv_logger_has_all_rows_on_the_disk(tmp_path: Path) -> None:
-    logger = CSVLogger(str(tmp_path / "csv"), name="run", version="one")
-    trainer = quiet_trainer(tmp_path / "out", report_to=[logger], **LOGGED)
-    trainer.train()
-    trainer.evaluate()
-    with open(tmp_path / "csv/run/one/metrics.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["step"] for row in rows if row["train/loss"]] == ["1", "2"]
-    assert [row["step"] for row in rows if row["eval/loss"]] == ["2"]
-    assert yaml.safe_load((tmp_path / "csv/run/one/hparams.yaml").read_text())["max_steps"] == 2
-
-
-def test_loggers_for_lightning_are_named_by_their_class_in_the_hyperparameters(tmp_path: Path) -> None:
+def test_a_file_of_lightnings_logger_has_all_rows_and_other_loggers_by_their_class(tmp_path: Path) -> None:
     class Keyed(NotedLogger):
         api_key = "very secret"
 
@@ -100,7 +77,13 @@ def test_loggers_for_lightning_are_named_by_their_class_in_the_hyperparameters(t
 
     logger = CSVLogger(str(tmp_path / "csv"), name="run", version="one")
     lightning = {"logger": [Keyed(), logger], "profiler": "simple", "enable_model_summary": False}
-    quiet_trainer(tmp_path / "out", lightning=lightning, report_to=[logger], **LOGGED).train()
+    trainer = quiet_trainer(tmp_path / "out", lightning=lightning, report_to=[logger], **LOGGED)
+    trainer.train()
+    trainer.evaluate()
+    with open(tmp_path / "csv/run/one/metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows if row["train/loss"]] == ["1", "2"]
+    assert [row["step"] for row in rows if row["eval/loss"]] == ["2"]
     text = (tmp_path / "csv/run/one/hparams.yaml").read_text()
     assert yaml.safe_load(text)["lightning"] == {**lightning, "logger": ["Keyed", "CSVLogger"]}
     assert "very secret" not in text
@@ -146,15 +129,6 @@ def test_the_next_training_tries_a_logger_that_failed_again(tmp_path: Path, capl
     assert any(RATES[0] in row for _, row in broken.rows)
     assert broken.parameters["max_steps"] == 2
     assert broken.calls == ["success"]
-
-
-def test_an_interruption_by_the_user_passes(tmp_path: Path) -> None:
-    class Interrupted(NotedLogger):
-        def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        quiet_trainer(tmp_path, report_to=Interrupted(), **LOGGED).train()
 
 
 def test_what_lightnings_callbacks_log_lands_in_the_same_run(tmp_path: Path) -> None:
@@ -211,10 +185,3 @@ def test_arguments_with_loggers_are_copied_with_them_and_written_without(tmp_pat
     trainer.train()
     trainer.save_model(str(tmp_path / "model"))
     assert torch.load(tmp_path / "model/training_args.bin", weights_only=False).report_to == []
-
-
-def test_one_callback_holds_all_loggers() -> None:
-    noted = [NotedLogger(), NotedLogger()]
-    (callback,) = trackers_for(noted)
-    assert isinstance(callback, LightningLoggersCallback)
-    assert callback.loggers == noted

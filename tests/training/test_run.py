@@ -87,7 +87,7 @@ def test_a_model_init_makes_a_model_optimizer_and_schedule_for_each_training(tmp
 def test_an_argument_set_after_construction_is_refused_when_training_begins(tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, max_steps=1)
     trainer.args.debug = "tpu_metrics_debug"
-    with pytest.raises(NotImplementedError, match="debug='tpu_metrics_debug'"):
+    with pytest.raises(NotImplementedError, match=r"debug=.*tpu_metrics_debug"):
         trainer.train()
     assert not trainer.is_in_train
 

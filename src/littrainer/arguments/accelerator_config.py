@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,14 +67,7 @@ class AcceleratorConfig:
                 f"accelerator_config['gradient_accumulation_kwargs']={given!r} is a {type(given).__name__}; give a "
                 'dict, such as {"num_steps": 2}.'
             )
-        unknown = [
-            f"{key!r} ({suggestion(str(key), ACCUMULATION_KEYS)})" for key in given if key not in ACCUMULATION_KEYS
-        ]
-        if unknown:
-            raise ValueError(
-                f"accelerator_config['gradient_accumulation_kwargs'] has unknown keys: {', '.join(unknown)}. Correct "
-                "or remove them."
-            )
+        _refuse_unknown("accelerator_config['gradient_accumulation_kwargs']", given, ACCUMULATION_KEYS)
         steps = given.get("num_steps", 1)
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise ValueError(
@@ -88,10 +82,7 @@ class AcceleratorConfig:
         Raises:
             ValueError: the dict has keys that the config does not know.
         """
-        known = [field.name for field in dataclasses.fields(cls)]
-        unknown = [f"{key!r} ({suggestion(str(key), known)})" for key in settings if key not in known]
-        if unknown:
-            raise ValueError(f"{source} has unknown keys: {', '.join(unknown)}. Correct or remove them.")
+        _refuse_unknown(source, settings, [field.name for field in dataclasses.fields(cls)])
         return cls(**settings)
 
     @classmethod
@@ -132,6 +123,12 @@ class AcceleratorConfig:
     def to_dict(self) -> dict[str, Any]:
         """The settings as a dict that shares nothing with this config."""
         return {field.name: copy.deepcopy(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+
+def _refuse_unknown(source: str, given: Iterable[Any], known: Sequence[str]) -> None:
+    unknown = [f"{key!r} ({suggestion(str(key), known)})" for key in given if key not in known]
+    if unknown:
+        raise ValueError(f"{source} has unknown keys: {', '.join(unknown)}. Correct or remove them.")
 
 
 def configured_device() -> torch.device:

@@ -13,16 +13,6 @@ from littrainer.arguments.rules import check_values
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# What the numbers and texts in the signatures stand for.
-Samples = int
-Batches = int
-Steps = float
-Epochs = float
-Processes = int
-Seed = int
-LogLevel = str
-Secret = str
-
 
 class GroupedSetters(ArgumentFields):
     """The `set_*` methods. What a call leaves out goes back to the default in its signature.
@@ -33,12 +23,12 @@ class GroupedSetters(ArgumentFields):
     def set_training(
         self,
         learning_rate: float = 5e-5,
-        batch_size: Samples = 8,
+        batch_size: int = 8,
         weight_decay: float = 0.0,
-        num_epochs: Epochs = 3,
+        num_epochs: float = 3,
         max_steps: int = -1,
-        gradient_accumulation_steps: Batches = 1,
-        seed: Seed = 42,
+        gradient_accumulation_steps: int = 1,
+        seed: int = 42,
         activation_checkpointing: bool = False,
         gradient_checkpointing: bool | None = None,
     ) -> Self:
@@ -73,9 +63,9 @@ class GroupedSetters(ArgumentFields):
     def set_evaluate(
         self,
         strategy: str | IntervalStrategy = "no",
-        steps: Steps = 500,
-        batch_size: Samples = 8,
-        accumulation_steps: Batches | None = None,
+        steps: float = 500,
+        batch_size: int = 8,
+        accumulation_steps: int | None = None,
         delay: float | None = None,
         loss_only: bool = False,
         jit_mode: bool = False,
@@ -104,7 +94,7 @@ class GroupedSetters(ArgumentFields):
             prediction_loss_only=loss_only,
         )
 
-    def set_testing(self, batch_size: Samples = 8, loss_only: bool = False, jit_mode: bool = False) -> Self:
+    def set_testing(self, batch_size: int = 8, loss_only: bool = False, jit_mode: bool = False) -> Self:
         """Set how to predict test data, and `do_predict`.
 
         Parameters:
@@ -120,7 +110,7 @@ class GroupedSetters(ArgumentFields):
     def set_save(
         self,
         strategy: str | SaveStrategy | IntervalStrategy = "steps",
-        steps: Steps = 500,
+        steps: float = 500,
         total_limit: int | None = None,
         on_each_node: bool = False,
     ) -> Self:
@@ -141,13 +131,13 @@ class GroupedSetters(ArgumentFields):
     def set_logging(
         self,
         strategy: str | IntervalStrategy = "steps",
-        steps: Steps = 500,
+        steps: float = 500,
         report_to: str | list[str] | None = "none",
-        level: LogLevel = "passive",
+        level: str = "passive",
         first_step: bool = False,
         nan_inf_filter: bool = False,
         on_each_node: bool = False,
-        replica_level: LogLevel = "passive",
+        replica_level: str = "passive",
     ) -> Self:
         """Set what is logged, when and to whom.
 
@@ -178,7 +168,7 @@ class GroupedSetters(ArgumentFields):
         self,
         model_id: str,
         strategy: str | HubStrategy = "every_save",
-        token: Secret | None = None,
+        token: str | None = None,
         private_repo: bool | None = None,
         always_push: bool = False,
         revision: str | None = None,
@@ -235,9 +225,9 @@ class GroupedSetters(ArgumentFields):
     def set_lr_scheduler(
         self,
         name: str | SchedulerType = "linear",
-        num_epochs: Epochs = 3.0,
+        num_epochs: float = 3.0,
         max_steps: int = -1,
-        warmup_steps: Steps = 0,
+        warmup_steps: float = 0,
         warmup_ratio: float | None = None,
     ) -> Self:
         """Set the learning-rate schedule and its length.
@@ -266,18 +256,18 @@ class GroupedSetters(ArgumentFields):
 
     def set_dataloader(
         self,
-        train_batch_size: Samples = 8,
-        eval_batch_size: Samples = 8,
+        train_batch_size: int = 8,
+        eval_batch_size: int = 8,
         drop_last: bool = False,
-        num_workers: Processes = 0,
+        num_workers: int = 0,
         pin_memory: bool = True,
         persistent_workers: bool = False,
-        prefetch_factor: Batches | None = None,
+        prefetch_factor: int | None = None,
         multiprocessing_context: str | None = None,
         in_order: bool = True,
         auto_find_batch_size: bool = False,
         ignore_data_skip: bool = False,
-        sampler_seed: Seed | None = None,
+        sampler_seed: int | None = None,
     ) -> Self:
         """Set how data is loaded.
 

@@ -100,7 +100,7 @@ def _plain(value: Any) -> Any:
 class TrainingArguments(Serialization, GroupedSetters, UnderstandsEarlierNames):
     """The arguments of a training run, with the names, order and defaults of transformers.
 
-    The fields stand by topic in the `fields_*` modules of this package; each says in its metadata what it is for. After
+    The fields stand by topic in the module `fields` of this package; each says in its metadata what it is for. After
     construction every field holds its one normalized form: choices are enum members, JSON text is a dict, `~` in
     paths is expanded, and values that follow from others are filled in.
 

@@ -67,13 +67,6 @@ class TrainerControl(ExportableState):
 SWITCHES: tuple[str, ...] = tuple(entry.name for entry in dataclasses.fields(TrainerControl))
 
 
-# Units of the fields below.
-OptimizerSteps = int
-Tokens = int
-FloatingPointOperations = float
-Folder = str
-
-
 @dataclass
 class TrainerState:
     """The one record of where training stands; it is what trainer_state.json holds.
@@ -97,19 +90,19 @@ class TrainerState:
     """
 
     epoch: float = 0
-    global_step: OptimizerSteps = 0
-    max_steps: OptimizerSteps = 0
-    logging_steps: OptimizerSteps = 500
-    eval_steps: OptimizerSteps = 500
-    save_steps: OptimizerSteps = 500
+    global_step: int = 0
+    max_steps: int = 0
+    logging_steps: int = 500
+    eval_steps: int = 500
+    save_steps: int = 500
     train_batch_size: int | None = None
     num_train_epochs: int = 0
-    num_input_tokens_seen: Tokens = 0
-    total_flos: FloatingPointOperations = 0
+    num_input_tokens_seen: int = 0
+    total_flos: float = 0
     log_history: list[dict[str, float]] = None  # type: ignore[assignment]
     best_metric: float | None = None
-    best_global_step: OptimizerSteps | None = None
-    best_model_checkpoint: Folder | None = None
+    best_global_step: int | None = None
+    best_model_checkpoint: str | None = None
     is_local_process_zero: bool = True
     is_world_process_zero: bool = True
     is_hyper_param_search: bool = False

@@ -224,8 +224,8 @@ def _is_one_of(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(name, pattern) for pattern in patterns)
 
 
-# What may lie in the place of a file: parts of the optimizer's state; what DeepSpeed's engine writes;
-# a file of random states for each of several processes.
+# What may lie in the place of a file: parts of the optimizer's state, DeepSpeed's engine, which keeps a schedule
+# that it steps by itself, and a file of random states for each of several processes.
 IN_PLACE_OF = {
     OPTIMIZER_NAME: OPTIMIZER_PARTS,
     SCHEDULER_NAME: (ENGINE_PARTS,),

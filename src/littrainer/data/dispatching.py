@@ -76,10 +76,6 @@ UNREAD_ROUND = object()
 NO_BATCH = object()
 
 
-class _Failure(NamedTuple):
-    error: BaseException
-
-
 class _Part(NamedTuple):
     """What a process is sent.
 
@@ -115,6 +111,8 @@ class Dispatch:
         # The beginnings of the batches of the first round, which together hold a sample for each process.
         self._first_rows: list[Any] | None = None
         self._is_resumed = False
+        # What reading failed with, where it is done.
+        self._error: Exception | None = None
         self.rows_in_last_round = -1
 
     @property
@@ -155,6 +153,7 @@ class Dispatch:
 
     def rounds(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The rounds of an epoch: lists of batches where they are read, a sign for each of them elsewhere."""
+        self._error = None
         return self._read(batches) if self.reads else repeat(UNREAD_ROUND)
 
     def _read(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -164,7 +163,7 @@ class Dispatch:
                     yield batches_of_round
         except Exception as error:
             # The other processes are told before this one ends.
-            yield _Failure(error)
+            self._error = error
 
     def begin(self, first: Any) -> Any:
         """The first round, or `NO_BATCH` in all processes where the one that reads has none.
@@ -181,10 +180,8 @@ class Dispatch:
         self._is_resumed = False
         if not self._part_of_each:
             self._part_of_each = from_each(self.share.number)
-        error = self._failure(first)
-        parts = [_Part(None, None, first is NO_BATCH, error)] * len(self._part_of_each) if self.reads else None
-        answer = self._exchange(parts, first)
-        return NO_BATCH if answer.is_last else first
+        parts = [_Part(None, None, first is NO_BATCH)] * len(self._part_of_each) if self.reads else None
+        return NO_BATCH if self._exchange(parts).is_last else first
 
     def hand_out(self, current: Any, following: Any) -> tuple[Any, Any]:
         """This process's part of a round, and the round after it.
@@ -198,29 +195,23 @@ class Dispatch:
             ValueError: the batches of a round cannot be put together.
         """
         parts = None
-        if self.reads:
-            error = self._failure(following)
+        if self.reads and self._error is None:
             try:
-                parts = self._parts(current, is_last=following is NO_BATCH) if error is None else None
-            except Exception as failure:
-                following = _Failure(failure)
-                error = self._failure(following)
-            if parts is None:
-                parts = [_Part(None, None, True, error)] * len(self._part_of_each)
-        own = self._exchange(parts, following)
+                parts = self._parts(current, is_last=following is NO_BATCH)
+            except Exception as error:
+                self._error = error
+        own = self._exchange(parts)
         if own.is_last:
             self.rows_in_last_round = -1 if own.rows is None else own.rows
         return own.batch, NO_BATCH if own.is_last else following
 
-    def _failure(self, round_read: Any) -> str | None:
-        if not isinstance(round_read, _Failure):
-            return None
-        return f"{type(round_read.error).__name__}: {round_read.error}"
-
-    def _exchange(self, parts: list[_Part] | None, read: Any) -> _Part:
+    def _exchange(self, parts: list[_Part] | None) -> _Part:
+        error = self._error
+        if error is not None:
+            parts = [_Part(None, None, True, f"{type(error).__name__}: {error}")] * len(self._part_of_each)
         own = from_first_to_each(parts)
-        if isinstance(read, _Failure):
-            raise read.error
+        if error is not None:
+            raise error
         if own.error is not None:
             raise FailedElsewhere(f"Process 0, which reads the data for all, failed with {own.error}")
         return own

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from littrainer.data.loaders import has_length
+from littrainer.data.sharding import length_of
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -94,7 +94,7 @@ def limited_number(source: HasKeywords, purpose: str, loader: Any) -> int | None
     limits = _limits_for(source, purpose)
     if not limits:
         return None
-    length = len(loader) if has_length(loader) else None
+    length = length_of(loader)
     numbers = [_number(name, limit, length) for name, limit in limits.items()]
     return min(numbers if length is None else [*numbers, length])
 

@@ -17,7 +17,7 @@ from littrainer.data.samplers import (
     EpochSeededSampler,
     warn_that_a_stream_has_its_own_order,
 )
-from littrainer.data.sharding import Share, SharedBatches, SharedStream, share_of, tell_epoch
+from littrainer.data.sharding import Share, SharedBatches, SharedStream, length_of, share_of, tell_epoch
 from littrainer.data.stream_end import CommonEnd
 from littrainer.data.workers import read_batches, without_reports
 from littrainer.distributed.agreement import from_first
@@ -154,10 +154,7 @@ def innermost_loader() -> Any:
 
 def has_length(dataset: Any) -> TypeGuard[Sized]:
     """Whether `len()` of a dataset or loader is known."""
-    try:
-        return len(dataset) is not None
-    except (TypeError, AttributeError, NotImplementedError):
-        return False
+    return length_of(dataset) is not None
 
 
 class LookaheadLoader(DataLoader):
@@ -220,28 +217,16 @@ class LookaheadLoader(DataLoader):
         """Samples in the dataset of all processes together."""
         return len(whole_dataset(self))
 
-    @property
-    def remainder(self) -> int:
-        """Samples in the last batch of all processes, as accelerate counts them: 0 for a full one, -1 for unknown."""
-        return self.samples_of_incomplete_batch()
-
     def __len__(self) -> int:
         length = super().__len__()
         return length if self.dispatch is None else self.dispatch.length(length)
 
-    def samples_in_last_batch(self, last_batch: Any) -> int | None:
-        """Samples in the last batch of all processes together, where it is not a full one for each.
+    def samples_in_last_batch(self) -> int | None:
+        """Samples in the last batch of all processes together, where it is not a full one for each."""
+        return self.remainder if self.remainder > 0 else None
 
-        They are counted in it where the data is a stream.
-        """
-        if self.dispatch is not None:
-            return self.rows_in_last_batch if self.rows_in_last_batch > 0 else None
-        if isinstance(self.dataset, IterableDataset) and self.dispatches_streams:
-            return first_dimension(last_batch)
-        samples = self.samples_of_incomplete_batch()
-        return samples if samples > 0 else None
-
-    def samples_of_incomplete_batch(self) -> int:
+    @property
+    def remainder(self) -> int:
         """Samples in the last batch of all processes together; 0 where it is a full one, -1 where nobody knows.
 
         Those of a stream are known when its last batch has been handed out.

@@ -159,19 +159,14 @@ class LaterBatches(Sampler[list[int]]):
     def skip(self) -> None:
         """Leave the first batches out now, and not when the next one is asked for: a sampler draws its order then."""
         number, self.number = self.number, 0
-        if self._running is None or not number:
-            return
-        jump = getattr(self.batch_sampler, "batches_from", None)
-        if callable(jump):
-            self._running = jump(number)
-        else:
+        if self._running is not None and number:
             next(islice(self._running, number, number), None)
 
     def _rest(self, running: Iterator[list[int]]) -> Iterator[list[int]]:
         self.skip()
         padding, self.padding = self.padding, 0
         yield from ([] for _ in range(padding))
-        yield from self._running if self._running is not None else running
+        yield from running
 
     def __len__(self) -> int:
         return max(len(self.batch_sampler) - self.number, 0)

@@ -191,21 +191,9 @@ class BatchRebalanceSampler(Sampler[list[int]]):
         return self.optimizer_steps * self.grad_accum
 
     def __iter__(self) -> Iterator[list[int]]:
-        return self.batches_from(0)
-
-    def batches_from(self, number: int) -> Iterator[list[int]]:
-        """The epoch's batches without the first ones, whose split is not computed.
-
-        Parameters:
-            number: batches to leave out.
-        """
-        first_step, within_step = divmod(number, self.grad_accum)
-        return islice(self._batches_of_steps(range(first_step, self.optimizer_steps)), within_step, None)
-
-    def _batches_of_steps(self, steps: range) -> Iterator[list[int]]:
         order = self._order()
         fewest = self.dp_size * self.grad_accum
-        for step in steps:
+        for step in range(self.optimizer_steps):
             samples = order[step * self.effective_batch_size : (step + 1) * self.effective_batch_size]
             # Only the last step of an epoch can lack samples for all micro-batches; it repeats the first ones.
             samples += islice(cycle(order), max(fewest - len(samples), 0))

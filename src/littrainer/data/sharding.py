@@ -81,6 +81,14 @@ def share_of(args: TrainingArguments, settings: Any) -> Share | None:
     )
 
 
+def length_of(sized: Any) -> int | None:
+    """The `len()` of a dataset or loader; None where it is not known."""
+    try:
+        return len(sized)
+    except (TypeError, AttributeError, NotImplementedError):
+        return None
+
+
 def tell_epoch(epoch: int, *candidates: Any) -> None:
     """Choose the epoch of samplers and datasets that have one."""
     for candidate in candidates:
@@ -233,7 +241,7 @@ class SharedStream(IterableDataset[Any]):
         samples = self.samples_in_last_round
         if samples is None:
             # Workers read copies, which keep to themselves what they count.
-            samples = len(self.dataset) if hasattr(self.dataset, "__len__") else None
+            samples = length_of(self.dataset)
         return -1 if samples is None or self.drop_last else samples % self.samples_of_round
 
     def __iter__(self) -> Iterator[Any]:

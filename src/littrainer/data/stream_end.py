@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
+from littrainer.data.sharding import length_of
 from littrainer.distributed.agreement import agreed, are_several, from_each
 
 logger = logging.getLogger(__name__)
@@ -28,12 +30,8 @@ def check_equal_lengths(loader: Any, what: str, call: str = "") -> None:
     """
     if not are_several():
         return
-    everywhere = from_each((_length(loader), _length(getattr(loader, "dataset", None)), call))
-    batches, samples, calls = (
-        [number for number, _, _ in everywhere],
-        [number for _, number, _ in everywhere],
-        [one for _, _, one in everywhere],
-    )
+    everywhere = from_each((length_of(loader), length_of(getattr(loader, "dataset", None)), call))
+    batches, samples, calls = zip(*everywhere, strict=True)
     if len(set(calls)) > 1:
         raise UnequalData(
             f"The processes do not evaluate the same: {_by_rank(calls)}. Code that runs in some of the processes only "
@@ -55,18 +53,11 @@ def check_equal_lengths(loader: Any, what: str, call: str = "") -> None:
     )
 
 
-def _length(sized: Any) -> int | None:
-    try:
-        return len(sized)
-    except (TypeError, AttributeError, NotImplementedError):
-        return None
-
-
 def _counted(number: int | None, singular: str, plural: str) -> str:
     return f"an unknown number of {plural}" if number is None else f"{number} {singular if number == 1 else plural}"
 
 
-def _by_rank(values: list[Any]) -> str:
+def _by_rank(values: Sequence[Any]) -> str:
     return ", ".join(f"rank {rank} has {value}" for rank, value in enumerate(values))
 
 

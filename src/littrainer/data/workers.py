@@ -221,8 +221,7 @@ class ReportingCollate:
         self.reported: HostStates | None = None
 
     def __call__(self, samples: list[Any]) -> tuple[Any, Report]:
-        info = get_worker_info()
-        worker = 0 if info is None else info.id
+        worker = getattr(get_worker_info(), "id", 0)
         if not samples:
             return None, Report(worker, None, is_padding=True)
         batch = self.collate(samples)
@@ -233,50 +232,28 @@ class ReportingCollate:
         return batch, Report(worker, states, is_padding=False)
 
 
-class UnaskedForNothing:
-    """A dataset that fetches batches, around which workers answer by themselves where a batch has no samples.
-
-    Parameters:
-        dataset: has `__getitems__`.
-
-    Fetching nothing may be an error: neither a transform nor `torch.stack` need bear an empty list. A worker's fetcher
-    alone holds such an object: `ContinuingInit` shows the script's own functions in the worker the dataset itself.
-    """
-
-    def __init__(self, dataset: Any):
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.dataset[index]
-
-    def __getitems__(self, indices: list[Any]) -> list[Any]:
-        return self.dataset.__getitems__(indices) if indices else []
-
-
 class ContinuingInit:
     """A `worker_init_fn` that puts the generators of a worker where they stood in an earlier training.
 
     Parameters:
         own: the loader's own function, called first.
         states: the state of each worker's generators; a worker without any keeps those of a new one.
+        has_empty_batches: the worker is given some, for which nothing is to be fetched.
     """
 
-    def __init__(self, own: Callable[[int], None] | None, states: dict[int, HostStates]):
-        self.own = own
-        self.states = states
+    def __init__(self, own: Callable[[int], None] | None, states: dict[int, HostStates], has_empty_batches: bool):
+        self.own, self.states, self.has_empty_batches = own, states, has_empty_batches
 
     def __call__(self, worker: int) -> None:
-        info = get_worker_info()
-        if info is not None and isinstance(info.dataset, UnaskedForNothing):
-            # Where functions of the script's own find the dataset; it refuses plain assignments.
-            object.__setattr__(info, "dataset", info.dataset.dataset)
         if self.own is not None:
             self.own(worker)
         if worker in self.states:
             set_host_states(self.states[worker])
+        dataset: Any = getattr(get_worker_info(), "dataset", None)
+        fetch = getattr(dataset, "__getitems__", None)
+        if fetch is not None and self.has_empty_batches:
+            # Fetching nothing may be an error: neither a transform nor `torch.stack` need bear an empty list.
+            vars(dataset)["__getitems__"] = lambda indices: fetch(indices) if indices else []
 
 
 @dataclass
@@ -334,16 +311,10 @@ def reporting_workers(
         has_empty_batches: the batch sampler gives some, for which nothing is to be fetched.
     """
     own = loader.collate_fn, loader.worker_init_fn
-    dataset = loader.dataset
     loader.collate_fn = ReportingCollate(loader.collate_fn)
-    is_asked_for_nothing = has_empty_batches and bool(getattr(dataset, "__getitems__", None))
-    if is_asked_for_nothing:
-        # A DataLoader refuses another dataset once it stands.
-        vars(loader)["dataset"] = UnaskedForNothing(dataset)
-    if states or is_asked_for_nothing:
-        loader.worker_init_fn = ContinuingInit(loader.worker_init_fn, states)
+    if states or has_empty_batches:
+        loader.worker_init_fn = ContinuingInit(loader.worker_init_fn, states, has_empty_batches)
     try:
         yield
     finally:
         loader.collate_fn, loader.worker_init_fn = own
-        vars(loader)["dataset"] = dataset

@@ -23,6 +23,7 @@ from littrainer.distributed.failure_report import (
     LostProcess,
     ProcessPlace,
     causes_of,
+    go_on_after_failure,
     is_consequence,
     know_processes,
     why_lost,
@@ -240,6 +241,7 @@ def _gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 @contextmanager
 def _naming_lost_processes() -> Iterator[_HostGroup]:
+    go_on_after_failure()
     try:
         yield _connected()
     except RuntimeError as error:

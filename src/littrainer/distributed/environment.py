@@ -9,6 +9,7 @@ processes with `parallelism_config`.
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, NamedTuple
@@ -49,7 +50,7 @@ class MeetingPoint(NamedTuple):
         return f"{self.address}:{self.port}"
 
 
-def whole_number(name: str, default: int = 0) -> int:
+def whole_number(name: str, default: int) -> int:
     """The number that an environment variable holds.
 
     Raises:
@@ -193,65 +194,32 @@ def _number(text: str | None) -> int:
 # ---- What accelerate's launcher asks for -----------------------------------------------------------------------------
 
 
-class Setting(NamedTuple):
-    """Where the value of a variable goes.
-
-    Parameters:
-        key: the path into DeepSpeed's configuration, joined by dots.
-        convert: makes the value of the variable's name and text.
-        default: what counts where the variable is not set; None leaves the key out.
-    """
-
-    key: str
-    convert: Callable[[str, str], Any] = lambda name, text: text
-    default: Any = None
-
-
-def truth(name: str, text: str) -> bool:
-    """The truth value that a variable holds.
-
-    Raises:
-        ValueError: it holds none.
-    """
-    word = text.strip().lower()
-    if word in TRUE_WORDS:
-        return True
-    if word in FALSE_WORDS:
-        return False
-    raise ValueError(f"environment variable {name}={text!r} is neither true nor false; accelerate launch sets it.")
-
-
 def is_on(name: str) -> bool:
     """Whether a variable is set to a true value.
 
     Raises:
         ValueError: it holds no truth value.
     """
-    return truth(name, os.environ.get(name, ""))
+    text = os.environ.get(name, "")
+    if text.strip().lower() not in (*TRUE_WORDS, *FALSE_WORDS):
+        raise ValueError(f"environment variable {name}={text!r} is neither true nor false; accelerate launch sets it.")
+    return text.strip().lower() in TRUE_WORDS
 
 
-def _number_or_auto(name: str, text: str) -> float | str:
-    if text.lower() == AUTO:
-        return AUTO
-    try:
-        number = float(text)
-    except ValueError:
-        raise ValueError(f'environment variable {name}={text!r} must be a number or "{AUTO}".') from None
-    return int(number) if number == int(number) and "." not in text else number
-
-
-# Variable -> place in DeepSpeed's configuration, where no file of one is named.
-DEEPSPEED_SETTINGS: dict[str, Setting] = {
-    "ACCELERATE_DEEPSPEED_ZERO_STAGE": Setting("zero_optimization.stage", lambda name, text: whole_number(name), 2),
-    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": Setting("zero_optimization.offload_optimizer.device"),
-    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH": Setting("zero_optimization.offload_optimizer.nvme_path"),
-    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": Setting("zero_optimization.offload_param.device"),
-    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH": Setting("zero_optimization.offload_param.nvme_path"),
-    "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": Setting(
-        "zero_optimization.stage3_gather_16bit_weights_on_model_save", truth, False
+# Variable -> path into DeepSpeed's configuration, joined by dots, and what counts if the variable is not set; None
+# leaves the key out. Used if no file of a configuration is named.
+DEEPSPEED_SETTINGS: dict[str, tuple[str, Any]] = {
+    "ACCELERATE_DEEPSPEED_ZERO_STAGE": ("zero_optimization.stage", 2),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": ("zero_optimization.offload_optimizer.device", None),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH": ("zero_optimization.offload_optimizer.nvme_path", None),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": ("zero_optimization.offload_param.device", None),
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH": ("zero_optimization.offload_param.nvme_path", None),
+    "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": (
+        "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+        False,
     ),
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": Setting("gradient_accumulation_steps", _number_or_auto, AUTO),
-    "ACCELERATE_GRADIENT_CLIPPING": Setting("gradient_clipping", _number_or_auto, AUTO),
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": ("gradient_accumulation_steps", AUTO),
+    "ACCELERATE_GRADIENT_CLIPPING": ("gradient_clipping", AUTO),
 }
 DEEPSPEED_FILE = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
 ZERO3_INIT = "ACCELERATE_DEEPSPEED_ZERO3_INIT"
@@ -300,13 +268,20 @@ def refused_variables() -> dict[str, str]:
 
 def _deepspeed_settings() -> dict[str, Any]:
     config: dict[str, Any] = copy.deepcopy(DEEPSPEED_FROM_ARGUMENTS)
-    for name, setting in DEEPSPEED_SETTINGS.items():
+    for name, (path, default) in DEEPSPEED_SETTINGS.items():
         text = os.environ.get(name, "").strip()
-        value = setting.default if text.lower() in NOTHING else setting.convert(name, text)
+        value = default if text.lower() in NOTHING else _value(text)
         if value is not None:
-            *sections, key = setting.key.split(".")
+            *sections, key = path.split(".")
             place = config
             for section in sections:
                 place = place.setdefault(section, {})
             place[key] = value
     return config
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text.lower())
+    except ValueError:
+        return text

@@ -31,11 +31,13 @@ SECONDS_UNTIL_AN_END_IS_SEEN = 1.0
 SECONDS_UNTIL_WORDS_ARRIVE = 1.0
 # How much later than the first of them the others may wait in vain too.
 SECONDS_UNTIL_ALL_WAIT_IN_VAIN = 2.0
+# How much later than the first of them the others may fail too, so that all go on together after an error.
+SECONDS_UNTIL_ALL_HAVE_FAILED = 10.0
 LONGEST_WORDS = 2000
 # The first error that is no consequence of another one: the rank, a space and the error.
 FIRST_FAILURE = "first failure"
-# Under this and its rank, a process says that it has waited until a timeout.
-IN_VAIN = "waits in vain"
+# Under these and its rank, a process says how many blocks it has left, and that it has waited until a timeout.
+LEFT, IN_VAIN = "blocks left", "waits in vain"
 # The process that has started this one for training together.
 STARTED_BY = "LITTRAINER_STARTED_BY"
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -86,6 +88,8 @@ _group: _Group | None = None
 _places: list[ProcessPlace] = []
 # What this process has left as its word.
 _own_words: str | None = None
+# How many blocks this process has left, and with what it failed in the last one, until the others have left it too.
+_blocks_left, _own_failure = 0, ""
 _reports_errors = _is_watching = False
 
 
@@ -104,8 +108,8 @@ def report_errors(store: Any, rank: int, world_size: int) -> None:
     Parameters:
         store: the one that all processes share.
     """
-    global _group, _own_words
-    _group, _own_words = _Group(store, rank, world_size), None
+    global _group, _own_words, _blocks_left, _own_failure
+    _group, _own_words, _blocks_left, _own_failure = _Group(store, rank, world_size), None, 0, ""
     _report_errors()
 
 
@@ -137,17 +141,6 @@ def _leave_words(text: str) -> None:
     # The process that holds the store may have ended.
     with suppress(RuntimeError):
         _group.store.compare_set(FIRST_FAILURE, "", _own_words)
-
-
-def _take_words_back() -> None:
-    """Leave no word of an error that the script has caught."""
-    assert _group is not None
-    global _own_words
-    if _own_words is not None:
-        # In one operation: between a look and a change another process could take its own words away.
-        with suppress(RuntimeError):
-            _group.store.compare_set(FIRST_FAILURE, _own_words, "")
-        _own_words = None
 
 
 def _tell_agent(error: BaseException) -> None:
@@ -189,15 +182,69 @@ def naming_failed_processes(doing: str) -> Iterator[None]:
     if _group is None:
         yield
         return
-    _take_words_back()
+    go_on_after_failure()
+    failure = ""
     try:
         yield
     except BaseException as error:
         if isinstance(error, RuntimeError) and is_of_a_library(error) and not is_consequence(error):
-            where = f"Process {_group.rank} of {_group.world_size}"
-            raise LostProcess(f"{where} ends {doing}: {why_lost(error)}") from error
+            raise LostProcess(
+                f"Process {_group.rank} of {_group.world_size} ends {doing}: {why_lost(error)}"
+            ) from error
+        if not is_consequence(error):
+            failure = f"{doing} with {type(error).__name__}: {error}"[:LONGEST_WORDS]
         leave_word(error)
         raise
+    finally:
+        _note_left(failure)
+
+
+def _note_left(failure: str) -> None:
+    """Let the others know that this process has left a block, in whatever way."""
+    assert _group is not None
+    global _blocks_left, _own_failure
+    _blocks_left, _own_failure = _blocks_left + 1, failure
+    with suppress(RuntimeError):
+        _group.store.set(f"{LEFT}/{_group.rank}", str(_blocks_left))
+
+
+def go_on_after_failure() -> None:
+    """After an error that this process has caught, go on with the others only if they have left that block too.
+
+    Raises:
+        LostProcess: the others are still in the block, and wait for this process there.
+    """
+    global _own_failure, _own_words
+    if _group is None or not _own_failure:
+        return
+    inside = _still_inside()
+    if inside:
+        raise LostProcess(
+            f"Process {_group.rank} of {_group.world_size} cannot go on: before, it failed in {_own_failure}, and "
+            f"{_named(inside)} {'is' if len(inside) == 1 else 'are'} still in it. An error that the script catches "
+            "must come in all processes alike; else let it end the process."
+        )
+    # In one operation: between a look and a change another process could take its own words away.
+    with suppress(RuntimeError):
+        _group.store.compare_set(FIRST_FAILURE, _own_words or "", "")
+    _own_failure, _own_words = "", None
+
+
+def _still_inside() -> list[int]:
+    """Ranks that have not left as many blocks as this process, within the time that they may take longer."""
+    assert _group is not None
+    store, deadline = _group.store, time.monotonic() + SECONDS_UNTIL_ALL_HAVE_FAILED
+
+    def has_left(rank: int) -> bool:
+        return store.check([f"{LEFT}/{rank}"]) and int(store.get(f"{LEFT}/{rank}")) >= _blocks_left
+
+    # Without the store an agreement does not come about either, and says so.
+    with suppress(RuntimeError):
+        while inside := [rank for rank in range(_group.world_size) if not has_left(rank)]:
+            if time.monotonic() > deadline:
+                return inside
+            time.sleep(0.05)
+    return []
 
 
 def why_lost(error: RuntimeError) -> str:

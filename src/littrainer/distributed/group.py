@@ -75,11 +75,6 @@ def ensure_process_group(args: GroupArguments) -> None:
     environment.check_ranks()
     if world_size == 1 and not (environment.is_launched() and environment.meeting_point()):
         return
-    if not dist.is_available():
-        raise RuntimeError(
-            f"{world_size} processes cannot work together: this build of torch has no torch.distributed. Install "
-            "one that has, or start the script as one process."
-        )
     device, timeout = args.device, args.ddp_timeout_delta
     backend = backend_for(device.type, args.ddp_backend)
     if device.type == "cuda":

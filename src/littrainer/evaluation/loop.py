@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.data.limits import limited_number
 from littrainer.data.loaders import LookaheadLoader, first_dimension, has_length, whole_dataset
+from littrainer.data.sharding import length_of
 from littrainer.data.stream_end import check_equal_lengths
 from littrainer.distributed.agreement import failing_together, from_first
 from littrainer.distributed.layout import data_parallel_rank, data_parallel_size, tensor_parallel_rank
@@ -111,14 +111,11 @@ class EvaluationPass:
         self.prediction_loss_only = prediction_loss_only
         self.ignore_keys = ignore_keys
         self.prefix = metric_key_prefix
+        purpose = "prediction" if self.is_prediction else "evaluation"
+        self.limit_of_batches = limited_number(trainer, purpose, dataloader)
+        rows = length_of(whole_dataset(dataloader)) if self.limit_of_batches is None else None
         join = trainer.args.eval_do_concat_batches
-        self.limit_of_batches = limited_number(
-            trainer, "prediction" if self.is_prediction else "evaluation", dataloader
-        )
-        dataset = whole_dataset(dataloader)
-        is_read_to_its_end = has_length(dataset) and self.limit_of_batches is None
-        collection = partial(BatchCollection, join, len(dataset) if is_read_to_its_end else None)
-        self.losses, self.predictions, self.labels, self.inputs = (collection() for _ in range(4))
+        self.collected = BatchOutputs(*(BatchCollection(join, rows) for _ in BatchOutputs._fields))
         self.streaming = streaming_metrics(trainer.compute_metrics)
         self.exact_loss: ExactLossMean | None = None
         if trainer.args.eval_loss_weighting != "batches":
@@ -187,7 +184,7 @@ class EvaluationPass:
         self.examples_seen += first_dimension(inputs) or 0
         ends_here = isinstance(self.dataloader, LookaheadLoader) and self.dataloader.end_of_dataloader
         # Further rows that a last batch has only fill it up; `gather_for_metrics` leaves them out.
-        rows = self.dataloader.samples_in_last_batch(inputs) if ends_here else None
+        rows = self.dataloader.samples_in_last_batch() if ends_here else None
         is_last = ends_here or self.batches_done + 1 == self.limit_of_batches
         trainer.accelerator.samples_in_last_batch = rows
         own = self._predicted(inputs)
@@ -202,16 +199,15 @@ class EvaluationPass:
         if args.batch_eval_metrics and self.streaming is None:
             self._update_batch_metrics(everywhere._replace(inputs=inputs), is_last)
         elif args.eval_accumulation_steps and self.batches_done % args.eval_accumulation_steps == 0:
-            for collection in (self.losses, self.predictions, self.labels, self.inputs):
+            for collection in self.collected:
                 collection.move_to_host()
         return own
 
     @property
     def number_of_batches(self) -> float:
         """Batches that the pass reads; infinity where that is not known."""
-        if self.limit_of_batches is not None:
-            return self.limit_of_batches
-        return len(self.dataloader) if has_length(self.dataloader) else float("inf")
+        number = length_of(self.dataloader) if self.limit_of_batches is None else self.limit_of_batches
+        return float("inf") if number is None else number
 
     def places_of(self, batch: Any) -> list[int] | None:
         """Places in the dataset of the samples in the batch that was predicted last.
@@ -246,9 +242,7 @@ class EvaluationPass:
                 "only once, and dataloader_drop_last=True leaves out a short last batch."
             )
         trainer.gather_function = trainer._gather_for_metrics
-        everything = BatchOutputs(
-            *(collection.arrays() for collection in (self.losses, self.predictions, self.labels, self.inputs))
-        )
+        everything = BatchOutputs(*(collection.arrays() for collection in self.collected))
         losses, predictions, labels, _ = everything
         metrics: Any = {} if self.metrics is None else self.metrics
         is_complete = predictions is not None and labels is not None
@@ -265,7 +259,10 @@ class EvaluationPass:
             metrics = checked_metrics(trainer, metrics)
         # Which checkpoint is the best, and what a schedule follows, must be the same everywhere.
         metrics = from_first(metrics)
-        mean_loss = self._mean_loss(losses)
+        if self.exact_loss is not None:
+            mean_loss = self.exact_loss.value()
+        else:
+            mean_loss = mean_over_samples(losses, args.logging_nan_inf_filter)
         if mean_loss is not None:
             metrics[f"{self.prefix}_loss"] = mean_loss
         if trainer.model_preparation_time is not None:
@@ -305,16 +302,11 @@ class EvaluationPass:
         return BatchOutputs(*(None if value is None else gather(value) for value in own))
 
     def _collect(self, batch: BatchOutputs) -> None:
-        if batch.losses is not None:
-            self.losses.add(batch.losses)
-        if self.is_prediction or (self.streaming is None and not self.trainer.args.batch_eval_metrics):
-            for collection, value in (
-                (self.inputs, batch.inputs),
-                (self.predictions, batch.predictions),
-                (self.labels, batch.labels),
-            ):
-                if value is not None:
-                    collection.add(value)
+        if not self.is_prediction and (self.streaming is not None or self.trainer.args.batch_eval_metrics):
+            batch = BatchOutputs(losses=batch.losses)
+        for collection, value in zip(self.collected, batch, strict=True):
+            if value is not None:
+                collection.add(value)
 
     def _update_batch_metrics(self, batch: BatchOutputs, is_last: bool) -> None:
         if self.trainer.compute_metrics is not None and batch.predictions is not None and batch.labels is not None:
@@ -346,20 +338,13 @@ class EvaluationPass:
         named.update({prefix + name: value for name, value in metrics.items() if not name.startswith(prefix)})
         return named
 
-    def _mean_loss(self, losses: Any) -> float | None:
-        if self.exact_loss is not None:
-            return self.exact_loss.value()
-        return mean_over_samples(losses, self.trainer.args.logging_nan_inf_filter)
-
     def _num_samples(self) -> int:
-        dataset = whole_dataset(self.dataloader)
+        of_dataset = length_of(whole_dataset(self.dataloader))
         if self.limit_of_batches is not None:
-            number = self.examples_seen * data_parallel_size(self.trainer.args)
-            number = min(number, len(dataset)) if has_length(dataset) else number
-        elif has_length(dataset):
-            number = len(dataset)
-        elif has_length(self.dataloader):
-            number = self.trainer.num_examples(self.dataloader)
+            read = self.examples_seen * data_parallel_size(self.trainer.args)
+            number = read if of_dataset is None else min(read, of_dataset)
+        elif of_dataset is not None:
+            number = of_dataset
         else:
-            number = self.examples_seen
+            number = self.trainer.num_examples(self.dataloader) if has_length(self.dataloader) else 0
         return number or self.examples_seen

@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -195,15 +195,6 @@ def converts_itself(metric: Any) -> bool:
     return not all(update.__module__.startswith("torchmetrics.") for update in updates)
 
 
-def settled_conversion(named: str, facts: TaskFacts) -> str:
-    """The conversion of a name that a script has given, for the scores that the model gives.
-
-    Torchmetrics takes the sigmoid batch by batch, where a score is below 0 or above 1: a batch of logits between them
-    it would take for probabilities.
-    """
-    return "multi_label_logits" if named == "multi_label" and facts.has_multi_label_logits else named
-
-
 def conversion_for(metric: Any, guess: str, prediction: EvalPrediction) -> str:
     """The guessed conversion, or the one that keeps scores where a metric goes over thresholds.
 
@@ -229,12 +220,9 @@ def converted(prediction: EvalPrediction, conversion: str | Callable[..., Any]) 
     """
     if isinstance(conversion, str):
         return CONVERSIONS[conversion](scores_in(prediction.predictions), prediction.label_ids)
-    found = (
-        conversion(prediction.predictions, prediction.label_ids) if _takes_two(conversion) else conversion(prediction)
-    )
-    if found is None or isinstance(found, (tuple, dict)):
-        return found
-    return (found,)
+    given = (prediction.predictions, prediction.label_ids) if _takes_two(conversion) else (prediction,)
+    found = conversion(*given)
+    return found if found is None or isinstance(found, (tuple, dict)) else (found,)
 
 
 def scores_in(predictions: Any) -> Any:
@@ -381,17 +369,18 @@ class StreamingMetrics:
         return results
 
     def _update(self, name: str, part: _Part, prediction: EvalPrediction) -> None:
-        conversion = part.inputs
         if self._facts is None:
             self._facts, self._read_facts = self._read_facts(), TaskFacts
+        conversion = part.inputs
         if conversion is None and converts_itself(part.metric):
             conversion = unchanged
         elif conversion is None:
-            if self._guess is None:
-                self._guess = guessed_conversion(prediction, self._facts)
+            self._guess = self._guess or guessed_conversion(prediction, self._facts)
             conversion = conversion_for(part.metric, self._guess, prediction)
-        elif isinstance(conversion, str):
-            conversion = settled_conversion(conversion, self._facts)
+        elif conversion == "multi_label" and self._facts.has_multi_label_logits:
+            # Torchmetrics takes the sigmoid batch by batch, where a score is below 0 or above 1: a batch of logits
+            # between them it would take for probabilities.
+            conversion = "multi_label_logits"
         arguments: Any = None
         try:
             arguments = converted(prediction, conversion)
@@ -407,23 +396,16 @@ class StreamingMetrics:
             raise ValueError(_misfit(name, part, conversion, prediction, arguments, error)) from error
 
 
-class _Part:
+class _Part(NamedTuple):
     """One metric, or one collection of them.
 
     Parameters:
-        place: where the script has given it, for errors.
         names_itself: a dict that it computes holds full names.
     """
 
-    def __init__(self, place: str, metric: Any, inputs: str | Callable[..., Any] | None, names_itself: bool):
-        if not has_metric_methods(metric):
-            raise TypeError(
-                f"{place} is no metric ({_class_name(metric)}): it needs the methods {', '.join(METHODS)}, as those of "
-                "torchmetrics have them."
-            )
-        self.metric = metric
-        self.inputs = inputs
-        self.names_itself = names_itself
+    metric: Any
+    inputs: str | Callable[..., Any] | None
+    names_itself: bool
 
 
 def streaming_metrics(compute_metrics: Any) -> StreamingMetrics | None:
@@ -466,10 +448,19 @@ def _parts_of(metric: Any, inputs: Any) -> Iterator[tuple[str, _Part]]:
         for name, entry in metric.items():
             own = entry.inputs if isinstance(entry, StreamingMetrics) else None
             entry = entry.metric if isinstance(entry, StreamingMetrics) else entry
-            place = f"compute_metrics[{name!r}]"
-            yield str(name), _Part(place, entry, inputs if own is None else own, names_itself=False)
+            _check_is_metric(f"compute_metrics[{name!r}]", entry)
+            yield str(name), _Part(entry, inputs if own is None else own, names_itself=False)
     else:
-        yield _snake_case(type(metric).__name__), _Part("compute_metrics", metric, inputs, names_itself=True)
+        _check_is_metric("compute_metrics", metric)
+        yield _snake_case(type(metric).__name__), _Part(metric, inputs, names_itself=True)
+
+
+def _check_is_metric(place: str, metric: Any) -> None:
+    if not has_metric_methods(metric):
+        name = metric.__name__ if inspect.isclass(metric) else type(metric).__name__
+        raise TypeError(
+            f"{place} is no metric ({name}): it needs the methods {', '.join(METHODS)}, as those of torchmetrics have."
+        )
 
 
 def _synchronises_itself(metric: Any) -> bool:
@@ -506,10 +497,6 @@ def _flat(names_itself: bool, name: str, value: Any, metric: str) -> Iterator[tu
     if not isinstance(value, (torch.Tensor, np.ndarray, np.generic, int, float)):
         raise TypeError(f"{metric}.compute() gave {value!r} for {name!r}, and metrics are numbers.")
     yield name, value.item() if isinstance(value, (torch.Tensor, np.ndarray, np.generic)) else value
-
-
-def _class_name(value: Any) -> str:
-    return value.__name__ if inspect.isclass(value) else type(value).__name__
 
 
 def _misfit(

@@ -269,7 +269,7 @@ class EvaluationRound:
     def _rows_of_last_batch(self, inputs: Any) -> int | None:
         if self.loader is None or not self.loader.end_of_dataloader:
             return None
-        return self.loader.samples_in_last_batch(inputs)
+        return self.loader.samples_in_last_batch()
 
     def _facts(self) -> Any:
         module = self.module

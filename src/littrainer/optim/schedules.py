@@ -546,4 +546,8 @@ def leave_added_groups_alone(schedule: Any) -> None:
         return
     for group in schedule.optimizer.param_groups[len(schedule.base_lrs) :]:
         schedule.base_lrs.append(1.0)
-        schedule.lr_lambdas.append(lambda step, group=group: group["lr"])  # type: ignore[misc]
+        schedule.lr_lambdas.append(partial(_rate_of, group))
+
+
+def _rate_of(group: dict[str, Any], step: int) -> float:
+    return group["lr"]

@@ -14,15 +14,13 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from littrainer.arguments.choices import IntervalStrategy
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.distributed.agreement import LostProcess
 from littrainer.distributed.failure_report import is_running
 from littrainer.errors.lazy_isinstance import is_a
-from littrainer.errors.notes import kind_of
 from littrainer.search.distributed_search import refuse_several_processes, searched_by_all
 from littrainer.search.optuna_workers import number_of_jobs, search_in_workers
 from littrainer.search.parameters import SearchMistake
@@ -38,6 +36,10 @@ from littrainer.search.record import (
     of_optuna,
 )
 from littrainer.search.trial import TRIAL_FAILURES, fails_trial_only
+
+if TYPE_CHECKING:
+    pass
+
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +62,6 @@ STORAGE_FAULTS = {
     "search in another storage.",
     "": 'See whether its folder or server is there and can be written to; an address is as "sqlite:///search.db".',
 }
-
-# Given by hyperparameter_search itself.
-NOT_FOR_CREATE_STUDY = ("direction", "directions")
-NOT_FOR_OPTIMIZE = ("self", "func", "n_trials")
 
 
 def run_hp_search_optuna(
@@ -88,19 +86,9 @@ def run_hp_search_optuna(
     jobs = number_of_jobs(trainer.args, for_optimize.pop("n_jobs", 1))
     if jobs != 1:
         refuse_several_processes(trainer.args, f"n_jobs={kwargs['n_jobs']}")
-    if not isinstance(for_optimize.get("callbacks") or (), Iterable):
-        raise TypeError(f"callbacks={for_optimize['callbacks']!r} has to be a list of functions.")
     callbacks = list(for_optimize.pop("callbacks", None) or ())
     directions: Any = [direction] if isinstance(direction, str) else list(direction)
     storage = for_study.pop("storage", None)
-    if storage is not None and for_study.get("study_name") is None:
-        logger.warning(
-            "storage without study_name: the study gets a random name, so nothing can go on with this search if it is "
-            "killed. Pass study_name and load_if_exists=True."
-        )
-    _warn_of_idle_pruner(trainer.args, for_study.get("pruner"), directions)
-    if n_trials is None and not callbacks:
-        _warn_of_no_end(for_study.get("sampler"), for_optimize)
 
     def search(run: Callable[[Any], Any]) -> BestRun | list[BestRun]:
         with tempfile.TemporaryDirectory(prefix="littrainer-search-") as folder, naming_storage(storage):
@@ -132,38 +120,23 @@ def keywords_told_apart(keywords: dict[str, Any]) -> tuple[dict[str, Any], dict[
     """
     import optuna
 
-    of_study = [name for name in inspect.signature(optuna.create_study).parameters if name not in NOT_FOR_CREATE_STUDY]
-    of_optimize = [name for name in inspect.signature(optuna.Study.optimize).parameters if name not in NOT_FOR_OPTIMIZE]
-    for name in keywords:
-        if name in NOT_FOR_CREATE_STUDY:
-            raise TypeError(f"hyperparameter_search takes a list of directions as direction=[...], not as {name}.")
-        if name not in of_study and name not in of_optimize:
-            raise TypeError(
-                f"hyperparameter_search was given {name}, which neither optuna.create_study nor "
-                f"optuna.Study.optimize takes ({suggestion(name, [*of_study, *of_optimize])})."
-            )
-    return (
-        {name: value for name, value in keywords.items() if name in of_study},
-        {name: value for name, value in keywords.items() if name not in of_study},
-    )
+    of_study = inspect.signature(optuna.create_study).parameters.keys() - {"direction", "directions"}
+    of_optimize = inspect.signature(optuna.Study.optimize).parameters.keys() - {"self", "func", "n_trials"}
+    for name in keywords.keys() - of_study - of_optimize:
+        near = suggestion(name, ["direction", *of_study, *of_optimize])
+        raise TypeError(
+            f"hyperparameter_search was given {name}, which neither optuna.create_study nor optuna.Study.optimize "
+            f"takes ({near})."
+        )
+    for_study = {name: value for name, value in keywords.items() if name in of_study}
+    return for_study, {name: value for name, value in keywords.items() if name in of_optimize}
 
 
 def caught_errors(catch: Any) -> tuple[type[Exception], ...]:
-    """Return the errors of a trial after which the search goes on.
-
-    Parameters:
-        catch: None for what hyperparameters can bring about; or an exception class, or several.
-
-    Raises:
-        TypeError: it is something else.
-    """
+    """Return the errors of a trial after which the search goes on; by default what hyperparameters can bring about."""
     if catch is None:
         return TRIAL_FAILURES
-    classes = (catch,) if isinstance(catch, type) else tuple(catch) if isinstance(catch, Iterable) else (catch,)
-    for one in classes:
-        if not (isinstance(one, type) and issubclass(one, Exception)):
-            raise TypeError(f"catch={catch!r}: {one!r} is {kind_of(one)}; give exception classes, such as ValueError.")
-    return classes
+    return tuple(catch) if isinstance(catch, Iterable) else (catch,)
 
 
 # ---- The storage -----------------------------------------------------------------------------------------------------
@@ -215,31 +188,6 @@ def _address_of(storage: Any) -> str:
         return str(url.rpartition("@")[2])
 
 
-def _warn_of_idle_pruner(args: Any, pruner: Any, directions: list[str]) -> None:
-    import optuna
-
-    if pruner is None or isinstance(pruner, optuna.pruners.NopPruner):
-        return
-    if len(directions) > 1:
-        reason = "Optuna prunes by one objective only, and there are several"
-    elif args.eval_strategy == IntervalStrategy.NO:
-        reason = 'no evaluation takes place during training; set eval_strategy="epoch" or "steps"'
-    else:
-        return
-    logger.warning(f"pruner={type(pruner).__name__} will prune no trial: {reason}.")
-
-
-def _warn_of_no_end(sampler: Any, for_optimize: dict[str, Any]) -> None:
-    import optuna
-
-    ends_itself = isinstance(sampler, optuna.samplers.GridSampler | optuna.samplers.BruteForceSampler)
-    if not ends_itself and for_optimize.get("timeout") is None:
-        logger.warning(
-            "n_trials=None without timeout: trials are run until something calls Study.stop() or the search is "
-            "interrupted. Pass n_trials, or timeout in seconds."
-        )
-
-
 def _check_directions(study: Any, directions: list[str]) -> None:
     of_study = [direction.name.lower() for direction in study.directions]
     if of_study != directions:
@@ -286,7 +234,12 @@ def _go_on(study: Any, search_id: str, n_trials: int) -> int:
 
     everything = study.get_trials(deepcopy=False)
     own = [trial for trial in everything if trial.user_attrs.get(SEARCH) == search_id]
-    interrupted = [one for one in own if not one.state.is_finished() or _was_interrupted(one)]
+    # They neither came to their end nor failed by themselves.
+    interrupted = [
+        one
+        for one in own
+        if not one.state.is_finished() or (one.state == TrialState.FAIL and ERROR not in one.user_attrs)
+    ]
     done_again = {trial.system_attrs.get(DONE_AGAIN) for trial in everything}
     for trial in interrupted:
         if trial.number not in done_again:
@@ -302,11 +255,6 @@ def _go_on(study: Any, search_id: str, n_trials: int) -> int:
         f"{ended} of its {n_trials} trials have ended."
     )
     return max(0, n_trials - ended)
-
-
-def _was_interrupted(trial: Any) -> bool:
-    """Return whether a trial neither came to its end nor failed by itself."""
-    return trial.state.name == "FAIL" and ERROR not in trial.user_attrs
 
 
 # ---- Trials ----------------------------------------------------------------------------------------------------------

@@ -9,27 +9,30 @@ import io
 import pickle
 import sys
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from littrainer.callbacks.handler import CallbackHandler
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, default_progress_callback
 from littrainer.engine import run_lightning
+from littrainer.search.trial import release_memory
 from littrainer.tracking.base import TrackerCallback
 from littrainer.training.reports import InputTokenCounter
 
-# What a training makes anew, or what belongs to the process.
-LEFT_BEHIND = frozenset({"model", "model_wrapped", "accelerator", "gather_function", "session", "_tokens"})
-# Of a CallbackHandler: what each training puts there.
-OF_THE_HANDLER = ("model", "optimizer", "lr_scheduler", "train_dataloader", "eval_dataloader")
+if TYPE_CHECKING:
+    pass
+
+
+# What belongs to the process, and is made there again.
+LEFT_BEHIND = ("accelerator", "gather_function", "_tokens")
 
 
 def packed(trainer: Any) -> bytes:
-    """Pickle a Trainer that has a `model_init`, without its model and what else belongs to this process.
+    """Pickle a Trainer that has a `model_init`, without what belongs to this process; its model and optimizer go.
 
     Raises:
         TypeError: the Trainer holds something that cannot be pickled.
         ImportError: cloudpickle is not installed.
     """
+    release_memory(trainer)
     buffer = io.BytesIO()
     try:
         pickler = _pickler(buffer, trainer)
@@ -64,7 +67,6 @@ def unpacked(data: bytes) -> Any:
     for name, value in unpickler.load().items():
         names.setdefault(name, value)
     sent = dict(vars(trainer))
-    trainer.model = trainer.model_wrapped = None
     trainer._tokens = InputTokenCounter()
     trainer.create_accelerator_and_postprocess()
     vars(trainer).update(sent)
@@ -105,8 +107,6 @@ def _pickler(buffer: io.BytesIO, trainer: Any, sends_trainer: bool = True) -> An
         def reducer_override(self, obj: Any) -> Any:
             if obj is trainer:
                 return (_new, (type(obj),), _state_to_send(trainer)) if sends_trainer else (_nothing, ())
-            if isinstance(obj, CallbackHandler):
-                return _new, (type(obj),), {**vars(obj), **dict.fromkeys(OF_THE_HANDLER)}
             if isinstance(obj, TrackerCallback):
                 return _new, (type(obj),), _state_of_tracker(obj, trainer)
             if isinstance(obj, type | FunctionType) and obj.__module__ == "__main__":

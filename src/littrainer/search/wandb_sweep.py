@@ -123,8 +123,7 @@ class _Sweep:
         if "early_terminate" in configuration and self.trainer.args.world_size > 1:
             raise SearchMistake(
                 "hp_space gives early_terminate, by which the sweep stops trials in the first process alone, and "
-                f"{self.trainer.args.world_size} processes train them. Leave it out, or search with "
-                'backend="optuna" and a pruner.'
+                'several train them. Leave it out, or search with backend="optuna" and a pruner.'
             )
         metric = {**configuration.get("metric", {}), "goal": self.direction, "name": self.metric}
         name = {"name": self.options["name"]} if self.options.get("name") else {}
@@ -163,29 +162,26 @@ class _Sweep:
             self.record.update(self.trials)
         if entry.state == FAILED:
             _wandb().finish(exit_code=1)
-        elif _wandb().run is not None:
-            self._log_objective(_wandb().run, entry.objective)
-
-    def _log_objective(self, run: Any, objective: Any) -> None:
-        run.log({"objective": objective})
+            return
+        run = _wandb().run
+        run.log({"objective": entry.objective})
         logged = sorted(name for name in dict(run.summary) if not name.startswith("_"))
         if self.metric not in logged:
-            told = "The sweep goes by metric=%r, which no run logs: it learns nothing from the trials. Runs log %s."
-            logger.warning(told, self.metric, ", ".join(logged))
+            # As in transformers.
+            logger.warning("The sweep goes by metric=%r, which no run logs. They log %s.", self.metric, logged)
 
 
 def _distributions(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Describe what a sweep draws its parameters from, as a record holds it; what has no words there is left out."""
     found: dict[str, Any] = {}
     for name, drawn in parameters.items():
-        kind = str(drawn.get("distribution", "")) if isinstance(drawn, Mapping) else "none"
-        if kind != "none" and "values" in drawn:
+        kind = str(drawn.get("distribution", ""))
+        if "values" in drawn:
             found[name] = {"kind": CATEGORICAL, "choices": list(drawn["values"])}
-        elif kind != "none" and {"min", "max"} <= drawn.keys() and kind != "log_uniform":
+        elif {"min", "max"} <= drawn.keys() and kind != "log_uniform":
             low, high = drawn["min"], drawn["max"]
             whole = kind.startswith("int") or (not kind and isinstance(low, int) and isinstance(high, int))
-            is_log = kind.startswith(("log", "q_log", "inv_log"))
-            ends = {"low": low, "high": high, "log": is_log, "step": drawn.get("q", 1 if whole else None)}
+            ends = {"low": low, "high": high, "log": "log" in kind, "step": drawn.get("q", 1 if whole else None)}
             found[name] = {"kind": INTEGER if whole else FLOAT, **ends}
     return found
 

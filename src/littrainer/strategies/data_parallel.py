@@ -7,8 +7,6 @@ Trainer are handed, and only what runs in its forward is searched for unused par
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -20,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.notes import add_note
 from littrainer.model.traversal import stays_in_place
-from littrainer.strategies.single_device import LaunchedProcesses, release_plugins
+from littrainer.strategies.single_device import LaunchedProcesses, release_plugins, without_exchange
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -97,17 +95,9 @@ class ModelInDDP:
         trained_in.parameters_exchanged = _trained_parameters(model)
         return wrapped
 
-    @contextmanager
-    def block_backward_sync(self: Any) -> Iterator[None]:
+    def block_backward_sync(self: Any) -> Any:
         """A context in which gradients are added up in each process and not exchanged, unless each is to be."""
-        module = self.lightning_module
-        model = None if module is None or module.exchanges_gradients else module.owner.model_wrapped
-        no_sync = getattr(model, "no_sync", None)
-        if no_sync is None:
-            yield
-        else:
-            with no_sync():
-                yield
+        return without_exchange(self.lightning_module)
 
     def on_exception(self: Any, exception: BaseException) -> None:
         """Say which argument of the Trainer helps."""

@@ -235,6 +235,9 @@ def optimizer_and_schedule(trainer: Any, max_steps: int) -> tuple[Any, Any]:
             "DeepSpeed has taken the optimizer apart that was given as `optimizers`, so a second train() cannot go on "
             "with it: make a new Trainer, or let the arguments name the optimizer."
         )
+    # What an earlier training has made.
+    if isinstance(trainer.optimizer, EngineOptimizer):
+        trainer.optimizer = None
     if trainer._created_lr_scheduler:
         trainer.lr_scheduler, trainer._created_lr_scheduler = None, False
     settings = config.config
@@ -242,8 +245,11 @@ def optimizer_and_schedule(trainer: Any, max_steps: int) -> tuple[Any, Any]:
         ("optimizer", "create_optimizer", trainer.optimizer),
         ("scheduler", "create_scheduler", trainer.lr_scheduler),
     ):
-        there = _of_script(trainer, method, given)
-        if section in settings and there is not None:
+        is_overridden = trainer._own_methods(method)
+        if section in settings and (is_overridden or given is not None):
+            there = (
+                f"{type(trainer).__name__}.{method}" if is_overridden else f"the one given as `optimizers` ({given})"
+            )
             raise ValueError(
                 f'There are two: "{section}" of the DeepSpeed configuration, and {there}. Take one of them out.'
             )
@@ -256,8 +262,6 @@ def optimizer_and_schedule(trainer: Any, max_steps: int) -> tuple[Any, Any]:
     if trainer.deepspeed is not None:
         trainer.deepspeed.destroy()
         trainer.deepspeed, trainer.model_wrapped = None, trainer.model
-    if isinstance(trainer.optimizer, EngineOptimizer):
-        trainer.optimizer = None
     keywords: dict[str, Any] = {}
     made_by_user = trainer.optimizer is not None
     if "optimizer" not in settings:
@@ -270,7 +274,13 @@ def optimizer_and_schedule(trainer: Any, max_steps: int) -> tuple[Any, Any]:
         keywords["optimizer"] = _for_engine(trainer.optimizer, config)
         settings["zero_allow_untested_optimizer"] = True
     elif "scheduler" not in settings:
-        keywords["lr_scheduler"] = lambda optimizer: _schedule_for(trainer, optimizer, max_steps)
+
+        def schedule_for(optimizer: Any) -> Any:
+            trainer.lr_scheduler = None
+            trainer.create_scheduler(num_training_steps=max_steps, optimizer=optimizer)
+            return trainer.lr_scheduler
+
+        keywords["lr_scheduler"] = schedule_for
     parameters = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
     engine, optimizer, schedule = _initialize(
         trainer.args, trainer.model, settings, model_parameters=parameters, **keywords
@@ -323,20 +333,6 @@ def _initialize(args: Any, model: Any, settings: dict[str, Any], **keywords: Any
         backend = compilation.pop("backend")
         engine.compile(backend=backend, compile_kwargs=compilation)
     return engine, optimizer, schedule
-
-
-def _of_script(trainer: Any, method: str, given: Any) -> str | None:
-    """What a script has of optimizer or schedule: an override of the method that makes it, or one that was given."""
-    if trainer._own_methods(method):
-        return f"{type(trainer).__name__}.{method}"
-    is_engines = given is None or isinstance(given, (EngineOptimizer, EngineSchedule))
-    return None if is_engines else f"the one given as `optimizers` ({given})"
-
-
-def _schedule_for(trainer: Any, optimizer: Any, max_steps: int) -> Any:
-    trainer.lr_scheduler = None
-    trainer.create_scheduler(num_training_steps=max_steps, optimizer=optimizer)
-    return trainer.lr_scheduler
 
 
 def _for_engine(optimizer: Any, config: DeepSpeedConfig) -> Any:

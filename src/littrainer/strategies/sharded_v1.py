@@ -6,7 +6,6 @@ checkpoints take their names from.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from littrainer.distributed.layout import sharding_sizes
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.strategies.mixed_precision import forward_type, run_forward_in
 from littrainer.strategies.sharded import ignored_modules, layer_classes, types_by_name
-from littrainer.strategies.single_device import LaunchedProcesses, release_plugins
+from littrainer.strategies.single_device import LaunchedProcesses, release_plugins, without_exchange
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -86,10 +85,7 @@ class FirstVersionStrategy(FSDPStrategy):
 
     def block_backward_sync(self) -> Any:
         """A context in which gradients are added up in each process and not exchanged, unless each is to be."""
-        module, no_sync = self._own_module, getattr(self._trained.model_wrapped, "no_sync", None)
-        if module is None or module.exchanges_gradients or no_sync is None:
-            return contextlib.nullcontext()
-        return no_sync()
+        return without_exchange(self.lightning_module)
 
     def teardown(self) -> None:
         """Release what the plugins hold, and leave the model where it is, wrapped."""

@@ -5,6 +5,7 @@ The model stays on its device at the end, and the launcher's ranks count.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.plugins.environments import ClusterEnvironment
@@ -82,6 +83,17 @@ def release_plugins(strategy: Any) -> None:
     if strategy.accelerator is not None:
         strategy.accelerator.teardown()
     strategy.checkpoint_io.teardown()
+
+
+def without_exchange(module: Any) -> AbstractContextManager[Any]:
+    """A context in which the wrapped model adds gradients up in each process, unless each of them is to be exchanged.
+
+    Parameters:
+        module: the module that trains; None where none does.
+    """
+    model = None if module is None or module.exchanges_gradients else module.owner.model_wrapped
+    no_sync = getattr(model, "no_sync", None)
+    return nullcontext() if no_sync is None else no_sync()
 
 
 class ModelStaysOnDevice:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerate import ParallelismConfig
+from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
 from accelerate.state import AcceleratorState, DistributedType, PartialState
 from torch.utils.data import DataLoader
 
 from littrainer import Trainer, TrainerCallback
+from littrainer.arguments.sharding import plugin_arguments, sharding_plan
 from littrainer.compat.accelerator import AcceleratorFacade
-from littrainer.compat.accelerator.states import AcceleratorStateView, LayoutView, SplitModels, shared_accelerator_state
 from tests.compat.processes import facts_of
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
 WITHOUT_ACCELERATE = """
@@ -41,11 +37,15 @@ class Model(torch.nn.Module):
 args = TrainingArguments("out", max_steps=1, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True)
 trainer = Trainer(model=Model(), args=args, train_dataset=[{"x": torch.ones(2), "labels": 0}])
 trainer.train()
-state = trainer.accelerator.state
+accelerator = trainer.accelerator
+try:
+    accelerator.state
+except ImportError as error:
+    message = str(error)
 print(json.dumps({
-    "state of the arguments": args.distributed_state,
-    "kind": [state.distributed_type == "NO", str(state.distributed_type)],
-    "facts": [state.num_processes, state.is_main_process, state.mixed_precision, state.deepspeed_plugin],
+    "state": [args.distributed_state, message],
+    "kind": [accelerator.distributed_type == "NO", str(accelerator.distributed_type)],
+    "facts": [accelerator.num_processes, accelerator.is_main_process, accelerator.mixed_precision],
     "loaded": [name for name in sys.modules if name.startswith("accelerate.")],
 }))
 """
@@ -54,9 +54,9 @@ print(json.dumps({
 def test_littrainer_trains_and_answers_without_accelerate(tmp_path: Path) -> None:
     found = facts_of(WITHOUT_ACCELERATE, tmp_path)
     assert found == {
-        "state of the arguments": None,
+        "state": [None, "trainer.accelerator.state is accelerate's AcceleratorState: pip install accelerate."],
         "kind": [True, "DistributedType.NO"],
-        "facts": [1, True, "no", None],
+        "facts": [1, True, "no"],
         "loaded": [],
     }
 
@@ -77,20 +77,6 @@ def test_a_state_of_another_precision_is_made_anew(tmp_path: Path) -> None:
     assert first.state.mixed_precision == "bf16" and first.mixed_precision == "bf16"
     AcceleratorState._reset_state(reset_partial_state=True)
     assert second.state.device == torch.device("cpu")
-
-
-def test_the_view_answers_what_libraries_read_of_accelerates_state(tmp_path: Path) -> None:
-    args = quiet_arguments(tmp_path)
-    view, real = AcceleratorStateView(args), shared_accelerator_state(args)
-    missing = [
-        name for name in (*vars(real), *dir(AcceleratorState)) if not name.startswith("_") and not hasattr(view, name)
-    ]
-    assert missing == ["destroy_process_group", "get_deepspeed_plugin", "select_deepspeed_plugin"]
-    same = "device num_processes process_index local_process_index mixed_precision distributed_type backend is_fsdp2"
-    for name in same.split():
-        assert getattr(view, name) == getattr(real, name)
-    with pytest.raises(AttributeError, match=r"trainer.accelerator.state has no 'select_deepspeed_plugin'"):
-        view.select_deepspeed_plugin  # noqa: B018
 
 
 def test_a_value_of_sync_gradients_that_is_set_holds_for_its_micro_batch(tmp_path: Path) -> None:
@@ -170,61 +156,22 @@ def test_a_sharded_model_is_told_by_type_and_plugin(tmp_path: Path) -> None:
     facade = AcceleratorFacade(args)
     assert str(facade.distributed_type) == "DistributedType.FSDP"
     assert facade.is_fsdp2 and facade.is_composable_parallelism_enabled
-    plugin = AcceleratorStateView(args).fsdp_plugin
+    plan = sharding_plan(args)
+    assert plan is not None
+    plugin = FullyShardedDataParallelPlugin(**plugin_arguments(plan))
     assert plugin.fsdp_version == 2 and plugin.activation_checkpointing and plugin.reshard_after_forward is True
     assert "FULL_STATE_DICT" in str(plugin.state_dict_type)
 
 
-PLUGIN_WITHOUT_ACCELERATE = """
-import json, os, sys
-
-sys.modules["accelerate"] = None
-os.environ.update(WORLD_SIZE="2", RANK="0", LOCAL_RANK="0")
-from littrainer import TrainingArguments
-from littrainer.compat.accelerator.states import AcceleratorStateView
-
-args = TrainingArguments("out", use_cpu=True, report_to="none", fsdp=True, fsdp_config={"version": 2})
-state = AcceleratorStateView(args)
-plugin = state.fsdp_plugin
-plugin.set_auto_wrap_policy(None)
-try:
-    plugin.frobnicate
-except AttributeError as error:
-    message = str(error)
-print(json.dumps([str(state.distributed_type), plugin.fsdp_version, plugin.cpu_offload, state.is_fsdp2, message]))
-"""
-
-
-def test_the_plugin_is_there_without_accelerate_too(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", PLUGIN_WITHOUT_ACCELERATE],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_WAIT_SECONDS,
-    )
-    assert run.returncode == 0, run.stderr
-    kind, *facts, message = json.loads(run.stdout)
-    assert kind == "DistributedType.FSDP" and facts == [2, False, True]
-    assert "no 'frobnicate'; args.fsdp_config" in message
-
-
 @pytest.mark.usefixtures("in_two")
-def test_a_layout_given_as_a_dict_answers_as_accelerates_config_does(tmp_path: Path) -> None:
+def test_a_layout_given_as_a_dict_is_accelerates_config(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"dp_replicate_size": 1, "tp_size": 2}
     args = quiet_arguments(tmp_path, parallelism_config=sizes)
-    view, real = LayoutView(args), ParallelismConfig(**sizes)
-    names = [
-        f"{dimension}_{kind}" for dimension in ("dp_replicate", "dp_shard", "cp", "tp") for kind in ("size", "enabled")
-    ]
-    for name in [*names, "total_size", "data_parallel_size", "non_data_parallel_size"]:
-        assert getattr(view, name) == getattr(real, name), name
-    with pytest.raises(AttributeError, match="no 'frobnicated'"):
-        view.frobnicated  # noqa: B018
+    real = ParallelismConfig(**sizes)
     facade = AcceleratorFacade(args)
-    assert facade.parallelism_config.tp_enabled and facade.tensor_parallel_rank == 1 and facade.data_parallel_rank == 0
+    assert facade.parallelism_config == real and facade.tensor_parallel_rank == 1 and facade.data_parallel_rank == 0
     args.parallelism_config = real
-    assert SplitModels(args).parallelism_config is real
+    assert facade.parallelism_config is real
 
 
 @pytest.mark.usefixtures("in_two")

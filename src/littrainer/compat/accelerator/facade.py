@@ -19,8 +19,7 @@ from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.preparing import Preparing
 from littrainer.compat.accelerator.processes import Collectives, ProcessMembers
 from littrainer.compat.accelerator.states import (
-    AcceleratorStateView,
-    SplitModelsOfAccelerator,
+    SplitModels,
     shared_accelerator_state,
 )
 from littrainer.compat.accelerator.stepping import Stepping
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Members that accelerate's PartialState has too; it is loaded when one of them is asked for.
+OF_PARTIAL_STATE = ("on_last_process", "on_process", "on_local_process", "split_between_processes")
 # Member of accelerate's Accelerator -> why it is not offered, and what to do instead. The rest is in
 # docs/compatibility.md.
 REFUSED: dict[str, str] = {
@@ -53,20 +54,27 @@ REFUSED: dict[str, str] = {
 }
 
 
-class _Shared:
-    """A setting of `args.accelerator_config`: written here, it counts for the loaders that are built from then on."""
+class _HeldBy:
+    """A setting that another object holds, which is read and written there.
+
+    Parameters:
+        holder: the attribute that is this object.
+    """
+
+    def __init__(self, holder: str) -> None:
+        self.holder = holder
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else getattr(instance.config, self.name)
+        return self if instance is None else getattr(getattr(instance, self.holder), self.name)
 
     def __set__(self, instance: Any, value: Any) -> None:
-        setattr(instance.config, self.name, value)
+        setattr(getattr(instance, self.holder), self.name, value)
 
 
-class _Apart(_Shared):
+class _Apart(_HeldBy):
     """A setting that begins as that of `args.accelerator_config` and is written here alone.
 
     Libraries write it between the loaders of training and evaluation, and then compare the arguments with the defaults
@@ -74,7 +82,8 @@ class _Apart(_Shared):
     """
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else vars(instance).get(self.name, getattr(instance.config, self.name))
+        is_written = instance is not None and self.name in vars(instance)
+        return vars(instance)[self.name] if is_written else super().__get__(instance, owner)
 
     def __set__(self, instance: Any, value: Any) -> None:
         vars(instance)[self.name] = value
@@ -87,11 +96,11 @@ class LoaderSettings:
         args: the arguments whose `accelerator_config` and `data_seed` this shows.
     """
 
-    split_batches = _Shared()
-    dispatch_batches = _Shared()
-    even_batches = _Apart()
-    use_seedable_sampler = _Shared()
-    non_blocking = _Shared()
+    split_batches = _HeldBy("config")
+    dispatch_batches = _HeldBy("config")
+    even_batches = _Apart("config")
+    use_seedable_sampler = _HeldBy("config")
+    non_blocking = _HeldBy("config")
     # Whether loaders keep a state of their own; littrainer's keep one in every checkpoint.
     use_stateful_dataloader = False
 
@@ -114,29 +123,16 @@ class LoaderSettings:
         return f"LoaderSettings({self.config}, data_seed={self.data_seed})"
 
 
-class _OfLoaders:
-    """A member of the accelerator that is one of its `dataloader_config`, readable and writable."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else getattr(instance.dataloader_config, self.name)
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        setattr(instance.dataloader_config, self.name, value)
-
-
 class Settings:
     """What an accelerator says of its set-up; most of it is fixed, since Lightning decides."""
 
     dataloader_config: LoaderSettings
-    split_batches = _OfLoaders()
-    dispatch_batches = _OfLoaders()
-    even_batches = _OfLoaders()
-    use_seedable_sampler = _OfLoaders()
-    non_blocking = _OfLoaders()
-    use_stateful_dataloader = _OfLoaders()
+    split_batches = _HeldBy("dataloader_config")
+    dispatch_batches = _HeldBy("dataloader_config")
+    even_batches = _HeldBy("dataloader_config")
+    use_seedable_sampler = _HeldBy("dataloader_config")
+    non_blocking = _HeldBy("dataloader_config")
+    use_stateful_dataloader = _HeldBy("dataloader_config")
     device_placement = True
     project_dir: str | None = None
     logging_dir: str | None = None
@@ -290,7 +286,7 @@ class Saving:
             logger.warning(message)
 
 
-class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving, SplitModelsOfAccelerator, Settings):
+class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving, SplitModels, Settings):
     """Stands where subclasses of a Trainer expect an accelerator; docs/compatibility.md lists what it answers.
 
     Parameters:
@@ -316,8 +312,15 @@ class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving
 
     @property
     def state(self) -> Any:
-        """What the run's set-up is: accelerate's AcceleratorState where accelerate is loaded, else one like it."""
-        return shared_accelerator_state(self._args) or AcceleratorStateView(self._args)
+        """accelerate's AcceleratorState, which is loaded when somebody asks for it.
+
+        Raises:
+            ImportError: accelerate is not installed.
+        """
+        found = shared_accelerator_state(self._args, load=True)
+        if found is None:
+            raise ImportError("trainer.accelerator.state is accelerate's AcceleratorState: pip install accelerate.")
+        return found
 
     @contextmanager
     def evaluating(self, loader: Any) -> Iterator[None]:
@@ -364,6 +367,11 @@ class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in OF_PARTIAL_STATE:
+            state = self._args.distributed_state
+            if state is None:
+                raise ImportError(f"trainer.accelerator.{name} is accelerate's: pip install accelerate.")
+            return getattr(state, name)
         reason = REFUSED.get(name)
         if reason is not None:
             raise AttributeError(f"trainer.accelerator does not offer {name}: {reason}.")

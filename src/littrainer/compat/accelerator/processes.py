@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ProcessMembers:
-    """What an accelerator and its state both answer.
+    """What an accelerator says about processes.
 
     Parameters:
         args: the training arguments, which know device and ranks.
@@ -101,36 +101,6 @@ class ProcessMembers:
         """Decorate a function so that the first process of each node runs it."""
         return _where(lambda: self.is_local_main_process, function)
 
-    def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate a function so that the process of the highest rank runs it."""
-        return _where(lambda: self.is_last_process, function)
-
-    def on_process(self, function: Callable[..., Any] | None = None, process_index: int | None = None) -> Any:
-        """Decorate a function so that the process of that rank runs it; one process runs it whatever the rank."""
-        if function is None:
-            return functools.partial(self.on_process, process_index=process_index)
-        return _where(lambda: self.process_index == process_index or not self.use_distributed, function)
-
-    def on_local_process(
-        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
-    ) -> Any:
-        """Decorate a function so that the process of that rank on each node runs it; one process always does."""
-        if function is None:
-            return functools.partial(self.on_local_process, local_process_index=local_process_index)
-        return _where(lambda: self.local_process_index == local_process_index or not self.use_distributed, function)
-
-    @contextmanager
-    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
-        """This process's share of a list, tuple, tensor, dataset or dict of such; the first ranks get one more.
-
-        Parameters:
-            apply_padding: repeat the last entry until all shares are equally long.
-
-        Raises:
-            ValueError: the values of a dict differ in length.
-        """
-        yield share_of(inputs, self.process_index, self.num_processes, apply_padding)
-
 
 class Collectives:
     """What an accelerator does with the values of all processes."""
@@ -172,40 +142,3 @@ def _where(applies: Callable[[], bool], function: Callable[..., Any]) -> Callabl
         return function(*args, **kwargs) if applies() else None
 
     return only_there
-
-
-def share_of(inputs: Any, index: int, count: int, pad: bool = False) -> Any:
-    """One of `count` shares of a collection; the first ones get one entry more where it does not divide evenly.
-
-    Parameters:
-        inputs: a list, tuple, tensor, dataset with `select`, or a mapping whose values are split alike. With one share,
-            and for anything else, it is returned as it is.
-        index: which share, from 0.
-        pad: repeat the last entry until all shares are equally long.
-
-    Raises:
-        ValueError: the values of a mapping differ in length.
-    """
-    if count == 1:
-        return inputs
-    if isinstance(inputs, Mapping):
-        lengths = {name: len(value) for name, value in inputs.items()}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"split_between_processes needs values of equal length in a dict, and got {lengths}.")
-        return type(inputs)({name: share_of(value, index, count, pad) for name, value in inputs.items()})  # type: ignore[call-arg]
-    if not (isinstance(inputs, (list, tuple, torch.Tensor)) or callable(getattr(inputs, "select", None))):
-        return inputs
-    rows = _rows(len(inputs), index, count, pad)
-    if isinstance(inputs, torch.Tensor):
-        return inputs[rows]
-    if isinstance(inputs, (list, tuple)):
-        return type(inputs)(inputs[row] for row in rows)
-    return inputs.select(rows)
-
-
-def _rows(length: int, index: int, count: int, pad: bool) -> list[int]:
-    each, further = divmod(length, count)
-    start = index * each + min(index, further)
-    rows = list(range(start, start + each + (index < further)))
-    longest = each + (further > 0)
-    return rows + [length - 1] * (longest - len(rows)) if pad and length else rows

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from littrainer.arguments.deepspeed import asks_for_deepspeed
-from littrainer.arguments.process import accelerate_is_loaded, distributed_type, partial_state
-from littrainer.arguments.sharding import ShardingPlan, plugin_arguments, sharding_plan
-from littrainer.compat.accelerator.processes import ProcessMembers
+from littrainer.arguments.process import distributed_type, partial_state
+from littrainer.arguments.sharding import plugin_arguments, sharding_plan
 from littrainer.data.loaders import innermost_loader
 from littrainer.distributed.layout import process_layout, tensor_parallel_rank
 
@@ -17,97 +16,25 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 
-class ShardingView:
-    """Stands where libraries expect accelerate's FullyShardedDataParallelPlugin, where accelerate is not loaded.
-
-    Parameters:
-        plan: how parameters are sharded; each of its fields is an attribute, beside those that the plugin names
-            otherwise.
-    """
-
-    # Of two names of one setting accelerate leaves the earlier one empty.
-    sharding_strategy = param_init_fn = None
-
-    def __init__(self, plan: ShardingPlan):
-        self._plan = plan
-        vars(self).update(plugin_arguments(plan))
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_plan":
-            raise AttributeError(name)
-        try:
-            return getattr(self._plan, name)
-        except AttributeError:
-            raise AttributeError(f"the FSDP plugin has no {name!r}; args.fsdp_config says how it shards.") from None
-
-    def set_auto_wrap_policy(self, model: Any) -> None:
-        """Do nothing: the strategy finds the layers of the model that it shards."""
-
-    def set_mixed_precision(self, mixed_precision: Any, buffer_autocast: bool = False, override: bool = False) -> None:
-        """Do nothing: the strategy shards for the precision that the arguments ask for."""
-
-
-def sharding_plugin(args: TrainingArguments) -> Any:
-    """accelerate's plugin with the settings of `fsdp_config`, or one like it where accelerate is not loaded.
-
-    None where nothing is sharded.
-    """
-    plan = sharding_plan(args)
-    if plan is None:
+def parallelism_config_of(args: TrainingArguments) -> Any:
+    """Return what `parallelism_config` asks for as accelerate's ParallelismConfig; None for nothing."""
+    given: Any = args.parallelism_config
+    if given is not None and not isinstance(given, Mapping):
+        return given
+    layout = process_layout(args)
+    if not layout.is_given:
         return None
-    if not accelerate_is_loaded():
-        return ShardingView(plan)
-    from accelerate import FullyShardedDataParallelPlugin
+    from accelerate import ParallelismConfig
 
-    return FullyShardedDataParallelPlugin(**plugin_arguments(plan))
-
-
-class LayoutView:
-    """Stands where libraries expect accelerate's ParallelismConfig, for sizes that were given as a dict.
-
-    Parameters:
-        args: the arguments, whose layout of processes this shows.
-    """
-
-    cp_size = sp_size = 1
-
-    def __init__(self, args: TrainingArguments):
-        layout = process_layout(args)
-        self.dp_replicate_size = layout.replicas
-        self.dp_shard_size = layout.shards
-        self.tp_size = layout.tensor_parallel
-
-    def __getattr__(self, name: str) -> Any:
-        dimension = name.removesuffix("_enabled")
-        if dimension == name or f"{dimension}_size" not in (*vars(self), "cp_size", "sp_size"):
-            raise AttributeError(f"parallelism_config has no {name!r}; it has the sizes of the layout of processes.")
-        return getattr(self, f"{dimension}_size") > 1
-
-    @property
-    def data_parallel_size(self) -> int:
-        """Parts into which the data is split."""
-        return self.dp_replicate_size * self.dp_shard_size
-
-    @property
-    def non_data_parallel_size(self) -> int:
-        """Processes that have the same data."""
-        return self.tp_size
-
-    @property
-    def total_size(self) -> int:
-        """Number of processes."""
-        return self.data_parallel_size * self.tp_size
+    sizes = {"dp_replicate_size": layout.replicas, "dp_shard_size": layout.shards, "tp_size": layout.tensor_parallel}
+    return ParallelismConfig(**sizes)
 
 
 class SplitModels:
-    """Members about models that are split between processes.
+    """Members of an accelerator about models that are split between processes."""
 
-    Parameters:
-        args: the training arguments, which know how.
-    """
-
-    def __init__(self, args: TrainingArguments):
-        self._args = args
+    _args: TrainingArguments
+    module: Any
 
     @property
     def is_fsdp2(self) -> bool:
@@ -117,17 +44,8 @@ class SplitModels:
 
     @property
     def parallelism_config(self) -> Any:
-        """What `parallelism_config` asks for, with the attributes of accelerate's; None for nothing."""
-        given: Any = self._args.parallelism_config
-        if given is not None and not isinstance(given, Mapping):
-            return given
-        return LayoutView(self._args) if process_layout(self._args).is_given else None
-
-
-class SplitModelsOfAccelerator(SplitModels):
-    """The same for an accelerator, which knows its place in the layout too."""
-
-    module: Any
+        """What `parallelism_config` asks for, as accelerate's ParallelismConfig; None for nothing."""
+        return parallelism_config_of(self._args)
 
     @property
     def is_composable_parallelism_enabled(self) -> bool:
@@ -157,13 +75,16 @@ class SplitModelsOfAccelerator(SplitModels):
         return tensor_parallel_rank(self._args)
 
 
-def shared_accelerator_state(args: TrainingArguments) -> Any:
-    """accelerate's own AcceleratorState with the facts of these arguments.
+def shared_accelerator_state(args: TrainingArguments, load: bool = False) -> Any:
+    """Return accelerate's AcceleratorState with the facts of these arguments, one for the whole process.
 
-    None where accelerate is not loaded, or where making it would wait for processes that have no group yet. It is one
-    for the whole process. Libraries make it anew without arguments, and callbacks read it.
+    None if accelerate is not loaded, or if making it would wait for processes that have no group yet. Libraries make it
+    again without arguments, and callbacks read it.
+
+    Parameters:
+        load: import accelerate if it is installed, and make the state in any case.
     """
-    if partial_state(args) is None:
+    if partial_state(args, load) is None:
         return None
     accelerator_state: Any = sys.modules["accelerate.state"].AcceleratorState
     shared = accelerator_state._shared_state
@@ -184,55 +105,15 @@ def shared_accelerator_state(args: TrainingArguments) -> Any:
         )
         if asks_for_deepspeed(args):
             made.deepspeed_plugins = args.deepspeed_plugin
-        plugin = sharding_plugin(args)
-        if plugin is not None:
-            made.fsdp_plugin = plugin
+        plan = sharding_plan(args)
+        if plan is not None:
+            from accelerate import FullyShardedDataParallelPlugin
+
+            made.fsdp_plugin = FullyShardedDataParallelPlugin(**plugin_arguments(plan))
             made.distributed_type = distributed_type(args)
-        made.parallelism_config = SplitModels(args).parallelism_config
+        made.parallelism_config = parallelism_config_of(args)
         return made
     return accelerator_state()
-
-
-class AcceleratorStateView(ProcessMembers, SplitModels):
-    """Stands for accelerate's AcceleratorState where accelerate is not loaded."""
-
-    initialized = True
-    debug = fork_launched = False
-    # Engines of accelerate's own, none of which runs here.
-    megatron_lm_plugin = torch_tp_plugin = dynamo_plugin = device_mesh = None
-
-    @property
-    def fsdp_plugin(self) -> Any:
-        """How the model is sharded, where it is; else None."""
-        return sharding_plugin(self._args)
-
-    @property
-    def deepspeed_plugin(self) -> Any:
-        """What DeepSpeed is told, where it carries the training out."""
-        return self._args.deepspeed_plugin
-
-    @property
-    def deepspeed_plugins(self) -> Any:
-        """The same; there is one of them."""
-        return self._args.deepspeed_plugin
-
-    @property
-    def mixed_precision(self) -> str:
-        """What the forward pass computes in: `no`, `bf16` or `fp16`."""
-        return self._args.mixed_precision
-
-    @property
-    def backend(self) -> str | None:
-        """Backend of the process group that is up; None where there is none."""
-        import torch.distributed as dist
-
-        return dist.get_backend() if dist.is_available() and dist.is_initialized() else None
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"trainer.accelerator.state has no {name!r}: littrainer trains on Lightning, and tells of its state what "
-            "the processes and the precision are. Ask trainer.lightning_trainer instead."
-        )
 
 
 class GradientView:
@@ -319,8 +200,7 @@ class GradientView:
     @property
     def remainder(self) -> int:
         """Samples in the last, incomplete batch of all processes; 0 where it is complete, -1 where nobody knows."""
-        count = getattr(self.active_dataloader, "samples_of_incomplete_batch", None)
-        return -1 if count is None else count()
+        return getattr(self.active_dataloader, "remainder", -1)
 
     def __repr__(self) -> str:
         return (
