@@ -1,4 +1,7 @@
-"""The states of all random number generators, as rng_state.pth holds them."""
+"""The states of all random number generators, as rng_state.pth holds them.
+
+A ValueError says that a file is damaged, could run code, or holds no such states.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +40,7 @@ def random_state_name(args: Any) -> str:
 
 
 def read_random_states(path: Path) -> Any:
-    """What a file of random states holds.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is damaged, or holds something that could run code.
-    """
+    """What a file of random states holds."""
     # The file holds NumPy's state tuple, which the weights-only loader accepts only with these names allowed.
     numpy: Any = np
     allowed = [np.ndarray, np.dtype, numpy._core.multiarray._reconstruct, type(np.dtype(np.uint32))]
@@ -50,11 +48,7 @@ def read_random_states(path: Path) -> Any:
 
 
 def find_random_states(folder: Path) -> dict[int, dict[str, Any]]:
-    """The states that a checkpoint has of each process, by rank.
-
-    Raises:
-        ValueError: a file is damaged, or holds something that could run code.
-    """
+    """The states that a checkpoint has of each process, by rank."""
     if (folder / RANDOM_STATE_NAME).is_file():
         return {0: read_random_states(folder / RANDOM_STATE_NAME)}
     ranks = [path.stem.rpartition("_")[2] for path in folder.glob(rank_file("*"))]
@@ -85,12 +79,7 @@ def states_of_portable(portable: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restore_random_states(path: Path) -> None:
-    """Put back the states that a file holds.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is damaged, holds no states of random generators, or holds something that could run code.
-    """
+    """Put back the states that a file holds."""
     states = read_random_states(path)
     before = capture_random_states()
     try:

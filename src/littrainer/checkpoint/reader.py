@@ -1,4 +1,7 @@
-"""Reading checkpoints: which one is meant, and the states of trainer, optimizer, schedule and random generators."""
+"""Reading the states of trainer, optimizer, schedule and random generators from a checkpoint.
+
+A ValueError says that a file is damaged, could run code, or holds the state of something else.
+"""
 
 from __future__ import annotations
 
@@ -70,11 +73,7 @@ def read_state(folder: Path) -> TrainerState:
 
 
 def read_optimizer_state(folder: Path) -> tuple[Path, Any]:
-    """The state of the optimizer in a checkpoint, whole, with numbers or names of parameters, and where it was found.
-
-    Raises:
-        ValueError: a file is damaged, or could run code.
-    """
+    """The whole state of the optimizer, with numbers or names of parameters, and the path where it was found."""
     if (folder / OPTIMIZER_NAME).is_file() or not (
         (folder / FSDP_OPTIMIZER_NAME).is_file() or holds_parts(folder / OPTIMIZER_FOLDER)
     ):
@@ -88,11 +87,7 @@ def read_optimizer_state(folder: Path) -> tuple[Path, Any]:
 
 
 def load_optimizer(model: nn.Module, optimizer: Any, folder: Path) -> None:
-    """Load the state of the optimizer.
-
-    Raises:
-        ValueError: the file is damaged, could run code, or holds the state of another optimizer.
-    """
+    """Load the state of the optimizer."""
     path, state = read_optimizer_state(folder)
     if is_by_name(state):
         state = numbered_for(model, optimizer, state)
@@ -118,9 +113,6 @@ def load_schedule(schedule: Any, groups: int, folder: Path) -> None:
 
     Parameters:
         groups: the optimizer's parameter groups.
-
-    Raises:
-        ValueError: the file is damaged, could run code, or holds the state of another schedule.
     """
     if getattr(schedule, "is_kept_by_engine", False):
         return
@@ -130,11 +122,7 @@ def load_schedule(schedule: Any, groups: int, folder: Path) -> None:
 
 
 def load_scaler(scaler: Any, folder: Path) -> None:
-    """Load the state of the loss scaling of fp16, where both the checkpoint and this training have one.
-
-    Raises:
-        ValueError: the file is damaged, could run code, or holds something else.
-    """
+    """Load the state of the loss scaling of fp16, where both the checkpoint and this training have one."""
     if scaler is None or not (folder / SCALER_NAME).is_file():
         return
     state = load_tensors(folder / SCALER_NAME)
@@ -147,9 +135,6 @@ def load_random_states(folder: Path, args: Any = None) -> None:
 
     Parameters:
         args: training arguments, which say which of several processes this is.
-
-    Raises:
-        ValueError: the file is damaged, could run code, or holds something else.
     """
     name = RANDOM_STATE_NAME if args is None else random_state_name(args)
     if (folder / name).is_file():

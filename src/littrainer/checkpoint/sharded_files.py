@@ -1,7 +1,8 @@
 """Weights and optimizer states as transformers leaves them in checkpoints of FSDP, in one file or in parts.
 
 In one file the optimizer's state has names of parameters; in parts, a folder of `torch.distributed.checkpoint` holds
-what each process has.
+what each process has. They are read as all files of a checkpoint are: a ValueError says that one is damaged, or names
+what could run code or lies outside of its folder.
 """
 
 from __future__ import annotations
@@ -34,11 +35,7 @@ STATE, GROUPS = f"{OPTIMIZER_KEY}.state.", f"{OPTIMIZER_KEY}.param_groups."
 
 
 def read_fsdp_weights(folder: Path) -> dict[str, Any]:
-    """The weights of a checkpoint, whole.
-
-    Raises:
-        ValueError: a file is damaged, or could run code.
-    """
+    """The weights of a checkpoint, whole."""
     if (folder / FSDP_WEIGHTS_NAME).is_file():
         return load_tensors(folder / FSDP_WEIGHTS_NAME)
     whole = read_whole(folder / WEIGHTS_FOLDER)
@@ -95,9 +92,6 @@ def read_optimizer_into(folder: Path, parameters: Mapping[str, torch.Tensor]) ->
 
     Returns:
         the state with names of parameters.
-
-    Raises:
-        ValueError: the folder is damaged, or could run code.
     """
 
     wanted: dict[str, Any] = {}
@@ -151,11 +145,7 @@ def write_parts(folder: Path, state: dict[str, Any]) -> None:
 
 
 def stored_tensors(folder: Path) -> dict[str, TensorStorageMetadata | None]:
-    """What a folder holds by name: of tensors their shape and number format, None for anything else.
-
-    Raises:
-        ValueError: it is damaged, or could run code.
-    """
+    """What a folder holds by name: of tensors their shape and number format, None for anything else."""
     entries = _Reader(folder).read_metadata().state_dict_metadata
     return {name: entry if isinstance(entry, TensorStorageMetadata) else None for name, entry in entries.items()}
 
@@ -165,9 +155,6 @@ def read_whole(folder: Path, names: Iterable[str] | None = None) -> dict[str, An
 
     Parameters:
         names: of what is read; by default everything.
-
-    Raises:
-        ValueError: it is damaged, or could run code.
     """
     stored = stored_tensors(folder)
     wanted: dict[str, Any] = {}
@@ -179,11 +166,7 @@ def read_whole(folder: Path, names: Iterable[str] | None = None) -> dict[str, An
 
 
 def read_into(folder: Path, wanted: dict[str, Any]) -> None:
-    """Read into tensors by name, each process what it has of those that are spread; other values are put in place.
-
-    Raises:
-        ValueError: the folder is damaged, could run code, or lacks one of the names.
-    """
+    """Read into tensors by name, each process what it has of those that are spread; other values are put in place."""
     try:
         with warnings.catch_warnings():
             # That no process group is used is what is asked for.
