@@ -97,7 +97,7 @@ def run_trial(
         trainer.train(resume_from_checkpoint=resume_from_checkpoint, trial=trial)
         if trainer.objective is None and resume_from_checkpoint is None:
             metrics = trainer.evaluate()
-            trainer.objective = objective_in(trainer, metrics)
+            trainer.objective = objective_of(trainer.compute_objective, metrics)
             if evaluated_at_end is not None:
                 evaluated_at_end(metrics)
         return trainer.objective
@@ -235,15 +235,14 @@ def default_compute_objective(metrics: dict[str, float]) -> float:
     return sum(measures.values()) if measures else loss  # type: ignore[return-value]
 
 
-def objective_in(trainer: Trainer, metrics: dict[str, float]) -> float | list[float]:
+def objective_of(compute_objective: Callable[[dict[str, float]], Any], metrics: dict[str, float]) -> Any:
     """Return the objective of an evaluation: a number, or a list of several; the same in all processes.
 
     Raises:
         SearchMistake: it is no number.
     """
-    assert trainer.compute_objective is not None
     with failing_together("computing the objective"):
-        value = trainer.compute_objective(dict(metrics))
+        value = compute_objective(dict(metrics))
         several = isinstance(value, list | tuple) or getattr(value, "shape", ()) not in ((), None)
         found = [_number(one) for one in value] if several else _number(value)
     return from_first(found)
@@ -267,13 +266,13 @@ def report(trainer: Trainer, trial: Any, step: int, metrics: dict[str, float]) -
         metrics: what the evaluation returned.
 
     Raises:
-        SearchMistake: as `objective_in`.
+        SearchMistake: as `objective_of`.
         optuna.TrialPruned: the trial is not worth going on with.
     """
     backend = trainer.hp_search_backend
     if backend is None or trial is None:
         return
-    trainer.objective = objective_in(trainer, metrics)
+    trainer.objective = objective_of(trainer.compute_objective, metrics)
     if backend == HPSearchBackend.OPTUNA:
         _report_to_optuna(trainer, trial, step)
     elif backend == HPSearchBackend.RAY:
