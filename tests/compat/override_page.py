@@ -49,8 +49,8 @@ BEYOND_THE_TABLE = """
   `get_cp_size` and `get_sp_size` are asked once, for the samples of an optimizer step. `_update_auto_batch_size` is
   called with each size that `auto_find_batch_size` tries.
 - In the trials of a hyperparameter search the same methods are called as often, with the trial in the place of None;
-  measured too (`tests/fidelity/cases/search_overrides.py`). `_hp_search_setup` comes first of all, where transformers
-  makes the model before it, with the arguments of the trial before. Ray Tune's trials call `_tune_save_checkpoint`.
+  measured too (`tests/fidelity/cases/search_overrides.py`). In other trainings `_hp_search_setup` comes first
+  of all, and in transformers after the model. Ray Tune's trials call `_tune_save_checkpoint`.
 - `_inner_training_loop` without its parent takes the place of the whole training.
 - `_save_optimizer_and_scheduler`, `_save_scaler` and `_save_rng_state` may write files of their own, which become part
   of the sealed checkpoint. Files that only an overridden `_load_optimizer_and_scheduler` or `_load_rng_state` reads

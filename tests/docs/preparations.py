@@ -181,7 +181,10 @@ def _keep_ray_to_its_keywords() -> None:
     def run(trainable: Any, config: dict[str, Any], num_samples: int, **keywords: Any) -> Any:
         signature.bind(trainable, config=config, num_samples=num_samples, **keywords)
         drawn = {name: domain.sample() for name, domain in config.items()}
-        best = SimpleNamespace(trial_id="0", config=drawn, last_result={"objective": 0.0}, is_finished=lambda: False)
+        result = {"objective": 0.0}
+        best = SimpleNamespace(
+            trial_id="0", status="TERMINATED", config=drawn, last_result=result, is_finished=lambda: False
+        )
         return SimpleNamespace(trials=[best], get_best_trial=lambda *given: best)
 
     pytest.MonkeyPatch().setattr(tune, "run", run)

@@ -5,7 +5,6 @@ all that is due at its optimizer step has been done, so that a checkpoint handed
 """
 
 from __future__ import annotations
-
 import contextlib
 import functools
 import logging
@@ -14,7 +13,6 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 from littrainer.redirection import redirect
@@ -33,6 +31,14 @@ from littrainer.search.record import (
 )
 from littrainer.search.trainer_pickle import packed, unpacked
 from littrainer.search.trial import fails_trial_only, run_trial
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from littrainer.compat import redirect
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
 
 # The prefix of the names of an experiment and of its trials.
 NAME = "hyperparameter_search"
@@ -96,7 +102,7 @@ def run_hp_search_ray(trainer: Any, n_trials: int, direction: str, **kwargs: Any
     if scheduler is not None and getattr(scheduler, "_metric", None) is None and "search_alg" not in kwargs:
         kwargs.setdefault("metric", OBJECTIVE)
         kwargs.setdefault("mode", direction[:3])
-    trials = RayTrials(trainer, space, direction)
+    trials = RayTrials(SearchRecord(trainer, "ray", [direction]), trainer.hp_name, space)
     kwargs["callbacks"] = [*(kwargs.get("callbacks") or []), trials.callback()]
     pauses = scheduler is not None and kind not in NEVER_PAUSES
     trainable = ray.tune.with_parameters(
@@ -116,8 +122,10 @@ def run_hp_search_ray(trainer: Any, n_trials: int, direction: str, **kwargs: Any
             raise trials.mistake from None
         raise
     trials.leave_unfinished()
-    scope = os.environ.get("RAY_SCOPE", "last")
-    best = analysis.get_best_trial(OBJECTIVE, direction[:3], scope)
+    # A trial that has failed after a report is none to go on with.
+    compared = copy.copy(analysis)
+    compared.trials = [trial for trial in analysis.trials if trial.status != "ERROR"]
+    best = compared.get_best_trial(OBJECTIVE, direction[:3], os.environ.get("RAY_SCOPE", "last"))
     if best is None or OBJECTIVE not in (best.last_result or {}):
         raise RuntimeError(f"None of the {len(analysis.trials)} trials ended with an objective{trials.first_failure()}")
     trials.take_best(best)
@@ -131,13 +139,15 @@ class RayTrials:
         mistake: the error that ended the search, if the script is wrong.
     """
 
+<<<<<<< ours
     def __init__(self, trainer: Any, space: dict[str, Any], direction: str) -> None:
+=======
+    def __init__(self, record: SearchRecord, hp_name: Callable[[Any], str] | None, space: dict[str, Any]) -> None:
+>>>>>>> theirs
         self.mistake: BaseException | None = None
-        self._output_dir = Path(trainer.args.output_dir).absolute()
-        self._hp_name = trainer.hp_name
+        self._record, self._hp_name = record, hp_name
         self._drawn_from = {name: found for name, domain in space.items() if (found := of_ray(domain))}
         self._trials: dict[str, TrialRecord] = {}
-        self._record = SearchRecord(trainer, "ray", [direction])
 
     def callback(self) -> Any:
         """Return the callback by which Ray tells of its trials."""
@@ -167,7 +177,7 @@ class RayTrials:
         """Record how a trial of Ray's stands."""
         result = trial.last_result or {}
         if trial.trial_id not in self._trials:
-            folder = str(self._output_dir / self._name_of(trial))
+            folder = str(self._record.path.parent / self._name_of(trial))
             self._trials[trial.trial_id] = TrialRecord(trial.trial_id, state, folder=folder)
             self._record.search.name = trial.experiment_dir_name
         kept = self._trials[trial.trial_id]

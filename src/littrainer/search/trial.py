@@ -1,7 +1,6 @@
 """One trial: a training with the trial's parameters, what is reported of it, and the memory that it gives back."""
 
 from __future__ import annotations
-
 import copy
 import importlib
 import logging
@@ -9,7 +8,6 @@ import os
 from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
-
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import ENDED_FOR_CALLBACKS, FROM_CALLBACK
 from littrainer.callbacks.lightning_callbacks import PACKAGES
@@ -28,6 +26,19 @@ from littrainer.training.batch_size_search import empty_device_cache
 from littrainer.training.checks import check_arguments
 from littrainer.training.loss import smoother_for
 from littrainer.training.reports import MemoryReport
+from typing import TYPE_CHECKING, Any
+import torch
+from littrainer.callbacks.failures import ENDED_FOR_CALLBACKS
+from littrainer.callbacks.handler import FROM_CALLBACK
+from littrainer.callbacks.validation_rounds import ValidationRounds
+from littrainer.distributed.agreement import failing_together, from_first
+from littrainer.training.batch_size_search import empty_device_cache
+from littrainer.training.loss import smoother_for
+from littrainer.training.reports import MemoryReport
+
+if TYPE_CHECKING:
+    from littrainer.trainer import Trainer
+
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +85,7 @@ def run_trial(
         trainer.train(resume_from_checkpoint=resume_from_checkpoint, trial=trial)
         if trainer.objective is None and resume_from_checkpoint is None:
             metrics = trainer.evaluate()
-            trainer.objective = objective_in(trainer, metrics)
+            trainer.objective = objective_of(trainer.compute_objective, metrics)
             if evaluated_at_end is not None:
                 evaluated_at_end(metrics)
         return trainer.objective
@@ -208,15 +219,18 @@ def default_compute_objective(metrics: dict[str, float]) -> float:
     return sum(measures.values()) if measures else loss  # type: ignore[return-value]
 
 
+<<<<<<< ours
 def objective_in(trainer: Any, metrics: dict[str, float]) -> float | list[float]:
+=======
+def objective_of(compute_objective: Callable[[dict[str, float]], Any], metrics: dict[str, float]) -> Any:
+>>>>>>> theirs
     """Return the objective of an evaluation: a number, or a list of several; the same in all processes.
 
     Raises:
         SearchMistake: it is no number.
     """
-    assert trainer.compute_objective is not None
     with failing_together("computing the objective"):
-        value = trainer.compute_objective(dict(metrics))
+        value = compute_objective(dict(metrics))
         several = isinstance(value, list | tuple) or getattr(value, "shape", ()) not in ((), None)
         found = [_number(one) for one in value] if several else _number(value)
     return from_first(found)
@@ -240,13 +254,13 @@ def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> No
         metrics: what the evaluation returned.
 
     Raises:
-        SearchMistake: as `objective_in`.
+        SearchMistake: as `objective_of`.
         optuna.TrialPruned: the trial is not worth going on with.
     """
     backend = trainer.hp_search_backend
     if backend is None or trial is None:
         return
-    trainer.objective = objective_in(trainer, metrics)
+    trainer.objective = objective_of(trainer.compute_objective, metrics)
     if backend == HPSearchBackend.OPTUNA:
         _report_to_optuna(trainer, trial, step)
     elif backend == HPSearchBackend.RAY:

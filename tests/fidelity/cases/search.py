@@ -149,24 +149,15 @@ def search_over_the_shape_of_the_model_and_the_seed(side: Side) -> Record:
 
 
 @scenario(extra=True)
-def search_over_the_seed_of_which_only_some_trials_set_one(side: Side) -> Record:
+def search_whose_trials_leave_seed_decay_and_patience_to_the_next(side: Side) -> Record:
     def space(trial: Any) -> dict[str, Any]:
-        return rate_and_seed(trial) if trial.number % 2 == 0 else rate_and_decay(trial)
-
-    trainer = searching_trainer(side, model_init=lambda: NoisyClassifier())
-    return searched(side, trainer, hp_space=space, n_trials=5)
-
-
-@scenario(extra=True)
-def search_whose_trials_leave_arguments_and_patience_to_the_next(side: Side) -> Record:
-    def space(trial: Any) -> dict[str, Any]:
-        drawn = rate_and_decay(trial)
+        drawn = rate_and_seed(trial)
         return drawn if trial.number % 2 == 0 else {"learning_rate": drawn["learning_rate"]}
 
     arguments = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "loss"}
-    trainer = searching_trainer(side, arguments=arguments)
+    trainer = searching_trainer(side, model_init=lambda: NoisyClassifier(), arguments=arguments)
     trainer.add_callback(side.names.EarlyStoppingCallback(early_stopping_patience=2, early_stopping_threshold=0.05))
-    return searched(side, trainer, hp_space=space, n_trials=4)
+    return searched(side, trainer, hp_space=space, n_trials=5)
 
 
 @scenario(extra=True)
