@@ -58,6 +58,7 @@ from littrainer.override_points import OverridePoints
 from littrainer.search import searching
 from littrainer.search.record import BestRun
 from littrainer.session import SessionAttributes
+from littrainer.strategies.model_wrapping import move_to_device, prepared_model
 from littrainer.strategies.shards import free_gathered
 from littrainer.tracking.lightning_loggers import adopt_loggers
 from littrainer.tracking.selection import trackers_for
@@ -651,9 +652,27 @@ class Trainer(SessionAttributes, LightningExtras, OverridePoints, TrainerAttribu
             self, dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
         with run_lightning.validation_round(self), self.accelerator.evaluating(dataloader):
-            evaluation_pass.begin()
+            evaluation_pass.begin(self._model_for_evaluation())
             run_lightning.evaluate(self, evaluation_pass)
             return evaluation_pass.finish()
+
+    def _model_for_evaluation(self) -> nn.Module:
+        """What evaluations call, on its device; outside of training cast as the arguments ask, and it stays so."""
+        model = self._wrap_model(self.model, training=False)
+        if not self._model_is_prepared and model is self.model:
+            started = time.time()
+            move_to_device(self)
+            model = prepared_model(self)
+            if model is not self.model:
+                self.model_wrapped = model
+            self.model_preparation_time = round(time.time() - started, 4)
+            self._model_is_prepared = True
+        if not self.is_in_train:
+            for name, dtype in (("fp16_full_eval", torch.float16), ("bf16_full_eval", torch.bfloat16)):
+                if getattr(self.args, name):
+                    self.model.to(dtype=dtype)
+                    move_to_device(self)
+        return model
 
     def prediction_step(
         self,

@@ -6,11 +6,9 @@ Lightning drives the pass; each batch arrives at `EvaluationPass.step`.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer.data.limits import limited_number
@@ -32,13 +30,9 @@ from littrainer.evaluation.prediction import ExactLossMean, mean_over_samples
 from littrainer.evaluation.results import EvalLoopOutput, EvalPrediction
 from littrainer.evaluation.streaming import StreamingMetrics, TaskFacts, facts_of_task, streaming_metrics
 from littrainer.model.traversal import eval_all
-from littrainer.strategies.model_wrapping import move_to_device, prepared_model
 from littrainer.strategies.shards import free_gathered
 
 logger = logging.getLogger(__name__)
-
-# Argument -> what the whole model is cast to for an evaluation outside of training.
-FULL_EVALUATION_TYPES = {"fp16_full_eval": torch.float16, "bf16_full_eval": torch.bfloat16}
 
 
 class BatchOutputs(NamedTuple):
@@ -125,29 +119,16 @@ class EvaluationPass:
         self.has_called_for: set[bool] = set()
         self.batches_done = 0
         self.examples_seen = 0
-        self.model: Any = trainer.model
+        self.model: Any = None
         self._output: EvalLoopOutput | None = None
 
-    def begin(self) -> None:
-        """Put the model on its device, and model and optimizer into evaluation mode.
+    def begin(self, model: Any) -> None:
+        """Put model and optimizer into evaluation mode.
 
-        Outside of training the model is cast as `bf16_full_eval` and `fp16_full_eval` ask, and stays cast.
+        Parameters:
+            model: what predicts; it may stand around the Trainer's.
         """
-        trainer = self.trainer
-        self.model = trainer._wrap_model(trainer.model, training=False)
-        if not trainer._model_is_prepared and self.model is trainer.model:
-            started = time.time()
-            move_to_device(trainer)
-            self.model = prepared_model(trainer)
-            if self.model is not trainer.model:
-                trainer.model_wrapped = self.model
-            trainer.model_preparation_time = round(time.time() - started, 4)
-            trainer._model_is_prepared = True
-        if not trainer.is_in_train:
-            for name, dtype in FULL_EVALUATION_TYPES.items():
-                if getattr(trainer.args, name):
-                    trainer.model.to(dtype=dtype)
-                    move_to_device(trainer)
+        trainer, self.model = self.trainer, model
         if callable(getattr(trainer.model, "eval", None)):
             eval_all(trainer.model)
         if callable(getattr(trainer.optimizer, "eval", None)):
