@@ -5,14 +5,18 @@ all that is due at its optimizer step has been done, so that a checkpoint handed
 """
 
 from __future__ import annotations
+
 import contextlib
+import copy
 import functools
 import logging
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
 from littrainer.redirection import redirect
@@ -31,13 +35,9 @@ from littrainer.search.record import (
 )
 from littrainer.search.trainer_pickle import packed, unpacked
 from littrainer.search.trial import fails_trial_only, run_trial
-import copy
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-from littrainer.compat import redirect
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    pass
 
 
 # The prefix of the names of an experiment and of its trials.
@@ -139,11 +139,7 @@ class RayTrials:
         mistake: the error that ended the search, if the script is wrong.
     """
 
-<<<<<<< ours
-    def __init__(self, trainer: Any, space: dict[str, Any], direction: str) -> None:
-=======
     def __init__(self, record: SearchRecord, hp_name: Callable[[Any], str] | None, space: dict[str, Any]) -> None:
->>>>>>> theirs
         self.mistake: BaseException | None = None
         self._record, self._hp_name = record, hp_name
         self._drawn_from = {name: found for name, domain in space.items() if (found := of_ray(domain))}

@@ -1,13 +1,15 @@
 """One trial: a training with the trial's parameters, what is reported of it, and the memory that it gives back."""
 
 from __future__ import annotations
+
 import copy
 import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import ENDED_FOR_CALLBACKS, FROM_CALLBACK
 from littrainer.callbacks.lightning_callbacks import PACKAGES
@@ -26,18 +28,9 @@ from littrainer.training.batch_size_search import empty_device_cache
 from littrainer.training.checks import check_arguments
 from littrainer.training.loss import smoother_for
 from littrainer.training.reports import MemoryReport
-from typing import TYPE_CHECKING, Any
-import torch
-from littrainer.callbacks.failures import ENDED_FOR_CALLBACKS
-from littrainer.callbacks.handler import FROM_CALLBACK
-from littrainer.callbacks.validation_rounds import ValidationRounds
-from littrainer.distributed.agreement import failing_together, from_first
-from littrainer.training.batch_size_search import empty_device_cache
-from littrainer.training.loss import smoother_for
-from littrainer.training.reports import MemoryReport
 
 if TYPE_CHECKING:
-    from littrainer.trainer import Trainer
+    pass
 
 
 logger = logging.getLogger(__name__)
@@ -219,11 +212,7 @@ def default_compute_objective(metrics: dict[str, float]) -> float:
     return sum(measures.values()) if measures else loss  # type: ignore[return-value]
 
 
-<<<<<<< ours
-def objective_in(trainer: Any, metrics: dict[str, float]) -> float | list[float]:
-=======
 def objective_of(compute_objective: Callable[[dict[str, float]], Any], metrics: dict[str, float]) -> Any:
->>>>>>> theirs
     """Return the objective of an evaluation: a number, or a list of several; the same in all processes.
 
     Raises:
