@@ -268,7 +268,8 @@ def test_a_pruned_trial_stops_at_once_and_trackers_hear_of_its_end(tmp_path: Pat
         run_trial(trainer, studied(pruned_at=4, number=1))
     assert events == ["ended at 4"]
     # As in transformers its checkpoints stay.
-    assert sorted(os.listdir(tmp_path / "run-1")) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    written = ["checkpoint-1", "checkpoint-2", "checkpoint-3", "littrainer_run.json"]
+    assert sorted(os.listdir(tmp_path / "run-1")) == written
 
 
 @pytest.mark.parametrize("ends_with", [None, KeyError("of the script")])

@@ -14,6 +14,7 @@ class Run:
     def __init__(self, stop: bool) -> None:
         self.calls: list[Any] = []
         self.trainer = SimpleNamespace(control=SimpleNamespace(should_training_stop=stop))
+        self.step = self
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: self.calls.append((name, *arguments))
