@@ -1,0 +1,149 @@
+"""The invariants of the house, asserted over the sources: nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+SOURCES = Path(__file__).parents[1] / "src"
+# From the bottom up: a package imports those before it alone, types and imports in functions counted.
+PACKAGES = (
+    *("redirection", "errors", "model", "distributed", "arguments", "optim", "data", "callbacks", "strategies"),
+    *("checkpoint", "evaluation", "tracking", "hub", "training", "engine", "search", "lightning", "compat"),
+    *("session", "override_points", "trainer", "seq2seq", "keras", "commands", "cli", "auto", "", "__main__"),
+)
+KNOW_THE_TRAINER = {"session", "override_points", "trainer", "seq2seq", "keras", "commands", ""}
+# Library -> packages that may import it; others ask `sys.modules`, by errors/lazy_isinstance.py.
+MAY_IMPORT = {
+    "lightning": {
+        "distributed",
+        "engine",
+        "strategies",
+        "lightning",
+        "tracking",
+        "callbacks",
+        "checkpoint",
+        "commands",
+    },
+    "transformers": {"data", "lightning", "training", "callbacks", "hub"},
+    "accelerate": {"arguments", "compat"},
+}
+# These may shrink; what makes one of them larger has to take less of the Trainer, or be merged.
+MOST_FUNCTIONS_HANDED_THE_TRAINER = 120
+MOST_PRIVATE_NAMES_OF_THE_TRAINER = 94
+MOST_FILES_BELOW_40_LINES_OF_CODE = 40
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
+
+
+TREES = {module_name(path): ast.parse(path.read_text("utf-8")) for path in sorted(SOURCES.rglob("*.py"))}
+
+
+def package_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """The modules, of this package or others, that a file imports anywhere."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            submodules = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in TREES else node.module for name in submodules}
+    return found
+
+
+def test_a_package_imports_only_those_below_it() -> None:
+    upward = [
+        f"{module} imports {other}"
+        for module, tree in TREES.items()
+        for other in imported(tree)
+        if other.split(".")[0] == "littrainer"
+        and package_of(module) not in ("", "cli")
+        and PACKAGES.index(package_of(other)) > PACKAGES.index(package_of(module))
+    ]
+    assert not upward, f"Move what is imported down, or hand it over as a parameter: {upward}"
+
+
+def test_each_package_has_its_place_in_the_order() -> None:
+    assert {package_of(module) for module in TREES} == set(PACKAGES)
+
+
+def test_only_the_top_imports_the_trainer() -> None:
+    found = [
+        module
+        for module, tree in TREES.items()
+        if "littrainer.trainer" in imported(tree) and package_of(module) not in KNOW_THE_TRAINER
+    ]
+    assert not found, f"Take arguments, model or a part of the session instead: {found}"
+
+
+def test_libraries_are_imported_where_they_are_known() -> None:
+    found = [
+        f"{module} imports {library}"
+        for module, tree in TREES.items()
+        for library, packages in MAY_IMPORT.items()
+        if any(name.split(".")[0] == library for name in imported(tree)) and package_of(module) not in packages
+    ]
+    assert not found, f"Ask sys.modules by errors/lazy_isinstance.py, or move it to a package that may: {found}"
+
+
+def of_the_trainer(node: ast.Attribute) -> bool:
+    value = node.value
+    return (isinstance(value, ast.Name) and value.id in ("trainer", "owner")) or (
+        isinstance(value, ast.Attribute) and value.attr in ("owner", "_trainer")
+    )
+
+
+def below_the_trainer() -> list[ast.Module]:
+    return [
+        tree for module, tree in TREES.items() if package_of(module) not in KNOW_THE_TRAINER - {"keras", "commands"}
+    ]
+
+
+def test_functions_take_what_they_read_and_not_the_trainer() -> None:
+    handed = sum(
+        # Lightning hands its own Trainer to hooks under that name.
+        parameter.arg in ("trainer", "owner") and "pl.Trainer" not in ast.unparse(parameter.annotation or ast.Name(""))
+        for tree in below_the_trainer()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        for parameter in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+    )
+    assert handed <= MOST_FUNCTIONS_HANDED_THE_TRAINER, f"{handed} functions take the whole Trainer"
+
+
+def test_private_names_of_the_trainer_are_its_own() -> None:
+    names = Counter(
+        node.attr
+        for tree in below_the_trainer()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and of_the_trainer(node)
+    )
+    assert names.total() <= MOST_PRIVATE_NAMES_OF_THE_TRAINER, f"Put it into the session: {names.most_common(5)}"
+
+
+def lines_of_code(module: str, tree: ast.Module) -> int:
+    """Lines without blanks, comments, docstrings and imports."""
+    path = SOURCES.joinpath(*module.split(".")).with_suffix(".py")
+    left_out = sum(not line.strip() or line.strip().startswith("#") for line in path.read_text("utf-8").splitlines())
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            left_out += (node.end_lineno or 0) - node.lineno + 1
+        elif isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            left_out += (node.body[0].end_lineno or 0) - node.body[0].lineno + 1
+    return len(path.read_text("utf-8").splitlines()) - left_out
+
+
+def test_a_file_is_a_topic() -> None:
+    small = [
+        module
+        for module, tree in TREES.items()
+        if SOURCES.joinpath(*module.split(".")).with_suffix(".py").is_file() and lines_of_code(module, tree) < 40
+    ]
+    assert len(small) <= MOST_FILES_BELOW_40_LINES_OF_CODE, f"Merge the smallest into the file of their topic: {small}"
