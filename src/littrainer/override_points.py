@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from littrainer import session
+from littrainer.arguments.choices import HPSearchBackend
 from littrainer.arguments.deepspeed import asks_for_deepspeed, settle_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.callbacks.handler import restore_callbacks
@@ -477,6 +478,10 @@ class OverridePoints:
 
     def _report_to_hp_search(self: Any, trial: Any, step: int, metrics: dict[str, float]) -> None:
         search_trial.report(self, trial, step, metrics)
+        if trial is not None and self.hp_search_backend == HPSearchBackend.RAY:
+            from littrainer.search.ray_backend import report_to_ray
+
+            report_to_ray(self, metrics)
 
     def _tune_save_checkpoint(self: Any, checkpoint_dir: str) -> None:
         # What is best so far is left as it stands among the training's own checkpoints.

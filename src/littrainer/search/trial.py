@@ -236,7 +236,7 @@ def _number(value: Any) -> float:
 
 
 def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> None:
-    """Tell the search library of an evaluation during training; outside of a search do nothing.
+    """Tell Optuna, or a sweep, of an evaluation during training; outside of a search do nothing.
 
     Parameters:
         step: optimizer steps done.
@@ -252,10 +252,6 @@ def report(trainer: Any, trial: Any, step: int, metrics: dict[str, float]) -> No
     trainer.objective = objective_of(trainer.compute_objective, metrics)
     if backend == HPSearchBackend.OPTUNA:
         _report_to_optuna(trainer, trial, step)
-    elif backend == HPSearchBackend.RAY:
-        from littrainer.search.ray_backend import report_to_ray
-
-        report_to_ray(trainer, metrics)
     elif hasattr(trial, "reported") and not isinstance(trainer.objective, list):
         # A sweep's server has the metrics that the tracker logs; the record has this.
         trial.reported.append((step, trainer.objective))
