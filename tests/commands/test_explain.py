@@ -312,7 +312,10 @@ def test_the_printed_program_trains_to_the_same_weights(tmp_path: Path, changes:
     ids=["epochs", "best", "steps"],
 )
 def test_a_program_with_stand_ins_runs_as_it_is_printed(tmp_path: Path, changes: dict[str, Any]) -> None:
-    names = run(program(arguments(tmp_path, per_device_train_batch_size=8, **changes)), tmp_path)
+    try:
+        names = run(program(arguments(tmp_path, per_device_train_batch_size=8, **changes)), tmp_path)
+    finally:
+        torch.use_deterministic_algorithms(False)
     assert names["trainer"].global_step == 16
     assert list((tmp_path / "out").rglob("*.ckpt")) != []
 
