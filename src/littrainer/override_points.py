@@ -1,4 +1,4 @@
-"""The methods of `Trainer` that subclasses override though they are not documented, each handing over to a room.
+"""The methods of `Trainer` that subclasses override though they are not documented, each handing over to a package.
 
 Their names and signatures are those of transformers' Trainer, whose subclasses in other libraries count on them.
 """

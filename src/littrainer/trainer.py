@@ -1,4 +1,4 @@
-"""`Trainer`: the documented methods. Each is short, and hands its work to the room that does it."""
+"""`Trainer`: the documented methods. Each is short, and hands its work to the package that does it."""
 
 from __future__ import annotations
 

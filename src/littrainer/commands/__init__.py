@@ -1,1 +1,1 @@
-"""The commands that have no room of their own, and what all commands share."""
+"""The commands of `littrainer`."""
