@@ -89,12 +89,12 @@ REPLACED: dict[str, str] = {
 }
 
 
-def test_this_release_of_lightning_is_one_that_lean_evaluations_were_written_for() -> None:
+def test_this_release_of_lightning_is_one_that_fast_evaluations_were_written_for() -> None:
     assert pl.__version__ in KNOWN_RELEASES, ADVICE
 
 
 @pytest.mark.parametrize("name", REPLACED)
-def test_what_lean_evaluations_leave_out_is_what_it_was_when_they_were_written(name: str) -> None:
+def test_what_fast_evaluations_leave_out_is_what_it_was_when_they_were_written(name: str) -> None:
     assert digest(replaced_function(name)) == REPLACED[name], f"{name}: {ADVICE}"
 
 

@@ -117,12 +117,12 @@ def replaced_function(name: str) -> Any:
     return inspect.unwrap(found.fget if isinstance(found, property) else found)
 
 
-def test_this_release_of_lightning_is_one_that_the_lean_loop_was_written_for() -> None:
+def test_this_release_of_lightning_is_one_that_the_fast_loop_was_written_for() -> None:
     assert pl.__version__ in KNOWN_RELEASES, ADVICE
 
 
 @pytest.mark.parametrize("name", REPLACED)
-def test_what_the_lean_loop_replaces_is_what_it_was_when_it_was_written(name: str) -> None:
+def test_what_the_fast_loop_replaces_is_what_it_was_when_it_was_written(name: str) -> None:
     earlier = REPLACED_IN_2_5.get(name, ()) if pl.__version__.startswith("2.5.") else ()
     assert digest(replaced_function(name)) in {REPLACED[name], *earlier}, f"{name}: {ADVICE}"
 

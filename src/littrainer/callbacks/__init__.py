@@ -1,1 +1,1 @@
-"""Callbacks, the state and control they are given, and the bridge from Lightning's hooks to Trainer events."""
+"""Callbacks, the state and control that they are given, and which of Lightning's callbacks work."""

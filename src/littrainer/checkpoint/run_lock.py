@@ -158,11 +158,6 @@ def is_held_here(run_dir: Path) -> bool:
         return run_dir.resolve() in _held
 
 
-def holder_of_claim(run_dir: Path) -> dict[str, str | int]:
-    """Process (`pid`) and host of who took the claim on a folder, or is said to; empty where that cannot be told."""
-    return _read(run_dir / CLAIM_NAME)
-
-
 def give_back_claim(key: Path) -> None:
     """End a claim; the last one of several in one thread ends it for all."""
     with _held_lock:

@@ -8,8 +8,8 @@ evaluation of this kind, has set up. Lightning's own loop remains in use where a
 listen, with strategies that are not among `PLAIN_STRATEGIES`, and in releases of Lightning that are not among
 `KNOWN_RELEASES`.
 
-tests/test_lean_evaluation.py compares both, and fails where Lightning's own is another one than this one was written
-for.
+tests/engine/test_fast_evaluation_loop.py compares both, and fails where Lightning's own is another one than
+this one was written for.
 """
 
 from __future__ import annotations

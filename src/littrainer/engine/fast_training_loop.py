@@ -8,8 +8,8 @@ loggers and what is logged with `self.log` behave as in Lightning's own loop. Th
 else may listen, as a profiler or a debug log, with FSDP's first version and DeepSpeed, which have backward passes and
 steps of their own, and in releases of Lightning that are not among `KNOWN_RELEASES`.
 
-tests/test_lean_loop.py compares both loops, and fails where Lightning's own is another one than this one was written
-for.
+tests/engine/test_fast_training_loop.py compares both, and fails where Lightning's own is another one than
+this one was written for.
 """
 
 from __future__ import annotations

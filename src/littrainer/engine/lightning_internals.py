@@ -1,6 +1,6 @@
 """The protected names of Lightning that this package touches, each with its reason.
 
-Tests in tests/test_lightning_internals.py fail by name when a Lightning release changes one of them.
+Tests in tests/engine/test_lightning_internals.py fail by name when a Lightning release changes one of them.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What errors of a script are told with: the batch, what to do, and tracebacks without internal calls."""
+"""What all packages share at the bottom: notes, tracebacks and logs, atomic files, seeds, lazy isinstance."""

@@ -1,6 +1,6 @@
 """One training: what happens when it and its epochs begin, and when they end.
 
-Lightning drives the loop; its hooks arrive here through the bridge (callbacks/bridge.py), in the order in which the
+Lightning drives the loop; its hooks arrive here through the bridge (engine/bridge.py), in the order in which the
 methods of `TrainingRun` stand. What happens at each micro-batch and optimizer step stands in training/step.py.
 """
 

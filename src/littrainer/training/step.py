@@ -2,13 +2,17 @@
 
 Lightning's own loop and the fast one call these methods at the same moments, in the order in which they stand here:
 
-    begin_micro_batch   on_step_begin, at the first micro-batch of a window
-    loss_of             forward pass of a micro-batch; its backward pass follows
-    clip                at the last micro-batch: gradients are clipped, on_pre_optimizer_step; the optimizer steps next
+    begin_micro_batch   on_step_begin, at the first micro-batch of a window (data/windows.py draws and counts it)
+    loss_of             forward pass of a micro-batch; `loss.normalised` divides the loss. The backward pass follows
+    clip                at the last micro-batch: gradients are clipped, on_pre_optimizer_step. From here Ctrl-C waits, and
+                        the optimizer steps (engine/module.py)
     note_update         on_optimizer_step; the schedule steps next
-    end_micro_batch     gradients are cleared and the step is counted, on_step_end; then log, evaluate, save
+    end_micro_batch     gradients are cleared, the step is counted, what has waited is answered, on_step_end; the
+                        processes agree on flags of the control and on signals, then log, evaluate, save
+                        (log_eval_save.py). After another micro-batch of the window on_substep_end, no more
 
-A `training_step` of a subclass does the backward pass too, and is called by `forward_and_backward`.
+`forward_and_backward` takes the place of `loss_of` for a `training_step` of a subclass, which calls backward too.
+`update` is `clip` to `note_update` for a loop that has all of it at hand.
 """
 
 from __future__ import annotations
@@ -94,7 +98,7 @@ class TrainingStep:
         self.learning_rate = trainer._get_learning_rate()
 
     def update(self, step_optimizer: Callable[[], Any], step_schedules: Callable[[], None]) -> None:
-        """Clip, step the optimizer and then the schedules."""
+        """Clip, step the optimizer and then the schedules that the loop does not step."""
         self.clip()
         step_optimizer()
         self.note_update()
