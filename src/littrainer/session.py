@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -40,11 +41,11 @@ if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
 
-@dataclass
+@dataclass(slots=True)
 class TrainingSession:
     """The state of one training; the first is made with the Trainer, so that scripts find it before `train()`.
 
-    A copy, or what is unpickled, is a new one: a training belongs to the process and the objects that it began with.
+    A deep copy, and what is unpickled, keeps optimizer and schedule alone: a training belongs to the process.
 
     Attributes:
         optimization, lightning, saving: the parts of it that belong to a package.
@@ -79,7 +80,11 @@ class TrainingSession:
     neftune_hook_handle: Any = None
 
     def __reduce__(self) -> Any:
-        return TrainingSession, ()
+        return TrainingSession, (self.optimization,)
+
+    def __copy__(self) -> TrainingSession:
+        parts: dict[str, Any] = {name: replace(getattr(self, name)) for name in ("optimization", "lightning", "saving")}
+        return replace(self, **parts)
 
     def next(self) -> TrainingSession:
         """Return the session of the next training, which goes on with this one's optimizer and loaders."""
@@ -101,7 +106,11 @@ def of_session(path: str) -> Any:
     """
     *parts, name = path.split(".")
     holder = attrgetter(".".join(["session", *parts]))
-    return property(attrgetter(f"session.{path}"), lambda trainer, value: setattr(holder(trainer), name, value))
+    return property(
+        attrgetter(f"session.{path}"),
+        lambda trainer, value: setattr(holder(trainer), name, value),
+        lambda trainer: delattr(holder(trainer), name),
+    )
 
 
 class SessionAttributes:
@@ -138,6 +147,11 @@ class SessionAttributes:
         """Make a session before any `__init__`, where a subclass may set attributes of it first."""
         made = super().__new__(cls)
         made.session = TrainingSession()
+        return made
+
+    def __copy__(self) -> Any:
+        made = type(self).__new__(type(self))
+        vars(made).update(vars(self), session=copy.copy(self.session))
         return made
 
 

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 logger.addFilter(name_final_folder)
 
 
-@dataclass
+@dataclass(slots=True)
 class Saving:
     """What is being saved, and what has been saved last.
 

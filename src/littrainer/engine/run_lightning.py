@@ -42,7 +42,7 @@ class Evaluator(NamedTuple):
     made_for: tuple[Any, ...]
 
 
-@dataclass
+@dataclass(slots=True)
 class LightningState:
     """What Lightning carries trainings and evaluations out with.
 

@@ -33,7 +33,7 @@ YES = ("true", "1", "yes", "y", "on", "t")
 NO = ("false", "0", "no", "n", "off", "f")
 
 
-@dataclass
+@dataclass(slots=True)
 class Optimization:
     """What steps in a training.
 

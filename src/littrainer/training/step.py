@@ -4,8 +4,8 @@ Lightning's own loop and the fast one call these methods at the same moments, in
 
     begin_micro_batch   on_step_begin, at the first micro-batch of a window (data/windows.py draws and counts it)
     loss_of             forward pass of a micro-batch; `loss.normalised` divides the loss. The backward pass follows
-    clip                at the last micro-batch: gradients are clipped, on_pre_optimizer_step. From here Ctrl-C waits, and
-                        the optimizer steps (engine/module.py)
+    clip                at the last micro-batch: gradients are clipped, on_pre_optimizer_step. From here Ctrl-C waits,
+                        and the optimizer steps (engine/module.py)
     note_update         on_optimizer_step; the schedule steps next
     end_micro_batch     gradients are cleared, the step is counted, what has waited is answered, on_step_end; the
                         processes agree on flags of the control and on signals, then log, evaluate, save

@@ -1,0 +1,53 @@
+"""The session of a Trainer behind its attributes: copies, pickles, and attributes that are taken away."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from littrainer import Trainer
+from tests.scenarios.models import VectorClassifier
+from tests.scenarios.trainers import quiet_trainer
+
+
+def with_sgd(folder: Path) -> Trainer:
+    model = VectorClassifier()
+    return quiet_trainer(
+        folder, model, given={"optimizers": (torch.optim.SGD(model.parameters(), 0.1), None)}, max_steps=2
+    )
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda trainer: pickle.loads(pickle.dumps(trainer))])
+def test_a_deep_copy_and_a_pickle_train_with_the_optimizer_that_was_given(tmp_path: Path, copied: Any) -> None:
+    trainer = with_sgd(tmp_path)
+    other = copied(trainer)
+    other.train()
+    assert type(other.optimizer) is torch.optim.SGD and other.optimizer is not trainer.optimizer
+    own = {id(parameter) for parameter in trainer.model.parameters()}
+    assert not any(id(parameter) in own for parameter in other.optimizer.param_groups[0]["params"])
+    assert trainer.lr_scheduler is None and trainer.state.global_step == 0
+
+
+def test_a_shallow_copy_has_attributes_of_its_own(tmp_path: Path) -> None:
+    trainer = with_sgd(tmp_path)
+    other = copy.copy(trainer)
+    assert other.optimizer is trainer.optimizer
+    other.optimizer, other.is_in_train, other.current_flos = None, True, 5
+    assert trainer.optimizer is not None and not trainer.is_in_train and trainer.current_flos == 0
+
+
+@pytest.mark.parametrize("name", ["optimizer", "lr_scheduler", "is_in_train", "_eval_dataloaders", "deepspeed"])
+def test_an_attribute_can_be_patched_and_taken_away(tmp_path: Path, name: str) -> None:
+    trainer = with_sgd(tmp_path)
+    before = getattr(trainer, name)
+    with mock.patch.object(trainer, name, "patched"):
+        assert getattr(trainer, name) == "patched"
+    assert getattr(trainer, name) is before
+    delattr(trainer, name)
+    assert not hasattr(trainer, name)
