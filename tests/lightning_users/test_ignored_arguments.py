@@ -14,7 +14,6 @@ from littrainer.lightning.ignored_arguments import (
     ACTED_ON,
     LEFT_TO_LIGHTNING,
     NOTED,
-    OF_SCRIPTS,
     warn_of_ignored_arguments,
 )
 from tests.lightning_users.curves import QUIET
@@ -36,6 +35,10 @@ def _read(trainer: pl.Trainer, datamodule: Any) -> dict[str, Any]:
         *("check_val_every_n_epoch", "val_check_interval", "callbacks"),
     )
     return {**{name: getattr(trainer, name) for name in names}, "datamodule": datamodule}
+
+
+# Fields that scripts read.
+OF_SCRIPTS = frozenset(("output_dir", "do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank"))
 
 
 def test_each_argument_is_acted_on_or_left_to_somebody() -> None:

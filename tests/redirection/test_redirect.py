@@ -100,7 +100,8 @@ facts["ways through the replaced object"] = home(first_package_object.Trainer)
 from transformers import (AutoModelForSequenceClassification, BertConfig, DataCollatorWithPadding, HfArgumentParser,
                           PreTrainedTokenizerFast, get_scheduler, pipeline)
 
-from littrainer.redirection.redirect import executed_originals
+from littrainer.redirection.names import REPLACED
+from littrainer.redirection.shim import ShimLoader
 import transformers.trainer as trainer
 facts["reexports"] = [trainer.is_sagemaker_mp_enabled is transformers.utils.is_sagemaker_mp_enabled,
                       trainer.DataCollatorWithPadding is DataCollatorWithPadding,
@@ -176,7 +177,10 @@ arguments.max_steps = 3
 trainer.train(resume_from_checkpoint=True)
 facts["resumed"] = [trainer.state.global_step, listed.jit_manager.is_checkpoint_requested]
 
-facts["executed originals"] = executed_originals()
+loaders = [(name, getattr(sys.modules.get(name), "__loader__", None)) for name in REPLACED]
+# Modules whose own code has run all the same.
+shims = [(name, one) for name, one in loaders if isinstance(one, ShimLoader)]
+facts["executed originals"] = [name for name, one in shims if one.original is not None]
 print(json.dumps(facts))
 """
 

@@ -95,11 +95,11 @@ def test_a_value_of_another_type_names_the_argument_and_its_type(args: Any, give
         set_parameters(args, given)
 
 
-def test_names_that_are_no_arguments_are_passed_over_with_a_warning_unless_they_are_for_the_model(
+def test_names_that_are_no_arguments_are_passed_over_with_a_warning(
     args: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert set_parameters(args, {"hidden": 16, "seed": 3}, model_gets_trial=True) == {"seed"}
-    assert not hasattr(args, "hidden") and not caplog.text
+    assert set_parameters(args, {"hidden": 16, "seed": 3}) == {"seed"}
+    assert not hasattr(args, "hidden") and "A trial sets hidden" in caplog.text
     for rate in (0.1, 0.2):
         set_parameters(args, {"learning_rat": rate})
     assert caplog.text.count("A trial sets learning_rat, which OwnArguments does not have, did you mean") == 1

@@ -33,8 +33,6 @@ ABOUT_DATA = frozenset(
         *("group_by_length", "ignore_data_skip"),
     )
 )
-# Read by scripts, or about files that a Trainer writes.
-OF_SCRIPTS = frozenset(("output_dir", "do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank"))
 
 NOTED = WarningCache()  # What this process has been warned of once.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,13 +22,38 @@ from littrainer.errors.lazy_isinstance import known_classes
 PLAIN_CONTAINERS = (dict, OrderedDict)
 # What `parameters()` of a model calls on it.
 WALKS = ("parameters", "named_parameters", "_named_members")
+# Read without a Python call for each module.
+IS_TRAINING = attrgetter("training")
 
 
 def train_all(model: Any) -> None:
     """Put a model and all in it into training mode, as `model.train()` does."""
-    if not isinstance(model, nn.Module):
+    modules = _with_torchs_train(model)
+    if modules is None or not all(map(IS_TRAINING, modules)):
         model.train()
+
+
+def eval_all(model: Any) -> None:
+    """Put a model and all in it into evaluation mode, as `model.eval()` does."""
+    modules = _with_torchs_train(model)
+    if modules is None or not _has_plain_eval(model):
+        model.eval()
         return
+    for module in modules:
+        if not module.training:
+            continue
+        if type(module).__setattr__ is nn.Module.__setattr__:
+            # torch's own looks for parameters first, and then does this.
+            object.__setattr__(module, "training", False)
+        else:
+            module.training = False
+
+
+def _with_torchs_train(model: Any) -> list[nn.Module] | None:
+    """The modules of a model whose `train()` does no more than torch's; None if one has another, or hides modules."""
+    if not isinstance(model, nn.Module):
+        return None
+    found: list[nn.Module] = []
     pending: list[Any] = [model]
     while pending:
         module = pending.pop()
@@ -36,47 +62,15 @@ def train_all(model: Any) -> None:
             continue
         inner = module._modules
         if (
-            not module.training
-            or "train" in module.__dict__
-            or (type(module).train is not nn.Module.train and not _adds_nothing(module))
-            or type(inner) not in PLAIN_CONTAINERS
-        ):
-            model.train()
-            return
-        if inner:
-            pending.extend(inner.values())
-
-
-def eval_all(model: Any) -> None:
-    """Put a model and all in it into evaluation mode, as `model.eval()` does."""
-    if not isinstance(model, nn.Module) or not _has_plain_eval(model):
-        model.eval()
-        return
-    found: list[nn.Module] = []
-    pending: list[Any] = [model]
-    while pending:
-        module = pending.pop()
-        if module is None:
-            continue
-        inner = module._modules
-        if (
             "train" in module.__dict__
             or (type(module).train is not nn.Module.train and not _adds_nothing(module))
             or type(inner) not in PLAIN_CONTAINERS
         ):
-            model.eval()
-            return
+            return None
         found.append(module)
         if inner:
             pending.extend(inner.values())
-    for module in found:
-        if not module.training:
-            continue
-        if type(module).__setattr__ is nn.Module.__setattr__:
-            # torch's own looks for parameters first, and then does this.
-            object.__setattr__(module, "training", False)
-        else:
-            module.training = False
+    return found
 
 
 def _has_plain_eval(model: Any) -> bool:

@@ -115,15 +115,6 @@ def extend_to_children(environment: MutableMapping[str, str]) -> None:
     _set_python_path(environment, [STARTUP_FOLDER, *folders])
 
 
-def executed_originals() -> list[str]:
-    """Return the names of the redirected transformers modules whose own code has nevertheless run, for names that
-    littrainer leaves to them."""
-    from littrainer.redirection.shim import ShimLoader
-
-    loaders = ((name, getattr(sys.modules.get(name), "__loader__", None)) for name in REPLACED)
-    return [name for name, loader in loaders if isinstance(loader, ShimLoader) and loader.original is not None]
-
-
 def _is_site_folder(folder: str) -> bool:
     return os.path.basename(folder) in ("site-packages", "dist-packages")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
-import inspect
 import logging
 from collections.abc import Callable, Container, Mapping
 from functools import cache
@@ -102,14 +101,13 @@ def drawn_in(trial: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in trial.items() if name not in NO_PARAMETERS}
 
 
-def set_parameters(args: Any, parameters: Mapping[str, Any], model_gets_trial: bool = False) -> set[str]:
+def set_parameters(args: Any, parameters: Mapping[str, Any]) -> set[str]:
     """Set arguments to the parameters of a trial; either all of them are set or none.
 
     Parameters:
         args: the training arguments.
         parameters: values by names of arguments, or by earlier names of them. Others are passed over, as in
             transformers, with a warning.
-        model_gets_trial: whether the model is made from the trial, so that other parameters are meant for it.
 
     Returns:
         names of the arguments that have another value than before.
@@ -127,7 +125,7 @@ def set_parameters(args: Any, parameters: Mapping[str, Any], model_gets_trial: b
             setattr(candidate, name, value)
         elif hasattr(args, name):
             setattr(candidate, name, converted(args, name, value))
-        elif not model_gets_trial:
+        else:
             _warn_of_unknown(name, args.__class__)
     _resolve_pairs(candidate, parameters)
     if isinstance(args, TrainingArguments):
@@ -168,14 +166,9 @@ def converted(args: Any, name: str, value: Any) -> Any:
 def _warn_of_unknown(name: str, cls: type) -> None:
     known = [field.name for field in dataclasses.fields(cls) if not field.name.startswith("_")]
     logger.warning(
-        f"A trial sets {name}, which {cls.__name__} does not have, {suggestion(name, known)} Parameters of the model "
-        "need a model_init that takes the trial."
+        f"A trial sets {name}, which {cls.__name__} does not have, {suggestion(name, known)} It counts only if "
+        "model_init takes the trial and reads it."
     )
-
-
-def takes_trial(model_init: Callable[..., Any] | None) -> bool:
-    """Return whether a `model_init` makes the model from the trial."""
-    return model_init is not None and len(inspect.signature(model_init).parameters) == 1
 
 
 def settle_pairs(args: Any, given: Container[str]) -> None:

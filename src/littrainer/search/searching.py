@@ -17,7 +17,6 @@ from littrainer.search.record import BestRun
 from littrainer.search.trial import (
     default_compute_objective,
     follow_arguments,
-    gives_trial_to_model,
     read_again,
     release_memory,
 )
@@ -161,7 +160,7 @@ def apply_best(trainer: Any, best: BestRun, hp_space: Callable[[Any], dict[str, 
         trial = optuna.trial.FixedTrial(best.hyperparameters, number)
         parameters = asked(space, trial)
     seed_of_model = trainer._seeds_of_models.get(best.run_id, trainer.args.seed)
-    follow_arguments(trainer, set_parameters(trainer.args, parameters, gives_trial_to_model(trainer)))
+    follow_arguments(trainer, set_parameters(trainer.args, parameters))
     trainer._seed_for_model = {trainer.args.seed: seed_of_model}
     if trainer._arguments_after_search is not None:
         # What the script sets from here on decides over these.

@@ -22,7 +22,6 @@ from littrainer.search.parameters import (
     drawn_in,
     set_parameters,
     settle_pairs,
-    takes_trial,
 )
 from littrainer.training.batch_size_search import empty_device_cache
 from littrainer.training.checks import check_arguments
@@ -139,14 +138,9 @@ def set_up_trial(trainer: Any, trial: Any) -> None:
     if not is_of_search(trainer, trial):
         return
     parameters = drawn_in(trial) if isinstance(trial, Mapping) else asked(trainer.hp_space, trial)
-    changed = set_parameters(trainer.args, parameters, gives_trial_to_model(trainer))
+    changed = set_parameters(trainer.args, parameters)
     logger.info("Trial with %s.", ", ".join(f"{name}={value!r}" for name, value in parameters.items()))
     follow_arguments(trainer, changed)
-
-
-def gives_trial_to_model(trainer: Any) -> bool:
-    """Return whether the model is made from the trial, so that parameters may be meant for it."""
-    return bool(trainer._own_methods("call_model_init")) or takes_trial(trainer.model_init)
 
 
 def follow_arguments(trainer: Any, changed: set[str]) -> None:
