@@ -61,8 +61,11 @@ def runs_in(client: MlflowClient) -> list[Any]:
 
 
 def metrics_of(client: MlflowClient, run: Any) -> dict[str, list[tuple[int, float]]]:
+    # The store keeps one row of equal rows that were written within the same millisecond.
     return {
-        name: [(metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name)]
+        name: list(
+            dict.fromkeys((metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name))
+        )
         for name in run.data.metrics
     }
 
