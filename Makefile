@@ -184,6 +184,7 @@ bench-record: .venv/.test
 bench-docs: .venv/.test
 	$(BIN)/python -m benchmarks.tables docs/benchmarks/record.json
 	$(BIN)/python -m benchmarks.growth docs/benchmarks/record.json
+	$(BIN)/python -m benchmarks.overview docs/benchmarks/record.json
 
 clean:
 	rm -rf .venv site dist runs lightning_logs .mypy_cache .pytest_cache .ruff_cache

@@ -18,7 +18,6 @@ from .catalogue import BENCHMARKS
 from .figures import Figures
 from .jobs import JOBS, parameters_of
 from .sides import ROOT
-from .tables import RECORDED
 
 PICTURE = ROOT / "docs" / "benchmarks" / "growth.svg"
 COLUMNS = 2
@@ -138,7 +137,7 @@ def draw_growth(found: record.Record, picture: Path) -> None:
 def main() -> None:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__.splitlines()[0])
-    parser.add_argument("record", nargs="?", type=Path, default=RECORDED, help="the file that --json wrote")
+    parser.add_argument("record", nargs="?", type=Path, default=record.RECORDED, help="the file that --json wrote")
     parser.add_argument("--picture", type=Path, default=PICTURE, help="an .svg or a .png file")
     options = parser.parse_args()
     draw_growth(record.read(options.record), options.picture)

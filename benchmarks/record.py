@@ -16,6 +16,8 @@ from .figures import Figures
 from .sides import ROOT
 
 FORMAT = 1
+RECORDED = ROOT / "docs" / "benchmarks" / "record.json"
+"""The run whose figures the documentation shows."""
 LIBRARIES = ("torch", "lightning", "transformers", "accelerate", "datasets", "torchmetrics", "littrainer")
 Record = dict[str, Any]
 

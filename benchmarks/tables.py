@@ -11,15 +11,13 @@ import re
 import sys
 from pathlib import Path
 
-from . import record
+from . import overview, record
 from .benchmark import Benchmark
 from .catalogue import BENCHMARKS
 from .figures import Figures
 from .sides import ROOT
 
 PAGES = (ROOT / "docs" / "benchmarks.md", ROOT / "README.md")
-RECORDED = ROOT / "docs" / "benchmarks" / "record.json"
-"""The run whose figures the documentation shows."""
 MARKED = re.compile(r"(<!-- benchmark: (?P<name>[^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 SHOWN_VERSIONS = ("Python", "torch", "lightning", "transformers", "littrainer")
 
@@ -48,7 +46,7 @@ def parts_of(found: record.Record) -> dict[str, str]:
         if name in found["benchmarks"]:
             parts |= tables_of(benchmark, record.figures_of(found, benchmark))
             parts[f"the run of {name}"] = described_run(found, name) + "\n"
-    return parts
+    return {**parts, "in-short": overview.table(found)}
 
 
 def filled(page: str, parts: dict[str, str]) -> str:
@@ -70,7 +68,7 @@ def filled(page: str, parts: dict[str, str]) -> str:
 def main() -> None:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__.splitlines()[0])
-    parser.add_argument("record", nargs="?", type=Path, default=RECORDED, help="the file that --json wrote")
+    parser.add_argument("record", nargs="?", type=Path, default=record.RECORDED, help="the file that --json wrote")
     parts = parts_of(record.read(parser.parse_args().record))
     for page in PAGES:
         text = page.read_text()

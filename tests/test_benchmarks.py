@@ -21,7 +21,7 @@ from benchmarks.measured import counts, imports, step
 from benchmarks.processes import SideProcess, Sides, environment_of
 from benchmarks.rounds import take_turns
 from benchmarks.sides import EARLIER, EVERY_SIDE, LIGHTNING, OURS, RAW, THEIRS, Side
-from benchmarks.tables import PAGES, RECORDED, filled, parts_of
+from benchmarks.tables import PAGES, filled, parts_of
 
 # Their first case shows that the others work.
 FIRST_CASE_ONLY = {"step", "startup", "checkpoints", "throughput"}
@@ -57,6 +57,7 @@ def smallest_run() -> record.Record:
 def test_a_record_of_the_smallest_sizes_has_all_that_pages_and_curves_show(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from benchmarks.growth import PANELS, draw_growth, points
+    from benchmarks.overview import draw
 
     record.write(smallest_run(), tmp_path / "record.json")
     found = record.read(tmp_path / "record.json")
@@ -71,6 +72,8 @@ def test_a_record_of_the_smallest_sizes_has_all_that_pages_and_curves_show(tmp_p
     draw_growth(found, tmp_path / "growth.svg")
     drawn = (tmp_path / "growth.svg").read_text()
     assert all(panel.title in drawn for panel in PANELS)
+    draw(found, tmp_path / "measured.svg")
+    assert all("Overhead of an" in (tmp_path / f"measured-{theme}.svg").read_text() for theme in ("light", "dark"))
     steps = next(panel for panel in PANELS if panel.curve == "steps")
     sizes = points(steps, record.figures_of(found, BENCHMARKS["startup"]))[OURS.name]
     assert [size for size, _ in sizes] == [2, 20]
@@ -85,9 +88,9 @@ def test_each_curve_has_sizes_enough_to_show_how_it_grows() -> None:
 
 
 def test_the_pages_show_the_figures_of_the_recorded_run() -> None:
-    if not RECORDED.exists():
+    if not record.RECORDED.exists():
         pytest.skip("no run is recorded; `make bench-record` takes one")
-    parts = parts_of(record.read(RECORDED))
+    parts = parts_of(record.read(record.RECORDED))
     for page in PAGES:
         assert filled(page.read_text(), parts) == page.read_text(), f"`make bench-docs` writes {page.name} anew"
 

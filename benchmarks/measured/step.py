@@ -17,8 +17,6 @@ from ..jobs import JOBS
 from ..sides import EVERY_SIDE, OURS, RAW, THEIRS
 from ..trainings import Plan, clocked
 
-README_CASES = ("mlp", "mlp-accumulation", "mlp-bars", "bert", "bert-accumulation", "bert-bars")
-
 
 def measure(side: Any, job: str, steps: int, warmup: int, accumulation: int = 1, bars: bool = False) -> Measured:
     with tempfile.TemporaryDirectory() as folder:
@@ -85,19 +83,6 @@ def per_case(figures: Figures) -> str:
     return "\n".join(blocks)
 
 
-def in_short(figures: Figures) -> str:
-    """What each side costs over the raw loop."""
-    sides = [side for side in figures.sides(README_CASES[0]) if side != RAW.name]
-    rows = []
-    for case in (case for case in README_CASES if case in figures):
-        over = {side: figures.difference(case, side, RAW.name, "cpu_us") for side in sides}
-        raw = figures.median(case, RAW.name, "cpu_us")
-        of_theirs = share(over[OURS.name], over[THEIRS.name])
-        rows.append((figures.title(case), f"{raw:.0f}", *(f"{over[side]:.0f}" for side in sides), of_theirs))
-    shown = [figures.shown(side) for side in sides]
-    return markdown(("model, batches of 8", "raw loop, us", *shown, "ours / transformers'"), rows)
-
-
 BENCHMARK = Benchmark(
     name="step",
     question="What does an optimizer step cost over a raw PyTorch loop?",
@@ -108,5 +93,5 @@ BENCHMARK = Benchmark(
     ),
     short=(*cases({"mlp": 40}, warmup=10), *grown(("mlp-2-layers", "mlp-8-layers"), steps=20, warmup=5)),
     rounds=5,
-    tables={"step": per_case, "step-in-short": in_short},
+    tables={"step": per_case},
 )

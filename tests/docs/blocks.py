@@ -13,7 +13,7 @@ PYTHON = ("python", "py")
 COMMANDS = ("bash", "sh", "shell", "console")
 CONFIGURATION = ("yaml", "json", "toml")
 OUTPUT = ("text", "output")
-DRAWING = ("mermaid",)
+NOT_CODE = ("mermaid", "diff")
 PROGRAMS = ("littrainer", "python", "python3", "torchrun", "accelerate", "make", "pip", "git", "cd")
 """A block without a language is one of commands where a line of it begins with one of these."""
 

@@ -16,7 +16,7 @@ from typing import Any
 from tests.docs.blocks import (
     COMMANDS,
     CONFIGURATION,
-    DRAWING,
+    NOT_CODE,
     OUTPUT,
     PYTHON,
     Block,
@@ -71,7 +71,7 @@ class PageRun:
             return
         elif block.language in OUTPUT:
             self._compare(block.code.splitlines(), block.place)
-        elif block.language not in DRAWING:
+        elif block.language not in NOT_CODE:
             raise PageError(f"{block.place}: nothing is known about how to execute a block of {block.language!r}")
 
     def finish(self) -> None:
