@@ -115,9 +115,9 @@ def draw(found: record.Record, picture: Path) -> None:
         }
         with matplotlib.rc_context(settings):
             from matplotlib.figure import Figure
+            from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-            figure = Figure(figsize=(8.4, 4.2), layout="constrained")
-            figure.get_layout_engine().set(hspace=0.12)
+            figure = Figure(figsize=(8.4, 4.2), layout=ConstrainedLayoutEngine(hspace=0.12))
             for axes, (measure, values) in zip(figure.subplots(2, 2).flatten(), drawn, strict=False):
                 sides = list(values)
                 bars = axes.barh(sides, list(values.values()), color=[COLOURS[side] for side in sides])
