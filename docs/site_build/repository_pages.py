@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, InclusionLevel
 from pymdownx.slugs import slugify
 
@@ -38,6 +39,8 @@ def on_config(config: Any) -> Any:
     return config
 
 
+# After the plugin for languages, which takes every file for one below docs/.
+@event_priority(-100)
 def on_files(files: Any, config: Any) -> Any:
     """Add a page for each file outside docs/ that a page leads to, also over another one that is added."""
     root, docs = _folders(config)

@@ -44,7 +44,12 @@ class Block:
 def pages(root: Path = ROOT) -> list[str]:
     """README, CONTRIBUTING and every page under docs/, as paths relative to the root."""
     found = [*sorted(root.glob("*.md")), *sorted(root.glob("docs/**/*.md"))]
-    return [str(path.relative_to(root)) for path in found]
+    return [str(path.relative_to(root)) for path in found if not is_translation(path)]
+
+
+def is_translation(path: Path) -> bool:
+    """Whether a page is in another language, as `index.ko.md`; its code is that of the English page."""
+    return path.suffixes[:-1] != [] and path.with_suffix("").with_suffix(".md").exists()
 
 
 def blocks_of(page: str, root: Path = ROOT) -> list[Block]:

@@ -12,6 +12,7 @@ LINK = re.compile(r"(?<!\\)\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
 DEFINITION = re.compile(r"^\[[^\]]+\]:\s+<?(\S+?)>?\s*$", re.MULTILINE)
 ATTRIBUTE = re.compile(r"<[a-z][^>]*?\s(?:src|href|srcset)=\"([^\"]+)\"", re.IGNORECASE)
 HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
+GIVEN_ANCHOR = re.compile(r"\{ #([\w-]+) \}$")
 MARKUP = re.compile(r"!?\[([^\]]*)\]\([^)]*\)|[`*]|<[^>]+>")
 
 
@@ -31,6 +32,9 @@ def anchors_of(path: Path) -> set[str]:
     seen: Counter[str] = Counter()
     anchors = set()
     for heading in HEADING.findall(prose(path)):
+        if given := GIVEN_ANCHOR.search(heading):
+            anchors.add(given[1])
+            continue
         text = MARKUP.sub(lambda found: found[1] or "", heading).strip().lower()
         anchor = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
         anchors.add(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)

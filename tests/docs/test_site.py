@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from tests.docs.blocks import blocks_of, is_translation
 from tests.docs.markdown_links import FENCED, anchors_of, links_of, prose
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +37,18 @@ def in_navigation(entries: Any) -> Iterator[str]:
 
 def test_the_navigation_has_each_page_once_and_nothing_else() -> None:
     pages = [page for page in in_navigation(SITE["nav"]) if not page.startswith(OF_REPOSITORY)]
-    assert sorted(pages) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+    there = [page for page in DOCS.rglob("*.md") if not is_translation(page)]
+    assert sorted(pages) == sorted(str(page.relative_to(DOCS)) for page in there)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if is_translation(page)], ids=lambda page: page.name)
+def test_a_translation_has_the_code_the_links_and_the_anchors_of_the_english_page(page: Path) -> None:
+    english = page.with_suffix("").with_suffix(".md")
+    here, there = ([block.code for block in blocks_of(str(each.relative_to(ROOT)))] for each in (page, english))
+    assert here == there
+    assert Counter(links_of(page)) == Counter(links_of(english))
+    # That of the title is no target of links.
+    assert len(anchors_of(english) - anchors_of(page)) <= 1
 
 
 def test_pages_of_the_navigation_that_lie_outside_docs_are_there() -> None:
