@@ -84,6 +84,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     return _with_links(markdown, led)
 
 
+# After the plugin for languages, which adds the pages of the others to the index.
+@event_priority(-200)
+def on_post_build(config: Any) -> None:
+    """Write the index of the search as a script too: a page that is a file may load no other kind of file."""
+    index = Path(config.site_dir, "search", "search_index.json")
+    index.with_suffix(".js").write_text(f"var __index = {index.read_text('utf-8')}", "utf-8")
+
+
 def _folders(config: Any) -> tuple[Path, Path]:
     return Path(config.config_file_path).resolve().parent, Path(config.docs_dir).resolve()
 
