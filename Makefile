@@ -133,12 +133,14 @@ test-trackers: $(TRACKERS)/.installed
 test-gpu: .venv/.full
 	$(BIN)/python -m pytest tests/gpu $(PYTEST_ARGS)
 
-# Pages are made from the sources, of which nothing is imported: this environment needs neither torch nor the package.
+# Pages and distributions are made from the sources, of which nothing is imported: neither needs torch or the package.
 $(DOCS)/.installed: docs/requirements.txt
-	@echo "installing what builds the site into $(DOCS)"
-	@rm -rf $(DOCS)
-	@$(PYTHON) -m venv $(DOCS)
-	@$(DOCS)/bin/python -m pip --disable-pip-version-check --no-input $(INSTALL) --no-deps -r $<
+$(PACKAGING)/.installed: tests/packaging/requirements.txt
+$(DOCS)/.installed $(PACKAGING)/.installed:
+	@echo "installing $< into $(@D)"
+	@rm -rf $(@D)
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check --no-input $(INSTALL) -r $<
 	@touch $@
 
 # The variable keeps an announcement of the theme's successor out of the output.
@@ -148,12 +150,6 @@ docs: $(DOCS)/.installed
 
 docs-serve: $(DOCS)/.installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs serve --strict
-
-$(PACKAGING)/.installed: tests/packaging/requirements.txt .venv/.full
-	@echo "installing what checks distributions beside it"
-	$(environment_beside)
-	@$(PIP) --python $(PACKAGING)/bin/python $(INSTALL) -c constraints.txt -r $<
-	@touch $@
 
 # `build` makes the wheel of the sdist, in an environment of its own, as an installer does.
 package: $(PACKAGING)/.installed
