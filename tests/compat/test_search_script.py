@@ -140,56 +140,6 @@ found["available"] = is_optuna_available() and OptunaBackend.is_available()
 print(json.dumps(found))
 """
 
-EARLIER = """
-import json
-import torch
-from torch import nn
-from transformers import Trainer, TrainingArguments
-
-
-class Regression(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(2, 1)
-
-    def forward(self, x, labels=None):
-        predicted = self.linear(x).squeeze(-1)
-        return {"loss": ((predicted - labels) ** 2).mean(), "logits": predicted}
-
-
-class Tokenizer:
-    def save_pretrained(self, folder):
-        pass
-
-
-class OldTrainer(Trainer):
-    def compute_loss(self, model, inputs, return_outputs=False):
-        outputs = model(**inputs)
-        return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
-
-
-rows = [{"x": torch.tensor([float(i), 1.0]), "labels": torch.tensor(float(i))} for i in range(8)]
-args = TrainingArguments("out", evaluation_strategy="epoch", per_gpu_train_batch_size=4, no_cuda=True,
-                         num_train_epochs=1, disable_tqdm=True)
-trainer = OldTrainer(model_init=Regression, args=args, train_dataset=rows, eval_dataset=rows, tokenizer=Tokenizer())
-
-
-def my_hp_space(trial):
-    return {
-        "learning_rate": trial.suggest_float("learning_rate", 1e-3, 1e-1, log=True),
-        "per_gpu_train_batch_size": trial.suggest_categorical("per_gpu_train_batch_size", [2, 4]),
-        "warmup_ratio": trial.suggest_float("warmup_ratio", 0.1, 0.5),
-    }
-
-
-best = trainer.hyperparameter_search(my_hp_space, n_trials=2, direction="minimize")
-for name, value in best.hyperparameters.items():
-    setattr(trainer.args, name, value)
-trainer.train()
-print(json.dumps({"home": Trainer.__module__, "names": sorted(best.hyperparameters),
-                  "steps": trainer.state.global_step * best.hyperparameters["per_gpu_train_batch_size"]}))
-"""
-
 
 def said_by(folder: Path, *command: str, script: str) -> tuple[dict[str, Any], str]:
     (folder / "search.py").write_text(script, encoding="utf-8")
@@ -238,21 +188,3 @@ def _states(folder: Path) -> dict[str, Any]:
         ]
         found[path.parent.name] = state
     return found
-
-
-def test_a_script_for_transformers_4_searches_unchanged(tmp_path: Path) -> None:
-    said, told = said_by(tmp_path, "-m", "littrainer", "run", script=EARLIER)
-    assert said == {
-        "home": "littrainer.trainer",
-        "names": ["learning_rate", "per_gpu_train_batch_size", "warmup_ratio"],
-        "steps": 8,
-    }
-    assert "evaluation_strategy" in told
-
-
-def test_explain_shows_the_trainer_of_a_script_that_searches_without_searching(tmp_path: Path) -> None:
-    (tmp_path / "search.py").write_text(SCRIPT, encoding="utf-8")
-    done = run_python("-m", "littrainer", "explain", "search.py", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "load_best_model_at_end=True" in done.stdout
-    assert not (tmp_path / "out").exists()

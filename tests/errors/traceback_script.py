@@ -48,14 +48,6 @@ class InterruptedOptimizer(torch.optim.SGD):
         interrupt()
 
 
-class Object:
-    """What a collator class given in the place of one of its objects makes."""
-
-
-def interrupted_collator(samples: Any) -> None:
-    interrupt()
-
-
 def run(
     library: Any, method: str = "train", model: Any = None, data: Any = None, resume: Any = None, **given: Any
 ) -> None:
@@ -72,14 +64,6 @@ def arguments(library: Any, **changes: Any) -> Any:
         str(FOLDER / library.__name__), max_steps=1, use_cpu=True, report_to="none", save_strategy="no",
         disable_tqdm=True, **changes
     )  # fmt: skip
-
-
-def interrupted_callback(library: Any) -> None:
-    class Interrupting(library.TrainerCallback):
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            interrupt()
-
-    run(library, callbacks=[Interrupting()])
 
 
 def interrupted_optimizer(library: Any) -> None:
@@ -103,14 +87,9 @@ def empty_file(library: Any) -> None:
 
 CASES: dict[str, Any] = {
     "Ctrl-C in forward": lambda library: run(library, model=InterruptedModel()),
-    "Ctrl-C in an evaluation": lambda library: run(library, "evaluate", model=InterruptedModel()),
     "Ctrl-C in the dataset": lambda library: run(library, data=Interrupted([1] * 4)),
-    "Ctrl-C in the collator": lambda library: run(library, data_collator=interrupted_collator),
-    "Ctrl-C in a callback": interrupted_callback,
     "Ctrl-C in the optimizer's step": interrupted_optimizer,
     "collator of None": lambda library: run(library, data_collator=lambda samples: None),
-    "collator of None in an evaluation": lambda library: run(library, "evaluate", data_collator=lambda samples: None),
-    "collator of an object": lambda library: run(library, data_collator=lambda samples: Object()),
     "collator of a number": lambda library: run(library, data_collator=lambda samples: 3),
     "scheduler that is a text": bad_scheduler,
     "empty file as checkpoint": empty_file,

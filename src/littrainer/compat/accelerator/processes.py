@@ -105,8 +105,6 @@ class ProcessMembers:
 class Collectives:
     """What an accelerator does with the values of all processes."""
 
-    flag_tensor: torch.Tensor | None
-
     def gather(self, tensor: Any) -> Any:
         """The values of all processes; with one process, its own."""
         return collectives.gathered(tensor)
@@ -123,17 +121,6 @@ class Collectives:
             scale: without effect, as under accelerate, which scales on TPUs only.
         """
         return collectives.reduced(tensor, reduction)
-
-    def set_trigger(self) -> None:
-        """Let the next `check_trigger` say yes in all processes."""
-        self.flag_tensor = torch.tensor(1)
-
-    def check_trigger(self) -> bool:
-        """Whether any process has called `set_trigger` since the last yes."""
-        mine = torch.tensor(0) if self.flag_tensor is None else self.flag_tensor
-        was_set = bool(self.reduce(mine.to(self.device)) > 0)  # type: ignore[attr-defined]
-        self.flag_tensor = torch.tensor(0) if was_set else mine
-        return was_set
 
 
 def _where(applies: Callable[[], bool], function: Callable[..., Any]) -> Callable[..., Any]:
