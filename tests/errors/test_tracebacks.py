@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import traceback
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,23 @@ def test_an_error_of_our_own_ends_at_the_method_that_was_called(tmp_path: Path) 
     trainer = quiet_trainer(tmp_path, given={"train_dataset": Rows([{"x": row["x"]} for row in vector_rows(4)])})
     error = error_of(trainer, kind=ValueError)
     assert [name for _, name in frames_of(error)] == ["error_of", "with_earlier_keywords", "train"]
+
+
+@pytest.mark.parametrize("returned", [None, 3])
+def test_a_collator_that_returns_no_dict_is_told_what_to_return(tmp_path: Path, returned: Any) -> None:
+    trainer = quiet_trainer(tmp_path, given={"data_collator": lambda samples: returned})
+    error = error_of(trainer, kind=TypeError)
+    assert "let data_collator return a dict such as" in str(error)
+    assert "lightning" not in {package for package, _ in frames_of(error)}
+
+
+def test_ctrl_c_ends_where_the_script_was(tmp_path: Path) -> None:
+    class Interrupted(VectorClassifier):
+        def forward(self, x: Any, labels: Any = None) -> Any:
+            signal.raise_signal(signal.SIGINT)
+
+    frames = frames_of(error_of(quiet_trainer(tmp_path, Interrupted()), kind=KeyboardInterrupt))
+    assert frames[-1] == ("tests", "forward") and "lightning" not in {package for package, _ in frames}
 
 
 def test_all_frames_of_the_users_stay_where_calls_go_to_and_fro(tmp_path: Path) -> None:
@@ -133,7 +151,7 @@ def shortened(called: Any, kind: type[BaseException]) -> BaseException:
 
 
 @pytest.mark.parametrize(
-    ("kind", "ending"), [(KeyboardInterrupt, "signal.raise_signal(signal.SIGINT)"), (SystemExit, "sys.exit(4)")]
+    ("kind", "ending"), [(KeyboardInterrupt, "signal.raise_signal(signal.SIGINT)"), (SystemExit, "raise SystemExit(4)")]
 )
 def test_an_end_within_our_code_is_no_fault_of_ours(kind: type[BaseException], ending: str) -> None:
     called = internal_function(

@@ -116,15 +116,6 @@ def test_an_adapter_is_looked_through() -> None:
     assert facts_about(TwoLabels()).forward_arguments == ("label_a", "x", "my_labels", "start_positions")
 
 
-def test_a_forward_put_on_the_object_counts_for_its_arguments() -> None:
-    model: Any = VectorClassifier()
-
-    def forward(x: torch.Tensor, labels: Any = None, **kwargs: Any) -> None: ...
-
-    model.forward = forward
-    assert facts_about(model).accepts_loss_kwargs
-
-
 def test_parameters_that_deepspeed_has_sharded_count_in_whole() -> None:
     model: Any = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 4))
     model.num_parameters = lambda exclude_embeddings: 12

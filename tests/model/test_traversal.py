@@ -207,18 +207,3 @@ def test_a_method_set_on_a_module_is_called_for_evaluation_mode(method: str) -> 
     setattr(model if method == "eval" else model.last, method, own)
     eval_all(model)
     own.assert_called_once()
-
-
-def test_evaluation_mode_is_set_through_a_modules_own_attribute_and_only_where_it_is_not_set() -> None:
-    class Noting(nn.Linear):
-        def __setattr__(self, name: str, value: Any) -> None:
-            if name == "training" and "noted" in self.__dict__:
-                self.noted.append(value)
-            super().__setattr__(name, value)
-
-    noting = Noting(1, 1)
-    noting.__dict__["noted"] = []
-    model = nn.Sequential(noting, nn.Dropout())
-    for _ in range(2):
-        eval_all(model)
-    assert not any(one.training for one in model.modules()) and noting.__dict__["noted"] == [False]

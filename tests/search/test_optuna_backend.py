@@ -231,18 +231,6 @@ def test_an_error_of_a_callback_ends_the_search_unless_its_class_is_given_to_cat
 # ---- Results ---------------------------------------------------------------------------------------------------------
 
 
-def test_with_two_objectives_all_runs_that_none_surpasses_are_returned(tmp_path: Path) -> None:
-    values = iter([(1.0, 1.0), (2.0, 3.0), (2.0, 2.0), (0.5, 0.0)])
-    found = searched(
-        searched_trainer(tmp_path),
-        *(0.01, 0.02, 0.03, 0.04),
-        direction=("minimize", "maximize"),
-        compute_objective=lambda metrics: next(values),
-    )
-    assert [(run.run_id, run.objective) for run in found] == [("0", [1.0, 1.0]), ("1", [2.0, 3.0]), ("3", [0.5, 0.0])]
-    assert read_record(tmp_path).directions == ["minimize", "maximize"]
-
-
 def test_the_record_holds_what_each_trial_drew_from_and_left(tmp_path: Path) -> None:
     evaluated = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
     trainer = searched_trainer(tmp_path, **evaluated)

@@ -95,12 +95,6 @@ def test_directions_and_numbers_that_are_taken() -> None:
     assert checked_number_of_trials(-1, HPSearchBackend.RAY) == -1
 
 
-def test_the_defaults_are_the_spaces_and_the_objective_of_transformers(tmp_path: Path) -> None:
-    trainer = searched_trainer(tmp_path)
-    best = trainer.hyperparameter_search(n_trials=1)
-    assert list(best.hyperparameters) == ["learning_rate", "num_train_epochs", "seed", "per_device_train_batch_size"]
-
-
 def test_a_trainer_loads_no_library_that_drives_searches(tmp_path: Path) -> None:
     code = "import json, sys, littrainer.trainer; print(json.dumps(sorted(sys.modules)))"
     assert {"optuna", "ray", "wandb", "cloudpickle"}.isdisjoint(facts_of(code, tmp_path))

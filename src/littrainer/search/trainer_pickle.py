@@ -107,7 +107,7 @@ def _pickler(buffer: io.BytesIO, trainer: Any, sends_trainer: bool = True) -> An
                     (copyreg.__newobj__, (type(obj),), _state_to_send(trainer)) if sends_trainer else (type(None), ())
                 )
             if isinstance(obj, TrackerCallback):
-                return copyreg.__newobj__, (type(obj),), _state_of_tracker(obj, trainer)
+                return copyreg.__newobj__, (type(obj),), _state_of_tracker(obj, trainer)  # type: ignore[attr-defined]
             if isinstance(obj, type | FunctionType) and obj.__module__ == "__main__":
                 self.met_in_script[obj.__name__] = obj
             return super().reducer_override(obj)

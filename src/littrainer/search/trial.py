@@ -125,9 +125,9 @@ def set_up_trial(trainer: Any, trial: Any) -> None:
         NotImplementedError: a parameter's value is not supported.
     """
     trainer._trial = trial
-    if trial is None and trainer._arguments_after_search is not None:
+    left = trainer._arguments_after_search
+    if trial is None and left is not None:
         # A training after a search goes by what the script has set since then.
-        left = trainer._arguments_after_search
         changed = {name for name, value in vars(trainer.args).items() if differs(value, left.get(name))}
         if changed:
             settle(trainer.args, changed)

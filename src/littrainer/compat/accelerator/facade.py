@@ -15,8 +15,9 @@ from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.preparing import Preparing
-from littrainer.compat.accelerator.processes import Collectives, ProcessMembers
+from littrainer.compat.accelerator.processes import ProcessMembers
 from littrainer.compat.accelerator.states import (
+    HeldBy,
     SplitModels,
     shared_accelerator_state,
 )
@@ -54,27 +55,7 @@ WITHOUT_EFFECT: dict[str, str] = {
 }
 
 
-class _HeldBy:
-    """A setting that another object holds, which is read and written there.
-
-    Parameters:
-        holder: the attribute that is this object.
-    """
-
-    def __init__(self, holder: str) -> None:
-        self.holder = holder
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else getattr(getattr(instance, self.holder), self.name)
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        setattr(getattr(instance, self.holder), self.name, value)
-
-
-class _Apart(_HeldBy):
+class _Apart(HeldBy):
     """A setting that begins as that of `args.accelerator_config` and is written here alone.
 
     Libraries write it between the loaders of training and evaluation, and then compare the arguments with the defaults
@@ -96,11 +77,11 @@ class LoaderSettings:
         args: the arguments whose `accelerator_config` and `data_seed` this shows.
     """
 
-    split_batches = _HeldBy("config")
-    dispatch_batches = _HeldBy("config")
+    split_batches = HeldBy("config")
+    dispatch_batches = HeldBy("config")
     even_batches = _Apart("config")
-    use_seedable_sampler = _HeldBy("config")
-    non_blocking = _HeldBy("config")
+    use_seedable_sampler = HeldBy("config")
+    non_blocking = HeldBy("config")
 
     def __init__(self, args: TrainingArguments):
         self.args = args
@@ -121,18 +102,18 @@ class LoaderSettings:
         return f"LoaderSettings({self.config}, data_seed={self.data_seed})"
 
 
-class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, SplitModels):
+class AcceleratorFacade(ProcessMembers, Stepping, Preparing, SplitModels):
     """Stands where subclasses of a Trainer expect an accelerator; docs/compatibility.md lists what it answers.
 
     Parameters:
         args: the training arguments, which know device and ranks.
     """
 
-    split_batches = _HeldBy("dataloader_config")
-    dispatch_batches = _HeldBy("dataloader_config")
-    even_batches = _HeldBy("dataloader_config")
-    use_seedable_sampler = _HeldBy("dataloader_config")
-    non_blocking = _HeldBy("dataloader_config")
+    split_batches = HeldBy("dataloader_config")
+    dispatch_batches = HeldBy("dataloader_config")
+    even_batches = HeldBy("dataloader_config")
+    use_seedable_sampler = HeldBy("dataloader_config")
+    non_blocking = HeldBy("dataloader_config")
 
     def __init__(self, args: TrainingArguments):
         ProcessMembers.__init__(self, args)

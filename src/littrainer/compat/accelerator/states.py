@@ -30,6 +30,26 @@ def parallelism_config_of(args: TrainingArguments) -> Any:
     return ParallelismConfig(**sizes)
 
 
+class HeldBy:
+    """A setting that another object holds, which is read and written there.
+
+    Parameters:
+        holder: the attribute that is this object.
+    """
+
+    def __init__(self, holder: str) -> None:
+        self.holder = holder
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else getattr(getattr(instance, self.holder), self.name)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        setattr(getattr(instance, self.holder), self.name, value)
+
+
 class SplitModels:
     """Members of an accelerator about models that are split between processes."""
 

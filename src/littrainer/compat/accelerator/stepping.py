@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from littrainer.arguments.sharding import sharding_plan
-from littrainer.compat.accelerator.states import GradientView
+from littrainer.compat.accelerator.states import GradientView, HeldBy
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.optim.stepping import OptimizerAround, clip_by_norm
 from littrainer.strategies.mixed_precision import forward_type
@@ -128,6 +128,8 @@ class Stepping:
     _args: TrainingArguments
     _optimizers: list[PreparedOptimizer]
     step_scheduler_with_optimizer = True
+    # Whether this micro-batch is the last one of its optimizer step.
+    sync_gradients = HeldBy("gradient_state")
 
     def __init__(self) -> None:
         # What fit is carrying out right now; None outside training.
@@ -139,15 +141,6 @@ class Stepping:
         # The Trainer accumulates, whatever number is asked for; of the rest counts what differs from the defaults.
         settings = {name: value for name, value in asked.items() if ACCUMULATION_DEFAULTS.get(name) is not value}
         self.gradient_state = GradientView(self, {**settings, "num_steps": 1})
-
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether this micro-batch is the last one of its optimizer step."""
-        return self.gradient_state.sync_gradients
-
-    @sync_gradients.setter
-    def sync_gradients(self, value: bool) -> None:
-        self.gradient_state.sync_gradients = value
 
     @property
     def gradient_accumulation_steps(self) -> int:
