@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-FOR_WHAT_THEY_WOULD_INSTALL = ("compat/test_search_script.py", "libraries", "search/test_ray_backend.py")
+FOR_WHAT_THEY_WOULD_INSTALL = ("libraries", "search/test_ray_backend.py")
 
 # Those that take longer than five seconds, most of them since they start processes. What they are about is tried by
 # others too: two processes by distributed/test_precision_across_processes.py, a kill by faults/test_kills.py.
@@ -18,7 +18,6 @@ FOR_THEIR_TIME = (
     "compat/test_console.py",
     "redirection/test_redirect.py::test_every_way_to_the_trainer_api_ends_in_littrainer",
     "compat/test_releases.py",
-    "compat/test_trackers.py",
     "distributed/test_accelerator_across_processes.py",
     "distributed/test_data_across_processes.py",
     "distributed/test_data_parallel.py",
@@ -31,7 +30,6 @@ FOR_THEIR_TIME = (
     "distributed/test_tensor_parallel_across_processes.py",
     "docs/test_page_run.py",
     "docs/test_pages.py",
-    "errors/test_script_tracebacks.py",
     "examples",
     "commands/test_explain.py::test_a_script_without_a_trainer_ends_with_one_line_or_by_itself",
     "faults/test_interrupts.py::test_a_script_that_is_interrupted_ends_as_python_does_whatever_it_was_doing",
@@ -44,13 +42,11 @@ FOR_THEIR_TIME = (
     "lightning_users/test_same_numbers.py::test_in_two_processes_numbers_are_equal_too",
     "lightning_users/test_sharing.py",
     "search/test_callbacks_over_trials.py",
-    "search/test_optuna_backend.py::test_a_search_that_is_killed_goes_on_with_what_is_left_of_it",
     "search/test_optuna_workers.py",
     "search/test_trial.py::test_twenty_trials_end_with_the_memory_of_one",
     "search/test_wandb_sweep.py",
     "test_accepted_arguments.py",
     "test_benchmarks.py",
-    "errors/test_log_levels.py::test_a_script_that_asks_for_details_gets_ours_alone",
     "errors/test_log_levels.py::test_a_script_that_asks_for_nothing_gets_the_logs_and_one_warning",
     "tracking/services",
     "tracking/test_trials.py",

@@ -1,4 +1,4 @@
-"""What a short script shows under eight logging configurations: `python -m tests.compat.console SIDE FOLDER`.
+"""What a short script shows under five logging configurations: `python -m tests.compat.console SIDE FOLDER`.
 
 SIDE is "transformers" or "littrainer run", which redirects transformers' names as the command of that name does. Each
 configuration holds for a process, so each has one of its own, forked when the imports are done; its stdout and stderr
@@ -32,11 +32,6 @@ def _verbosity_info() -> None:
     transformers.logging.set_verbosity_info()
 
 
-def _root_and_verbosity_at_info() -> None:
-    _root_at_info()
-    _verbosity_info()
-
-
 def _explicit_format() -> None:
     import transformers
 
@@ -53,13 +48,6 @@ def _propagated_to_the_root() -> None:
     transformers.logging.enable_propagation()
 
 
-def _a_handler_of_the_trainers_logger() -> None:
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter(NAMED))
-    logging.getLogger(TRAINER).addHandler(handler)
-    logging.getLogger(TRAINER).setLevel(logging.INFO)
-
-
 def _nothing() -> None:
     """Leave all as the libraries have it."""
 
@@ -67,12 +55,9 @@ def _nothing() -> None:
 # Name -> what the script does first, and its `log_level`.
 CONFIGURATIONS: dict[str, tuple[Callable[[], None], str]] = {
     "nothing": (_nothing, "passive"),
-    "root_at_info": (_root_at_info, "passive"),
     "verbosity_info": (_verbosity_info, "passive"),
-    "root_and_verbosity_at_info": (_root_and_verbosity_at_info, "passive"),
     "explicit_format": (_explicit_format, "passive"),
     "propagated_to_the_root": (_propagated_to_the_root, "passive"),
-    "a_handler_of_the_trainers_logger": (_a_handler_of_the_trainers_logger, "passive"),
     "log_level_debug": (_root_at_info, "debug"),
 }
 

@@ -44,8 +44,6 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda side: trainer(side, optim="adamw_anyprecision").create_optimizer(),
         "https://github.com/pytorch/torchdistx",
     ),
-    "an optimizer of grokadamw": (lambda side: trainer(side, optim="grokadamw").create_optimizer(), "grokadamw"),
-    "an optimizer of lomo": (lambda side: trainer(side, optim="lomo").create_optimizer(), "lomo-optim"),
     "the best model by an unknown metric": (
         lambda side: trainer(side, **UNKNOWN_METRIC, save_strategy="best").train(),
         "'eval_f1', which is not found in the evaluation metrics",
@@ -55,16 +53,6 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
             side, **{**EVALUATED, "lr_scheduler_type": "reduce_lr_on_plateau", "metric_for_best_model": "f1"}
         ).train(),
         "'eval_f1', which is not found in the evaluation metrics",
-    ),
-    "the best model over named datasets": (
-        lambda side: trainer(
-            side,
-            evaluated_on={"a": Rows(vector_rows(4))},
-            **EVALUATED,
-            save_strategy="best",
-            metric_for_best_model="loss",
-        ).train(),
-        "'eval_loss', which is not found in the evaluation metrics",
     ),
     "the best model by no metric": (
         lambda side: trainer(side, **EVALUATED, save_strategy="best"),
@@ -97,12 +85,6 @@ ERRORS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "early stopping by no metric": (
         lambda side: trainer(side, callbacks=[side.EarlyStoppingCallback], **EVALUATED).train(),
         "EarlyStoppingCallback requires metric_for_best_model",
-    ),
-    "early stopping without evaluations": (
-        lambda side: trainer(
-            side, callbacks=[side.EarlyStoppingCallback], max_steps=1, metric_for_best_model="loss"
-        ).train(),
-        "EarlyStoppingCallback requires IntervalStrategy of steps or epoch",
     ),
 }
 

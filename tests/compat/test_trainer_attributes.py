@@ -3,13 +3,12 @@ from __future__ import annotations
 import ast
 import importlib.util
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from littrainer import Trainer
-from littrainer.compat.trainer_attributes import REFUSED, MemoryTracker
+from littrainer.compat.trainer_attributes import REFUSED
 from tests.compat.page import table
 from tests.scenarios.models import tiny_bert_classifier
 from tests.scenarios.releases import ABSENT, earlier_release
@@ -95,20 +94,3 @@ def test_an_overridden_evaluate_measures_its_memory_as_transformers_scripts_do(t
     assert quiet_trainer(tmp_path, kind=Measured).evaluate() == {"eval_own": 1.0}
     measured = quiet_trainer(tmp_path, kind=Measured, skip_memory_metrics=False).evaluate()
     assert "eval_mem_cpu_alloc_delta" in measured and "init_mem_cpu_alloc_delta" in measured
-
-
-def test_a_stage_is_named_after_the_method_that_asks() -> None:
-    told: list[Any] = []
-    report: Any = SimpleNamespace(start=told.append, stop=lambda stage, metrics: told.append((stage, metrics)))
-    tracker = MemoryTracker(report, skips=False)
-
-    def predict() -> None:
-        tracker.start()
-        tracker.stop_and_update_metrics({})
-
-    def warm_up() -> None:
-        tracker.start()
-
-    predict()
-    warm_up()
-    assert told == ["test", ("test", {}), "warm_up"] and not tracker.skip_memory_metrics

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 import torch
 
 from littrainer import Trainer, TrainingArguments
-from littrainer.compat.v4_trainer import accepts_earlier_keywords
 from tests.scenarios.data import Rows, vector_rows
 from tests.scenarios.models import VectorClassifier, tiny_bert_classifier
 
@@ -66,31 +64,24 @@ def test_a_subclass_may_keep_a_tokenizer_of_its_own(tmp_path: Path) -> None:
         assert (trainer.tokenizer, trainer.processing_class) == ("its own", None)
 
 
-def test_a_model_path_is_taken_for_the_checkpoint_to_resume_from(tmp_path: Path) -> None:
+def test_earlier_names_mean_what_they_are_called_today(tmp_path: Path) -> None:
     trainer = a_trainer(tmp_path)
+    for earlier, today in (("is_world_master", "is_world_process_zero"), ("is_local_master", "is_local_process_zero")):
+        with pytest.warns(FutureWarning, match=today):
+            assert getattr(trainer, earlier)() is True
+    assert trainer._gather_and_numpify(None, "nothing") is None
+    assert trainer._gather_and_numpify((torch.ones(2),), "ones")[0].tolist() == [1.0, 1.0]
     with (
         pytest.warns(FutureWarning, match="write resume_from_checkpoint"),
         pytest.raises(ValueError, match="not-there"),
     ):
         trainer.train(model_path=str(tmp_path / "not-there"))
-
-
-def test_the_prediction_loop_is_the_evaluation_loop(tmp_path: Path) -> None:
-    trainer = a_trainer(tmp_path)
     loader = trainer.get_eval_dataloader()
     with pytest.warns(FutureWarning, match="evaluation_loop"):
         old = trainer.prediction_loop(loader, "Evaluation", metric_key_prefix="old")
     new = trainer.evaluation_loop(loader, "Evaluation")
     assert old.metrics["old_loss"] == new.metrics["eval_loss"]
     assert (old.predictions == new.predictions).all()
-
-
-def test_the_first_process_answers_under_its_earlier_name(tmp_path: Path) -> None:
-    trainer = a_trainer(tmp_path)
-    with pytest.warns(FutureWarning, match="is_world_process_zero"):
-        assert trainer.is_world_master() is True
-    with pytest.warns(FutureWarning, match="is_local_process_zero"):
-        assert trainer.is_local_master() is True
 
 
 def test_tokens_of_a_loader_are_counted() -> None:
@@ -116,83 +107,19 @@ def losses_with(folder: Path, cls: type[Trainer]) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def test_a_compute_loss_without_the_windows_size_trains_as_one_with_it(tmp_path: Path) -> None:
-    with pytest.warns(FutureWarning, match="Old.compute_loss without num_items_in_batch"):
-
-        class Old(Trainer):
-            def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False) -> Any:  # type: ignore[override]
-                outputs = model(**inputs)
-                return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
-
-    assert losses_with(tmp_path / "old", Old) == losses_with(tmp_path / "new", Trainer)
-
-
-class LossOfWholeWindow(VectorClassifier):
-    """Divides its loss by the window's labels, which a Trainer that hands no number on must not count on."""
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor, num_items_in_batch: Any = None, **_: Any) -> Any:
-        logits = self.logits(x)
-        reduction = "mean" if num_items_in_batch is None else "sum"
-        loss = torch.nn.functional.cross_entropy(logits, labels, reduction=reduction)
-        return {"loss": loss if num_items_in_batch is None else loss / num_items_in_batch, "logits": logits}
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_compute_loss_without_the_windows_size_returns_means_whatever_the_model_could_divide_by(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Old(Trainer):
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False) -> Any:  # type: ignore[override]
-            return model(**inputs)["loss"]
-
-    expected = losses_with(tmp_path / "new", Trainer)
-    monkeypatch.setattr(f"{__name__}.VectorClassifier", LossOfWholeWindow)
-    assert losses_with(tmp_path / "old", Old) == expected
-
-
-def test_a_training_step_without_the_windows_size_trains_as_one_with_it(tmp_path: Path) -> None:
-    with pytest.warns(FutureWarning, match="Old.training_step without num_items_in_batch"):
+def test_overrides_without_the_windows_size_train_as_those_with_it(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning, match="Old.training_step without num_items_in_batch") as told:
 
         class Old(Trainer):
             def training_step(self, model: Any, inputs: Any) -> Any:  # type: ignore[override]
                 return super().training_step(model, inputs)
 
+            def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False) -> Any:  # type: ignore[override]
+                outputs = model(**inputs)
+                return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
+
+    assert [str(one.message) for one in told if "Old.compute_loss without num_items_in_batch" in str(one.message)]
     assert losses_with(tmp_path / "old", Old) == losses_with(tmp_path / "new", Trainer)
-
-
-def test_overrides_with_todays_parameters_or_with_any_are_left_alone() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-
-        class New(Trainer):
-            def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
-                return super().compute_loss(model, inputs, return_outputs, **kwargs)
-
-            def training_step(self, *values: Any, **keywords: Any) -> Any:
-                return super().training_step(*values, **keywords)
-
-    assert New.loss_is_scaled_for_ga is Trainer.loss_is_scaled_for_ga
-
-
-def test_signatures_show_todays_names() -> None:
-    assert "tokenizer" not in inspect.signature(Trainer).parameters
-    assert list(inspect.signature(Trainer.train).parameters)[1] == "resume_from_checkpoint"
-
-
-def test_a_keyword_under_its_earlier_name_is_handed_on_under_todays() -> None:
-    @accepts_earlier_keywords(old="new")
-    def echo(new: int = 0) -> int:
-        return new
-
-    with pytest.warns(FutureWarning, match=r"echo\(old=\.\.\.\) is an earlier spelling: write new"):
-        assert echo(old=3) == 3  # type: ignore[call-arg]
-    assert echo(new=4) == 4
-
-
-def test_values_are_gathered_as_arrays(tmp_path: Path) -> None:
-    trainer = a_trainer(tmp_path)
-    assert trainer._gather_and_numpify(None, "nothing") is None
-    assert trainer._gather_and_numpify((torch.ones(2),), "ones")[0].tolist() == [1.0, 1.0]
 
 
 def test_a_subclass_may_switch_the_noise_of_neftune_on_and_off(tmp_path: Path) -> None:

@@ -81,17 +81,11 @@ def turns(accelerator: Any, folder: Path) -> list[Any]:
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         accelerator.print("once")
     seen.append(printed.getvalue())
-    if not accelerator.is_main_process:
-        accelerator.set_trigger()
-    seen += [accelerator.check_trigger(), accelerator.check_trigger()]
-    accelerator.save({"a": torch.ones(1)}, folder / f"saved-by-{accelerator.process_index}")
     return seen
 
 
 def facts(accelerator: Any) -> list[Any]:
-    names = (
-        "num_processes process_index local_process_index is_main_process is_last_process use_distributed multi_device"
-    )
+    names = "num_processes process_index local_process_index is_main_process is_last_process use_distributed"
     return [*(getattr(accelerator, name) for name in names.split()), str(accelerator.distributed_type)]
 
 
@@ -104,8 +98,7 @@ def data_parallel(accelerator: Any, rank: int) -> Any:
     with accelerator.no_sync(model):
         accelerator.backward(model(x).sum())
     held_back = accelerator.unwrap_model(model).weight.grad.clone()
-    with accelerator.trigger_sync_in_backward(model):
-        accelerator.backward(model(x).sum())
+    accelerator.backward(model(x).sum())
     return [
         type(model).__name__,
         type(other).__name__,

@@ -295,8 +295,6 @@ def prepared_loaders(folder: Path) -> dict[str, Any]:
     found["one by one"] = message_of(lambda: read(DataLoader(numbers, batch_size=None)))
     accelerator.dataloader_config.dispatch_batches = True
     found["dispatched"] = read(DataLoader(numbers, batch_size=2))
-    later = accelerator.skip_first_batches(accelerator.prepare(DataLoader(numbers, batch_size=2)), 1)
-    found["later"] = (len(later), [batch.tolist() for batch in later])
     return found
 
 

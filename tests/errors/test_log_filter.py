@@ -1,18 +1,16 @@
 from __future__ import annotations
 
 import logging
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_utilities.core import rank_zero
 
 from littrainer import TrainerCallback
 from littrainer.errors.log_filter import CHATTING_LOGGERS, quiet_lightning
-from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 from tests.scenarios.trainers import quiet_trainer
 
 
@@ -42,17 +40,6 @@ def test_a_training_within_another_leaves_both_quiet(tmp_path: Path, chatter: An
     assert chatter() == []
 
 
-def test_a_callback_that_saves_by_lightning_says_nothing_of_its_settings(tmp_path: Path, chatter: Any) -> None:
-    class Failing(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            raise OverflowError
-
-    trainer = quiet_trainer(tmp_path, given={"callbacks": [OnExceptionCheckpoint(str(tmp_path)), Failing()]})
-    with pytest.raises(OverflowError):
-        trainer.train()
-    assert (tmp_path / "on_exception.ckpt").exists() and chatter() == []
-
-
 def test_what_a_callback_of_lightnings_is_asked_to_tell_is_told(tmp_path: Path, chatter: Any) -> None:
     callback = ModelCheckpoint(str(tmp_path), monitor="loss", verbose=True, every_n_train_steps=1)
     quiet_trainer(
@@ -60,25 +47,6 @@ def test_what_a_callback_of_lightnings_is_asked_to_tell_is_told(tmp_path: Path, 
     ).train()
     (message,) = chatter()
     assert "'loss' reached" in message
-
-
-def test_a_training_that_ends_in_another_thread_leaves_this_one_quiet(tmp_path: Path, chatter: Any) -> None:
-    begun, ended = threading.Event(), threading.Event()
-
-    class Outlives(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            begun.set()
-            assert ended.wait(LONGEST_WAIT_SECONDS)
-
-    longer = threading.Thread(
-        target=quiet_trainer(tmp_path / "longer", given={"callbacks": [Outlives()]}, max_steps=1).train
-    )
-    longer.start()
-    assert begun.wait(LONGEST_WAIT_SECONDS)
-    quiet_trainer(tmp_path / "shorter", max_steps=1).train()
-    ended.set()
-    longer.join()
-    assert chatter() == []
 
 
 def test_filters_are_put_back_in_whichever_order_trainings_end() -> None:

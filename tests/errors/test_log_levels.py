@@ -13,7 +13,7 @@ import pytest
 
 import littrainer
 from littrainer.arguments.fields import LOG_LEVELS
-from littrainer.errors.log_levels import apply_log_level, level_in_force
+from littrainer.errors.log_levels import apply_log_level
 from littrainer.redirection.redirect import RedirectFinder
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 
@@ -41,10 +41,6 @@ trainer.train()
 trainer.evaluate()
 trainer.predict(Rows(vector_rows(4)))
 """
-
-LOG_LEVEL_NUMBERS = {
-    name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error", "critical")
-} | {"detail": logging.DEBUG}
 
 
 @pytest.fixture(autouse=True)
@@ -94,36 +90,18 @@ def test_a_script_that_asks_for_nothing_gets_the_logs_and_one_warning(tmp_path: 
     assert len(err.splitlines()) == 1 and "load_best_model_at_end" in err
 
 
-def test_a_script_that_asks_for_details_gets_ours_alone(tmp_path: Path) -> None:
-    _, err = output_of_script(tmp_path, "info")
-    assert "INFO:littrainer.training.run:  Total optimization steps = 2" in err and "GPU available" not in err
-    assert err.count("load_best_model_at_end") == 1 and "many workers" not in err
-
-
-@pytest.mark.parametrize("level", ["debug", "info", "warning", "error", "critical"])
-def test_a_level_holds_for_both_loggers_of_a_process_that_logs(loggers: dict[str, Any], level: str) -> None:
-    apply_log_level(arguments(level, replica="debug"))
-    assert {logger.level for logger in loggers.values()} == {getattr(logging, level.upper())}
-
-
-def test_other_processes_have_the_level_of_replicas(loggers: dict[str, Any]) -> None:
-    apply_log_level(arguments("debug", replica="error", should_log=False))
-    assert {logger.level for logger in loggers.values()} == {logging.ERROR}
-    apply_log_level(arguments("passive", replica="critical", should_log=False))
-    assert {logger.level for logger in loggers.values()} == {logging.CRITICAL}
-
-
-@pytest.mark.parametrize("on_each_node", [True, False])
-def test_which_processes_log_depends_on_log_on_each_node(
-    tmp_path: Path, loggers: dict[str, Any], monkeypatch: pytest.MonkeyPatch, on_each_node: bool
+def test_a_level_holds_for_both_loggers_and_other_processes_have_that_of_replicas(
+    tmp_path: Path, loggers: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    args = quiet_arguments(tmp_path, log_level="info", log_level_replica="error", log_on_each_node=on_each_node)
+    levels = {"log_level": "info", "log_level_replica": "error", "log_on_each_node": False}
+    quiet_trainer(tmp_path, **levels)
+    assert {logger.level for logger in loggers.values()} == {logging.INFO}
     # The first process of the second node.
     monkeypatch.setenv("RANK", "4")
     monkeypatch.setenv("LOCAL_RANK", "0")
-    apply_log_level(args)
-    expected = logging.INFO if on_each_node else logging.ERROR
-    assert {logger.level for logger in loggers.values()} == {expected}
+    for on_each_node, expected in ((True, logging.INFO), (False, logging.ERROR)):
+        apply_log_level(quiet_arguments(tmp_path, **{**levels, "log_on_each_node": on_each_node}))
+        assert {logger.level for logger in loggers.values()} == {expected}
 
 
 def test_passive_leaves_the_levels_and_ours_follows_what_a_script_set_for_transformers(loggers: dict[str, Any]) -> None:
@@ -137,11 +115,6 @@ def test_passive_leaves_the_levels_and_ours_follows_what_a_script_set_for_transf
     ours.setLevel(logging.ERROR)
     apply_log_level(arguments())
     assert (ours.level, theirs.level) == (logging.ERROR, logging.INFO)
-
-
-def test_a_trainer_applies_the_level_when_it_is_made(tmp_path: Path, loggers: dict[str, Any]) -> None:
-    quiet_trainer(tmp_path, log_level="error")
-    assert {logger.level for logger in loggers.values()} == {logging.ERROR}
 
 
 def test_details_are_told_once_also_where_the_script_has_a_handler(
@@ -174,7 +147,6 @@ def test_under_the_redirection_the_logger_of_transformers_trainer_decides_at_any
         loggers["transformers"].setLevel(level)
         told.info("details at %d", level)
         told.warning("warning at %d", level)
-        assert level_in_force() == level
     messages = [record.getMessage() for record in records]
     assert messages == ["warning at 30", "details at 20", "warning at 20"]
     assert {record.name for record in records} == {"transformers.trainer"}

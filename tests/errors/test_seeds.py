@@ -28,21 +28,12 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("seed", [0, 42, 2**32 - 1])
-def test_a_seed_gives_the_numbers_that_it_gives_in_transformers(seed: int) -> None:
-    set_seed(seed)
-    ours = draws()
-    transformers.set_seed(seed)
-    assert ours == draws()
-    set_seed(seed)
-    assert ours == draws()
-
-
-def test_seeding_deterministically_makes_torch_refuse_other_algorithms(kernels: None) -> None:
-    set_seed(1)
-    assert not torch.are_deterministic_algorithms_enabled()
-    set_seed(1, deterministic=True)
+def test_a_seed_gives_the_numbers_that_it_gives_in_transformers(kernels: None) -> None:
+    set_seed(2**32 - 1, deterministic=True)
     assert torch.are_deterministic_algorithms_enabled()
+    ours = draws()
+    transformers.set_seed(2**32 - 1)
+    assert ours == draws()
 
 
 @pytest.mark.parametrize("warn_only", [False, True])

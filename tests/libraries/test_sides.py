@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -26,36 +27,33 @@ def compared(tmp_path: Path, **ours: Any) -> Both:
     return Both(read_folder(left_by(tmp_path / "ours", **ours)), read_folder(left_by(tmp_path / "theirs")))
 
 
-def test_what_differs_only_in_time_is_equal(tmp_path: Path) -> None:
-    both = compared(tmp_path, logs=[LOGS[0], {**LOGS[1], "train_runtime": 4.0}])
-    assert described(both) == []
-    assert set(differences(both).values()) == {0.0}
+# What ours has otherwise -> what is said of it.
+DIFFERENCES: list[tuple[dict[str, Any], list[str]]] = [
+    ({"logs": [LOGS[0], {**LOGS[1], "train_runtime": 4.0}]}, []),
+    ({"extra": "littrainer_manifest.json"}, []),
+    ({"weight": 1.25}, ["run/model.safetensors: weight: 0.25"]),
+    (
+        {"logs": [{**LOGS[0], "loss": 1.0}, LOGS[1]]},
+        ["run/trainer_state.json: log 0 / loss: 0.5: ours 1.0, theirs 1.5"],
+    ),
+    (
+        {"logs": [LOGS[0], {**LOGS[1], "loss": 1.0}]},
+        ["run/trainer_state.json: log 1 / loss: nan: ours 1.0, theirs nan"],
+    ),
+    ({"extra": "extra.txt"}, ["run/extra.txt: only ours"]),
+]
 
 
-def test_a_weight_that_differs_is_named_with_its_distance(tmp_path: Path) -> None:
-    both = compared(tmp_path, weight=1.25)
-    assert described(both) == ["run/model.safetensors: weight: 0.25"]
-    assert described(both, tolerance=0.5) == []
+@pytest.mark.parametrize(("ours", "said"), DIFFERENCES)
+def test_each_kind_of_difference_is_seen_and_none_where_there_is_none(
+    tmp_path: Path, ours: dict[str, Any], said: list[str]
+) -> None:
+    both = compared(tmp_path, **ours)
+    assert described(both) == said
+    assert described(both, tolerance=0.5) == [line for line in said if "nan" in line or "only" in line]
 
 
-def test_a_logged_value_that_differs_is_named_with_both_values(tmp_path: Path) -> None:
-    both = compared(tmp_path, logs=[{**LOGS[0], "loss": 1.0}, LOGS[1]])
-    assert described(both) == ["run/trainer_state.json: log 0 / loss: 0.5: ours 1.0, theirs 1.5"]
-
-
-def test_a_value_that_is_a_number_on_one_side_only_differs(tmp_path: Path) -> None:
-    both = compared(tmp_path, logs=[LOGS[0], {**LOGS[1], "loss": 1.0}])
-    assert [line.partition(": ours")[0] for line in described(both)] == ["run/trainer_state.json: log 1 / loss: nan"]
-
-
-def test_a_log_entry_or_a_file_that_one_side_lacks_is_a_difference(tmp_path: Path) -> None:
-    both = compared(tmp_path, logs=LOGS[:1], extra="extra.txt")
-    assert described(both)[0] == "run/extra.txt: only ours"
+def test_a_log_entry_that_one_side_lacks_is_a_difference(tmp_path: Path) -> None:
+    both = compared(tmp_path, logs=LOGS[:1])
     assert "run/trainer_state.json: log 1 / step: inf: ours absent, theirs 2" in described(both)
     assert math.inf in differences(both).values()
-
-
-def test_files_that_only_littrainer_writes_are_no_difference(tmp_path: Path) -> None:
-    both = compared(tmp_path, extra="littrainer_manifest.json")
-    assert described(both) == []
-    assert both.ours.own_files == {"run/littrainer_manifest.json"}

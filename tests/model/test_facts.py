@@ -13,15 +13,11 @@ from torch import nn
 
 from littrainer.model.facts import base_model, facts_about, parameters_without_embeddings
 from tests.scenarios.models import (
-    CountingClassifier,
     KeywordClassifier,
-    LogitsOnly,
-    TupleClassifier,
     VectorClassifier,
     tiny_bert_classifier,
     tiny_bert_config,
     tiny_bert_for_masked_tokens,
-    tiny_bert_tagger,
     tiny_gpt2,
 )
 from tests.scenarios.trainers import quiet_arguments
@@ -65,37 +61,19 @@ def tiny_llama() -> Any:
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "vectors": VectorClassifier,
-    "tuple": TupleClassifier,
     "keywords": KeywordClassifier,
-    "counting": CountingClassifier,
     "declining": DecliningClassifier,
     "claiming": ClaimingClassifier,
-    "no labels": LogitsOnly,
     "two labels": TwoLabels,
     "own question answering": OwnQuestionAnswering,
     "contrastive": Contrastive,
     "contrastive where asked": ContrastiveWhereAsked,
     "bert classifier": tiny_bert_classifier,
-    "bert tagger": tiny_bert_tagger,
     "bert masked": tiny_bert_for_masked_tokens,
     "bert questions": lambda: transformers.BertForQuestionAnswering(tiny_bert_config()),
-    "bert without a head": lambda: transformers.BertModel(tiny_bert_config()),
     "gpt2": tiny_gpt2,
     "llama": tiny_llama,
     "t5": tiny_t5,
-    "clip": lambda: transformers.CLIPModel(
-        transformers.CLIPConfig(
-            text_config={"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1},
-            vision_config={
-                "hidden_size": 8,
-                "intermediate_size": 8,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 1,
-                "image_size": 8,
-                "patch_size": 4,
-            },
-        )
-    ),
 }
 
 
@@ -109,17 +87,6 @@ def test_facts_are_those_that_transformers_trainer_reads(tmp_path: Path, build: 
     assert facts.accepts_loss_kwargs == theirs.model_accepts_loss_kwargs
     assert facts.can_return_loss == theirs.can_return_loss
     assert facts.shifts_labels == theirs._loss_shifts_labels
-
-
-def test_only_a_model_that_predicts_the_next_token_shifts_its_labels() -> None:
-    assert facts_about(tiny_llama()).shifts_labels
-    assert not facts_about(tiny_bert_for_masked_tokens()).shifts_labels
-    # Its `loss_type` stands for the same loss, over labels that are not shifted.
-    assert not facts_about(tiny_t5()).shifts_labels
-
-
-def test_arguments_of_forward_are_read_in_their_order() -> None:
-    assert facts_about(TwoLabels()).forward_arguments == ("label_a", "x", "my_labels", "start_positions")
 
 
 def test_an_adapter_is_looked_through() -> None:
@@ -146,15 +113,7 @@ def test_an_adapter_is_looked_through() -> None:
         assert base_model(Adapter()) is inner and base_model(MixedAdapter()) is inner
         assert facts_about(Adapter()) == facts_about(inner)
     assert base_model(inner) is inner
-
-
-def test_a_forward_put_on_the_object_counts_for_its_arguments() -> None:
-    model: Any = VectorClassifier()
-
-    def forward(x: torch.Tensor, labels: Any = None, **kwargs: Any) -> None: ...
-
-    model.forward = forward
-    assert facts_about(model).accepts_loss_kwargs
+    assert facts_about(TwoLabels()).forward_arguments == ("label_a", "x", "my_labels", "start_positions")
 
 
 def test_parameters_that_deepspeed_has_sharded_count_in_whole() -> None:

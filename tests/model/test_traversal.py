@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import weakref
 from collections.abc import Callable
 from functools import partial
 from operator import methodcaller
@@ -81,10 +80,16 @@ MODELS: list[Callable[[], nn.Module]] = [
 
 
 @pytest.mark.parametrize("make", MODELS)
-def test_parameters_are_those_of_the_model_in_their_order(make: Callable[[], nn.Module]) -> None:
+def test_parameters_and_modules_are_those_of_the_model_in_their_order(make: Callable[[], nn.Module]) -> None:
     model = make()
     expected = list(model.parameters())
     assert [id(one) for one in parameters_of(model)] == [id(one) for one in expected] != []
+    assert list(map(id, modules_of(model))) == list(map(id, model.modules()))
+    assert model_device(model) == torch.device("cpu")
+    for one in expected:
+        one.grad = torch.ones_like(one)
+    clear_gradients(model)
+    assert [one.grad for one in expected if one.grad is not None] == []
 
 
 @pytest.mark.parametrize("make", MODELS)
@@ -102,13 +107,6 @@ def test_modules_are_in_the_mode_that_torch_leaves_them_in(
     put(model)
     as_torch(other)
     assert [one.training for one in model.modules()] == [one.training for one in other.modules()]
-
-
-def test_a_train_method_set_on_a_module_is_called() -> None:
-    model = Tied()
-    model.last.train = Mock()  # type: ignore[method-assign]
-    train_all(model)
-    model.last.train.assert_called_once_with(True)
 
 
 def small_bert() -> Any:
@@ -143,48 +141,6 @@ def test_train_of_a_model_of_transformers_is_not_called_where_it_would_change_no
     assert all(one.training for one in model.modules())
 
 
-def test_a_model_of_transformers_with_kernels_is_asked_to_train(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_bert().train()
-    monkeypatch.setattr(type(model), "use_kernels", True)
-    for name in ("kernelize", "set_use_kernels"):
-        monkeypatch.setattr(type(model), name, Mock(), raising=False)
-    assert "train" in functions_called(lambda: train_all(model))
-
-
-def test_a_model_of_transformers_without_a_switch_for_kernels_is_asked_to_train(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model = small_bert().train()
-    monkeypatch.setattr(type(model), "train", Mock())
-    monkeypatch.setattr("transformers.modeling_utils.PreTrainedModel.train", type(model).train)
-    monkeypatch.delattr("transformers.modeling_utils.PreTrainedModel.use_kernels", raising=False)
-    train_all(model)
-    assert type(model).train.call_count == 1
-
-
-def test_a_model_that_was_trained_is_not_kept() -> None:
-    def make() -> weakref.ref[Any]:
-        class Own(nn.Linear):
-            def train(self, mode: bool = True) -> Own:
-                return super().train(mode)
-
-        train_all(Own(2, 2).train())
-        return weakref.ref(Own)
-
-    kind = make()
-    gc.collect()
-    assert kind() is None
-
-
-@pytest.mark.parametrize("make", MODELS)
-def test_no_gradient_is_left(make: Callable[[], nn.Module]) -> None:
-    model = make()
-    for one in model.parameters():
-        one.grad = torch.ones_like(one)
-    clear_gradients(model)
-    assert [one.grad for one in model.parameters() if one.grad is not None] == []
-
-
 def test_a_models_own_zero_grad_is_called() -> None:
     class Keeping(nn.Linear):
         def zero_grad(self, set_to_none: bool = True) -> None:
@@ -196,15 +152,6 @@ def test_a_models_own_zero_grad_is_called() -> None:
         one.grad = torch.ones_like(one)
     clear_gradients(model)
     assert model.weight.grad is None and model.bias.grad is not None
-
-
-def test_parameters_that_a_class_of_its_own_finds_are_found() -> None:
-    class Inner(nn.Linear):
-        def named_modules(self, memo: Any = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
-            yield from ()
-
-    model = nn.Sequential(Inner(2, 2), nn.Linear(2, 2))
-    assert len(parameters_of(model)) == len(list(model.parameters())) == 2
 
 
 @pytest.mark.parametrize("make", MODELS)
@@ -238,13 +185,6 @@ def test_a_module_that_moves_something_of_its_own_is_moved_with_the_model() -> N
     assert of_the_instance._apply.call_count == 1
 
 
-def test_a_to_method_of_a_models_own_is_called() -> None:
-    model = Tied()
-    model.to = Mock()  # type: ignore[method-assign]
-    move_to(model, torch.device("cpu"))
-    model.to.assert_called_once_with(torch.device("cpu"))
-
-
 def test_eval_of_a_model_of_transformers_is_not_called_where_it_does_what_torchs_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -267,30 +207,3 @@ def test_a_method_set_on_a_module_is_called_for_evaluation_mode(method: str) -> 
     setattr(model if method == "eval" else model.last, method, own)
     eval_all(model)
     own.assert_called_once()
-
-
-@pytest.mark.parametrize("make", MODELS)
-def test_modules_are_those_of_the_model_in_their_order(make: Callable[[], nn.Module]) -> None:
-    model = make()
-    assert list(map(id, modules_of(model))) == list(map(id, model.modules())) != []
-
-
-def test_evaluation_mode_is_set_through_a_modules_own_attribute_and_only_where_it_is_not_set() -> None:
-    class Noting(nn.Linear):
-        def __setattr__(self, name: str, value: Any) -> None:
-            if name == "training" and "noted" in self.__dict__:
-                self.noted.append(value)
-            super().__setattr__(name, value)
-
-    noting = Noting(1, 1)
-    noting.__dict__["noted"] = []
-    model = nn.Sequential(noting, nn.Dropout())
-    for _ in range(2):
-        eval_all(model)
-    assert not any(one.training for one in model.modules()) and noting.__dict__["noted"] == [False]
-
-
-def test_the_device_of_a_model_is_that_of_its_parameters() -> None:
-    assert model_device(nn.Linear(1, 1)) == torch.device("cpu")
-    assert model_device(nn.ReLU()) is None
-    assert model_device(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1, device="meta"))) is None

@@ -86,11 +86,8 @@ def test_a_name_that_is_defined_there_runs_the_original_once(shim: ModuleType) -
     assert shim.set_seed.__module__ == "littrainer.errors.seeds"
 
 
-def test_annotations_of_the_original_can_be_resolved(shim: ModuleType) -> None:
+def test_annotations_can_be_resolved_and_an_optional_import_that_fails_is_a_missing_name(shim: ModuleType) -> None:
     assert typing.get_type_hints(shim.Box) == {"item": shim.Item}
-
-
-def test_an_optional_import_that_fails_is_a_missing_name(shim: ModuleType) -> None:
     with pytest.raises(AttributeError, match=r"module 'house\.room' has no attribute 'Optional'"):
         _ = shim.Optional
 
@@ -112,51 +109,25 @@ def test_a_part_of_littrainer_that_cannot_be_imported_is_named(
     assert type(caught.value) is ImportError
 
 
-def read(source: str) -> dict[str, Binding]:
-    return bindings_in(source, "package.module")
-
-
-def test_a_relative_import_is_read_as_coming_from_its_absolute_module() -> None:
-    assert read("from .neighbour import thing as renamed\nfrom . import sibling") == {
+# A source -> the names that it binds.
+SOURCES: dict[str, dict[str, Binding]] = {
+    "from .neighbour import thing as renamed\nfrom . import sibling": {
         "renamed": Binding("package.neighbour", "thing"),
         "sibling": Binding("package", "sibling"),
-    }
+    },
+    "import torch.nn\nimport numpy.linalg as la": {"torch": Binding("torch"), "la": Binding("numpy.linalg")},
+    'NAME = "a.pt"\nSIZE: int = 3': {"NAME": Binding(constant=("a.pt",)), "SIZE": Binding(constant=(3,))},
+    "def f(): pass\nclass C: pass\nvalue = f()": {name: Binding() for name in ("f", "C", "value")},
+    "if have():\n    from peft import A": {"A": Binding("peft", "A", conditional=True)},
+    "with quiet():\n    from peft import A": {"A": Binding("peft", "A", conditional=True)},
+    # What is bound in two ways counts as defined in the module.
+    "Progress = Plain\nif notebook():\n    from .notebook import Progress": {"Progress": Binding()},
+    "try:\n    from a import A\nexcept ImportError:\n    from b import A": {"A": Binding(conditional=True)},
+    "if TYPE_CHECKING:\n    from .trainer import Trainer": {},
+    "def f():\n    import json\nclass C:\n    attribute = 1": {"f": Binding(), "C": Binding()},
+}
 
 
-def test_a_plain_import_binds_the_top_package_and_a_renamed_one_the_module_itself() -> None:
-    assert read("import torch.nn\nimport numpy.linalg as la") == {
-        "torch": Binding("torch"),
-        "la": Binding("numpy.linalg"),
-    }
-
-
-def test_a_constant_is_known_without_running_the_module() -> None:
-    assert read('NAME = "optimizer.pt"\nSIZE: int = 3') == {
-        "NAME": Binding(constant=("optimizer.pt",)),
-        "SIZE": Binding(constant=(3,)),
-    }
-
-
-def test_functions_classes_and_computed_values_count_as_defined_in_the_module() -> None:
-    assert read("def f(): pass\nclass C: pass\nvalue = f()") == {name: Binding() for name in ("f", "C", "value")}
-
-
-def test_an_import_under_a_condition_is_marked_conditional() -> None:
-    conditional = Binding("peft", "PeftModel", conditional=True)
-    assert read("if have():\n    from peft import PeftModel") == {"PeftModel": conditional}
-    assert read("try:\n    from peft import PeftModel\nexcept ImportError:\n    pass") == {"PeftModel": conditional}
-    assert read("with quiet():\n    from peft import PeftModel") == {"PeftModel": conditional}
-
-
-def test_a_name_bound_in_two_ways_counts_as_defined_in_the_module() -> None:
-    assert read("Progress = Plain\nif notebook():\n    from .notebook import Progress") == {"Progress": Binding()}
-    source = "try:\n    from a import Thing\nexcept ImportError:\n    from b import Thing"
-    assert read(source) == {"Thing": Binding(conditional=True)}
-
-
-def test_imports_for_type_checkers_only_are_no_names_of_the_module() -> None:
-    assert read("if TYPE_CHECKING:\n    from .trainer import Trainer") == {}
-
-
-def test_names_inside_functions_and_classes_are_no_names_of_the_module() -> None:
-    assert set(read("def f():\n    import json\nclass C:\n    attribute = 1")) == {"f", "C"}
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_a_module_binds_is_read_from_its_source(source: str) -> None:
+    assert bindings_in(source, "package.module") == SOURCES[source]

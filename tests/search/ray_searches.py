@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -52,13 +51,6 @@ class Misspells(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if args.learning_rate == FAILING_RATE:
             control.no_such_switch.flip()
-
-
-class Interrupts(tune.Callback):
-    """Sends the process that searches what Ctrl-C sends, at the first report."""
-
-    def on_trial_result(self, iteration: int, trials: Any, trial: Any, result: Any, **info: Any) -> None:
-        signal.raise_signal(signal.SIGINT)
 
 
 def note(args: Any, state: Any, event: str, **values: Any) -> None:
@@ -167,21 +159,7 @@ def ended_by_a_mistake() -> dict[str, Any]:
     return {}
 
 
-def interrupted() -> dict[str, Any]:
-    """Ctrl-C comes while the first of two trials is at the first of its steps."""
-    trainer = trainer_for("interrupted", max_steps=50, eval_strategy="steps", eval_steps=1)
-    best = trainer.hyperparameter_search(
-        hp_space=lambda trial: {"learning_rate": tune.grid_search([BETTER_RATE, WORSE_RATE])},
-        backend="ray",
-        n_trials=1,
-        max_concurrent_trials=1,
-        callbacks=[Interrupts()],
-        storage_path=os.path.abspath("interrupted_ray"),
-    )
-    return {"best": best[:3], "backend_after": trainer.hp_search_backend}
-
-
-SEARCHES = (stopped_and_failing, population, ended_by_a_mistake, interrupted)
+SEARCHES = (stopped_and_failing, population, ended_by_a_mistake)
 
 
 def start_ray(temporary: str) -> None:

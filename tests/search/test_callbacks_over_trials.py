@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import optuna
 import pytest
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from littrainer import TrainerCallback
 from tests.search.trainers import rate_space, searched_trainer
@@ -65,15 +65,6 @@ def test_a_callback_may_prune_a_trial(tmp_path: Path, kind: type, capsys: pytest
     assert listens.ends[0] == listens.ends[2] == "end at 4"
     assert listens.ends[1].startswith("TrialPruned at") and len(listens.ends) == 3
     assert "Traceback" not in capsys.readouterr().err
-
-
-def test_an_early_stop_of_lightning_ends_its_trial_only(tmp_path: Path) -> None:
-    listens = Listens()
-    stopping = EarlyStopping(monitor="eval_loss", patience=2, min_delta=9.0)
-    trainer = searched_trainer(tmp_path, given={"callbacks": [stopping, listens]}, **{**EVALUATED, "max_steps": 6})
-    study = study_of(trainer, 0.02, 0.001, 0.03)
-    assert listens.ends == ["end at 3"] * 3
-    assert [len(trial.intermediate_values) for trial in study.trials] == [3, 3, 3]
 
 
 def test_a_model_checkpoint_of_lightning_keeps_the_best_of_each_trial(tmp_path: Path) -> None:

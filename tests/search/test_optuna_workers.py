@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from littrainer.distributed.failure_report import is_running
-from littrainer.search.optuna_workers import number_of_jobs, seed_apart, take_ticket, variables_of_worker
+from littrainer.search.optuna_workers import number_of_jobs, seed_apart, variables_of_worker
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.record import COMPLETE, FAILED, read_record
 from tests.compat.processes import environment
@@ -97,34 +97,20 @@ def test_what_the_script_defines_and_its_redirection_hold_in_a_worker(searched: 
 
 
 def test_failures_and_dead_processes_are_recorded_and_the_search_goes_on(searched: Any) -> None:
-    assert searched.trials[1].error == "DoesNotFit: width of 7 does not fit"
-    assert searched.trials[2].error.startswith("its process ended with SIGKILL; if memory ran out, let fewer trials")
+    assert searched.trials[1].error == "ValueError: DoesNotFit: width of 7 does not fit"
+    said = "RuntimeError: the process of the trial ended with SIGKILL; if memory ran out, let fewer trials"
+    assert searched.trials[2].error.startswith(said)
     assert [trial.state for trial in searched.trials] == [COMPLETE, FAILED, FAILED, FAILED]
 
 
 def test_ctrl_c_ends_the_search_and_all_its_processes(searched: Any) -> None:
     assert searched.printed["interrupted"]
-    assert not [number for number in {one["process"] for one in searched.attributes} if is_running(number)]
+    assert not [number for number in {one["process"] for one in searched.attributes if one} if is_running(number)]
 
 
 def test_workers_print_without_bars(searched: Any) -> None:
     assert "{'eval_loss':" in searched.out
     assert not [line for line in searched.err.splitlines() if "it/s" in line]
-
-
-def test_a_worker_ends_with_the_process_that_searches() -> None:
-    worker = "import time, littrainer.search.optuna_workers as w; w.threading.Thread(target=w._end_with_search).start()"
-    starter = (
-        "import subprocess, sys; "
-        "one = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stdin=subprocess.PIPE); "
-        "print(one.pid, flush=True); one.wait()"
-    )
-    command = [sys.executable, "-c", starter, worker]
-    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        number = int(process.stdout.readline())
-        process.kill()
-    wait_until(lambda: not is_running(number), "the worker has ended")
 
 
 # ---- Searches of this process ----------------------------------------------------------------------------------------
@@ -137,9 +123,15 @@ class Mistaken(optuna.samplers.RandomSampler):
 
 def test_a_search_in_memory_runs_as_many_trials_as_asked_for_and_an_error_ends_it(tmp_path: Path) -> None:
     trainer = searched_trainer(tmp_path)
+    heard: list[int] = []
     best = trainer.hyperparameter_search(
-        rate_space, n_trials=3, n_jobs=2, sampler=optuna.samplers.RandomSampler(seed=1)
+        rate_space,
+        n_trials=3,
+        n_jobs=2,
+        sampler=optuna.samplers.RandomSampler(seed=1),
+        callbacks=[lambda study, trial: heard.append(trial.number)],
     )
+    assert sorted(heard) == [0, 1, 2]
     trials = read_record(tmp_path).trials
     assert [trial.state for trial in trials] == [COMPLETE] * 3
     assert best.objective == min(trial.objective for trial in trials)
@@ -152,13 +144,28 @@ def test_a_search_in_memory_runs_as_many_trials_as_asked_for_and_an_error_ends_i
 
 def test_what_cannot_be_sent_is_told_before_any_trial(tmp_path: Path) -> None:
     trainer = searched_trainer(tmp_path)
-    with pytest.raises(TypeError, match=r"sampler, the pruner, the storage or the callbacks .* cannot be sent"):
-        trainer.hyperparameter_search(rate_space, n_trials=2, n_jobs=2, callbacks=[threading.Lock().acquire])
+    held = Mistaken()
+    held.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=r"sampler, the pruner or the storage .* cannot be sent"):
+        trainer.hyperparameter_search(rate_space, n_trials=2, n_jobs=2, sampler=held)
     trainer.lock = threading.Lock()
     with pytest.raises(TypeError, match=r"because of trainer\.lock"):
         trainer.hyperparameter_search(rate_space, n_trials=2, n_jobs=2)
     with pytest.raises(SearchMistake, match="cannot share an InMemoryStorage"):
         trainer.hyperparameter_search(rate_space, n_jobs=2, storage=optuna.storages.InMemoryStorage(), study_name="s")
+
+
+def test_a_worker_ends_with_the_process_that_searches() -> None:
+    starter = (
+        "import os, littrainer.search.optuna_workers as w; "
+        "process, channel = w._started(dict(os.environ)); print(process.pid, flush=True); process.wait()"
+    )
+    command = [sys.executable, "-c", starter]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        number = int(process.stdout.readline())
+        process.kill()
+    wait_until(lambda: not is_running(number), "the worker has ended")
 
 
 # ---- Parts -----------------------------------------------------------------------------------------------------------
@@ -187,11 +194,6 @@ def test_jobs_share_gpus_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         shares = [variables_of_worker(arguments("cuda"), share, 3) for share in range(3)]
         assert [share["CUDA_VISIBLE_DEVICES"] for share in shares] == expected
         assert number_of_jobs(arguments("cuda"), -1) == 2
-
-
-def test_a_trial_is_taken_once(tmp_path: Path) -> None:
-    assert [take_ticket(tmp_path, 2) for _ in range(3)] == [True, True, False]
-    assert take_ticket(tmp_path, None)
 
 
 def test_samplers_of_workers_draw_apart_by_the_users_seed() -> None:

@@ -96,6 +96,8 @@ def test_the_best_trial_has_the_objective_of_the_same_training_outside_of_a_sear
     assert hyperparameters == {"learning_rate": BETTER_RATE}
     assert objective == objective_of_training(tmp_path, learning_rate=BETTER_RATE, max_steps=4)
     assert run_id == record(searched, "stopped").trials[0].id
+    found = outcome(searched, "stopped_and_failing")
+    assert found["arguments_kept"] and found["backend_after"] is None
 
 
 def test_asha_stops_a_trial_at_its_first_evaluation_and_the_others_go_on(searched: Path) -> None:
@@ -128,11 +130,6 @@ def test_a_trial_that_fails_is_recorded_with_its_error_and_the_search_goes_on(se
     assert failed.parameters == {"learning_rate": FAILING_RATE}
 
 
-def test_the_trainer_is_left_as_it_was(searched: Path) -> None:
-    found = outcome(searched, "stopped_and_failing")
-    assert found["arguments_kept"] and found["backend_after"] is None
-
-
 def test_a_paused_trial_goes_on_exactly(searched: Path, tmp_path: Path) -> None:
     paused, other = outcome(searched, "population")["objectives"]
     kept = events(searched, "population", BETTER_RATE)
@@ -161,13 +158,9 @@ def test_without_evaluations_while_training_one_is_made_at_the_end(searched: Pat
     first = found.trials[0]
     assert first.state == COMPLETE and first.parameters == {"hidden": 5, "learning_rate": BETTER_RATE}
     assert [(step, value < 0) for step, value in first.intermediate] == [(1, True)]
-
-
-def test_hp_name_names_the_folder_of_a_trial(searched: Path) -> None:
-    outcome(searched, "ended_by_a_mistake")
-    first = record(searched, "mistaken").trials[0]
+    # As hp_name calls it.
     assert first.folder == str(searched / "mistaken" / f"rate-{BETTER_RATE}")
-    assert (searched / "mistaken" / f"rate-{BETTER_RATE}" / "checkpoint-1").is_dir()
+    assert Path(first.folder, "checkpoint-1").is_dir()
 
 
 def test_an_error_that_no_hyperparameters_bring_about_ends_the_search(searched: Path) -> None:
@@ -176,23 +169,7 @@ def test_an_error_that_no_hyperparameters_bring_about_ends_the_search(searched: 
     assert [trial.state for trial in record(searched, "mistaken").trials] == [COMPLETE, FAILED]
 
 
-def test_ctrl_c_ends_the_search_with_the_best_trial_so_far(searched: Path) -> None:
-    # The second one never began.
-    (trial,) = record(searched, "interrupted").trials
-    assert outcome(searched, "interrupted") == {
-        "best": [trial.id, trial.objective, {"learning_rate": BETTER_RATE}],
-        "backend_after": None,
-    }
-    assert [step for step, _ in trial.intermediate] == [1]
-
-
 # ---- What is refused before Ray is started ---------------------------------------------------------------------------
-
-
-def test_several_directions_are_refused(tmp_path: Path) -> None:
-    trainer = searched_trainer(tmp_path)
-    with pytest.raises(ValueError, match="direction"):
-        trainer.hyperparameter_search(lambda trial: {}, direction=["minimize", "maximize"], backend="ray")
 
 
 def test_what_cannot_be_is_refused_before_ray_is_started(tmp_path: Path) -> None:

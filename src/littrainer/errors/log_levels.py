@@ -70,14 +70,10 @@ def apply_log_level(args: Any) -> None:
         logging.getLogger(OURS).setLevel(ALL if is_installed() else level)
 
 
-def level_in_force() -> int:
-    """The least level of a message of littrainer's that is told."""
-    return logging.getLogger(TRAINER_OF_TRANSFORMERS if is_installed() else OURS).getEffectiveLevel()
-
-
 def tells_everything() -> bool:
     """Whether the messages for debugging are told."""
-    return level_in_force() <= logging.DEBUG
+    deciding = logging.getLogger(TRAINER_OF_TRANSFORMERS if is_installed() else OURS)
+    return deciding.getEffectiveLevel() <= logging.DEBUG
 
 
 def _set_up() -> None:

@@ -74,9 +74,9 @@ def _and_its_reasons(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(one))
         yield one
         waiting += [one.__cause__, one.__context__]
-        within = getattr(one, "exceptions", None)
-        # An attribute of that name may be anything, where the error is no group.
-        waiting += [each for each in within if isinstance(each, BaseException)] if isinstance(within, tuple) else []
+        if type(one).__name__ in ("ExceptionGroup", "BaseExceptionGroup"):
+            # Python 3.10 has none.
+            waiting += one.exceptions  # type: ignore[attr-defined]
 
 
 def _entries(trace: TracebackType | None) -> list[TracebackType]:
@@ -94,29 +94,21 @@ def _telling(entries: list[TracebackType], error: BaseException) -> list[Traceba
         while entries and entries[-1].tb_frame.f_globals.get("__name__") == ANSWERING:
             entries = entries[:-1]
     packages = [package_of(entry.tb_frame) for entry in entries]
-    innermost = packages[-1] if packages else None
     # Ctrl-C and sys.exit() end a program wherever it is.
-    ends_in_internal = innermost in INTERNAL and isinstance(error, Exception)
+    ends_in_internal = bool(packages) and packages[-1] in INTERNAL and isinstance(error, Exception)
     is_on_purpose = ends_in_internal and _is_raised_on_purpose(entries[-1], error)
-    is_check = is_on_purpose and innermost == "littrainer"
     # A function of the script that cannot be called as it is called, and so has no entry, is named in a note.
-    is_fault = ends_in_internal and not is_on_purpose and not getattr(error, "__notes__", None)
+    if ends_in_internal and not is_on_purpose and not getattr(error, "__notes__", None):
+        own = (INTERNAL | CARRYING) - {packages[-1]}
+        return [entry for entry, package in zip(entries, packages, strict=True) if package not in own]
     stay: list[TracebackType] = []
-    called: TracebackType | None = None
     # From the innermost call outwards: what lies right below the entry at hand, leaving out what only carries calls on.
-    leads_to_internal = is_check
+    leads_to_internal = is_on_purpose and packages[-1] == "littrainer"
     for entry, package in zip(reversed(entries), reversed(packages), strict=True):
-        if package in INTERNAL or package in CARRYING:
-            is_fault = is_fault and package == innermost
-            if is_fault or not leads_to_internal:
-                stay.append(entry)
-            leads_to_internal = leads_to_internal or package in INTERNAL
-            called = entry if is_check and package in INTERNAL else called
-        else:
-            # What the script itself has called is the public method of a check.
-            stay += [entry] if called is None else [called, entry]
-            called, leads_to_internal = None, False
-            is_check = is_fault = False
+        is_internal = package in INTERNAL or package in CARRYING
+        if not (is_internal and leads_to_internal):
+            stay.append(entry)
+        leads_to_internal = is_internal and (leads_to_internal or package in INTERNAL)
     return stay[::-1]
 
 

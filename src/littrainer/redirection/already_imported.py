@@ -1,4 +1,4 @@
-"""What to do with transformers modules that were imported before the redirection, or under it when it ends."""
+"""What to do with transformers modules that were imported before the redirection."""
 
 from __future__ import annotations
 
@@ -42,21 +42,6 @@ def replace_early_imports() -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-
-
-def forget_redirected_modules() -> None:
-    """Take the shims, and what transformers built on them, out of sys.modules and off transformers' package objects."""
-    packages = _package_objects()
-    _forget_derived_modules(packages)
-    for fullname in REPLACED:
-        shim = sys.modules.get(fullname)
-        if shim is None or not isinstance(shim.__loader__, ShimLoader):
-            continue
-        del sys.modules[fullname]
-        served = {id(vars(shim)[name]) for name in REPLACED[fullname] if name in vars(shim)}
-        for package in packages:
-            for name in [name for name, value in vars(package).items() if value is shim or id(value) in served]:
-                delattr(package, name)
 
 
 def _put_shim(fullname: str, module: ModuleType, packages: list[ModuleType]) -> None:

@@ -21,7 +21,6 @@ from littrainer.redirection.withdrawn import (
     WithdrawnModuleLoader,
     answer_in,
     answer_when_loaded,
-    forget_in,
 )
 
 TYPE_CHECKING = False
@@ -89,19 +88,6 @@ def install() -> None:
         if PACKAGE in sys.modules:
             answer_in(sys.modules[PACKAGE])
     extend_to_children(os.environ)
-
-
-def uninstall() -> None:
-    """Undo `install`: later imports get transformers' own modules again, in this process and in those it starts."""
-    if is_installed():
-        sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, RedirectFinder)]
-        from littrainer.redirection.already_imported import forget_redirected_modules
-
-        forget_redirected_modules()
-        if PACKAGE in sys.modules:
-            forget_in(sys.modules[PACKAGE])
-    folders = [folder for folder in _python_path(os.environ) if folder != STARTUP_FOLDER]
-    _set_python_path(os.environ, folders)
 
 
 def extend_to_children(environment: MutableMapping[str, str]) -> None:

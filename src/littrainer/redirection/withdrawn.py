@@ -26,8 +26,8 @@ WITHDRAWN: dict[str, dict[str, str]] = {
 """Module of an earlier transformers -> name in it, and in the package -> where littrainer has it."""
 
 _TARGETS = {name: target for names in WITHDRAWN.values() for name, target in names.items()}
-# Set on the class of package objects that answer them: the methods it had.
-_METHODS_BEFORE = "_methods_before_withdrawn_names"
+# Set on the class of package objects that answer them.
+_ANSWERS = "_answers_withdrawn_names"
 
 
 class WithdrawnModuleLoader:
@@ -84,7 +84,7 @@ def answer_in(package: ModuleType) -> None:
     A module's own `__getattr__` would be asked last, and that class has one that raises.
     """
     kind: Any = type(package)
-    if kind is ModuleType or _METHODS_BEFORE in vars(kind):
+    if kind is ModuleType or _ANSWERS in vars(kind):
         return
     get_attribute, names = kind.__getattr__, kind.__dir__
 
@@ -94,24 +94,8 @@ def answer_in(package: ModuleType) -> None:
     def all_names(self: Any) -> list[str]:
         return [*names(self), *_TARGETS] if self.__name__ == PACKAGE else names(self)
 
-    setattr(kind, _METHODS_BEFORE, {"__getattr__": get_attribute, "__dir__": names})
+    setattr(kind, _ANSWERS, True)
     kind.__getattr__, kind.__dir__ = look_up, all_names
-
-
-def forget_in(package: ModuleType) -> None:
-    """Undo `answer_in`, and forget the modules."""
-    kind = type(package)
-    if _METHODS_BEFORE in vars(kind):
-        for name, method in vars(kind)[_METHODS_BEFORE].items():
-            setattr(kind, name, method)
-        delattr(kind, _METHODS_BEFORE)
-    from littrainer.redirection.shim import ShimLoader
-
-    for fullname in WITHDRAWN:
-        module = sys.modules.get(fullname)
-        if module is not None and isinstance(module.__loader__, (WithdrawnModuleLoader, ShimLoader)):
-            del sys.modules[fullname]
-            vars(package).pop(fullname.rpartition(".")[2], None)
 
 
 def _ours(name: str) -> Any:

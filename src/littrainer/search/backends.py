@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from importlib.util import find_spec
 from typing import Any
@@ -54,60 +55,57 @@ class HyperParamSearchBackendBase:
         return f"`pip install {cls.pip_package or cls.name}`"
 
 
-class OptunaBackend(HyperParamSearchBackendBase):
-    """Optuna: trials one after the other in this process, or `n_jobs` at once in several."""
+class _LibraryBackend(HyperParamSearchBackendBase):
+    modules: tuple[str, ...]
+    function: str
+
+    @classmethod
+    def is_available(cls) -> bool:
+        """Whether the library is installed."""
+        return all(find_spec(name) is not None for name in cls.modules)
+
+    def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
+        """Carry out the search; the keywords are those of the library."""
+        module, _, name = self.function.partition(":")
+        return getattr(importlib.import_module(module), name)(trainer, n_trials, direction, **kwargs)
+
+
+class OptunaBackend(_LibraryBackend):
+    """Optuna: trials one after the other in this process, or `n_jobs` at once in several.
+
+    The keywords of a search are those of `create_study` and `Study.optimize`.
+    """
 
     name = "optuna"
     pip_package = "'littrainer[tune]'"
+    modules = ("optuna",)
+    function = "littrainer.search.optuna_backend:run_hp_search_optuna"
     default_hp_space = staticmethod(default_hp_space_optuna)
 
-    @staticmethod
-    def is_available() -> bool:
-        """Whether Optuna is installed."""
-        return find_spec("optuna") is not None
 
-    def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
-        """Carry out the search; the keywords are those of `create_study` and `Study.optimize`."""
-        from littrainer.search.optuna_backend import run_hp_search_optuna
+class RayTuneBackend(_LibraryBackend):
+    """Ray Tune: trials at once in several processes, on one machine or several.
 
-        return run_hp_search_optuna(trainer, n_trials, direction, **kwargs)
-
-
-class RayTuneBackend(HyperParamSearchBackendBase):
-    """Ray Tune: trials at once in several processes, on one machine or several."""
+    The keywords of a search are those of `ray.tune.run`.
+    """
 
     name = "ray"
     pip_package = "'littrainer[tune]'"
+    modules = ("ray", "ray.tune")
+    function = "littrainer.search.ray_backend:run_hp_search_ray"
     default_hp_space = staticmethod(default_hp_space_ray)
 
-    @staticmethod
-    def is_available() -> bool:
-        """Whether Ray is installed, with Tune."""
-        return find_spec("ray") is not None and find_spec("ray.tune") is not None
 
-    def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
-        """Carry out the search; the keywords are those of `ray.tune.run`."""
-        from littrainer.search.ray_backend import run_hp_search_ray
+class WandbBackend(_LibraryBackend):
+    """Weights & Biases: a sweep whose agent runs in this process.
 
-        return run_hp_search_ray(trainer, n_trials, direction, **kwargs)
-
-
-class WandbBackend(HyperParamSearchBackendBase):
-    """Weights & Biases: a sweep whose agent runs in this process."""
+    The keywords are `sweep_id`, `project`, `name`, `entity` and `metric`.
+    """
 
     name = "wandb"
+    modules = ("wandb",)
+    function = "littrainer.search.wandb_sweep:run_hp_search_wandb"
     default_hp_space = staticmethod(default_hp_space_wandb)
-
-    @staticmethod
-    def is_available() -> bool:
-        """Whether wandb is installed."""
-        return find_spec("wandb") is not None
-
-    def run(self, trainer: Any, n_trials: int, direction: Any, **kwargs: Any) -> BestRun | list[BestRun] | None:
-        """Carry out the sweep; keywords are `sweep_id`, `project`, `name`, `entity` and `metric`."""
-        from littrainer.search.wandb_sweep import run_hp_search_wandb
-
-        return run_hp_search_wandb(trainer, n_trials, direction, **kwargs)
 
 
 ALL_HYPERPARAMETER_SEARCH_BACKENDS: dict[Any, type[HyperParamSearchBackendBase]] = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import pickle
 import time
 import uuid
@@ -116,7 +117,10 @@ def _follow(trainer: Any) -> Any:
         if isinstance(message, _Begun):
             own = None
             try:
-                trial = _followed(message)
+                trial: Any = message.drawn
+                if message.number is not None:
+                    # The library is loaded by the search that has made the trial.
+                    trial = importlib.import_module("optuna").trial.FixedTrial(trial, message.number)
                 with failing_together(_named(message.number)), _shared_draws(trial, message):
                     run_trial(trainer, trial)
             except LostProcess:
@@ -136,15 +140,6 @@ def _follow(trainer: Any) -> Any:
 
 def _named(number: int | None) -> str:
     return "a trial" if number is None else f"trial {number}"
-
-
-def _followed(message: _Begun) -> Any:
-    if message.number is None:
-        return message.drawn
-    # The library is loaded by the search that has made the trial.
-    from optuna.trial import FixedTrial
-
-    return FixedTrial(message.drawn, message.number)
 
 
 @contextlib.contextmanager

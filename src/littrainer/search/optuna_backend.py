@@ -10,19 +10,19 @@ import os
 import re
 import socket
 import tempfile
+import threading
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.distributed.agreement import LostProcess
 from littrainer.distributed.failure_report import is_running
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.search.distributed_search import refuse_several_processes, searched_by_all
-from littrainer.search.optuna_workers import number_of_jobs, search_in_workers
+from littrainer.search.optuna_workers import FOLDER, TraceInWorker, Workers, note_folder, number_of_jobs
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.record import (
     COMPLETE,
@@ -37,18 +37,12 @@ from littrainer.search.record import (
 )
 from littrainer.search.trial import TRIAL_FAILURES, fails_trial_only
 
-if TYPE_CHECKING:
-    pass
-
-
 logger = logging.getLogger(__name__)
 
-SEARCH, ERROR, FOLDER = "littrainer:search", "littrainer:error", "littrainer:folder"
-"""Attributes of a trial: the id of its search; what failed; its run folder."""
+SEARCH, ERROR = "littrainer:search", "littrainer:error"
+"""Attributes of a trial: the id of its search; what failed."""
 NOTE_PREFIX = "littrainer:search:"
 """A study's attribute of this name and a search's id holds what process runs the search, and None when it is over."""
-DONE_AGAIN = "failed_trial"
-"""Optuna's own attribute of a trial that does an interrupted one again."""
 
 STATES = {"COMPLETE": COMPLETE, "PRUNED": PRUNED, "FAIL": FAILED, "RUNNING": RUNNING}
 """Optuna's states of trials -> the record's; one that waits is no trial yet."""
@@ -96,15 +90,18 @@ def run_hp_search_optuna(
             study = optuna.create_study(storage=shared, directions=directions, **for_study)
             _check_directions(study, directions)
             with carried_on(study, n_trials if storage is not None else None) as (search_id, left):
-                left = n_trials if left is None else left
-                trials = OptunaTrials(trainer, study, run, search_id, catch)
-                trials.record = SearchRecord(trainer, "optuna", directions, study.study_name, study.metric_names)
+                record = SearchRecord(trainer, "optuna", directions, study.study_name, study.metric_names)
+                trials = OptunaTrials(trainer, study, run, search_id, catch, record)
+                keywords = {"n_trials": n_trials if left is None else left, **for_optimize, "n_jobs": jobs}
+                keywords["callbacks"] = [trials.keep_record, *callbacks]
                 try:
-                    if left != 0 and jobs == 1:
-                        trials.optimize(n_trials=left, callbacks=[trials.keep_record, *callbacks], **for_optimize)
-                    elif left != 0:
-                        keywords = {**for_optimize, "callbacks": callbacks}
-                        search_in_workers(trainer, trials, jobs, left, Path(folder), **keywords)
+                    if jobs == 1:
+                        trials.optimize(**keywords)
+                    else:
+                        # Ctrl-C reaches this thread, which ends the workers; then the other one ends.
+                        with ThreadPoolExecutor(1) as other_thread, Workers(trainer, study, jobs) as workers:
+                            trials.run, trials.end_others = workers.run, workers.end
+                            other_thread.submit(trials.optimize, **keywords).result()
                 finally:
                     trials.keep_record()
             return best_runs(study)
@@ -161,31 +158,26 @@ def naming_storage(storage: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        trace = "".join(traceback.format_exception(error))
         # A dataset of the script's may read from a database too.
-        calls = [at.f_code.co_name for at in frames if str(at.f_globals.get("__name__")).startswith("optuna.storages.")]
-        if not calls or not (is_a(error, "storage error") or "read_logs" in calls):
+        is_of_storage = os.path.join("optuna", "storages") in trace
+        if not is_of_storage or not (is_a(error, "storage error") or "in read_logs" in trace):
             raise
         said = f"{error!r} {error.__cause__}"
         advice = next(words for sign, words in STORAGE_FAULTS.items() if re.search(sign, said))
-        reason = str(error.__cause__ or error).splitlines()[0]
+        reason = str(error if isinstance(error.__cause__, TraceInWorker) else error.__cause__ or error).splitlines()[0]
         address = _address_of(storage)
         raise RuntimeError(f"The storage of the search, {address}, cannot be used ({reason}). {advice}") from error
 
 
 def _address_of(storage: Any) -> str:
     """Return the URL of a study's database without a password, or the file of a journal."""
-    from sqlalchemy import exc, make_url
-
     backend = getattr(storage, "_backend", storage)
     url = storage if isinstance(storage, str) else getattr(backend, "url", None)
     if url is None:
         return str(getattr(backend, "_file_path", type(backend).__name__))
-    try:
-        # Also the query may have a password.
-        return unquote(make_url(url).set(query={}).render_as_string(hide_password=True))
-    except exc.ArgumentError:
-        return str(url.rpartition("@")[2])
+    # Also the query may have a password.
+    return re.sub("//([^:/@]*):[^/]*@", r"//\1:***@", url.partition("?")[0])
 
 
 def _check_directions(study: Any, directions: list[str]) -> None:
@@ -230,31 +222,28 @@ def carried_on(study: Any, n_trials: int | None) -> Iterator[tuple[str, int | No
 
 def _go_on(study: Any, search_id: str, n_trials: int) -> int:
     """Have the interrupted trials of a search done again, and return how many of its trials are left."""
-    from optuna.trial import TrialState, create_trial
+    from optuna.trial import TrialState
 
-    everything = study.get_trials(deepcopy=False)
-    own = [trial for trial in everything if trial.user_attrs.get(SEARCH) == search_id]
-    # They neither came to their end nor failed by themselves.
-    interrupted = [
-        one
-        for one in own
-        if not one.state.is_finished() or (one.state == TrialState.FAIL and ERROR not in one.user_attrs)
-    ]
-    done_again = {trial.system_attrs.get(DONE_AGAIN) for trial in everything}
-    for trial in interrupted:
-        if trial.number not in done_again:
-            attributes = {**trial.system_attrs, DONE_AGAIN: trial.number}
-            given = {"params": trial.params, "distributions": trial.distributions, "system_attrs": attributes}
-            study.add_trial(create_trial(state=TrialState.WAITING, **given))
+    own = [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get(SEARCH) == search_id]
+    for trial in own:
         if not trial.state.is_finished():
+            _do_again(study, trial)
             study.tell(trial.number, state=TrialState.FAIL)
+    # Neither killed nor interrupted.
+    ended = sum(trial.state in (TrialState.COMPLETE, TrialState.PRUNED) or ERROR in trial.user_attrs for trial in own)
     study.sampler.reseed_rng()
-    ended = len(own) - len(interrupted)
     logger.warning(
         f"The study {study.study_name!r} holds a search that ended before its time, and this one goes on with it: "
         f"{ended} of its {n_trials} trials have ended."
     )
     return max(0, n_trials - ended)
+
+
+def _do_again(study: Any, trial: Any) -> None:
+    from optuna.trial import TrialState, create_trial
+
+    drawn = {"params": trial.params, "distributions": trial.distributions, "system_attrs": trial.system_attrs}
+    study.add_trial(create_trial(state=TrialState.WAITING, **drawn))
 
 
 # ---- Trials ----------------------------------------------------------------------------------------------------------
@@ -267,12 +256,8 @@ class OptunaTrials:
         run: trains with a trial, and returns its objective or raises what ended it.
         search_id: what the trials of this search are known by.
         catch: errors of a trial after which the search goes on.
-
-    Attributes:
-        record: what is kept of the trials; None in a worker.
+        record: what is kept of the trials.
     """
-
-    record: SearchRecord | None = None
 
     def __init__(
         self,
@@ -281,17 +266,26 @@ class OptunaTrials:
         run: Callable[[Any], Any],
         search_id: str,
         catch: tuple[type[Exception], ...],
+        record: SearchRecord,
     ):
         self.trainer, self.study, self.run = trainer, study, run
-        self.search_id, self.catch = search_id, catch
-        # An error that ends the search though `catch` names its class.
-        self.mistake: Exception | None = None
+        self.search_id, self.catch, self.record = search_id, catch, record
+        # Ends the trials that run at the same time.
+        self.end_others: Callable[[], None] = lambda: None
+        # The error that ends the search.
+        self.error: Exception | None = None
+        self._lock = threading.Lock()
 
     def optimize(self, **keywords: Any) -> None:
-        """Run trials in this process; the keywords are those of `Study.optimize`."""
-        self.study.optimize(self.objective, catch=self.catch, **keywords)
-        if self.mistake is not None:
-            raise self.mistake
+        """Run trials; the keywords are those of `Study.optimize`."""
+        try:
+            self.study.optimize(self.objective, catch=self.catch, **keywords)
+        except KeyboardInterrupt:
+            # With it end the trials that ran when another one failed.
+            if self.error is None:
+                raise
+        if self.error is not None:
+            raise self.error
 
     def objective(self, trial: Any) -> Any:
         """Run a trial; Optuna calls this for each."""
@@ -308,31 +302,27 @@ class OptunaTrials:
                 # Optuna takes such a trial for failed.
                 trial.set_user_attr(ERROR, "the objective is nan")
             return found
+        except KeyboardInterrupt:
+            # A call that goes on with the search does it again.
+            _do_again(self.study, self.study._storage.get_trial(trial._trial_id))
+            raise
         except Exception as error:
-            if not is_a(error, "pruned trial"):
-                trial.set_user_attr(ERROR, error_in_a_line(error))
-            caught_by_default = self.catch is TRIAL_FAILURES and isinstance(error, self.catch)
-            is_mistake = isinstance(error, SearchMistake | LostProcess)
-            if is_mistake or (caught_by_default and not fails_trial_only(error)):
-                self.mistake = error
+            if is_a(error, "pruned trial"):
+                raise
+            trial.set_user_attr(ERROR, error_in_a_line(error))
+            is_caught = isinstance(error, self.catch) and not isinstance(error, SearchMistake | LostProcess)
+            if not is_caught or (self.catch is TRIAL_FAILURES and not fails_trial_only(error)):
+                self.error = self.error or error
                 self.study.stop()
+                self.end_others()
             raise
         finally:
-            # A trial that failed early may lack what hp_name looks for.
-            with contextlib.suppress(Exception):
-                folder = self.trainer._get_output_dir(trial)
-                if os.path.isdir(folder):
-                    trial.set_user_attr(FOLDER, folder)
+            note_folder(self.trainer, trial)
 
     def keep_record(self, *_: Any) -> None:
         """Write what has become of the trials of the study; Optuna calls this after each trial."""
-        if self.record is not None:
+        with self._lock:
             self.record.update(records_of(self.study))
-
-    def fail(self, trial: Any, error: str) -> None:
-        """Note that a trial has failed, whose process has ended."""
-        self.study._storage.set_trial_user_attr(trial._trial_id, ERROR, error)
-        self.study.tell(trial.number, state=type(trial.state).FAIL)
 
 
 def records_of(study: Any) -> list[TrialRecord]:

@@ -1,13 +1,12 @@
 """`n_jobs`: trials of one study in several processes of this machine, which share the study's storage.
 
-Each worker gets the Trainer, the sampler and the pruner by cloudpickle, and runs `Study.optimize` by itself: what it
-draws, reports and prunes goes through the storage. A trial begins with the Trainer as it was sent.
+Optuna's own threads begin the trials and note how they end. Each hands its trial to a process that has the Trainer by
+cloudpickle, and that draws, reports and prunes through the storage. A trial begins with the Trainer as it was sent.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import operator
 import os
 import pickle
@@ -17,20 +16,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import count
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
 
 from littrainer.distributed import environment
 from littrainer.search.parameters import SearchMistake
 from littrainer.search.trainer_pickle import packed, unpacked
-
-if TYPE_CHECKING:
-    from littrainer.search.optuna_backend import OptunaTrials
-
-logger = logging.getLogger(__name__)
+from littrainer.search.trial import run_trial
 
 VISIBLE_GPUS, THREADS = "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"
 # What a launcher says of the process that searches; each worker trains alone.
@@ -42,9 +36,8 @@ OF_LAUNCHERS = (
     environment.MAIN_ADDRESS,
     environment.MAIN_PORT,
 )
-WORKER = "littrainer:worker"
-"""An attribute of this name in a study's trial holds the folder and the number of the worker that runs it."""
-SECONDS_BETWEEN_LOOKS = 0.2
+FOLDER = "littrainer:folder"
+"""An attribute of this name in a study's trial holds its run folder."""
 # How long a worker that is interrupted may take to close the runs of trackers.
 SECONDS_TO_END = 10.0
 PROGRAM = "import sys, littrainer.search.optuna_workers as workers; workers.main(*sys.argv[1:])"
@@ -98,103 +91,101 @@ def variables_of_worker(args: Any, share: int, jobs: int) -> dict[str, str]:
     }
 
 
-@dataclass
-class Task:
-    """What all workers are sent.
+class Workers(contextlib.AbstractContextManager["Workers"]):
+    """The processes in which the trials of a study run; they end with the block, however it does.
 
     Parameters:
-        trainer: the Trainer, as `trainer_pickle.packed` gives it.
-        study: keywords of `optuna.load_study`.
-        trials: keywords of `OptunaTrials`, but for the Trainer and the study.
-        n_trials: trials of all workers; None if something else ends the search.
-        keywords: of `Study.optimize`.
-        verbosity: of Optuna's log.
-    """
-
-    trainer: bytes
-    study: dict[str, Any]
-    trials: dict[str, Any]
-    n_trials: int | None
-    keywords: dict[str, Any]
-    verbosity: int
-
-
-def search_in_workers(
-    trainer: Any, trials: OptunaTrials, jobs: int, n_trials: int | None, folder: Path, **keywords: Any
-) -> None:
-    """Run the trials of a study in `jobs` processes, and record what becomes of them.
-
-    Parameters:
-        trials: the trials of this search, with the study, whose storage the processes can share.
-        n_trials: trials to run; None if `keywords` end the search.
-        folder: an empty folder for the workers' files.
-        keywords: of `Study.optimize`.
+        study: its storage is one that processes can share.
+        jobs: how many trials run at once.
 
     Raises:
         TypeError: something that the workers need cannot be pickled.
-        BaseException: what ended the search in a worker; the other workers are ended with it.
     """
-    import optuna
 
-    if keywords.pop("show_progress_bar", False):
-        logger.warning("show_progress_bar has no effect with n_jobs above 1.")
-    study = trials.study
-    parts = {"storage": study._storage, "sampler": study.sampler, "pruner": study.pruner}
-    given = {"study_name": study.study_name, **parts}
-    kept = {"search_id": trials.search_id, "catch": trials.catch}
-    task = Task(packed(trainer), given, kept, n_trials, keywords, optuna.logging.get_verbosity())
-    (folder / "task").write_bytes(_pickled(task))
-    workers: dict[int, subprocess.Popen[bytes]] = {}
-    # Worker -> its share of the devices, which the one that takes its place gets.
-    shares: dict[int, int] = {}
-    numbers = count()
+    def __init__(self, trainer: Any, study: Any, jobs: int):
+        import optuna
 
-    def start(share: int) -> None:
-        number = next(numbers)
-        command = [sys.executable, "-c", PROGRAM, str(folder), str(number)]
-        variables = variables_of_worker(trainer.args, share, jobs)
-        # Ctrl-C reaches this process alone, which ends the workers.
-        workers[number] = subprocess.Popen(command, stdin=subprocess.PIPE, env=variables, start_new_session=True)
-        shares[number] = share
-
-    ended = 0
-    try:
+        _pickled(study)
+        self._sent = pickle.dumps((packed(trainer), _pickled(study.sampler), optuna.logging.get_verbosity()))
+        self._args, self._jobs = trainer.args, jobs
+        self._workers: dict[int, tuple[subprocess.Popen[bytes], Connection]] = {}
+        # Each worker has a share of the devices, which the one that takes its place gets.
+        self._free_shares: SimpleQueue[int] = SimpleQueue()
         for share in range(jobs):
-            start(share)
-        while workers:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-            for number, process in list(workers.items()):
-                if process.poll() is not None:
-                    del workers[number]
-                    if process.returncode:
-                        _raise_error_of(folder, number)
-                        _fail_trial_of(trials, f"{folder}:{number}", process.returncode)
-                        start(shares[number])
-            ended_now = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
-            if ended_now != ended:
-                ended = ended_now
-                trials.keep_record()
-    finally:
-        _end(workers.values())
+            self._free_shares.put(share)
+        self._is_over = False
+        self._while_one_starts = threading.Lock()
+
+    def run(self, trial: Any) -> Any:
+        """Run a trial in one of the processes, and return its objective.
+
+        Raises:
+            KeyboardInterrupt: the processes have been ended.
+            RuntimeError: the process of the trial has ended.
+            BaseException: what ended the trial.
+        """
+        share = self._free_shares.get()
+        try:
+            with self._while_one_starts:
+                if self._is_over:
+                    raise KeyboardInterrupt
+                is_new = share not in self._workers
+                if is_new:
+                    self._workers[share] = _started(variables_of_worker(self._args, share, self._jobs))
+            channel = self._workers[share][1]
+            if is_new:
+                channel.send_bytes(self._sent)
+            channel.send_bytes(_pickled(trial))
+            objective, error, where = pickle.loads(channel.recv_bytes())
+        except (EOFError, OSError):
+            if self._is_over:
+                raise KeyboardInterrupt from None
+            raise RuntimeError(_end_of(self._workers.pop(share)[0])) from None
+        finally:
+            self._free_shares.put(share)
+        if error is not None:
+            raise error from TraceInWorker(where)
+        return objective
+
+    def end(self) -> None:
+        """Interrupt the processes, as Ctrl-C does, and kill those that take too long."""
+        with self._while_one_starts:
+            self._is_over = True
+        processes = [process for process, _ in self._workers.values()]
+        for process in processes:
+            process.send_signal(signal.SIGINT)
+        deadline = time.monotonic() + SECONDS_TO_END
+        for process in processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def __exit__(self, *_: Any) -> None:
+        self.end()
 
 
-def _pickled(task: Task) -> bytes:
+def _started(variables: dict[str, str]) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Start a process for trials, and return it with the channel to it."""
+    ours, theirs = Pipe()
+    command = [sys.executable, "-c", PROGRAM, str(theirs.fileno())]
+    # Ctrl-C reaches this process alone, which ends the others.
+    process = subprocess.Popen(command, env=variables, pass_fds=[theirs.fileno()], start_new_session=True)
+    theirs.close()
+    return process, ours
+
+
+def _pickled(part: Any) -> bytes:
     import cloudpickle
 
     try:
-        return cloudpickle.dumps(task)
+        return cloudpickle.dumps(part)
     except Exception as error:
         raise TypeError(
-            f"The sampler, the pruner, the storage or the callbacks of the search cannot be sent to the processes of "
-            f"its trials ({error}). Search with n_jobs=1, or use those of Optuna."
+            f"The sampler, the pruner or the storage of the search cannot be sent to the processes of its trials "
+            f"({error}). Search with n_jobs=1, or use those of Optuna."
         ) from error
-
-
-def _raise_error_of(folder: Path, number: int) -> None:
-    file = folder / f"error-{number}"
-    if file.exists():
-        error, where = pickle.loads(file.read_bytes())
-        raise error from TraceInWorker(where)
 
 
 class TraceInWorker(Exception):
@@ -204,113 +195,80 @@ class TraceInWorker(Exception):
         return f"\n{self.args[0]}"
 
 
-def _fail_trial_of(trials: OptunaTrials, worker: str, status: int) -> None:
-    """Record that a worker has ended without an error of Python: the trial that it ran has failed."""
-    how = signal.Signals(-status).name if status < 0 else f"status {status}"
+def _end_of(process: subprocess.Popen[bytes]) -> str:
+    """Return how a process has ended, and what to do."""
+    status = process.wait()
+    how = signal.Signals(-status).name if status < 0 else f"status {status}, as its output says"
     hint = "; if memory ran out, let fewer trials run at once (n_jobs)" if status == -signal.SIGKILL else ""
-    study = trials.study
-    running = [one for one in study.get_trials(deepcopy=False) if not one.state.is_finished()]
-    own = [one for one in running if one.user_attrs.get(WORKER) == worker]
-    if not own:
-        raise RuntimeError(f"A process of the search ended with {how} before its first trial; its output says why.")
-    for trial in own:
-        logger.warning("The process of trial %d ended with %s%s.", trial.number, how, hint)
-        trials.fail(trial, f"its process ended with {how}{hint}")
-
-
-def _end(workers: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Interrupt workers, as Ctrl-C does, and kill those that take too long."""
-    for process in workers:
-        process.send_signal(signal.SIGINT if os.name == "posix" else signal.SIGTERM)
-    deadline = time.monotonic() + SECONDS_TO_END
-    for process in workers:
-        try:
-            process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    return f"the process of the trial ended with {how}{hint}"
 
 
 # ---- In a worker -----------------------------------------------------------------------------------------------------
 
 
-def main(folder: str, number: str) -> None:
-    """Run trials of a study until the search ends; `python -c` calls this in each worker."""
+def main(descriptor: str) -> None:
+    """Run the trials that are received, until Ctrl-C; `python -c` calls this in each worker."""
     # A process that was started in the background ignores it, and hands that on.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Thread(target=_end_with_search, name="littrainer-search", daemon=True).start()
+    channel, received = Connection(int(descriptor)), SimpleQueue[bytes]()
+    threading.Thread(target=_receive, args=(channel, received), name="littrainer-search", daemon=True).start()
+    with contextlib.suppress(KeyboardInterrupt):
+        import optuna
+
+        trainer, sampler, verbosity = pickle.loads(received.get())
+        optuna.logging.set_verbosity(verbosity)
+        while True:
+            channel.send_bytes(_outcome(trainer, sampler, received.get()))
+
+
+def _receive(channel: Connection, received: SimpleQueue[bytes]) -> None:
     try:
-        _search(Path(folder), int(number))
-    except BaseException as error:
-        (Path(folder) / f"error-{number}").write_bytes(_error_with_trace(error))
-        raise
+        while True:
+            received.put(channel.recv_bytes())
+    except EOFError:
+        # The process that searches has ended, however it has.
+        os._exit(1)
 
 
-def _end_with_search() -> None:
-    # The other end of the pipe closes when the process that searches has ended, however it has.
-    os.read(sys.stdin.fileno(), 1)
-    os._exit(1)
+def _outcome(packed_trainer: bytes, sampler: bytes, packed_trial: bytes) -> bytes:
+    """Run a trial, and return its objective, or its error and where that came from."""
+    import cloudpickle
+
+    try:
+        trainer, trial = unpacked(packed_trainer), pickle.loads(packed_trial)
+        trial.study.sampler = pickle.loads(sampler)
+        seed_apart(trial.study.sampler, trial.number)
+        try:
+            return pickle.dumps((run_trial(trainer, trial), None, ""))
+        finally:
+            note_folder(trainer, trial)
+    except Exception as error:
+        where = "".join(traceback.format_exception(error))
+        try:
+            content = cloudpickle.dumps((None, error, where))
+            pickle.loads(content)
+        except Exception:
+            # A class whose constructor pickle cannot call.
+            kind: Any = next(base for base in type(error).__mro__ if base.__module__ == "builtins")
+            stands_for = kind(f"{type(error).__name__}: {error}")
+            stands_for.__notes__ = getattr(error, "__notes__", [])
+            return pickle.dumps((None, stands_for, where))
+        return content
 
 
-def _search(folder: Path, number: int) -> None:
-    import optuna
-
-    from littrainer.search.optuna_backend import OptunaTrials, naming_storage
-    from littrainer.search.trial import run_trial
-
-    task: Task = pickle.loads((folder / "task").read_bytes())
-    optuna.logging.set_verbosity(task.verbosity)
-    tickets, stopped = folder / "tickets", folder / "stopped"
-    tickets.mkdir(exist_ok=True)
-
-    def run(trial: Any) -> Any:
-        trial.set_user_attr(WORKER, f"{folder}:{number}")
-        trials.trainer = unpacked(task.trainer)
-        return run_trial(trials.trainer, trial)
-
-    def stop_if_over(study: Any, trial: Any) -> None:
-        if stopped.exists() or not take_ticket(tickets, task.n_trials):
-            study.stop()
-
-    with naming_storage(task.study["storage"]):
-        study = optuna.load_study(**task.study)
-        seed_apart(study.sampler, number)
-        trials = OptunaTrials(unpacked(task.trainer), study, run, **task.trials)
-        if not stopped.exists() and take_ticket(tickets, task.n_trials):
-            callbacks = [*task.keywords.get("callbacks", ()), stop_if_over]
-            trials.optimize(**{**task.keywords, "callbacks": callbacks})
-    # Trials or time are over, or the study was stopped: the other workers begin no further trial either.
-    stopped.touch()
-
-
-def take_ticket(folder: Path, n_trials: int | None) -> bool:
-    """Return whether there is a trial left to run, and take it; each is a file that one process alone can make."""
-    if n_trials is None:
-        return True
-    for number in range(n_trials):
-        with contextlib.suppress(FileExistsError):
-            (folder / str(number)).touch(exist_ok=False)
-            return True
-    return False
+def note_folder(trainer: Any, trial: Any) -> None:
+    """Note the run folder of an Optuna trial, if it has one."""
+    # A trial that failed early may lack what `hp_name` looks for.
+    with contextlib.suppress(Exception):
+        folder = trainer._get_output_dir(trial)
+        if os.path.isdir(folder):
+            trial.set_user_attr(FOLDER, folder)
 
 
 def seed_apart(sampler: Any, number: int) -> None:
-    """Let the sampler of a worker draw other numbers than those of the others, which the user's seed decides too."""
+    """Let the sampler of a trial draw other numbers than those of the others, which the user's seed decides too."""
     for held in vars(sampler).values():
         if callable(getattr(getattr(held, "rng", None), "seed", None)):
             held.rng.seed((int(held.rng.randint(2**31)) + number) % 2**32)
         elif hasattr(held, "sample_independent"):
             seed_apart(held, number)
-
-
-def _error_with_trace(error: BaseException) -> bytes:
-    import cloudpickle
-
-    where = "".join(traceback.format_exception(error))
-    try:
-        content = cloudpickle.dumps((error, where))
-        pickle.loads(content)
-    except Exception:
-        # A class whose constructor pickle cannot call.
-        return pickle.dumps((RuntimeError(f"{type(error).__name__}: {error}"), where))
-    return content

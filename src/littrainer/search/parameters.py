@@ -12,7 +12,7 @@ from typing import Any
 
 from littrainer.arguments.did_you_mean import suggestion
 from littrainer.arguments.earlier_names import earlier_names_of
-from littrainer.arguments.normalization import ALIASES, apply_warmup_ratio, join_aliases
+from littrainer.arguments.normalization import ALIASES
 from littrainer.arguments.parser import truth
 from littrainer.arguments.training_arguments import TrainingArguments
 from littrainer.distributed.agreement import FailedElsewhere, LostProcess
@@ -127,14 +127,7 @@ def set_parameters(args: Any, parameters: Mapping[str, Any]) -> set[str]:
             setattr(candidate, name, converted(args, name, value))
         else:
             _warn_of_unknown(name, args.__class__)
-    _resolve_pairs(candidate, parameters)
-    if isinstance(args, TrainingArguments):
-        # The package's own part of the constructor; a subclass's has been carried out, and once is what it expects.
-        try:
-            TrainingArguments.__post_init__(candidate)
-        except TypeError as error:
-            raise SearchMistake(f"A trial sets an argument to a value of another type: {error}") from error
-        candidate._asked_for_bars = args._asked_for_bars
+    settle(candidate, parameters)
     changed = {name for name, value in vars(candidate).items() if differs(value, vars(args).get(name))}
     vars(args).update(vars(candidate))
     return changed
@@ -171,33 +164,31 @@ def _warn_of_unknown(name: str, cls: type) -> None:
     )
 
 
-def settle_pairs(args: Any, given: Container[str]) -> None:
-    """Let arguments that a script has set after they were made decide over other names of the same things.
+def settle(args: Any, given: Container[str]) -> None:
+    """Let what is given decide over other names of the same things, and keep the rules of the constructor.
 
     Parameters:
-        given: names of the arguments that it has set.
+        given: names of the arguments that a trial, or a script, has set after they were made.
+
+    Raises:
+        SearchMistake, ValueError, NotImplementedError: as `set_parameters`.
     """
-    if isinstance(args, TrainingArguments):
-        _follow_aliases(args, given)
-        join_aliases(args)
-        if "warmup_ratio" in given:
-            apply_warmup_ratio(args)
-
-
-def _follow_aliases(args: Any, given: Container[str]) -> None:
     for alias, name in ALIASES.items():
         if alias in given and name not in given:
             setattr(args, name, getattr(args, alias))
-
-
-def _resolve_pairs(candidate: Any, given: Container[str]) -> None:
-    """Let what a trial gives decide over the other name of the same thing, which the arguments were made with."""
-    _follow_aliases(candidate, given)
     if "warmup_ratio" not in given:
         # It has been turned into warmup_steps when the arguments were made.
-        candidate.warmup_ratio = None
+        args.warmup_ratio = None
     if "metric_for_best_model" in given and "greater_is_better" not in given:
-        candidate.greater_is_better = None
+        args.greater_is_better = None
+    if isinstance(args, TrainingArguments):
+        asked_for_bars = args._asked_for_bars
+        # The package's own part of the constructor; a subclass's has been carried out, and once is what it expects.
+        try:
+            TrainingArguments.__post_init__(args)
+        except TypeError as error:
+            raise SearchMistake(f"A trial sets an argument to a value of another type: {error}") from error
+        args._asked_for_bars = asked_for_bars
 
 
 def differs(new: Any, old: Any) -> bool:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from littrainer.arguments.choices import IntervalStrategy
 from littrainer.checkpoint.layout import PREFIX_CHECKPOINT_DIR
@@ -35,10 +35,6 @@ from littrainer.search.record import (
 )
 from littrainer.search.trainer_pickle import packed, unpacked
 from littrainer.search.trial import fails_trial_only, run_trial
-
-if TYPE_CHECKING:
-    pass
-
 
 # The prefix of the names of an experiment and of its trials.
 NAME = "hyperparameter_search"

@@ -169,49 +169,21 @@ def read_record(place: str | Path) -> StoredSearch:
     path = path / SEARCH_RECORD_NAME if path.is_dir() else path
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise UnreadableRecord("it is nested too deeply") from None
+        version = content.pop("version")
+        if version != VERSION:
+            raise UnreadableRecord(f"its version is {version!r}, and {VERSION} is known here")
+        search = StoredSearch(**content)
+        search.trials = [TrialRecord(**entry) for entry in content["trials"]]
+        for trial in search.trials:
+            # Infinities are texts there.
+            values = [float(value) for value in trial.objectives()]
+            trial.objective = values if isinstance(trial.objective, list) else values[0] if values else None
+            trial.intermediate = [(int(step), float(value)) for step, value in trial.intermediate]
+    except (AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise UnreadableRecord(f"it is no record of a search: {error!r}") from error
     except ValueError as error:
         raise UnreadableRecord(str(error)) from error
-    if not isinstance(content, dict):
-        raise UnreadableRecord("it holds no object")
-    if content.get("version") != VERSION:
-        raise UnreadableRecord(f"its version is {str(content.get('version'))[:40]!r}, and {VERSION} is known here")
-    directions = _texts(content.get("directions"))
-    if not directions or not set(directions) <= {MAXIMIZE, MINIMIZE}:
-        raise UnreadableRecord(f"its directions are not a list of {MAXIMIZE!r} and {MINIMIZE!r}")
-    trials = content.get("trials")
-    if not isinstance(trials, list):
-        raise UnreadableRecord("it has no list of trials")
-    names = _texts(content.get("objective_names"))
-    return StoredSearch(
-        backend=str(content.get("backend")),
-        directions=directions,
-        name=content.get("name"),
-        objective_names=names if len(names) == len(directions) else [],
-        trials=[_trial(entry, number) for number, entry in enumerate(trials)],
-    )
-
-
-def _trial(entry: Any, number: int) -> TrialRecord:
-    try:
-        trial = TrialRecord(**{one.name: entry[one.name] for one in fields(TrialRecord) if one.name in entry})
-        if trial.state not in STATES or not all(
-            isinstance(one, dict) for one in (trial.parameters, trial.distributions)
-        ):
-            raise ValueError(f"its state is {trial.state!r}")
-        objectives = [float(value) for value in trial.objectives()]
-        if objectives:
-            trial.objective = objectives if isinstance(trial.objective, list) else objectives[0]
-        trial.intermediate = [(int(step), float(value)) for step, value in trial.intermediate]
-        trial.seconds = None if trial.seconds is None else float(trial.seconds)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise UnreadableRecord(f"entry {number} of its trials is no trial ({error})") from error
-    return trial
-
-
-def _texts(value: Any) -> list[str]:
-    return value if isinstance(value, list) and all(isinstance(entry, str) for entry in value) else []
+    return search
 
 
 def _as_text(search: StoredSearch) -> str:

@@ -112,26 +112,18 @@ def checked_direction(direction: Any) -> str | list[str]:
     """Return the direction of a search, or a list of them for several objectives.
 
     Raises:
-        TypeError: it is neither a text nor a list.
         ValueError: a direction is unknown, or the list is empty.
     """
-    if isinstance(direction, (list, tuple)):
-        if not direction:
-            raise ValueError("direction is an empty list; give one direction for each objective.")
-        return [_one_direction(one) for one in direction]
-    return _one_direction(direction)
-
-
-def _one_direction(direction: Any) -> str:
+    several = isinstance(direction, (list, tuple))
+    if several and not direction:
+        raise ValueError("direction is an empty list; give one direction for each objective.")
     # Optuna's own enumeration has the same names.
-    name = direction if isinstance(direction, str) else getattr(direction, "name", direction)
-    if not isinstance(name, str):
-        raise TypeError(f"direction={direction!r} is {kind_of(direction)}; give 'minimize' or 'maximize'.")
-    if name.lower() not in DIRECTIONS:
-        raise ValueError(
-            f"direction={direction!r} is neither 'minimize' nor 'maximize' ({suggestion(name, DIRECTIONS)})."
-        )
-    return name.lower()
+    names = [str(getattr(one, "name", one)).lower() for one in (direction if several else [direction])]
+    for name in names:
+        if name not in DIRECTIONS:
+            near = suggestion(name, DIRECTIONS)
+            raise ValueError(f"direction={direction!r} is neither 'minimize' nor 'maximize' ({near}).")
+    return names if several else names[0]
 
 
 def _check_data(trainer: Any) -> None:

@@ -5,21 +5,18 @@ cloudpickle sends by value what the script itself defines, so that the other pro
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 import sys
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from littrainer.callbacks.progress import PrinterCallback, ProgressCallback, default_progress_callback
 from littrainer.engine import run_lightning
 from littrainer.search.trial import release_memory
 from littrainer.tracking.base import TrackerCallback
 from littrainer.training.reports import InputTokenCounter
-
-if TYPE_CHECKING:
-    pass
-
 
 # What belongs to the process, and is made there again.
 LEFT_BEHIND = ("accelerator", "gather_function", "_tokens")
@@ -106,9 +103,11 @@ def _pickler(buffer: io.BytesIO, trainer: Any, sends_trainer: bool = True) -> An
 
         def reducer_override(self, obj: Any) -> Any:
             if obj is trainer:
-                return (_new, (type(obj),), _state_to_send(trainer)) if sends_trainer else (_nothing, ())
+                return (
+                    (copyreg.__newobj__, (type(obj),), _state_to_send(trainer)) if sends_trainer else (type(None), ())
+                )
             if isinstance(obj, TrackerCallback):
-                return _new, (type(obj),), _state_of_tracker(obj, trainer)
+                return copyreg.__newobj__, (type(obj),), _state_of_tracker(obj, trainer)  # type: ignore[attr-defined]
             if isinstance(obj, type | FunctionType) and obj.__module__ == "__main__":
                 self.met_in_script[obj.__name__] = obj
             return super().reducer_override(obj)
@@ -124,11 +123,3 @@ def _state_of_tracker(tracker: TrackerCallback, trainer: Any) -> dict[str, Any]:
         # It is made with the run; a tracker without a service is one for a Lightning logger that the user gave.
         state["lightning_logger"] = None
     return state
-
-
-def _new(cls: Any) -> Any:
-    return cls.__new__(cls)
-
-
-def _nothing() -> None:
-    return None

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from littrainer.arguments.choices import HPSearchBackend
 from littrainer.callbacks.handler import ENDED_FOR_CALLBACKS, FROM_CALLBACK
@@ -21,16 +21,12 @@ from littrainer.search.parameters import (
     differs,
     drawn_in,
     set_parameters,
-    settle_pairs,
+    settle,
 )
 from littrainer.training.batch_size_search import empty_device_cache
 from littrainer.training.checks import check_arguments
 from littrainer.training.loss import smoother_for
 from littrainer.training.reports import MemoryReport
-
-if TYPE_CHECKING:
-    pass
-
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +68,12 @@ def run_trial(
     # Of the trial before, whose error may have held something until now.
     release_memory(trainer)
     trainer.objective = None
-    callbacks = [(one, _values_of(one)) for one in trainer.lightning_callbacks if _is_lightnings(one)]
+    lightnings = [one for one in trainer.lightning_callbacks if type(one).__module__.partition(".")[0] in PACKAGES]
+    # Lightning's are for one training: a ModelCheckpoint would delete what it has kept of another trial.
+    before = {
+        one: {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in vars(one).items()}
+        for one in lightnings
+    }
     try:
         trainer.train(resume_from_checkpoint=resume_from_checkpoint, trial=trial)
         if trainer.objective is None and resume_from_checkpoint is None:
@@ -82,19 +83,10 @@ def run_trial(
                 evaluated_at_end(metrics)
         return trainer.objective
     finally:
-        for callback, values in callbacks:
-            # Lightning's are for one training: a ModelCheckpoint would delete what it has kept of another trial.
+        for callback, values in before.items():
             vars(callback).clear()
             vars(callback).update(values)
         release_memory(trainer)
-
-
-def _is_lightnings(callback: Any) -> bool:
-    return type(callback).__module__.partition(".")[0] in PACKAGES
-
-
-def _values_of(callback: Any) -> dict[str, Any]:
-    return {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in vars(callback).items()}
 
 
 def release_memory(trainer: Any) -> None:
@@ -133,8 +125,14 @@ def set_up_trial(trainer: Any, trial: Any) -> None:
         NotImplementedError: a parameter's value is not supported.
     """
     trainer._trial = trial
-    if trial is None:
-        _follow_changes_since_search(trainer)
+    left = trainer._arguments_after_search
+    if trial is None and left is not None:
+        # A training after a search goes by what the script has set since then.
+        changed = {name for name, value in vars(trainer.args).items() if differs(value, left.get(name))}
+        if changed:
+            settle(trainer.args, changed)
+            trainer._arguments_after_search = dict(vars(trainer.args))
+            follow_arguments(trainer, changed)
     if not is_of_search(trainer, trial):
         return
     parameters = drawn_in(trial) if isinstance(trial, Mapping) else asked(trainer.hp_space, trial)
@@ -177,18 +175,6 @@ def read_again(trainer: Any, changed: set[str]) -> None:
         trainer._memory = MemoryReport(not args.skip_memory_metrics)
     if changed & {"fp16_full_eval", "bf16_full_eval", "place_model_on_device", "fsdp", "deepspeed"}:
         trainer.place_model_on_device = trainer._moves_model_itself()
-
-
-def _follow_changes_since_search(trainer: Any) -> None:
-    """Let a training after a search go by arguments that the script has set to the best trial's."""
-    left = trainer._arguments_after_search
-    if left is None:
-        return
-    changed = {name for name, value in vars(trainer.args).items() if differs(value, left.get(name))}
-    if changed:
-        settle_pairs(trainer.args, changed)
-        trainer._arguments_after_search = dict(vars(trainer.args))
-        follow_arguments(trainer, changed)
 
 
 # ---- What is reported of a trial -------------------------------------------------------------------------------------

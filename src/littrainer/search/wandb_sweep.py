@@ -13,11 +13,8 @@ from littrainer.distributed.agreement import LostProcess
 from littrainer.search.distributed_search import RunsTrial, searched_by_all
 from littrainer.search.parameters import SearchMistake, asked
 from littrainer.search.record import (
-    CATEGORICAL,
     COMPLETE,
     FAILED,
-    FLOAT,
-    INTEGER,
     PRUNED,
     RUNNING,
     BestRun,
@@ -141,8 +138,7 @@ class _Sweep:
         # As in transformers.
         run.config.update({"assignments": {}, "metric": self.metric}, allow_val_change=True)
         folder = self.trainer._get_output_dir(trial=trial)
-        distributions = _distributions(self.parameters)
-        entry = TrialRecord(run.id, RUNNING, None, own, distributions, trial.reported, folder=folder)
+        entry = TrialRecord(run.id, RUNNING, None, own, intermediate=trial.reported, folder=folder)
         self.trials.append(entry)
         start = time.monotonic()
         try:
@@ -169,21 +165,6 @@ class _Sweep:
         if self.metric not in logged:
             # As in transformers.
             logger.warning("The sweep goes by metric=%r, which no run logs. They log %s.", self.metric, logged)
-
-
-def _distributions(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe what a sweep draws its parameters from, as a record holds it; what has no words there is left out."""
-    found: dict[str, Any] = {}
-    for name, drawn in parameters.items():
-        kind = str(drawn.get("distribution", ""))
-        if "values" in drawn:
-            found[name] = {"kind": CATEGORICAL, "choices": list(drawn["values"])}
-        elif {"min", "max"} <= drawn.keys() and kind != "log_uniform":
-            low, high = drawn["min"], drawn["max"]
-            whole = kind.startswith("int") or (not kind and isinstance(low, int) and isinstance(high, int))
-            ends = {"low": low, "high": high, "log": "log" in kind, "step": drawn.get("q", 1 if whole else None)}
-            found[name] = {"kind": INTEGER if whole else FLOAT, **ends}
-    return found
 
 
 def _wandb() -> Any:

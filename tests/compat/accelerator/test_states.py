@@ -142,20 +142,12 @@ def in_two(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_one_process_splits_nothing(tmp_path: Path) -> None:
-    facade = AcceleratorFacade(quiet_arguments(tmp_path))
-    ranks = facade.data_parallel_rank, facade.data_parallel_shard_rank, facade.tensor_parallel_rank
-    assert ranks == (0, 0, 0)
-    assert facade.parallelism_config is None and facade.torch_device_mesh is None and not facade.is_fsdp2
-    assert facade.deepspeed_plugin is None and str(facade.distributed_type) == "DistributedType.NO"
-
-
 @pytest.mark.usefixtures("in_two")
 def test_a_sharded_model_is_told_by_type_and_plugin(tmp_path: Path) -> None:
     args = quiet_arguments(tmp_path, **SHARDED)
     facade = AcceleratorFacade(args)
     assert str(facade.distributed_type) == "DistributedType.FSDP"
-    assert facade.is_fsdp2 and facade.is_composable_parallelism_enabled
+    assert facade.is_fsdp2
     plan = sharding_plan(args)
     assert plan is not None
     plugin = FullyShardedDataParallelPlugin(**plugin_arguments(plan))
@@ -169,13 +161,6 @@ def test_a_layout_given_as_a_dict_is_accelerates_config(tmp_path: Path) -> None:
     args = quiet_arguments(tmp_path, parallelism_config=sizes)
     real = ParallelismConfig(**sizes)
     facade = AcceleratorFacade(args)
-    assert facade.parallelism_config == real and facade.tensor_parallel_rank == 1 and facade.data_parallel_rank == 0
+    assert facade.parallelism_config == real
     args.parallelism_config = real
     assert facade.parallelism_config is real
-
-
-@pytest.mark.usefixtures("in_two")
-def test_the_rank_of_a_replica_is_that_of_the_process_where_each_has_one(tmp_path: Path) -> None:
-    facade = AcceleratorFacade(quiet_arguments(tmp_path))
-    assert (facade.data_parallel_rank, facade.data_parallel_shard_rank, facade.tensor_parallel_rank) == (1, 0, 0)
-    assert facade.parallelism_config is None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,8 +15,9 @@ from littrainer.arguments.accelerator_config import AcceleratorConfig
 from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.sharding import sharding_plan
 from littrainer.compat.accelerator.preparing import Preparing
-from littrainer.compat.accelerator.processes import Collectives, ProcessMembers
+from littrainer.compat.accelerator.processes import ProcessMembers
 from littrainer.compat.accelerator.states import (
+    HeldBy,
     SplitModels,
     shared_accelerator_state,
 )
@@ -37,44 +36,26 @@ logger = logging.getLogger(__name__)
 
 # Members that accelerate's PartialState has too; it is loaded when one of them is asked for.
 OF_PARTIAL_STATE = ("on_last_process", "on_process", "on_local_process", "split_between_processes")
-# Member of accelerate's Accelerator -> why it is not offered, and what to do instead. The rest is in
-# docs/compatibility.md.
+# Member of accelerate's Accelerator -> why it is not offered, and what to do instead.
 REFUSED: dict[str, str] = {
+    "save": "call torch.save() or safetensors where trainer.args.should_save is set",
+    "save_model": "call trainer.save_model()",
     "save_state": "checkpoints are the Trainer's; set save_strategy, or call trainer.save_model() and save_state()",
     "load_state": "checkpoints are the Trainer's; call trainer.train(resume_from_checkpoint=...)",
-    "register_save_state_pre_hook": "save_state is not offered; add a callback with on_save",
-    "register_load_state_pre_hook": "load_state is not offered; override _load_from_checkpoint",
     "get_tracker": "a Trainer's accelerator has no trackers; report_to adds callbacks to trainer.callback_handler",
     "profile": 'profile with Trainer(lightning={"profiler": ...}), or with torch.profiler.profile() itself',
     "ddp_handler": "Lightning's strategy sets DistributedDataParallel up; see ddp_find_unused_parameters",
-    "fp8_backend": "no argument of a Trainer asks for 8-bit floating point",
-    "deepspeed_ulysses_dl_adapter": "accelerate's DeepSpeed engine does not run here",
-    "context_parallel_rank": "sequences are not split between processes, nor does accelerate tell it",
-    "pipeline_parallel_rank": "layers are not spread over processes, nor does accelerate tell it",
+}
+# Method that has no effect here, nor in transformers' Trainer -> what is logged once.
+WITHOUT_EFFECT: dict[str, str] = {
+    "init_trackers": "The accelerator of a Trainer has no trackers to set up; choose them with report_to=[...].",
+    "log": "accelerator.log() reaches no tracker of a Trainer; call trainer.log() instead.",
+    "register_for_checkpointing": "A Trainer's checkpoints do not hold objects registered with the accelerator, here "
+    "or in transformers: save them in an on_save callback, or in a callback with a state() (ExportableState).",
 }
 
 
-class _HeldBy:
-    """A setting that another object holds, which is read and written there.
-
-    Parameters:
-        holder: the attribute that is this object.
-    """
-
-    def __init__(self, holder: str) -> None:
-        self.holder = holder
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else getattr(getattr(instance, self.holder), self.name)
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        setattr(getattr(instance, self.holder), self.name, value)
-
-
-class _Apart(_HeldBy):
+class _Apart(HeldBy):
     """A setting that begins as that of `args.accelerator_config` and is written here alone.
 
     Libraries write it between the loaders of training and evaluation, and then compare the arguments with the defaults
@@ -96,13 +77,11 @@ class LoaderSettings:
         args: the arguments whose `accelerator_config` and `data_seed` this shows.
     """
 
-    split_batches = _HeldBy("config")
-    dispatch_batches = _HeldBy("config")
+    split_batches = HeldBy("config")
+    dispatch_batches = HeldBy("config")
     even_batches = _Apart("config")
-    use_seedable_sampler = _HeldBy("config")
-    non_blocking = _HeldBy("config")
-    # Whether loaders keep a state of their own; littrainer's keep one in every checkpoint.
-    use_stateful_dataloader = False
+    use_seedable_sampler = HeldBy("config")
+    non_blocking = HeldBy("config")
 
     def __init__(self, args: TrainingArguments):
         self.args = args
@@ -123,65 +102,53 @@ class LoaderSettings:
         return f"LoaderSettings({self.config}, data_seed={self.data_seed})"
 
 
-class Settings:
-    """What an accelerator says of its set-up; most of it is fixed, since Lightning decides."""
+class AcceleratorFacade(ProcessMembers, Stepping, Preparing, SplitModels):
+    """Stands where subclasses of a Trainer expect an accelerator; docs/compatibility.md lists what it answers.
 
-    dataloader_config: LoaderSettings
-    split_batches = _HeldBy("dataloader_config")
-    dispatch_batches = _HeldBy("dataloader_config")
-    even_batches = _HeldBy("dataloader_config")
-    use_seedable_sampler = _HeldBy("dataloader_config")
-    non_blocking = _HeldBy("dataloader_config")
-    use_stateful_dataloader = _HeldBy("dataloader_config")
-    device_placement = True
-    project_dir: str | None = None
-    logging_dir: str | None = None
-    save_iteration = 0
-    fp8_enabled = delayed_fp8_autocast = has_fp8_handler = has_lomo_optimizer = False
-    # What a Trainer of transformers hands its accelerator none of.
-    autocast_handler = scaler_handler = init_handler = profile_handler = None
-    fp8_recipe_handler = ao_recipe_handler = te_recipe_handler = msamp_recipe_handler = None
+    Parameters:
+        args: the training arguments, which know device and ranks.
+    """
+
+    split_batches = HeldBy("dataloader_config")
+    dispatch_batches = HeldBy("dataloader_config")
+    even_batches = HeldBy("dataloader_config")
+    use_seedable_sampler = HeldBy("dataloader_config")
+    non_blocking = HeldBy("dataloader_config")
 
     def __init__(self, args: TrainingArguments):
+        ProcessMembers.__init__(self, args)
         self.dataloader_config = LoaderSettings(args)
-        self.rng_types = ["generator"]
-        self.flag_tensor: Any = None
-        self.trackers: list[Any] = []
-        self.log_with: list[Any] = []
-        self.project_configuration = SimpleNamespace(
-            project_dir=None,
-            logging_dir=None,
-            automatic_checkpoint_naming=False,
-            total_limit=None,
-            iteration=0,
-            save_on_each_node=args.save_on_each_node,
-        )
+        Preparing.__init__(self)
+        Stepping.__init__(self)
+        # Samples in the batch at hand where it is an evaluation's last and not a full one; set by the evaluation.
+        self.samples_in_last_batch: int | None = None
+        self.evaluated_loader: Any = None
+        # Libraries make accelerate's own state anew, in callbacks for instance, and expect it to be set up.
+        shared_accelerator_state(args)
+
+    def take_over_from(self, other: AcceleratorFacade) -> None:
+        """Stand in another one's place, in the midst of a training too."""
+        self.module, self._scaler = other.module, other._scaler
+        self.samples_in_last_batch = other.samples_in_last_batch
 
     @property
     def deepspeed_plugin(self) -> Any:
         """What DeepSpeed is told, if it carries the training out; else None."""
-        return self.dataloader_config.args.deepspeed_plugin
+        return self._args.deepspeed_plugin
 
     @property
-    def multi_device(self) -> bool:
-        """Whether several processes train on a GPU each."""
-        args = self.dataloader_config.args
-        return args.world_size > 1 and args.device.type != "cpu"
+    def state(self) -> Any:
+        """accelerate's AcceleratorState, which is loaded when somebody asks for it.
 
-    @property
-    def should_save_model(self: Any) -> bool:
-        """Whether this process is one that writes models."""
-        return self.is_local_main_process
+        Raises:
+            ImportError: accelerate is not installed.
+        """
+        found = shared_accelerator_state(self._args, load=True)
+        if found is None:
+            raise ImportError("trainer.accelerator.state is accelerate's AcceleratorState: pip install accelerate.")
+        return found
 
-
-class Saving:
-    """What a subclass calls to save objects of its own; checkpoints are the Trainer's."""
-
-    def __init__(self: Any) -> None:
-        self._custom_objects: list[Any] = []
-        self._told: set[str] = set()
-
-    def get_state_dict(self: Any, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """The model's state dict, under the names of the user's model.
 
         Parameters:
@@ -199,128 +166,10 @@ class Saving:
             model = self.unwrap_model(model, keep_torch_compile=False)
         return whole_state_dict(model) if is_sharded(model) else model.state_dict()
 
-    def save(self: Any, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
-        """Write an object to a file, in the first process (of each node where `save_on_each_node` is set).
-
-        Parameters:
-            safe_serialization: it is a dict of tensors, and becomes a safetensors file.
-        """
-        if not (self.is_local_main_process if self._args.save_on_each_node else self.is_main_process):
-            return
-        if not safe_serialization:
-            torch.save(obj, f)
-            return
-        from safetensors.torch import save_file
-
-        # Tensors that share memory are refused by the format, and views have more of it than they show.
-        save_file({name: value.clone().contiguous() for name, value in obj.items()}, f, metadata={"format": "pt"})
-
-    def save_model(
-        self: Any,
-        model: nn.Module,
-        save_directory: str | os.PathLike[str],
-        max_shard_size: int | str = "10GB",
-        safe_serialization: bool = True,
-    ) -> None:
-        """Write a model's weights into a folder: `model.safetensors`, or shards of it with an index.
-
-        Parameters:
-            max_shard_size: a number of bytes, or such as `5GB`.
-            safe_serialization: false writes `pytorch_model.bin`.
-
-        Raises:
-            NotADirectoryError: the folder is a file.
-        """
-        folder = Path(save_directory)
-        if folder.is_file():
-            raise NotADirectoryError(f"accelerator.save_model: {folder} is a file; give a folder.")
-        state_dict = self.get_state_dict(model)
-        if not self.is_main_process:
-            return
-        from huggingface_hub import save_torch_state_dict
-
-        folder.mkdir(parents=True, exist_ok=True)
-        save_torch_state_dict(state_dict, folder, max_shard_size=max_shard_size, safe_serialization=safe_serialization)
-
-    def register_for_checkpointing(self, *objects: Any) -> None:
-        """Take objects with states of their own; no Trainer's checkpoint holds them, which a warning says.
-
-        Raises:
-            ValueError: one has no `state_dict` or `load_state_dict`.
-        """
-        unfit = [
-            type(one).__name__
-            for one in objects
-            if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict"))
-        ]
-        if unfit:
-            raise ValueError(
-                f"register_for_checkpointing takes objects with state_dict and load_state_dict; {', '.join(unfit)} "
-                "lack them."
-            )
-        self._custom_objects.extend(objects)
-        self._tell(
-            "register_for_checkpointing",
-            "A Trainer's checkpoints do not hold objects registered with the accelerator, here or in transformers: "
-            "save them in an on_save callback, or in a callback with a state() (ExportableState).",
-        )
-
-    def init_trackers(self, project_name: str, config: Any = None, init_kwargs: Any = None) -> None:
-        """Do nothing but say so: a Trainer's accelerator has no trackers."""
-        self._tell(
-            "init_trackers", "The accelerator of a Trainer has no trackers to set up; choose them with report_to=[...]."
-        )
-
-    def log(self, values: dict[str, Any], step: int | None = None, log_kwargs: Any = None) -> None:
-        """Do nothing but say so: a Trainer's accelerator has no trackers."""
-        self._tell("log", "accelerator.log() reaches no tracker of a Trainer; call trainer.log() instead.")
-
     def end_training(self) -> None:
         """Leave the process group, where there is one."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-
-    def _tell(self, name: str, message: str) -> None:
-        if name not in self._told:
-            self._told.add(name)
-            logger.warning(message)
-
-
-class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving, SplitModels, Settings):
-    """Stands where subclasses of a Trainer expect an accelerator; docs/compatibility.md lists what it answers.
-
-    Parameters:
-        args: the training arguments, which know device and ranks.
-    """
-
-    def __init__(self, args: TrainingArguments):
-        ProcessMembers.__init__(self, args)
-        Settings.__init__(self, args)
-        Preparing.__init__(self)
-        Saving.__init__(self)
-        Stepping.__init__(self)
-        # Samples in the batch at hand where it is an evaluation's last and not a full one; set by the evaluation.
-        self.samples_in_last_batch: int | None = None
-        self.evaluated_loader: Any = None
-        # Libraries make accelerate's own state anew, in callbacks for instance, and expect it to be set up.
-        shared_accelerator_state(args)
-
-    def take_over_from(self, other: AcceleratorFacade) -> None:
-        """Stand in another one's place, in the midst of a training too."""
-        self.module, self._scaler = other.module, other._scaler
-        self.samples_in_last_batch = other.samples_in_last_batch
-
-    @property
-    def state(self) -> Any:
-        """accelerate's AcceleratorState, which is loaded when somebody asks for it.
-
-        Raises:
-            ImportError: accelerate is not installed.
-        """
-        found = shared_accelerator_state(self._args, load=True)
-        if found is None:
-            raise ImportError("trainer.accelerator.state is accelerate's AcceleratorState: pip install accelerate.")
-        return found
 
     @contextmanager
     def evaluating(self, loader: Any) -> Iterator[None]:
@@ -372,13 +221,19 @@ class AcceleratorFacade(ProcessMembers, Collectives, Stepping, Preparing, Saving
             if state is None:
                 raise ImportError(f"trainer.accelerator.{name} is accelerate's: pip install accelerate.")
             return getattr(state, name)
-        reason = REFUSED.get(name)
-        if reason is not None:
-            raise AttributeError(f"trainer.accelerator does not offer {name}: {reason}.")
+        if name in WITHOUT_EFFECT:
+            return lambda *args, **kwargs: _log_once(WITHOUT_EFFECT[name])
+        if name in REFUSED:
+            raise AttributeError(f"trainer.accelerator does not offer {name}: {REFUSED[name]}.")
         raise AttributeError(
-            f"trainer.accelerator has no {name!r}: littrainer trains on Lightning, and answers what accelerate's "
-            "Accelerator has. Ask trainer.lightning_trainer (its strategy), or torch, instead."
+            f"trainer.accelerator has no {name!r}: littrainer trains on Lightning, and answers what Trainers ask of "
+            "accelerate's Accelerator. Ask trainer.lightning_trainer (its strategy), or torch, instead."
         )
+
+
+@functools.cache
+def _log_once(message: str) -> None:
+    logger.warning(message)
 
 
 # ---- An Accelerator of accelerate's ----------------------------------------------------------------------------------
@@ -456,5 +311,4 @@ def _facade_like(given: Any, args: TrainingArguments) -> AcceleratorFacade:
         name: accumulation[name] for name in ACCUMULATION_SETTINGS if name in accumulation
     }
     facade.step_scheduler_with_optimizer = given.step_scheduler_with_optimizer
-    facade.rng_types = given.rng_types
     return facade

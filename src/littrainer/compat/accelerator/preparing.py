@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.compat.accelerator.stepping import PreparedOptimizer, PreparedScheduler
 from littrainer.data.loaders import LookaheadLoader, copies_to, lookahead_version
-from littrainer.data.position import skips_by_index, without_first_batches
 from littrainer.distributed import collectives
 from littrainer.model.facts import WRAPPERS
-from littrainer.model.traversal import is_spread, move_to
+from littrainer.model.traversal import move_to
 from littrainer.strategies.compilation import compile_keywords, is_compiled
 from littrainer.strategies.mixed_precision import forward_type, restore_forward, run_forward_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from littrainer.arguments.training_arguments import TrainingArguments
 
 
@@ -57,7 +55,7 @@ class Preparing:
             )
         # A schedule looks for the optimizer it belongs to among the prepared ones.
         first = [self._prepared(one, place) for one, place in zip(objects, places, strict=True)]
-        prepared = tuple(self.prepare_scheduler(one) if _is_schedule(one) else one for one in first)
+        prepared = tuple(self.prepare_scheduler(one) if isinstance(one, LRScheduler) else one for one in first)
         return prepared[0] if len(prepared) == 1 else prepared
 
     def _prepared(self, one: Any, device_placement: Any) -> Any:
@@ -146,12 +144,6 @@ class Preparing:
             self._schedulers.append(scheduler)
         return scheduler
 
-    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
-        """The loader without its first batches: once where they can be left out unread, else each time it is read."""
-        if num_batches and skips_by_index(dataloader):
-            return without_first_batches(dataloader, num_batches)
-        return _LaterBatches(dataloader, num_batches) if num_batches else dataloader
-
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
     ) -> nn.Module:
@@ -173,10 +165,6 @@ class Preparing:
         if not keep_fp32_wrapper:
             restore_forward(model)
         return model
-
-    def verify_device_map(self, model: nn.Module) -> bool:
-        """Whether a model, or a part of it, was loaded onto several devices."""
-        return is_spread(model)
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Forget prepared objects and empty the device's cache.
@@ -205,28 +193,3 @@ def _refuse_second_engine(model: nn.Module) -> None:
             "config=accelerator.state.deepspeed_plugin.deepspeed_config). One that is not trained goes through "
             "accelerator.prepare_model(model, evaluation_mode=True)."
         )
-
-
-class _LaterBatches:
-    """The batches of a loader that has to be read from its beginning, from a number on."""
-
-    def __init__(self, loader: Any, number: int):
-        self.loader = loader
-        self.number = number
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("loader", "number"):
-            raise AttributeError(name)
-        return getattr(self.loader, name)
-
-    def __len__(self) -> int:
-        return max(len(self.loader) - self.number, 0)
-
-    def __iter__(self) -> Iterator[Any]:
-        for position, batch in enumerate(self.loader):
-            if position >= self.number:
-                yield batch
-
-
-def _is_schedule(one: Any) -> bool:
-    return isinstance(one, torch.optim.lr_scheduler.LRScheduler)

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from littrainer.arguments.process import distributed_type
 from littrainer.distributed import collectives
 
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ProcessMembers:
-    """What an accelerator says about processes.
+    """What an accelerator says about processes, and does with the values of all of them.
 
     Parameters:
         args: the training arguments, which know device and ranks.
@@ -26,25 +24,10 @@ class ProcessMembers:
     def __init__(self, args: TrainingArguments):
         self._args = args
 
-    @property
-    def device(self) -> torch.device:
-        """The device this process trains on."""
-        return self._args.device
-
-    @property
-    def num_processes(self) -> int:
-        """World size."""
-        return self._args.world_size
-
-    @property
-    def process_index(self) -> int:
-        """Rank of this process."""
-        return self._args.process_index
-
-    @property
-    def local_process_index(self) -> int:
-        """Rank of this process on its node."""
-        return self._args.local_process_index
+    device = property(lambda self: self._args.device, doc="The device this process trains on.")
+    num_processes = property(lambda self: self._args.world_size, doc="World size.")
+    process_index = property(lambda self: self._args.process_index, doc="Rank of this process.")
+    local_process_index = property(lambda self: self._args.local_process_index, doc="Rank of this process on its node.")
 
     @property
     def is_main_process(self) -> bool:
@@ -101,12 +84,6 @@ class ProcessMembers:
         """Decorate a function so that the first process of each node runs it."""
         return _where(lambda: self.is_local_main_process, function)
 
-
-class Collectives:
-    """What an accelerator does with the values of all processes."""
-
-    flag_tensor: torch.Tensor | None
-
     def gather(self, tensor: Any) -> Any:
         """The values of all processes; with one process, its own."""
         return collectives.gathered(tensor)
@@ -123,17 +100,6 @@ class Collectives:
             scale: without effect, as under accelerate, which scales on TPUs only.
         """
         return collectives.reduced(tensor, reduction)
-
-    def set_trigger(self) -> None:
-        """Let the next `check_trigger` say yes in all processes."""
-        self.flag_tensor = torch.tensor(1)
-
-    def check_trigger(self) -> bool:
-        """Whether any process has called `set_trigger` since the last yes."""
-        mine = torch.tensor(0) if self.flag_tensor is None else self.flag_tensor
-        was_set = bool(self.reduce(mine.to(self.device)) > 0)  # type: ignore[attr-defined]
-        self.flag_tensor = torch.tensor(0) if was_set else mine
-        return was_set
 
 
 def _where(applies: Callable[[], bool], function: Callable[..., Any]) -> Callable[..., Any]:

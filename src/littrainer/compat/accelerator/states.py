@@ -10,7 +10,7 @@ from littrainer.arguments.deepspeed import asks_for_deepspeed
 from littrainer.arguments.process import distributed_type, partial_state
 from littrainer.arguments.sharding import plugin_arguments, sharding_plan
 from littrainer.data.loaders import innermost_loader
-from littrainer.distributed.layout import process_layout, tensor_parallel_rank
+from littrainer.distributed.layout import process_layout
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
@@ -30,11 +30,30 @@ def parallelism_config_of(args: TrainingArguments) -> Any:
     return ParallelismConfig(**sizes)
 
 
+class HeldBy:
+    """A setting that another object holds, which is read and written there.
+
+    Parameters:
+        holder: the attribute that is this object.
+    """
+
+    def __init__(self, holder: str) -> None:
+        self.holder = holder
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else getattr(getattr(instance, self.holder), self.name)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        setattr(getattr(instance, self.holder), self.name, value)
+
+
 class SplitModels:
     """Members of an accelerator about models that are split between processes."""
 
     _args: TrainingArguments
-    module: Any
 
     @property
     def is_fsdp2(self) -> bool:
@@ -46,33 +65,6 @@ class SplitModels:
     def parallelism_config(self) -> Any:
         """What `parallelism_config` asks for, as accelerate's ParallelismConfig; None for nothing."""
         return parallelism_config_of(self._args)
-
-    @property
-    def is_composable_parallelism_enabled(self) -> bool:
-        """Whether parameters are torch's DTensors by FSDP."""
-        return self.is_fsdp2
-
-    @property
-    def torch_device_mesh(self) -> Any:
-        """While a training goes on that splits the model, all processes by the dimensions of its layout; else None."""
-        return None if self.module is None else getattr(self.module.trainer.strategy, "_device_mesh", None)
-
-    @property
-    def data_parallel_rank(self) -> int:
-        """Which replica of the model is this process's; the rank where each process has one."""
-        layout = process_layout(self._args)
-        return self._args.process_index // (layout.shards * layout.tensor_parallel)
-
-    @property
-    def data_parallel_shard_rank(self) -> int:
-        """Which shard of the layout is this process's; 0 where `parallelism_config` names no shards."""
-        layout = process_layout(self._args)
-        return self._args.process_index // layout.tensor_parallel % layout.shards
-
-    @property
-    def tensor_parallel_rank(self) -> int:
-        """Which slice of each layer is this process's; 0 where layers are whole."""
-        return tensor_parallel_rank(self._args)
 
 
 def shared_accelerator_state(args: TrainingArguments, load: bool = False) -> Any:

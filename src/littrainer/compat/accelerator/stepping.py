@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.algorithms.join import Join
-from torch.nn.parallel import DistributedDataParallel
 
 from littrainer.arguments.sharding import sharding_plan
-from littrainer.compat.accelerator.states import GradientView
+from littrainer.compat.accelerator.states import GradientView, HeldBy
 from littrainer.errors.lazy_isinstance import is_a
-from littrainer.optim.stepping import OptimizerAround, clip_by_norm, updates_during_backward
+from littrainer.optim.stepping import OptimizerAround, clip_by_norm
 from littrainer.strategies.mixed_precision import forward_type
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
-
-logger = logging.getLogger(__name__)
 
 # What accelerate's accumulation is if nobody says otherwise.
 ACCUMULATION_DEFAULTS = {"adjust_scheduler": True, "sync_with_dataloader": True, "sync_each_batch": False}
@@ -132,10 +127,9 @@ class Stepping:
 
     _args: TrainingArguments
     _optimizers: list[PreparedOptimizer]
-    _dataloaders: list[Any]
-    multi_device: bool
-    even_batches: bool
     step_scheduler_with_optimizer = True
+    # Whether this micro-batch is the last one of its optimizer step.
+    sync_gradients = HeldBy("gradient_state")
 
     def __init__(self) -> None:
         # What fit is carrying out right now; None outside training.
@@ -147,15 +141,6 @@ class Stepping:
         # The Trainer accumulates, whatever number is asked for; of the rest counts what differs from the defaults.
         settings = {name: value for name, value in asked.items() if ACCUMULATION_DEFAULTS.get(name) is not value}
         self.gradient_state = GradientView(self, {**settings, "num_steps": 1})
-
-    @property
-    def sync_gradients(self) -> bool:
-        """Whether this micro-batch is the last one of its optimizer step."""
-        return self.gradient_state.sync_gradients
-
-    @sync_gradients.setter
-    def sync_gradients(self, value: bool) -> None:
-        self.gradient_state.sync_gradients = value
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -207,32 +192,18 @@ class Stepping:
         """Backward pass, through Lightning's precision plugin and strategy in a training step of a script's own.
 
         Parameters:
-            kwargs: handed on to torch; `learning_rate` counts for optimizers that update the weights as it goes.
+            kwargs: handed on to torch; but `learning_rate`, which the schedule decides.
         """
-        rate = kwargs.pop("learning_rate", None)
+        kwargs.pop("learning_rate", None)
         steps = self.gradient_accumulation_steps
         if steps != 1:
             loss = loss / steps
         module = self.module
         if module is not None and not module.automatic_optimization:
             module.manual_backward(loss, **kwargs)
-        elif rate is not None and any(updates_during_backward(one.optimizer) for one in self._optimizers):
-            self.lomo_backward(loss, rate)
         else:
             # A further backward pass, beside the one of Lightning's automatic optimization, or outside of training.
             (loss if self.scaler is None else self.scaler.scale(loss)).backward(**kwargs)
-
-    def lomo_backward(self, loss: torch.Tensor, learning_rate: float) -> None:
-        """Backward pass of prepared optimizers that update the weights as it goes, as LOMO.
-
-        Raises:
-            ValueError: none of those prepared does.
-        """
-        fused = [one.optimizer for one in self._optimizers if updates_during_backward(one.optimizer)]
-        if not fused:
-            raise ValueError("accelerator.lomo_backward: no optimizer that updates during backward has been prepared.")
-        for optimizer in fused:
-            optimizer.fused_backward(loss, learning_rate)
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Divide the scale of fp16 out of the gradients, unless that is done already.
@@ -304,54 +275,6 @@ class Stepping:
                     stack.enter_context(self.no_sync(model))
             yield
 
-    @staticmethod
-    @contextmanager
-    def trigger_sync_in_backward(model: nn.Module) -> Iterator[None]:
-        """Let the next backward pass exchange gradients whose forward passes ran in `no_sync`."""
-        if not isinstance(model, DistributedDataParallel):
-            yield
-            return
-        found = model.require_backward_grad_sync, model.require_forward_param_sync
-        model.require_backward_grad_sync = model.require_forward_param_sync = True
-        model.reducer.prepare_for_backward([])
-        try:
-            yield
-        finally:
-            model.require_backward_grad_sync, model.require_forward_param_sync = found
-
-    @contextmanager
-    def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Iterator[None]:
-        """A context for processes with differently many batches, between GPUs; anywhere else it does nothing.
-
-        Parameters:
-            joinables: what exchanges something at each batch, as a model in DistributedDataParallel.
-            even_batches: for the prepared loaders within the block; by default as they are. Where batches are even
-                nothing has to be joined.
-        """
-        if not self.multi_device:
-            if self._args.world_size > 1:
-                logger.warning("join_uneven_inputs has an effect between GPUs only, under accelerate too.")
-            yield
-            return
-        found = [(one, one.even_batches) for one in _shared_batches(self._dataloaders)]
-        wanted = self.even_batches if even_batches is None else even_batches
-        try:
-            if even_batches is not None:
-                for batches, _ in found:
-                    batches.even_batches = even_batches
-            with Join(joinables, enable=not wanted, throw_on_early_termination=False):
-                yield
-        finally:
-            for batches, before in found:
-                batches.even_batches = before
-
-    @contextmanager
-    def maybe_context_parallel(
-        self, buffers: Any = None, buffer_seq_dims: Any = None, no_restore_buffers: Any = None
-    ) -> Iterator[None]:
-        """A context for sequences that are split between processes; none are, so it does nothing."""
-        yield
-
 
 @contextmanager
 def _without_exchange(model: Any) -> Iterator[None]:
@@ -361,12 +284,6 @@ def _without_exchange(model: Any) -> Iterator[None]:
         yield
     finally:
         model.set_requires_gradient_sync(True)
-
-
-def _shared_batches(loaders: list[Any]) -> list[Any]:
-    """What shares the batches of prepared loaders out between processes."""
-    samplers = [getattr(loader, "batch_sampler", None) for loader in loaders]
-    return [sampler for sampler in samplers if hasattr(sampler, "even_batches")]
 
 
 def _new_scaler(args: TrainingArguments) -> torch.amp.GradScaler:
