@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from littrainer.errors.notes import add_note
-from littrainer.hub.timeouts import SilentHubError, bound_silence
 from littrainer.hub.tokens import shows_token, without_tokens
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
-Answer = TypeVar("Answer")
-
 MAIN_BRANCH = "main"
 # What begins so is made by the Hub itself, as for a pull request.
 OWN_REFERENCES = "refs/"
-# Seconds before each further try to reach the Hub when a Trainer is made.
-WAITS = (1.0, 3.0)
 # Status of an answer -> what to do about it.
 ADVICE: dict[int, str] = {
     401: "The token is missing, wrong or expired: log in with `hf auth login`, or set hub_token to one that may write.",
@@ -33,13 +27,10 @@ ADVICE: dict[int, str] = {
     413: "What is pushed is larger than the Hub takes: free storage, or push less often (hub_strategy, save_steps).",
     429: "Too many requests were sent: push less often (save_steps).",
 }
-# Of them, what the next upload is answered with as well.
-LASTING = (401, 402, 403, 404, 413, 429)
 SERVER_FAILS = "The Hub has a problem of its own; push again later."
 # As behind a firewall that lets only the Hub itself through.
 XET_FAILS = "Xet, which sends large files, does not get through: set HF_HUB_DISABLE_XET=1 to send them by LFS."
 NO_ANSWER = "The Hub was not reached, or the connection was cut; look at the network, and at HF_ENDPOINT."
-SILENT = "The Hub was silent ({}); look at the network, and at HF_ENDPOINT."
 # If a class has one of these in its name, there was no answer.
 OF_CONNECTIONS = ("Connect", "Timeout", "Network", "Protocol", "ReadError", "WriteError", "Offline")
 
@@ -78,43 +69,19 @@ def make_repository(trainer: Any, token: str | None = None, private: bool | None
     token = token_for(args, token)
     private = args.hub_private_repo if private is None else private
     name = repository_name(args)
+    from huggingface_hub import HfApi
+
     with explaining(f"creating the repository {name}", token):
-        created = _with_patience(lambda: client().create_repo(name, token=token, private=private, exist_ok=True))
-        trainer.hub_model_id, trainer._hub_model_id_asked_for = created.repo_id, (args.hub_model_id,)
-        make_branch(created.repo_id, args.hub_revision, token)
-
-
-def is_repository_made(trainer: Any) -> bool:
-    """Whether there is the repository that the arguments name; a script may set them after it has made the Trainer."""
-    # An override of init_hf_repo, or the script, may have set hub_model_id by itself.
-    asked_for = trainer._hub_model_id_asked_for or (trainer.args.hub_model_id,)
-    return trainer.hub_model_id is not None and asked_for == (trainer.args.hub_model_id,)
+        trainer.hub_model_id = HfApi().create_repo(name, token=token, private=private, exist_ok=True).repo_id
+        make_branch(trainer.hub_model_id, args.hub_revision, token)
 
 
 def make_branch(repository: str, revision: str | None, token: str | None) -> None:
     """Create a branch unless it is there, or is none that can be created."""
     if revision is not None and revision != MAIN_BRANCH and not revision.startswith(OWN_REFERENCES):
-        _with_patience(lambda: client().create_branch(repository, branch=revision, token=token, exist_ok=True))
+        from huggingface_hub import HfApi
 
-
-def client() -> Any:
-    """The Hub's client, for the endpoint that is set, which does not wait for ever."""
-    from huggingface_hub import HfApi
-
-    bound_silence()
-    return HfApi()
-
-
-def _with_patience(ask: Callable[[], Answer]) -> Answer:
-    """Ask the Hub again if it fails by itself; the client does so for uploads only."""
-    for wait in WAITS:
-        try:
-            return ask()
-        except Exception as error:
-            if (_status_of(error) or 0) < 500:
-                raise
-            time.sleep(wait)
-    return ask()
+        HfApi().create_branch(repository, branch=revision, token=token, exist_ok=True)
 
 
 # ---- Errors ----------------------------------------------------------------------------------------------------------
@@ -142,8 +109,6 @@ def explaining(doing: str, token: str | None) -> Iterator[None]:
 def advice_for(error: BaseException) -> str:
     """What to do about an error of a push; empty if its text has to do."""
     for link in causes(error):
-        if isinstance(link, SilentHubError):
-            return SILENT.format(link)
         status = _status_of(link)
         if status is not None:
             return SERVER_FAILS if status >= 500 else ADVICE.get(status, "")
@@ -152,17 +117,6 @@ def advice_for(error: BaseException) -> str:
         if isinstance(link, ConnectionError) or any(part in type(link).__name__ for part in OF_CONNECTIONS):
             return NO_ANSWER
     return ""
-
-
-def is_silent(error: BaseException) -> bool:
-    """Whether the Hub has said nothing for too long."""
-    return any(isinstance(link, SilentHubError) for link in causes(error))
-
-
-def is_lasting(error: BaseException) -> bool:
-    """Whether what is sent next would fare no better: the Hub has refused it, or says nothing."""
-    status = next((status for link in causes(error) if (status := _status_of(link)) is not None), None)
-    return status in LASTING or is_silent(error)
 
 
 def text_of(error: BaseException, *tokens: Any) -> str:
