@@ -16,13 +16,13 @@ from tests.hub.server import MAIN, Fault, Hub
 from tests.hub.test_pushing import SAVES, WITH_CHECKPOINTS, below
 from tests.scenarios.other_processes import LONGEST_WAIT_SECONDS
 
-COMMIT, LARGE_FILE, BATCH = "POST .*/commit/", "PUT /lfs/", "POST .*/objects/batch"
+COMMIT, PREUPLOAD = "POST .*/commit/", "POST .*/preupload/"
 
 # Name -> what goes wrong with every request of one kind, and what the error says to do.
 LASTING: dict[str, tuple[Fault, str]] = {
     "500 at the commit": (Fault(COMMIT, 500), "push again later"),
-    "403 for a full storage": (Fault(BATCH, 403, body={"error": "Private storage limit reached"}), "free storage"),
-    "cut while a large file is sent": (Fault(LARGE_FILE, cuts=True), "connection was cut"),
+    "403 for a full storage": (Fault(PREUPLOAD, 403, body={"error": "Private storage limit reached"}), "free storage"),
+    "cut while files are sent": (Fault(COMMIT, cuts=True), "connection was cut"),
 }
 
 
@@ -96,27 +96,6 @@ def test_a_checkpoint_that_was_not_pushed_comes_later_where_all_of_them_are_want
     files = hub.repository().files()
     assert below("checkpoint-2/", files).keys() == below("checkpoint-6/", files).keys()
     assert below("checkpoint-6/", files) == files_below(tmp_path / "run" / "checkpoint-6")
-    assert not (tmp_path / "run" / SNAPSHOT_DIR).exists()
-
-
-def test_a_checkpoint_whose_push_could_not_be_prepared_comes_later_where_all_of_them_are_wanted(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from littrainer.hub import push_to_hub as pushing
-
-    take_beside_model, seen = pushing.take_beside_model, list[int]()
-
-    def full_at_first(*args: Any) -> None:
-        seen.append(1)
-        if len(seen) == 1:
-            raise OSError(28, "No space left on device")
-        take_beside_model(*args)
-
-    monkeypatch.setattr(pushing, "take_beside_model", full_at_first)
-    pushing_trainer(tmp_path, hub_strategy="all_checkpoints", save_total_limit=1).train()
-    assert sorted(hub.repository().messages()) == sorted(WITH_CHECKPOINTS[1:])
-    files = hub.repository().files()
-    assert below("checkpoint-2/", files).keys() == below("checkpoint-6/", files).keys()
     assert not (tmp_path / "run" / SNAPSHOT_DIR).exists()
 
 

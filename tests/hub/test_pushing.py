@@ -40,17 +40,6 @@ def test_files_of_an_earlier_checkpoint_do_not_stay_in_the_last_one(hub: Hub, tm
     assert "last-checkpoint/only_at_step_2.txt" not in last.files
 
 
-def test_all_checkpoints_are_there_in_the_end_each_as_it_was_written_though_older_ones_are_deleted(
-    hub: Hub, tmp_path: Path
-) -> None:
-    pushing_trainer(tmp_path, hub_strategy="all_checkpoints", save_total_limit=1).train()
-    assert hub.repository().messages() == WITH_CHECKPOINTS
-    files = hub.repository().files()
-    assert {name.partition("/")[0] for name in files if "/" in name} == {f"checkpoint-{step}" for step in (2, 4, 6)}
-    assert below("checkpoint-6/", files) == files_below(tmp_path / "run" / "checkpoint-6")
-    assert [entry.name for entry in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-6"]
-
-
 def test_training_does_not_wait_for_a_push_and_skips_saves_while_one_is_on_its_way(hub: Hub, tmp_path: Path) -> None:
     answer = threading.Event()
     hub.faults.append(Fault("POST .*/preupload/", until=answer))
@@ -79,20 +68,6 @@ def test_a_checkpoint_written_in_the_background_is_pushed_when_it_is_complete(hu
 def test_a_save_of_an_epoch_is_named_after_the_epoch(hub: Hub, tmp_path: Path) -> None:
     pushing_trainer(tmp_path, save_strategy="epoch", max_steps=-1, num_train_epochs=2).train()
     assert hub.repository().messages() == ["Training in progress, epoch 1", "Training in progress, epoch 2"]
-
-
-def test_callbacks_hear_of_each_push_before_it(hub: Hub, tmp_path: Path) -> None:
-    steps: list[int] = []
-
-    class Listener(TrainerCallback):
-        def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            steps.append(state.global_step)
-
-    trainer = pushing_trainer(tmp_path, given={"callbacks": [Listener]})
-    trainer.train()
-    assert steps == [2, 4, 6]
-    trainer.push_to_hub()
-    assert steps == [2, 4, 6, 6]
 
 
 def test_what_else_lies_in_the_output_folder_goes_along_but_nothing_half_written_or_of_other_trainings(
@@ -134,31 +109,19 @@ def test_a_keyword_that_no_card_takes_is_refused_in_each_process_before_anything
     assert begun == [] and files_below(tmp_path / "run") == {}
 
 
-def test_pushing_by_hand_gives_the_commit_or_a_future_of_it(hub: Hub, tmp_path: Path) -> None:
+def test_pushing_by_hand_gives_the_commit_or_a_future_of_it_and_sends_what_lay_there_then(
+    hub: Hub, tmp_path: Path
+) -> None:
+    run, answer = tmp_path / "run", threading.Event()
     trainer = pushing_trainer(tmp_path, push_to_hub=False, save_strategy="no")
     trainer.train()
     assert hub.repositories == {}
     commit = trainer.push_to_hub(commit_message="by hand")
     repository = hub.repository()
     assert (commit.oid, repository.messages()) == (repository.branches[MAIN][-1].oid, ["by hand"])
-    with torch.no_grad():
-        next(trainer.model.parameters()).add_(1)
-    future = trainer.push_to_hub(commit_message="later", blocking=False)
-    assert future.result(timeout=LONGEST_WAIT_SECONDS).oid == repository.branches[MAIN][-1].oid
-    assert repository.messages() == ["by hand", "later"]
-    assert repository.files()["model.safetensors"] == (tmp_path / "run" / "model.safetensors").read_bytes()
-    assert repository.files()["README.md"] == (tmp_path / "run" / "README.md").read_bytes()
-
-
-def test_a_push_by_hand_in_the_background_sends_what_lay_there_though_all_of_it_changes_meanwhile(
-    hub: Hub, tmp_path: Path
-) -> None:
-    run, answer = tmp_path / "run", threading.Event()
-    trainer = pushing_trainer(tmp_path, hub_strategy="end", save_strategy="no")
-    run.mkdir(exist_ok=True)
     (run / "notes.txt").write_text("before")
     hub.faults.append(Fault("POST .*/preupload/", until=answer))
-    future = trainer.push_to_hub(blocking=False)
+    future = trainer.push_to_hub(commit_message="later", blocking=False)
     before = files_below(run)
     with torch.no_grad():
         next(trainer.model.parameters()).add_(1)
@@ -167,8 +130,9 @@ def test_a_push_by_hand_in_the_background_sends_what_lay_there_though_all_of_it_
     (run / "more.txt").write_text("after")
     assert files_below(run)["model.safetensors"] != before["model.safetensors"]
     answer.set()
-    future.result(60)
-    pushed = {name: content for name, content in hub.repository().files().items() if name != ".gitattributes"}
+    assert future.result(LONGEST_WAIT_SECONDS).oid == repository.branches[MAIN][-1].oid
+    assert repository.messages() == ["by hand", "later"]
+    pushed = {name: content for name, content in repository.files().items() if name != ".gitattributes"}
     assert pushed == {name: content for name, content in before.items() if not name.startswith(SNAPSHOT_DIR)}
     assert not (run / SNAPSHOT_DIR).exists()
 

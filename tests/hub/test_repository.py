@@ -46,7 +46,7 @@ def test_set_push_to_hub_is_enough(hub: Hub, tmp_path: Path) -> None:
 
     trainer = Trainer(VectorClassifier(), args)
     trainer.save_model()
-    assert hub.repository("chosen").private
+    assert hub.repository("chosen").asked_visibility == "private"
     assert hub.repository("chosen").messages() == ["Model save"]
 
 

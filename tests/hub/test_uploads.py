@@ -188,16 +188,6 @@ def test_a_thread_without_an_owner_ends() -> None:
     assert not thread.is_alive()
 
 
-def test_the_end_of_the_program_waits_for_work_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    work, may_end = PushInProgress(), threading.Event()
-    work.run(lambda: may_end.wait(LONGEST_WAIT_SECONDS))
-    threading.Timer(0.05, may_end.set).start()
-    work.finish_before_exit(60)
-    assert work.is_done()
-    assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert "The program ends when that is done; Ctrl-C ends it at once." in caplog.text
-
-
 def test_an_interruption_ends_the_wait_and_what_is_not_done_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     work, may_end = PushInProgress(), threading.Event()
 

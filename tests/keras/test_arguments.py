@@ -23,7 +23,7 @@ def test_a_power_of_the_decay_chooses_the_polynomial_schedule(tmp_path: Path) ->
 
 @pytest.mark.parametrize("power", [0.0, float("nan"), "two"])
 def test_a_power_that_is_none_is_refused(tmp_path: Path, power: object) -> None:
-    with pytest.raises(ValueError, match="poly_power.* has to be a number above 0"):
+    with pytest.raises(ValueError, match=r"poly_power.* has to be a number above 0"):
         TFTrainingArguments(str(tmp_path), poly_power=power)  # type: ignore[arg-type]
 
 

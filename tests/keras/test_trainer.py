@@ -339,15 +339,6 @@ def test_predictions_need_no_labels(make_model: Any, arguments: Any, features: A
     assert "eval_loss" not in found.metrics
 
 
-def test_missing_datasets_are_named(make_model: Any, arguments: Any) -> None:
-    trainer = TFTrainer(make_model(), arguments())
-    for call, name in ((trainer.train, "train_dataset"), (trainer.evaluate, "eval_dataset")):
-        with pytest.raises(ValueError, match=name):
-            call()
-    with pytest.raises(ValueError, match="test_dataset"):
-        trainer.predict(None)
-
-
 def test_a_run_model_that_returns_no_pair_is_an_error(make_model: Any, arguments: Any, pairs: Any) -> None:
     class LossAlone(TFTrainer):
         def run_model(self, features: Any, labels: Any, training: bool) -> Any:

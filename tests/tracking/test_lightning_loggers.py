@@ -116,21 +116,6 @@ def test_one_that_fails_is_told_once_and_the_others_go_on(tmp_path: Path, caplog
     assert broken.calls == ["failed"]
 
 
-def test_the_next_training_tries_a_logger_that_failed_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    broken = NotedLogger(fails="train/")
-    trainer = quiet_trainer(tmp_path, report_to=broken, given={"callbacks": [LearningRateMonitor()]}, **LOGGED)
-    trainer.train()
-    trainer.train()
-    assert caplog.text.count("Reporting to NotedLogger failed") == 2
-    broken.fails, broken.rows, broken.calls, broken.parameters = None, [], [], {}
-    trainer.train()
-    assert caplog.text.count("Reporting to NotedLogger failed") == 2
-    assert [step for step, row in broken.rows if "train/loss" in row] == [1, 2]
-    assert any(RATES[0] in row for _, row in broken.rows)
-    assert broken.parameters["max_steps"] == 2
-    assert broken.calls == ["success"]
-
-
 def test_what_lightnings_callbacks_log_lands_in_the_same_run(tmp_path: Path) -> None:
     noted = NotedLogger()
     trainer = quiet_trainer(

@@ -72,14 +72,6 @@ def test_the_folder_is_that_of_logging_dir_before_the_environments(
     assert not (tmp_path / "environment").exists()
 
 
-def test_without_a_wish_the_folder_is_a_new_one_in_the_output_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TENSORBOARD_LOGGING_DIR", raising=False)
-    quiet_trainer(tmp_path, report_to="tensorboard", max_steps=1).train()
-    assert len(list(tmp_path.glob("runs/*/events.*"))) == 1
-
-
 def test_a_writer_that_is_given_is_written_with(tmp_path: Path) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -163,15 +155,3 @@ def test_secrets_in_arguments_of_a_subclass_are_not_written(tmp_path: Path) -> N
     written = b"".join(path.read_bytes() for path in (tmp_path / "events").iterdir())
     assert b"<SERVICE_API_KEY>" in written
     assert b"very secret" not in written
-
-
-def test_the_callback_of_transformers_itself_works_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, both: dict[str, dict[str, Any]]
-) -> None:
-    from transformers.integrations import TensorBoardCallback as TheirCallback
-
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
-    trainer_of("littrainer", tmp_path / "out", callbacks=[TheirCallback()]).train()
-    written, expected = read_events(tmp_path / "events"), both["transformers"]
-    assert written["scalars"]["train/loss"] == expected["scalars"]["train/loss"]
-    assert written["texts"]["model_config/text_summary"] == expected["texts"]["model_config/text_summary"]

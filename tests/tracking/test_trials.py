@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,26 +74,16 @@ def mlflow_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]
     """The runs that each side leaves, oldest first, each with its metrics."""
     import mlflow
 
-    from tests.tracking.test_mlflow import metrics_of, runs_in
+    from tests.tracking.test_mlflow import metrics_of, new_store, runs_in
 
     found = {}
     for side in SIDES:
         folder = tmp_path_factory.mktemp(side)
-        with pytest.MonkeyPatch.context() as patch, _store(folder, patch) as client:
+        with pytest.MonkeyPatch.context() as patch, new_store(folder, patch) as client:
             search_on(side, folder / "out", report_to="mlflow", run_name=None)
             assert mlflow.active_run() is None
             found[side] = [(run, metrics_of(client, run)) for run in runs_in(client)]
     return found
-
-
-def _store(folder: Path, patch: pytest.MonkeyPatch) -> Any:
-    from mlflow.tracking import MlflowClient
-
-    from tests.tracking.test_mlflow import local_store
-
-    empty = folder / "empty.db"
-    MlflowClient(f"sqlite:///{empty}").create_experiment("trials", artifact_location=str(folder / "artifacts"))
-    return local_store(folder, empty, patch)
 
 
 def test_each_trial_is_a_run_of_mlflow_with_the_metrics_of_transformers_and_its_own_parameters(
@@ -112,9 +101,9 @@ def test_trials_inside_a_run_of_the_script_are_nested_where_the_environment_asks
 ) -> None:
     import mlflow
 
-    from tests.tracking.test_mlflow import runs_in
+    from tests.tracking.test_mlflow import new_store, runs_in
 
-    with _store(tmp_path, monkeypatch) as client:
+    with new_store(tmp_path, monkeypatch) as client:
         monkeypatch.setenv("MLFLOW_NESTED_RUN", "true")
         mlflow.set_experiment("trials")
         mine = mlflow.start_run(run_name="search")
@@ -248,17 +237,3 @@ def test_a_tracker_is_told_where_the_trial_saves_and_forgets_it_afterwards(tmp_p
     runs = [(tmp_path / f"run-{number}", f"mine-run-{number}") for number in range(3)]
     # The one that was pruned is ended at once, and not again.
     assert seen == [runs[0], "ended", runs[1], "ended", runs[2], "ended", (None, "mine")]
-
-
-def test_a_run_is_named_by_what_there_is() -> None:
-    callback = TrackerCallback.__new__(TrackerCallback)
-    args = SimpleNamespace(run_name=None)
-    training = SimpleNamespace(is_hyper_param_search=False, trial_name="stale")
-    trial = SimpleNamespace(is_hyper_param_search=True, trial_name=None)
-    assert callback.run_name(args, training) is None
-    assert callback.run_name(args, trial) is None
-    callback.trial_folder = Path("out/run-7")
-    assert callback.run_name(args, trial) == "run-7"
-    args.run_name, trial.trial_name = "mine", "warm"
-    assert callback.run_name(args, trial) == "mine-warm"
-    assert callback.run_name(args, training) == "mine"

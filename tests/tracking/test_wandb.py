@@ -9,7 +9,6 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 
 from littrainer import TrainerCallback
 from littrainer.tracking import WandbCallback
-from littrainer.tracking.selection import trackers_for
 from tests.scenarios.other_processes import wait_until
 from tests.scenarios.trainers import quiet_trainer
 from tests.tracking.both_sides import (
@@ -172,14 +171,6 @@ def test_a_subclass_sets_the_run_up_in_its_own_way(tmp_path: Path) -> None:
     run = finished_run()
     assert run.project == "of the subclass"
     assert "max_steps" not in run.config
-
-
-def test_wandb_that_is_switched_off_is_told_and_left_out(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("WANDB_DISABLED", "true")
-    assert trackers_for(["wandb"]) == []
-    assert "Nothing is reported to wandb: the environment variable WANDB_DISABLED switches it off." in caplog.text
 
 
 def test_a_run_that_is_finished_during_training_is_told_and_training_goes_on(

@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING, Any
 from littrainer.arguments.destinations import DESTINATIONS, Place, lightning_precision
 from littrainer.arguments.secrets import holds_a_secret
 from littrainer.arguments.shown_arguments import as_text, away_from_defaults, default_texts
-from littrainer.callbacks.log_history import COSTS, EVALUATION, OF_THE_WHOLE_TRAINING, TRAINING, read_history
+from littrainer.callbacks.log_history import COSTS, EVALUATION, OF_THE_WHOLE_TRAINING, TRAINING, Point, read_history
 from littrainer.distributed.layout import data_parallel_size
 from littrainer.errors.atomic_files import write_whole
 from littrainer.errors.lazy_isinstance import is_a
 from littrainer.errors.version import __version__
-from littrainer.hub.repository import text_of
+from littrainer.hub.repository import text_of, without_tokens
 from littrainer.hub.snapshot import CARD_NAME
-from littrainer.hub.tokens import without_tokens
 from littrainer.model.facts import base_model
 from littrainer.strategies.choice import strategy_name
 
@@ -87,14 +86,11 @@ Texts = str | list[str] | None
 def write_card(trainer: Any, **given: Any) -> None:
     """Write the card of a Trainer's model as README.md into its `output_dir`; only the first process writes.
 
-    A card that somebody has written or edited is kept, with a warning.
+    A card that somebody has written or edited is kept, with a warning. Metadata that huggingface_hub refuses are a
+    ValueError.
 
     Parameters:
         given: keywords of `create_model_card`.
-
-    Raises:
-        ValueError: huggingface_hub refuses the metadata.
-        OSError: the file cannot be read or written.
     """
     if not trainer.is_world_process_zero():
         return
@@ -138,11 +134,7 @@ def leave_out_generated_card(folder: Path, repository: str, revision: str | None
 
 
 def card_on_the_hub(repository: str, revision: str | None = None, token: str | None = None) -> str:
-    """The card that a repository has; empty if it has none, or is not there.
-
-    Raises:
-        huggingface_hub.errors.HfHubHTTPError, huggingface_hub.errors.LocalEntryNotFoundError: the Hub does not say.
-    """
+    """The card that a repository has; empty if it has none, or is not there. No answer is an error."""
     from huggingface_hub import HfApi, errors
 
     with tempfile.TemporaryDirectory() as folder:
@@ -173,11 +165,6 @@ def _text(content: str) -> str:
 
 
 def _as_file(entries: dict[str, Any], text: str) -> str:
-    """A README.md.
-
-    Raises:
-        ValueError: huggingface_hub refuses the metadata.
-    """
     from huggingface_hub import ModelCardData
 
     try:
@@ -333,20 +320,20 @@ def framework_versions() -> dict[str, str]:
 
 def last_results(log_history: list[Any]) -> dict[tuple[str, str], float]:
     """(metric, evaluation set) -> what the last evaluation found."""
+    return {key: points[-1].value for key, points in _evaluations(log_history).items()}
+
+
+def _evaluations(log_history: list[Any]) -> dict[tuple[str, str], list[Point]]:
     curves = read_history(log_history).curves.items()
-    return {key: points[-1].value for key, points in curves if key[1] != TRAINING and key[0] not in COSTS}
+    return {key: points for key, points in curves if key[1] != TRAINING and key[0] not in COSTS}
 
 
 def _table_of_results(log_history: list[Any]) -> list[str]:
     """The evaluations during training, a row for each step and a column for each metric and evaluation set."""
     ends = [place for place, entry in enumerate(log_history) if OF_THE_WHOLE_TRAINING in entry]
-    curves = read_history(log_history[: ends[-1]] if ends else log_history).curves
-    losses = curves.get(("loss", TRAINING), [])
-    evaluated = {
-        key: {point.step: point for point in points}
-        for key, points in curves.items()
-        if key[1] != TRAINING and key[0] not in COSTS
-    }
+    during = log_history[: ends[-1]] if ends else log_history
+    losses = read_history(during).curves.get(("loss", TRAINING), [])
+    evaluated = {key: {point.step: point for point in points} for key, points in _evaluations(during).items()}
     epochs = {step: point.epoch for points in evaluated.values() for step, point in points.items()}
     if not epochs or not (ends or losses):
         return []
@@ -422,8 +409,7 @@ def license_of(repository: str) -> str | None:
 def datasets_of(dataset: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
     """The datasets that a script names, else what a dataset of the `datasets` library says of itself.
 
-    Returns:
-        for each the keywords of an `EvalResult`; `dataset_type` is None if it is no repository's name.
+    For each the keywords of an `EvalResult`; `dataset_type` is None if it is no repository's name.
     """
     if isinstance(dataset, Mapping) and not is_a(dataset, "datasets.Dataset"):
         dataset = next(iter(dataset.values()), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import inspect
 import logging
 from collections.abc import Iterator
@@ -16,19 +16,24 @@ from littrainer.callbacks.state import TrainerState
 from littrainer.checkpoint.atomic_write import own_place
 from littrainer.checkpoint.layout import TRAINER_STATE_NAME, checkpoint_step
 from littrainer.distributed.agreement import agreed, are_several, failing_together, from_first, longest_wait
-from littrainer.hub.model_card import leave_out_generated_card
-from littrainer.hub.repository import explaining, make_branch, repository_name, text_of, token_for
+from littrainer.hub.repository import (
+    explaining,
+    remove_files_with_secrets,
+    repository_name,
+    secrets_of,
+    text_of,
+    token_for,
+)
 from littrainer.hub.snapshot import (
     LAST_CHECKPOINT,
     SNAPSHOT_DIR,
-    new_snapshot,
+    filled_snapshot,
     remove_abandoned_snapshots,
     remove_snapshots,
     take_beside_model,
     take_checkpoint,
     take_model,
 )
-from littrainer.hub.tokens import remove_files_with_secrets, secrets_of
 from littrainer.hub.uploads import PushInProgress, Upload
 
 if TYPE_CHECKING:
@@ -49,9 +54,6 @@ def push_save(trainer: Any, checkpoint: str) -> None:
     """Begin to push a checkpoint that was just written, as `hub_strategy` asks for it.
 
     While an earlier push is on its way it is left out, unless `hub_always_push` is set.
-
-    Parameters:
-        checkpoint: its folder.
     """
     args = trainer.args
     if not trainer.is_world_process_zero() or args.hub_strategy == HubStrategy.END:
@@ -84,40 +86,22 @@ def pushes_of(trainer: Any) -> PushInProgress:
 
 
 def _set_aside(args: TrainingArguments, repository: str, checkpoint: Path, message: str) -> list[Upload]:
-    output_dir, token = Path(args.output_dir), token_for(args)
-    place = new_snapshot(output_dir, checkpoint.name)
-    model = place / "model"
-
-    def prepare() -> None:
-        take_beside_model(output_dir, model)
-        _make_ready(model, repository, args.hub_revision, token)
-
-    of_model = Upload(repository, model, message, token, args.hub_revision, checkpoint=checkpoint, prepare=prepare)
-    uploads = [of_model]
-    try:
-        take_model(checkpoint, model)
+    output_dir = Path(args.output_dir)
+    with filled_snapshot(output_dir, checkpoint.name) as place:
+        take_model(checkpoint, place / "model")
         if args.hub_strategy in WITH_CHECKPOINTS:
             take_checkpoint(checkpoint, place / "checkpoint")
-            is_last = args.hub_strategy == HubStrategy.CHECKPOINT
-            whole = dataclasses.replace(
-                of_model,
-                folder=place / "checkpoint",
-                message=f"{message}, checkpoint",
-                path_in_repo=LAST_CHECKPOINT if is_last else checkpoint.name,
-                stays_wanted=not is_last,
-                prepare=lambda: None,
-            )
-            uploads.append(whole)
-    except BaseException:
-        remove_snapshots(place)
-        raise
-    return uploads
-
-
-def _make_ready(folder: Path, repository: str, revision: str | None, token: str | None) -> None:
-    """Make the branch, and take a card out of the folder that must not replace the Hub's."""
-    make_branch(repository, revision, token)
-    leave_out_generated_card(folder, repository, revision, token)
+    upload = functools.partial(
+        Upload, repository=repository, token=token_for(args), revision=args.hub_revision, checkpoint=checkpoint
+    )
+    beside = functools.partial(take_beside_model, output_dir, place / "model")
+    of_model = upload(folder=place / "model", message=message, prepare=beside)
+    if args.hub_strategy not in WITH_CHECKPOINTS:
+        return [of_model]
+    is_last = args.hub_strategy == HubStrategy.CHECKPOINT
+    path = LAST_CHECKPOINT if is_last else checkpoint.name
+    whole = {"folder": place / "checkpoint", "message": f"{message}, checkpoint", "path_in_repo": path}
+    return [of_model, upload(**whole, stays_wanted=not is_last)]
 
 
 def _message_of_save(args: TrainingArguments, state: TrainerState, checkpoint: Path) -> str:
@@ -228,22 +212,17 @@ def push_model(
     pushes = pushes_of(trainer)
     output_dir, repository = Path(args.output_dir), str(trainer.hub_model_id)
     branch = args.hub_revision if revision is None else revision
-    place = new_snapshot(output_dir, "by-hand")
-    folder = place / "model"
-    try:
-        folder.mkdir()
+    with filled_snapshot(output_dir, "by-hand") as place:
+        (place / "model").mkdir()
         # The script may save or train again before it is sent in the background.
-        take_beside_model(output_dir, folder, links=blocking)
-    except BaseException:
-        remove_snapshots(place)
-        raise
+        take_beside_model(output_dir, place / "model", links=blocking)
+    upload = Upload(repository, place / "model", commit_message, token, branch)
 
     def send() -> Any:
         try:
             with explaining(f"pushing to {repository}", token):
-                _make_ready(folder, repository, branch, token)
-                remove_files_with_secrets(folder, secrets_of(args.hub_token))
-                return Upload(repository, folder, commit_message, token, branch).send()
+                remove_files_with_secrets(upload.folder, secrets_of(args.hub_token))
+                return upload.send()
         except Exception as error:
             if not blocking:
                 logger.warning("Pushing to %s failed (%s).", repository, text_of(error, token))

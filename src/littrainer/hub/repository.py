@@ -1,18 +1,26 @@
-"""The repository on the Hub: its name, its branch, who signs in, and what errors mean to who trains."""
+"""The repository on the Hub: its name and branch, who signs in, what errors mean to who trains, and texts and files
+without access tokens.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from littrainer.arguments.secrets import masked, without_secrets
 from littrainer.errors.notes import add_note
-from littrainer.hub.tokens import shows_token, without_tokens
 
 if TYPE_CHECKING:
     from littrainer.arguments.training_arguments import TrainingArguments
 
+logger = logging.getLogger(__name__)
+
+TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 MAIN_BRANCH = "main"
 # What begins so is made by the Hub itself, as for a pull request.
 OWN_REFERENCES = "refs/"
@@ -31,6 +39,10 @@ SERVER_FAILS = "The Hub has a problem of its own; push again later."
 # As behind a firewall that lets only the Hub itself through.
 XET_FAILS = "Xet, which sends large files, does not get through: set HF_HUB_DISABLE_XET=1 to send them by LFS."
 NO_ANSWER = "The Hub was not reached, or the connection was cut; look at the network, and at HF_ENDPOINT."
+# What a token of the Hub looks like, whosever it is.
+HUB_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{20,}\b")
+# Of each file so many bytes are searched: names and pickled values stand before tensors.
+SEARCHED_BYTES = 16 << 20
 # If a class has one of these in its name, there was no answer.
 OF_CONNECTIONS = ("Connect", "Timeout", "Network", "Protocol", "ReadError", "WriteError", "Offline")
 
@@ -45,11 +57,7 @@ def repository_name(args: TrainingArguments) -> str:
 
 
 def token_for(args: TrainingArguments, token: str | None = None) -> str | None:
-    """The token to sign in with; None lets the Hub's client take the one that is logged in.
-
-    Parameters:
-        token: one in the place of `hub_token`.
-    """
+    """The token to sign in with, one in the place of `hub_token`; None lets the Hub's client take the one logged in."""
     chosen = args.hub_token if token is None else token
     # White space around it, as a file's last line has it, would be refused with an error that shows the token.
     return (chosen.strip() or None) if isinstance(chosen, str) else chosen
@@ -58,12 +66,7 @@ def token_for(args: TrainingArguments, token: str | None = None) -> str | None:
 def make_repository(trainer: Any, token: str | None = None, private: bool | None = None) -> None:
     """Create the repository unless there is one, and the branch of `hub_revision`; note its id on the Trainer.
 
-    Parameters:
-        token: one in the place of `hub_token`.
-        private: in the place of `hub_private_repo`; without effect on a repository that is there.
-
-    Raises:
-        huggingface_hub.errors.HfHubHTTPError: the Hub refuses it; a note says what to do.
+    Token and privacy may be given in the place of `hub_token` and `hub_private_repo`.
     """
     args = trainer.args
     token = token_for(args, token)
@@ -89,11 +92,7 @@ def make_branch(repository: str, revision: str | None, token: str | None) -> Non
 
 @contextlib.contextmanager
 def explaining(doing: str, token: str | None) -> Iterator[None]:
-    """A block whose errors get a note that says what to do; one that shows the token is replaced.
-
-    Raises:
-        PushError: in the place of an error with the token in it.
-    """
+    """A block whose errors get a note that says what to do; one that shows the token is replaced by a PushError."""
     try:
         yield
     except Exception as error:
@@ -138,3 +137,50 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 def _status_of(error: BaseException) -> int | None:
     status = getattr(getattr(error, "response", None), "status_code", None)
     return status if isinstance(status, int) else None
+
+
+# ---- Access tokens ---------------------------------------------------------------------------------------------------
+
+
+def known_tokens(*given: Any) -> list[str]:
+    """Tokens that the process could sign in with: those that are given, and those that are logged in."""
+    found = [*given, *(os.environ.get(name) for name in TOKEN_VARIABLES)]
+    # If the client cannot find out who is logged in, its own error says so when it signs in.
+    with contextlib.suppress(Exception):
+        from huggingface_hub import get_token
+
+        found.append(get_token())
+    stripped = (token.strip() for token in found if isinstance(token, str))
+    return list(dict.fromkeys(token for token in stripped if token))
+
+
+def without_tokens(text: str, *given: Any) -> str:
+    """A text without any of the tokens that are given or logged in, and without what looks like one."""
+    for token in known_tokens(*given):
+        text = text.replace(token, masked("hub_token"))
+    plain: str = without_secrets(HUB_TOKEN.sub(masked("hub_token"), text))
+    return plain
+
+
+def shows_token(text: str, *given: Any) -> bool:
+    """Whether one of the tokens, or what looks like one, is in a text."""
+    return HUB_TOKEN.search(text) is not None or any(token in text for token in known_tokens(*given))
+
+
+def secrets_of(*given: Any) -> tuple[bytes, ...]:
+    """What must be in no file that is pushed: the tokens that are given, and those that are logged in."""
+    return tuple(token.encode() for token in known_tokens(*given))
+
+
+def remove_files_with_secrets(folder: Path, secrets: tuple[bytes, ...]) -> None:
+    """Remove each file with one of the secrets in it from a folder that is about to be pushed, with a warning."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and _holds_secret(path, secrets):
+            path.unlink()
+            logger.warning("%s is not pushed to the Hub: an access token is in it.", path.relative_to(folder))
+
+
+def _holds_secret(path: Path, secrets: tuple[bytes, ...]) -> bool:
+    with path.open("rb") as file:
+        content = file.read(SEARCHED_BYTES)
+    return any(secret in content for secret in secrets)

@@ -17,9 +17,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from littrainer.hub.repository import advice_for, text_of
+from littrainer.hub.model_card import leave_out_generated_card
+from littrainer.hub.repository import advice_for, make_branch, remove_files_with_secrets, secrets_of, text_of
 from littrainer.hub.snapshot import remove_snapshots
-from littrainer.hub.tokens import remove_files_with_secrets, secrets_of
 
 logger = logging.getLogger(__name__)
 
@@ -72,14 +72,13 @@ class Upload:
         return self.checkpoint is None or not self.checkpoint.exists()
 
     def send(self) -> Any:
-        """Make the commit.
-
-        Raises:
-            huggingface_hub.errors.HfHubHTTPError: the Hub refuses it.
-        """
+        """Make the commit, and before it the branch, unless that is there; an edited card there stays."""
         from huggingface_hub import HfApi
 
         self.prepare()
+        make_branch(self.repository, self.revision, self.token)
+        if self.path_in_repo is None:
+            leave_out_generated_card(self.folder, self.repository, self.revision, self.token)
         remove_files_with_secrets(self.folder, secrets_of(self.token))
         return HfApi().upload_folder(
             repo_id=self.repository,

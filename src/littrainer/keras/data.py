@@ -49,9 +49,6 @@ def dataset_of_pairs(source: Any, name: str) -> PairDataset | None:
         source: a sequence, a torch dataset with a length, or a tf.data.Dataset that is not batched and knows its
             length; it is read into memory, from where it is shuffled as a whole.
         name: the argument that it is, for errors.
-
-    Raises:
-        TypeError: it is none of these.
     """
     if source is None or isinstance(source, PairDataset):
         return source
@@ -110,12 +107,7 @@ def _shape(value: Any) -> Any:
 
 
 def as_tensors(value: Any, place: str) -> Any:
-    """Return numbers and arrays, in dicts and tuples, as tensors; float64, which Python's are, becomes float32.
-
-    Raises:
-        ValueError: nested lists of unequal length.
-        TypeError: it holds text or anything else that is no number.
-    """
+    """Return numbers and arrays, in dicts and tuples, as tensors; float64, which Python's are, becomes float32."""
     if isinstance(value, Mapping):
         return {name: as_tensors(part, f"{place}[{name!r}]") for name, part in value.items()}
     if isinstance(value, tuple) and not all(isinstance(part, (int, float, np.generic)) for part in value):
@@ -150,12 +142,7 @@ class BatchedPairs:
 
 
 class ScriptBatches(IterableDataset[Sample]):
-    """Batches that a script makes itself, read from the start for each epoch.
-
-    Parameters:
-        source: an iterable of (features, labels), or a tf.data.Dataset of batches.
-        most: batches to read at most; None is all.
-    """
+    """Batches that a script makes itself, at most so many, read from the start for each epoch."""
 
     def __init__(self, source: Any, most: int | None):
         self.source, self.most = source, most
@@ -184,17 +171,7 @@ class LoaderOfBatches(DataLoader[Sample]):
 
 
 def loader_of(batches: Any, name: str, steps: int | None = None, num_examples: int | None = None) -> Any:
-    """Return what the Trainer goes through for the batches that one of the `get_*_tfdataset` methods returned.
-
-    Parameters:
-        batches: what it returned.
-        name: the method's, for errors.
-        steps: batches to read; by default all.
-        num_examples: samples in them.
-
-    Raises:
-        TypeError: it cannot be iterated over.
-    """
+    """Return what the Trainer goes through for the batches that a `get_*_tfdataset` method of this name returned."""
     known = len(batches) if has_length(batches) else None
     if isinstance(batches, BatchedPairs) and steps in (None, known):
         return batches.loader

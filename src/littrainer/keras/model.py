@@ -27,12 +27,7 @@ ON_TORCH = (
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no Keras 3 model on the torch backend.
-
-    Raises:
-        NotImplementedError: a model of TensorFlow, of JAX, or of Keras on another backend than torch.
-        TypeError: anything else that is no Keras model.
-    """
+    """Refuse what is no Keras 3 model on the torch backend."""
     name = type(model).__name__
     packages = [base.__module__.partition(".")[0] for base in type(model).__mro__]
     backend = next((OTHER_FRAMEWORKS[package] for package in packages if package in OTHER_FRAMEWORKS), None)
@@ -48,11 +43,7 @@ def check_model(model: Any) -> None:
 
 
 def check_training_of(model: Any) -> None:
-    """Refuse a model that would be trained otherwise than it says, unless run_model is overridden.
-
-    Raises:
-        NotImplementedError: it has its own train_step, or its losses are added up.
-    """
+    """Refuse a model that would be trained otherwise than it says, unless run_model is overridden."""
     import keras
 
     if type(model).train_step is not keras.Model.train_step:
@@ -95,12 +86,15 @@ class KerasModule(nn.Module):
         """Register the variables that the model has at present, statistics as buffers, which processes share."""
         self._parameters.clear()
         self._buffers.clear()
-        statistics = statistics_in(self.keras_model)
+        layers = self.keras_model._flatten_layers()
+        # What a layer computes itself, such as moving means; those of a frozen layer that are not stay parameters.
+        computed = {id(one) for layer in layers for one in layer._non_trainable_variables}
         for name, variable in stable_names(self.keras_model).items():
-            register: Any = self.register_buffer if id(variable) in statistics else self.register_parameter
+            is_statistic = id(variable) in computed and torch.is_floating_point(variable.value)
+            register: Any = self.register_buffer if is_statistic else self.register_parameter
             register(name, variable.value)
         # Variables are all that Keras knows of; modules of torch inside the model have buffers too.
-        buffers = {id(one): one for layer in self.keras_model._flatten_layers() for one in layer.buffers()}
+        buffers = {id(one): one for layer in layers for one in layer.buffers()}
         for number, buffer in enumerate(buffers.values()):
             self.register_buffer(f"torch_buffer_{number}", buffer)
 
@@ -118,15 +112,7 @@ class KerasModule(nn.Module):
                 variable.assign(variable.constraint(variable))
 
     def forward(self, features: Any, labels: Any = None, num_items_in_batch: Any = None) -> dict[str, Any]:
-        """Return loss and logits of a micro-batch.
-
-        Parameters:
-            labels: None for logits alone.
-            num_items_in_batch: instances of the whole window, as `count_instances` counts; by default of this batch.
-
-        Raises:
-            ValueError: there are no labels to train on, or the model gives no loss.
-        """
+        """Return loss and logits of a micro-batch, of which the window has so many instances; logits without labels."""
         loss, logits = self.run(features, labels, self.training)
         if labels is not None:
             return {"loss": mean_over_window(loss, labels, num_items_in_batch), "logits": logits}
@@ -135,13 +121,6 @@ class KerasModule(nn.Module):
                 "A batch to train on has no labels: let each sample of train_dataset be a pair (features, labels)."
             )
         return {"logits": logits}
-
-
-def statistics_in(model: Any) -> set[int]:
-    """Return the ids of variables that a layer computes itself, such as moving means: never trained."""
-    # Only these lists tell them from variables of a frozen layer, which stay parameters.
-    variables = (one for layer in model._flatten_layers() for one in layer._non_trainable_variables)
-    return {id(variable) for variable in variables if torch.is_floating_point(variable.value)}
 
 
 def stable_names(model: Any) -> dict[str, Any]:
@@ -181,9 +160,6 @@ def run_keras_model(model: Any, features: Any, labels: Any, training: bool) -> t
 
     The loss is the one that the model was compiled with, or of its own `compute_loss`, with its regularization; else
     the one it returns itself, called with the labels if its `call` takes them.
-
-    Raises:
-        ValueError: there are labels, and no loss.
     """
     import keras
 

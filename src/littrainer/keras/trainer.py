@@ -57,13 +57,7 @@ REFUSED = {
 
 
 class KerasTrainer(Trainer):
-    """The Trainer that does the work of a `TFTrainer`, and calls what that class's subclasses may override.
-
-    Parameters:
-        owner: the `TFTrainer`.
-        module: its model.
-        keywords: further ones of `Trainer`.
-    """
+    """The Trainer that does the work of a `TFTrainer`, its owner, and calls what subclasses of that may override."""
 
     def __init__(self, owner: TFTrainer, module: KerasModule, **keywords: Any):
         self.owner = owner
@@ -80,19 +74,16 @@ class KerasTrainer(Trainer):
     # ---- Data and optimizer ------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> Any:
-        """Return the loader of what the owner's `get_train_tfdataset` returns."""
         return loader_of(self.owner.get_train_tfdataset(), "get_train_tfdataset")
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the loader of what the owner's `get_eval_tfdataset` returns."""
         return _loader_of_three(self.owner.get_eval_tfdataset(eval_dataset), "get_eval_tfdataset")
 
     def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return the loader of what the owner's `get_test_tfdataset` returns."""
         return _loader_of_three(self.owner.get_test_tfdataset(test_dataset), "get_test_tfdataset")
 
     def num_examples(self, dataloader: Any) -> int:
-        """Return the number of samples in a loader, as the owner has counted them if it made the batches itself."""
+        # The owner has counted them if it made the batches itself.
         known = dataloader.num_examples if isinstance(dataloader, LoaderOfBatches) else None
         return super().num_examples(dataloader) if known is None else known
 
@@ -100,12 +91,10 @@ class KerasTrainer(Trainer):
         self._signature_columns = [FEATURES, LABELS]
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Make the owner's, and apply the model's constraints after each of its steps."""
         self.owner.create_optimizer_and_scheduler(num_training_steps)
         self._existing_optimizer().register_step_post_hook(self.model.apply_constraints)
 
     def get_decay_parameter_names(self, model: Any) -> list[str]:
-        """Return names of the parameters that weight decay applies to: no biases, none of normalization layers."""
         return [name for name, _ in self.model.named_parameters() if not WITHOUT_DECAY.search(name)]
 
     # ---- Steps -------------------------------------------------------------------------------------------------------
@@ -117,24 +106,31 @@ class KerasTrainer(Trainer):
         return (reduced(number) if averages_over_processes(self) else number) / 1
 
     def _training_step_of_owner(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Let the owner's `training_step` compute gradients, and add them to those of the window."""
         inputs = self._prepare_inputs(inputs)
         self.loss_of_step, self.model_of_step = None, model
         with self.compute_loss_context_manager():
             gradients = self.owner.training_step(inputs[FEATURES], inputs.get(LABELS), num_items_in_batch)
-        add_gradients(self.owner.trainable_parameters(), gradients, f"{type(self.owner).__name__}.training_step")
+        parameters = self.owner.trainable_parameters()
+        if not isinstance(gradients, (list, tuple)) or len(gradients) != len(parameters):
+            raise TypeError(
+                f"{type(self.owner).__name__}.training_step returned a {type(gradients).__name__}, and has to return a "
+                f"list of gradients, one for each of the {len(parameters)} in model.trainable_variables."
+            )
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None:
+                parameter.grad = gradient.detach() if parameter.grad is None else parameter.grad + gradient.detach()
         return torch.zeros((), device=self.args.device) if self.loss_of_step is None else self.loss_of_step
 
     def _prediction_step_of_owner(
         self, model: Any, inputs: Any, prediction_loss_only: bool, ignore_keys: Sequence[str] | None = None
     ) -> tuple[Any, Any, Any]:
-        """Let the owner's `prediction_step` compute logits; the loss is known if that calls ours."""
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get(LABELS)
         number = self._get_num_items_in_batch([inputs], self.args.device)
         self.loss_of_step, self.model_of_step = None, model
         with torch.no_grad(), self.compute_loss_context_manager():
             logits = self.owner.prediction_step(inputs[FEATURES], labels, number)
+        # The loss is known if the owner's calls ours.
         return (self.loss_of_step, None, None) if prediction_loss_only else (self.loss_of_step, logits, labels)
 
     def run_step(self, features: Any, labels: Any, number_of_instances: Any, training: bool) -> dict[str, Any]:
@@ -151,18 +147,22 @@ class KerasTrainer(Trainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Sequence[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Evaluate by the owner's method, which does not know the other parameters."""
         return self.owner.evaluate(eval_dataset)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log by the owner's method."""
         self.owner.log(logs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model; a call from outside writes model.keras too."""
         if not _internal_call and self.args.should_save:
-            write_keras_file(self.owner.model, self.args.output_dir if output_dir is None else output_dir)
+            self._write_keras_file(output_dir or self.args.output_dir)
         super().save_model(output_dir, _internal_call)
+
+    def _write_keras_file(self, folder: str) -> None:
+        os.makedirs(folder, exist_ok=True)
+        try:
+            self.owner.model.save(os.path.join(folder, KERAS_FILE))
+        except (NotImplementedError, TypeError, ValueError) as error:
+            logger.warning("No %s is written; the weights are in model.safetensors. Keras says: %s", KERAS_FILE, error)
 
 
 class TFTrainer:
@@ -309,9 +309,6 @@ class TFTrainer:
         """Return micro-batches (features, labels) to train on, shuffled; override to return another iterable of them.
 
         A tf.data.Dataset of batches may be returned too. What has no length needs `max_steps`.
-
-        Raises:
-            ValueError: there is no train_dataset.
         """
         return BatchedPairs(Trainer.get_train_dataloader(self.torch_trainer))
 
@@ -320,9 +317,6 @@ class TFTrainer:
 
         Parameters:
             eval_dataset: samples (features, labels); by default the Trainer's.
-
-        Raises:
-            ValueError: there is no eval_dataset.
         """
         dataset = dataset_of_pairs(eval_dataset, "eval_dataset")
         return self._counted(Trainer.get_eval_dataloader(self.torch_trainer, dataset))
@@ -332,9 +326,6 @@ class TFTrainer:
 
         Parameters:
             test_dataset: samples (features, labels), or features alone that are no tuples.
-
-        Raises:
-            ValueError: it is None or empty.
         """
         dataset = dataset_of_pairs(test_dataset, "test_dataset")
         return self._counted(Trainer.get_test_dataloader(self.torch_trainer, dataset))
@@ -363,9 +354,6 @@ class TFTrainer:
 
         Returns:
             optimizer steps done, the mean loss over them, and metrics of the whole training.
-
-        Raises:
-            ValueError: the data is missing, empty or of unknown length, or there is no such checkpoint.
         """
         from littrainer.checkpoint.verification import get_last_checkpoint
 
@@ -496,35 +484,6 @@ class TFTrainer:
             output_dir: the folder; by default `args.output_dir`.
         """
         self.torch_trainer.save_model(output_dir)
-
-
-def add_gradients(parameters: list[Any], gradients: Any, name: str) -> None:
-    """Add gradients to those that parameters have.
-
-    Parameters:
-        gradients: one for each parameter; None leaves its gradient as it is.
-        name: the method that made them, for the error.
-
-    Raises:
-        TypeError: they are no list of one tensor for each parameter.
-    """
-    if not isinstance(gradients, (list, tuple)) or len(gradients) != len(parameters):
-        raise TypeError(
-            f"{name} returned a {type(gradients).__name__}, and has to return a list of gradients, one for each of the "
-            f"{len(parameters)} in model.trainable_variables."
-        )
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        if gradient is not None:
-            parameter.grad = gradient.detach() if parameter.grad is None else parameter.grad + gradient.detach()
-
-
-def write_keras_file(model: Any, output_dir: str) -> None:
-    """Write model.keras; a model that Keras cannot write, for want of a configuration, is a warning."""
-    os.makedirs(output_dir, exist_ok=True)
-    try:
-        model.save(os.path.join(output_dir, KERAS_FILE))
-    except (NotImplementedError, TypeError, ValueError) as error:
-        logger.warning("No %s is written; the weights are in model.safetensors. Keras says: %s", KERAS_FILE, error)
 
 
 def _loader_of_three(returned: Any, name: str) -> Any:

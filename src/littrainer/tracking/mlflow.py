@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from littrainer.tracking.base import (
     model_config_of,
     only_numbers,
     shown_arguments,
-    survives_failure,
 )
 from littrainer.tracking.lightning_loggers import SharedLogger
 
@@ -54,17 +52,14 @@ class MLflowCallback(TrackerCallback):
         self._auto_end_run = False
         self._pending: Any = None
 
-    @survives_failure
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Start the run, unless there is one."""
+    def begin_training(self, args: Any, state: Any) -> None:
+        """A run of an earlier training is not gone on with where it has ended, or the script has started another."""
         was_initialized = self._initialized
-        self.part_from_trial(state)
-        # The run of an earlier training may have ended, or the script have started another one since. One that the
-        # script has open takes all trials, and the parameters of the first: MLflow lets none be changed.
+        super().begin_training(args, state)
+        # One that the script has open takes all trials, and the parameters of the first: MLflow lets none be changed.
         is_same = self._active_run_id() == self._run_id_written_to()
         is_nested = self._is_trial and environment_says("MLFLOW_NESTED_RUN")
         self._initialized = was_initialized and is_same and not is_nested
-        self.set_up_once(args, state, model, **kwargs)
 
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
         """Start a run, unless one is active, and write arguments and the model's configuration as its parameters.
@@ -119,19 +114,12 @@ class MLflowCallback(TrackerCallback):
             self._ml_flow.log_params(batch, synchronous=False)
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
-        """Write numbers as metrics, under the names that they were logged with."""
-        from mlflow.entities import Metric
-
         self._raise_earlier_failure()
-        now = int(time.time() * 1000)
-        metrics = [
-            Metric(key=NOT_IN_NAMES.sub("_", name), value=value, timestamp=now, step=state.global_step)
-            for name, value in only_numbers(logs, self.service).items()
-        ]
-        run_logger = self._run_logger()
+        run_id = self._run_logger().run_id
         # The end of a run waits for what is being written to it; nothing would wait for what comes after the end.
         has_ended = self._active_run_id() is None
-        self._pending = run_logger.experiment.log_batch(run_logger.run_id, metrics=metrics, synchronous=has_ended)
+        numbers = {NOT_IN_NAMES.sub("_", name): value for name, value in only_numbers(logs, self.service).items()}
+        self._pending = self._ml_flow.log_metrics(numbers, step=state.global_step, synchronous=has_ended, run_id=run_id)
 
     def _raise_earlier_failure(self) -> None:
         # MLflow writes in the background, and tells of what went wrong only those who ask.
@@ -166,7 +154,6 @@ class MLflowCallback(TrackerCallback):
         return [SharedLogger(self, lambda: self._run_logger() if self._initialized else None)]
 
     def write_checkpoint(self, folder: Path, args: Any, state: Any) -> None:
-        """Upload the checkpoint as artifacts in a folder of its name."""
         run_logger = self._run_logger()
         run_logger.experiment.log_artifacts(run_logger.run_id, str(folder), artifact_path=folder.name)
 
@@ -195,11 +182,7 @@ class MLflowCallback(TrackerCallback):
 
 
 class DagsHubCallback(MLflowCallback):
-    """Reports to the MLflow server of a DagsHub repository, as `MLflowCallback` does to any.
-
-    Raises:
-        ImportError: dagshub or MLflow is not installed.
-    """
+    """Reports to the MLflow server of a DagsHub repository, as `MLflowCallback` does to any."""
 
     service = "dagshub"
 
