@@ -15,7 +15,7 @@ from littrainer.tracking import TensorBoardCallback
 from littrainer.tracking.lightning_loggers import loggers_of
 from tests.scenarios.trainers import quiet_arguments, quiet_trainer
 from tests.tracking.both_sides import trainer_of
-from tests.tracking.test_tensorboard import read_events
+from tests.tracking.stores import read_events
 
 
 class NotedLogger(Logger):

@@ -1,7 +1,4 @@
-import contextlib
-import functools
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,94 +10,13 @@ from mlflow.tracking import MlflowClient
 from littrainer import TrainerCallback
 from littrainer.tracking import MLflowCallback
 from tests.scenarios.trainers import quiet_trainer
-from tests.tracking.both_sides import (
-    SIDES,
-    assert_token_is_masked,
-    comparable_arguments,
-    same_on_both_machines,
-    trainer_of,
-)
-
-
-@functools.cache
-def empty_store() -> bytes:
-    """A store with its tables, which take a second to make."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "mlflow.db")
-        MlflowClient(f"sqlite:///{path}").search_experiments()
-        return path.read_bytes()
-
-
-@contextlib.contextmanager
-def new_store(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
-    """A client on an empty store in a folder, to which MLflow writes, with the experiment `trials`."""
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
-    patch.setenv("MLFLOW_TRACKING_URI", uri)
-    patch.setenv("MLFLOW_EXPERIMENT_NAME", "trials")
-    for name in ("MLFLOW_RUN_ID", "MLFLOW_TAGS", "MLFLOW_NESTED_RUN", "MLFLOW_FLATTEN_PARAMS"):
-        patch.delenv(name, raising=False)
-    (folder / "mlflow.db").write_bytes(empty_store())
-    client = MlflowClient(uri)
-    client.create_experiment("trials", artifact_location=str(folder / "artifacts"))
-    mlflow.set_tracking_uri(uri)
-    yield client
-    while mlflow.active_run() is not None:
-        mlflow.end_run()
-    mlflow.set_tracking_uri("")
+from tests.tracking.stores import mlflow_store, runs_in
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
-    with new_store(tmp_path, monkeypatch) as client:
+    with mlflow_store(tmp_path, monkeypatch) as client:
         yield client
-
-
-def runs_in(client: MlflowClient) -> list[Any]:
-    """The runs of the experiment, oldest first."""
-    experiment = client.get_experiment_by_name("trials")
-    return client.search_runs([experiment.experiment_id], order_by=["attributes.start_time ASC"])
-
-
-def metrics_of(client: MlflowClient, run: Any) -> dict[str, list[tuple[int, float]]]:
-    # The store keeps one row of equal rows that were written within the same millisecond.
-    return {
-        name: list(
-            dict.fromkeys((metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name))
-        )
-        for name in run.data.metrics
-    }
-
-
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The run that each side left behind, its metrics, and the folder of its store."""
-    found = {}
-    for side in SIDES:
-        folder = tmp_path_factory.mktemp(side)
-        with pytest.MonkeyPatch.context() as patch, new_store(folder, patch) as client:
-            trainer_of(side, folder / "out", report_to="mlflow").train()
-            (run,) = runs_in(client)
-            found[side] = run, metrics_of(client, run), folder
-    return found
-
-
-def test_metrics_steps_and_values_are_those_of_transformers(both: dict[str, Any]) -> None:
-    theirs, ours = (same_on_both_machines(both[side][1]) for side in SIDES)
-    assert theirs == ours
-    assert [step for step, _ in ours["loss"]] == [2, 4, 6]
-    assert {"eval_accuracy", "train_loss", "total_flos", "grad_norm"} <= ours.keys()
-
-
-def test_the_store_has_no_token(both: dict[str, Any]) -> None:
-    assert_token_is_masked(both["littrainer"][2])
-
-
-def test_parameters_name_and_status_are_those_of_transformers(both: dict[str, Any]) -> None:
-    theirs, ours = (both[side][0] for side in SIDES)
-    expected = comparable_arguments(theirs.data.params)
-    assert {name: ours.data.params.get(name) for name in expected} == expected
-    assert theirs.info.run_name == ours.info.run_name == "one short run"
-    assert theirs.info.status == ours.info.status == "FINISHED"
 
 
 class Breaks(TrainerCallback):

@@ -83,26 +83,24 @@ Texts = str | list[str] | None
 # ---- Writing, and keeping what somebody has edited -------------------------------------------------------------------
 
 
-def write_card(trainer: Any, **given: Any) -> None:
-    """Write the card of a Trainer's model as README.md into its `output_dir`; only the first process writes.
+def write_card(
+    args: TrainingArguments, state: TrainerState, model: Any, evaluated_on: Any, badges: Iterable[str], given: Any
+) -> None:
+    """Write the card of a model as README.md into `output_dir`; one that somebody has written or edited is kept.
 
-    A card that somebody has written or edited is kept, with a warning. Metadata that huggingface_hub refuses are a
-    ValueError.
+    Metadata that huggingface_hub refuses are a ValueError.
 
     Parameters:
+        evaluated_on: the dataset that the model was evaluated on.
+        badges: links to the runs of trackers.
         given: keywords of `create_model_card`.
     """
-    if not trainer.is_world_process_zero():
-        return
-    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
     path = Path(args.output_dir) / CARD_NAME
     before = path.read_text("utf-8", errors="replace") if path.is_file() else ""
     if before.strip() and not is_as_written(before) and not _is_of_peft(model, before):
         logger.warning("%s is kept as it is, since it has been edited; delete it to have a new model card.", path)
         return
-    evaluated_on = trainer.eval_dataset if trainer.eval_dataset is not None else trainer.train_dataset
-    badges = filter(None, map(_badge_of, trainer.callback_handler.callbacks))
-    entries, text = _generated(args, trainer.state, model, datasets_of(evaluated_on, given), badges, given)
+    entries, text = _generated(args, state, model, datasets_of(evaluated_on, given), badges, given)
     # Wherever they come from, the Hub shows them to everybody.
     secrets = [getattr(args, field.name, None) for field in dataclasses.fields(args) if holds_a_secret(field.name)]
     content = _completed_by_peft(model, without_tokens(_as_file(entries, text), *secrets))
@@ -339,10 +337,10 @@ def _table_of_results(log_history: list[Any]) -> list[str]:
         return []
     titles = ("Validation Loss" if key == ("loss", EVALUATION) else label(*key) for key in evaluated)
     rows = [["Training Loss", "Epoch", "Step", *titles]]
-    for step in sorted(epochs):
+    for step, epoch in sorted(epochs.items()):
         loss = next((rounded(point.value) for point in reversed(losses) if point.step <= step), "No log")
         cells = (rounded(points[step].value) if step in points else "" for points in evaluated.values())
-        rows.append([loss, "" if epochs[step] is None else rounded(epochs[step]), str(step), *cells])
+        rows.append([loss, "" if epoch is None else rounded(epoch), str(step), *cells])
     lines = ["| " + " | ".join(_safe(cell).replace("|", r"\|") for cell in row) + " |" for row in rows]
     lines.insert(1, "|" + ":---:|" * len(rows[0]))
     return ["### Training results\n\n" + "\n".join(lines)]
@@ -436,14 +434,14 @@ def datasets_of(dataset: Any, given: dict[str, Any]) -> list[dict[str, Any]]:
     return shown
 
 
-def _badge_of(callback: Any) -> str | None:
-    badge = getattr(callback, "card_badge", None)
-    try:
-        return badge() if callable(badge) else None
-    except Exception:
+def badges_of(callbacks: Iterable[Any]) -> list[str]:
+    """What leads readers of the card to the runs of the trackers among callbacks."""
+    found: list[str] = []
+    for callback in callbacks:
         # What a tracker cannot say is no reason to have no card.
-        logger.info("%s has no badge for the model card:", type(callback).__name__, exc_info=True)
-        return None
+        with suppress(Exception):
+            found.extend(filter(None, [getattr(callback, "card_badge", str)()]))
+    return found
 
 
 def _section(title: str, lines: Mapping[str, str], separator: str = ": ") -> list[str]:

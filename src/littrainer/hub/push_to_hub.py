@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,9 +99,13 @@ def _set_aside(args: TrainingArguments, repository: str, checkpoint: Path, messa
     if args.hub_strategy not in WITH_CHECKPOINTS:
         return [of_model]
     is_last = args.hub_strategy == HubStrategy.CHECKPOINT
-    path = LAST_CHECKPOINT if is_last else checkpoint.name
-    whole = {"folder": place / "checkpoint", "message": f"{message}, checkpoint", "path_in_repo": path}
-    return [of_model, upload(**whole, stays_wanted=not is_last)]
+    of_checkpoint = upload(
+        folder=place / "checkpoint",
+        message=f"{message}, checkpoint",
+        path_in_repo=LAST_CHECKPOINT if is_last else checkpoint.name,
+        stays_wanted=not is_last,
+    )
+    return [of_model, of_checkpoint]
 
 
 def _message_of_save(args: TrainingArguments, state: TrainerState, checkpoint: Path) -> str:
@@ -151,20 +155,20 @@ def finish_together(trainer: Any) -> str | None:
 
 
 @contextlib.contextmanager
-def pushes_during_training(trainer: Any) -> Iterator[None]:
+def pushes_during_training(args: TrainingArguments, pushes: Callable[[], Any]) -> Iterator[None]:
     """A training; if it ends by an error, a line names the pushes that are on their way.
 
     Raises:
         OSError: a link has the name of the folder from which pushes are sent.
     """
-    if trainer.args.push_to_hub:
+    if args.push_to_hub:
         with failing_together("preparing pushes"):
-            own_place(Path(trainer.args.output_dir, SNAPSHOT_DIR))
+            own_place(Path(args.output_dir, SNAPSHOT_DIR))
     try:
         yield
     except BaseException:
-        if isinstance(trainer.push_in_progress, PushInProgress):
-            trainer.push_in_progress.go_on_without_training()
+        if isinstance(on_their_way := pushes(), PushInProgress):
+            on_their_way.go_on_without_training()
         raise
 
 

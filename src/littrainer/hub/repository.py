@@ -63,20 +63,20 @@ def token_for(args: TrainingArguments, token: str | None = None) -> str | None:
     return (chosen.strip() or None) if isinstance(chosen, str) else chosen
 
 
-def make_repository(trainer: Any, token: str | None = None, private: bool | None = None) -> None:
-    """Create the repository unless there is one, and the branch of `hub_revision`; note its id on the Trainer.
+def make_repository(args: TrainingArguments, token: str | None = None, private: bool | None = None) -> str:
+    """Create the repository unless there is one, and the branch of `hub_revision`; return its id.
 
     Token and privacy may be given in the place of `hub_token` and `hub_private_repo`.
     """
-    args = trainer.args
+    from huggingface_hub import HfApi
+
     token = token_for(args, token)
     private = args.hub_private_repo if private is None else private
     name = repository_name(args)
-    from huggingface_hub import HfApi
-
     with explaining(f"creating the repository {name}", token):
-        trainer.hub_model_id = HfApi().create_repo(name, token=token, private=private, exist_ok=True).repo_id
-        make_branch(trainer.hub_model_id, args.hub_revision, token)
+        found: str = HfApi().create_repo(name, token=token, private=private, exist_ok=True).repo_id
+        make_branch(found, args.hub_revision, token)
+    return found
 
 
 def make_branch(repository: str, revision: str | None, token: str | None) -> None:

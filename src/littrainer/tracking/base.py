@@ -46,8 +46,8 @@ def survives_failure(event: Event) -> Event:
 class TrackerCallback(TrainerCallback):
     """Reports a training to an experiment tracker. Services derive from it; users override `setup` of theirs.
 
-    A service overrides `setup`, which starts its run, and `write_logs`; further events where it needs them, each
-    wrapped in `survives_failure`.
+    A service overrides `start_run` and `write_logs`; further events where it needs them, each wrapped in
+    `survives_failure`.
 
     Raises:
         ImportError: the service's package is not installed.
@@ -79,13 +79,21 @@ class TrackerCallback(TrainerCallback):
         return self.service or type(self).__name__
 
     def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-        """Start a run and write what is known of it; called once, on every process.
-
-        Override it to start the run otherwise; only the process with `state.is_world_process_zero` reports.
+        """Begin to report; called once, on every process. Override it to start the run otherwise.
 
         Parameters:
             args, state, model: the training arguments, the Trainer's state, and the model, or None.
             kwargs: what else events are given by keyword, such as `processing_class`; an override names what it needs.
+        """
+        self._initialized = True
+        if state.is_world_process_zero:
+            self.start_run(args, state, model)
+
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
+        """Start a run and write what is known of it; called on the first process only.
+
+        Parameters:
+            args, state, model: the training arguments, the Trainer's state, and the model, or None.
         """
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:

@@ -30,7 +30,7 @@ IGNORE_DESCRIPTION = "If true, values changed on the server have no effect when 
 
 
 class ClearMLCallback(TrackerCallback):
-    """Reports to ClearML; see `setup` for what the environment decides.
+    """Reports to ClearML; see `start_run` for what the environment decides.
 
     A task that is current (`clearml.Task.init`) is used and left open. One that this callback starts is closed when
     the training ends, and what is logged later goes to it too; the next training starts another.
@@ -61,15 +61,12 @@ class ClearMLCallback(TrackerCallback):
         if self._clearml_task is not None and self._clearml.Task.current_task() is None:
             self._initialized = False
 
-    def setup(self, args: Any, state: Any, model: Any, processing_class: Any = None, **kwargs: Any) -> None:
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start a task, unless one is current, and write arguments and the model's configuration.
 
         Environment variables: CLEARML_PROJECT and CLEARML_TASK name the task that is started; CLEARML_LOG_MODEL says
         whether checkpoints are uploaded: by default they are to such a task, and not to one that the script started.
         """
-        self._initialized = True
-        if not state.is_world_process_zero:
-            return
         task_class = self._clearml.Task
         self._clearml_task = task_class.current_task() if task_class.running_locally() else None
         started_here = self._clearml_task is None

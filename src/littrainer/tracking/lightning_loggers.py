@@ -139,9 +139,8 @@ class _OneLogger(TrackerCallback):
         # All trials are one run.
         self._is_over = False
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
-            self.lightning_logger.log_hyperparams(hyperparameters(args, model))
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
+        self.lightning_logger.log_hyperparams(hyperparameters(args, model))
 
     def write_logs(self, logs: dict[str, Any], args: Any, state: Any, model: Any = None) -> None:
         self.lightning_logger.log_metrics(with_tracked_names(only_numbers(logs, self.shown_name)), state.global_step)

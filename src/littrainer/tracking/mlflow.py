@@ -27,7 +27,7 @@ NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z_\-. :/]")
 
 
 class MLflowCallback(TrackerCallback):
-    """Reports to MLflow; see `setup` for what the environment decides.
+    """Reports to MLflow; see `start_run` for what the environment decides.
 
     An active run (`mlflow.start_run`) is used and left open. One that this callback starts ends with the training, as
     failed where the training fails; what is logged later goes to it too, unless another run is active.
@@ -61,7 +61,7 @@ class MLflowCallback(TrackerCallback):
         is_nested = self._is_trial and environment_says("MLFLOW_NESTED_RUN")
         self._initialized = was_initialized and is_same and not is_nested
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start a run, unless one is active, and write arguments and the model's configuration as its parameters.
 
         Environment variables: MLFLOW_TRACKING_URI is the server or store; MLFLOW_EXPERIMENT_NAME the experiment,
@@ -69,18 +69,15 @@ class MLflowCallback(TrackerCallback):
         active one; MLFLOW_TAGS holds tags as a JSON object; MLFLOW_FLATTEN_PARAMS writes nested parameters one by one;
         MLFLOW_MAX_LOG_PARAMS limits their number; HF_MLFLOW_LOG_ARTIFACTS uploads each checkpoint.
         """
-        self._initialized = True
         self.uploads_checkpoints = environment_says("HF_MLFLOW_LOG_ARTIFACTS")
-        if not state.is_world_process_zero:
-            return
-        self._start_run(args, state)
+        self._open_run(args, state)
         self._run_logger()
         self._log_parameters({**model_config_of(model), **shown_arguments(args)})
         tags = os.environ.get("MLFLOW_TAGS")
         if tags:
             self._ml_flow.set_tags(json.loads(tags))
 
-    def _start_run(self, args: Any, state: Any) -> None:
+    def _open_run(self, args: Any, state: Any) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if uri and not self._ml_flow.is_tracking_uri_set():
             self._ml_flow.set_tracking_uri(uri)
@@ -196,8 +193,8 @@ class DagsHubCallback(MLflowCallback):
         self.log_artifacts = False
         self.path = Path("artifacts")
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-        """Start a run, as `MLflowCallback.setup` does.
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
+        """Start a run, as `MLflowCallback.start_run` does.
 
         Environment variables beside those: MLFLOW_TRACKING_URI names the repository, and has to be set, as
         `dagshub.init()` does it; HF_DAGSHUB_LOG_ARTIFACTS uploads the output_dir when training ends, into the branch
@@ -215,7 +212,7 @@ class DagsHubCallback(MLflowCallback):
         if not owner or not repository:
             raise RuntimeError(f"MLFLOW_TRACKING_URI={self.remote!r} does not end in /OWNER/REPOSITORY.mlflow")
         self.repo = self.Repo(owner=owner, name=repository.partition(".")[0], branch=os.environ.get("BRANCH") or "main")
-        super().setup(args, state, model, **kwargs)
+        super().start_run(args, state, model)
 
     def end_run(self, args: Any, state: Any, model: Any, processing_class: Any) -> None:
         """Upload the output_dir, if HF_DAGSHUB_LOG_ARTIFACTS asks for it, and end the run."""

@@ -112,7 +112,7 @@ MODES = ("get", "get_or_create", "create")
 
 
 class CometCallback(TrackerCallback):
-    """Reports to Comet; see `setup` for what the environment decides.
+    """Reports to Comet; see `start_run` for what the environment decides.
 
     The experiment stays open after training, for the script to log more to; the end of the process closes it.
     """
@@ -125,17 +125,14 @@ class CometCallback(TrackerCallback):
         self._experiment: Any = None
         self._log_assets = False
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start an experiment, or go on with one, and write arguments and the model's configuration.
 
         Environment variables: COMET_MODE is `get`, `create` or `get_or_create` (the default); COMET_EXPERIMENT_KEY the
         experiment to get; COMET_START_ONLINE=False keeps it in a file (in COMET_OFFLINE_DIRECTORY); COMET_PROJECT_NAME
         the project; COMET_LOG_ASSETS uploads `output_dir` when training ends.
         """
-        self._initialized = True
         self._log_assets = environment_says("COMET_LOG_ASSETS")
-        if not state.is_world_process_zero:
-            return
         mode: Any = os.environ.get("COMET_MODE", "").lower() or None
         if mode is not None and mode not in MODES:
             raise ValueError(f"the environment variable COMET_MODE={mode} is none of {', '.join(MODES)}")
@@ -213,14 +210,11 @@ class DVCLiveCallback(TrackerCallback):
         self._log_model = log_model
         self.uploads_checkpoints = log_model == "all"
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Make a `dvclive.Live`, unless there is one, and write the arguments.
 
         The environment variable HF_DVCLIVE_LOG_MODEL, true or all, is `log_model` where that is not given.
         """
-        self._initialized = True
-        if not state.is_world_process_zero:
-            return
         if self.live is None:
             from dvclive import Live
 
@@ -308,7 +302,7 @@ BADGE_PICTURE = "https://raw.githubusercontent.com/SwanHubX/assets/main/badge1.s
 
 
 class SwanLabCallback(TrackerCallback):
-    """Reports to SwanLab; see `setup` for what the environment decides.
+    """Reports to SwanLab; see `start_run` for what the environment decides.
 
     A run that is active (`swanlab.init`) is used. The run stays open after training, for what is logged later; SwanLab
     ends it with the process.
@@ -325,7 +319,7 @@ class SwanLabCallback(TrackerCallback):
         self._swanlab: Any = swanlab
         self._log_model = os.environ.get("SWANLAB_LOG_MODEL")
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start a run, unless one is active, and write arguments and the model's configuration.
 
         Environment variables: SWANLAB_PROJECT is the project; SWANLAB_RUN_ID a run to go on with, as SWANLAB_RESUME
@@ -333,9 +327,6 @@ class SwanLabCallback(TrackerCallback):
         SWANLAB_LOG_DIR which. SwanLab itself reads SWANLAB_API_KEY, SWANLAB_API_HOST and SWANLAB_WEB_HOST.
         SWANLAB_LOG_MODEL has no effect, since SwanLab keeps no models.
         """
-        self._initialized = True
-        if not state.is_world_process_zero:
-            return
         if self._log_model is not None:
             logger.warning("swanlab: SWANLAB_LOG_MODEL has no effect, since SwanLab keeps no models.")
         if self._active_run() is None:

@@ -66,9 +66,7 @@ class TensorBoardCallback(TrackerCallback):
         folder, trial = args.logging_dir or self._outside_search, self.trial_name(state)
         return folder if trial is None else os.path.join(folder, trial)
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
-        if not state.is_world_process_zero:
-            return
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
         if self.tb_writer is None:
             self._init_summary_writer(args)
         self.tb_writer.add_text("args", json.dumps(shown_arguments(args), indent=2, default=str))

@@ -49,11 +49,8 @@ class TrackioCallback(TrackerCallback):
             self._initialized = self._training_is_over = False
             self._run_name = None
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start a run, or go on with one of that name, and write arguments and the model's configuration."""
-        self._initialized = True
-        if not state.is_world_process_zero:
-            return
         run = self._trackio.init(
             project=args.project,
             # Trackio goes on with a run of that name, as the trials of another search may have.

@@ -62,7 +62,7 @@ class SharedWandbLogger(SharedLogger):
 
 
 class WandbCallback(TrackerCallback):
-    """Reports to Weights & Biases; see `setup` for what the environment decides.
+    """Reports to Weights & Biases; see `start_run` for what the environment decides.
 
     A run that is there when training begins (`wandb.init`) is used. The run stays open after training, for the script
     to log more to; `wandb.finish()` or the end of the process closes it.
@@ -97,16 +97,13 @@ class WandbCallback(TrackerCallback):
             self._wandb.finish(exit_code=int(not is_a(error, "pruned trial")))
             self._initialized = False
 
-    def setup(self, args: Any, state: Any, model: Any, **kwargs: Any) -> None:
+    def start_run(self, args: Any, state: Any, model: Any) -> None:
         """Start a run, unless wandb has one, and write arguments and the model's configuration into its config.
 
         Environment variables: WANDB_PROJECT names the project (`huggingface` by default); WANDB_LOG_MODEL uploads the
         model at the `end` or each `checkpoint`; WANDB_WATCH draws histograms of `gradients`, `parameters` or `all`.
         What wandb itself reads (WANDB_MODE, WANDB_ENTITY, WANDB_DIR and others) holds too.
         """
-        self._initialized = True
-        if not state.is_world_process_zero:
-            return
         if self._wandb.run is None:
             self._wandb.init(project=os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT), **self._names(args, state))
         self._wandb.config.update(hyperparameters(args, model), allow_val_change=True)

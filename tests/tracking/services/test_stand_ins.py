@@ -24,7 +24,7 @@ from littrainer.tracking import (
 from tests.scenarios.models import VectorClassifier
 from tests.scenarios.pruners import prunes_the_second_trial
 from tests.scenarios.trainers import quiet_trainer
-from tests.tracking.test_mlflow import new_store, runs_in
+from tests.tracking.stores import mlflow_store, runs_in
 
 from .stand_ins import Calls, Recorder, put_in_place
 
@@ -114,7 +114,7 @@ def test_dagshub_uploads_the_output_dir_where_it_is_asked_to_and_needs_a_reposit
         return SimpleNamespace(directory=lambda path: SimpleNamespace(add_dir=calls.recorder(f"add_dir {path}")))
 
     put_in_place(monkeypatch, "dagshub.upload", Repo=uploaded)
-    with new_store(tmp_path, monkeypatch) as client:
+    with mlflow_store(tmp_path, monkeypatch) as client:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://dagshub.com/someone/project.mlflow")
         monkeypatch.setenv("HF_DAGSHUB_LOG_ARTIFACTS", "true")
         monkeypatch.setenv("BRANCH", "trials")
